@@ -118,5 +118,6 @@ def _tensordict() -> Any:
         return importlib.import_module("tensordict")
     except ImportError as error:
         raise ConfigError(
-            f"batch_format='tensordict' needs the package tensordict ({error}): pip install tensordict, or 'torch'"
+            f"batch_format='tensordict' needs the package tensordict ({error}): pip install "
+            "tensordict, or 'torch'"
         ) from None

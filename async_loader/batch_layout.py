@@ -88,7 +88,9 @@ class BatchLayout:
         """Return rows ``start`` to ``stop`` of every field."""
         packed = None
         if self.stride:
-            packed = root[start * self.stride : stop * self.stride].reshape(stop - start, self.stride)
+            packed = root[start * self.stride : stop * self.stride].reshape(
+                stop - start, self.stride
+            )
         return Window([view[start:stop] for view in self.views(root)], packed)
 
     def rebuild(self, values: Sequence[Any]) -> Any:

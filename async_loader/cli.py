@@ -31,21 +31,33 @@ def doctor() -> None:
 
     table = Table("what", "fact", "remedy", header_style="bold")
     for finding in examine():
-        table.add_row(finding.what, finding.fact, finding.remedy, style="yellow" if finding.remedy else "")
+        table.add_row(
+            finding.what, finding.fact, finding.remedy, style="yellow" if finding.remedy else ""
+        )
     Console().print(table)
 
 
 @app.command()
 def demo(
-    target: Annotated[float, typer.Option(help="Mean return of the newest 20 episodes at which it stops, solved.")] = 475.0,
+    target: Annotated[
+        float, typer.Option(help="Mean return of the newest 20 episodes at which it stops, solved.")
+    ] = 475.0,
     max_seconds: Annotated[
         float,
-        typer.Option(help="Give up after learning for this long, with exit code 1. The start is not counted."),
+        typer.Option(
+            help="Give up after learning for this long, with exit code 1. The start is not counted."
+        ),
     ] = 180.0,
-    seed: Annotated[int, typer.Option(help="Of network, environments, exploration and batches.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of network, environments, exploration and batches.")
+    ] = 0,
     num_actors: Annotated[int, typer.Option(help="Processes that step environments.")] = 2,
-    num_envs: Annotated[int, typer.Option(help="Environments that each of them steps at a time.")] = 4,
-    curve: Annotated[Path, typer.Option(help="Where the learning curve is written.")] = Path("demo-curve.png"),
+    num_envs: Annotated[
+        int, typer.Option(help="Environments that each of them steps at a time.")
+    ] = 4,
+    curve: Annotated[Path, typer.Option(help="Where the learning curve is written.")] = Path(
+        "demo-curve.png"
+    ),
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print the summary as one line of JSON, and nothing else."),
@@ -99,7 +111,9 @@ def demo(
     raise typer.Exit(0 if summary.solved else 1)
 
 
-ADDRESS = typer.Argument(help="The feeder's, as in tcp://127.0.0.1:5555; by default that of 'serve' without --bind.")
+ADDRESS = typer.Argument(
+    help="The feeder's, as in tcp://127.0.0.1:5555; by default that of 'serve' without --bind."
+)
 KEYS = typer.Option(help="This client's keys: a NAME.secret that 'async-loader keys' made.")
 
 
@@ -114,10 +128,14 @@ def serve(
         str | None,
         typer.Option(help="tcp://127.0.0.1:5555 or ipc:///path; by default a socket of your own."),
     ] = None,
-    allow_insecure: Annotated[bool, typer.Option("--allow-insecure", help="Bind beyond this machine without keys.")] = False,
+    allow_insecure: Annotated[
+        bool, typer.Option("--allow-insecure", help="Bind beyond this machine without keys.")
+    ] = False,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Folder that clients may save tables to; each table has a folder of its own in it."),
+        typer.Option(
+            help="Folder that clients may save tables to; each table has a folder of its own in it."
+        ),
     ] = None,
 ) -> None:
     """Run a feeder: replay tables in a process of their own.
@@ -144,7 +162,9 @@ def serve(
 @app.command()
 def status(
     address: Annotated[str | None, ADDRESS] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")] = False,
     keys: Annotated[str | None, KEYS] = None,
 ) -> None:
@@ -160,7 +180,9 @@ def status(
 @app.command()
 def drain(
     address: Annotated[str | None, ADDRESS] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when it has ended.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON when it has ended.")
+    ] = False,
     keys: Annotated[str | None, KEYS] = None,
 ) -> None:
     """Tell a feeder to accept no new steps, deliver the batches it has, and end."""
@@ -185,7 +207,11 @@ def keys(
         from async_loader.feeder.curve_keys import make_keys
 
         for path in make_keys(folder, names or ()):
-            typer.echo(f"{path}" if path.name == "server.secret" else f"{path} (take this one to the client)")
+            typer.echo(
+                f"{path}"
+                if path.name == "server.secret"
+                else f"{path} (take this one to the client)"
+            )
 
 
 @contextlib.contextmanager

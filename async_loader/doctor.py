@@ -30,13 +30,17 @@ def examine() -> list[Finding]:
         _accelerator(),
         Finding(
             "cores",
-            str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+            str(
+                len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+            ),
         ),
         _memory(),
         _descriptors(),
         _kernels(),
         Finding("start method", multiprocessing.get_start_method()),
-        _mechanism("memfd", hasattr(os, "memfd_create"), "batches lie in POSIX shared memory instead"),
+        _mechanism(
+            "memfd", hasattr(os, "memfd_create"), "batches lie in POSIX shared memory instead"
+        ),
         _mechanism(
             "pidfd",
             hasattr(os, "pidfd_open"),
@@ -64,7 +68,11 @@ def _accelerator() -> Finding:
 
 def _memory() -> Finding:
     free = available_bytes()
-    remedy = "large buffers will be refused: free memory, or raise the container's limit" if free < 1 << 30 else ""
+    remedy = (
+        "large buffers will be refused: free memory, or raise the container's limit"
+        if free < 1 << 30
+        else ""
+    )
     return Finding("memory to be had", human(free), remedy)
 
 
@@ -79,7 +87,9 @@ def _kernels() -> Finding:
     from async_loader.replay.base.kernel_cache import REMEDY
 
     folder = kernel_folder()
-    return Finding("compiled kernels", folder or "no folder for them can be written", "" if folder else REMEDY)
+    return Finding(
+        "compiled kernels", folder or "no folder for them can be written", "" if folder else REMEDY
+    )
 
 
 def _mechanism(name: str, there: bool, instead: str) -> Finding:

@@ -43,7 +43,9 @@ def seconds(name: str, value: object) -> float:
         except OverflowError:  # an integer of hundreds of digits
             number = math.inf if cast(int, value) > 0 else math.nan
     if not number >= 0.0:
-        raise ConfigError(f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever")
+        raise ConfigError(
+            f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever"
+        )
     return number
 
 
@@ -66,7 +68,9 @@ class Deadline:
 
     __slots__ = ("_at", "_clock")
 
-    def __init__(self, timeout_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, timeout_s: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         limit = None if timeout_s is None else seconds("timeout_s", timeout_s)
         self._at = None if limit is None or limit > LONGEST_S else clock() + limit
@@ -308,11 +312,14 @@ class StateTable(Generic[S]):
 
     def __init__(self, first: S, moves: Mapping[S, Collection[S]]) -> None:
         self.state, self._moves = first, moves
-        # An RLock: a finalizer may run inside `to` in the same thread and ask for a move of its own.
+        # An RLock: a finalizer may run inside `to` in the same thread and ask for a move of its
+        # own.
         self._lock = threading.RLock()
 
     def to(self, state: S) -> bool:
-        """Move if that is legal from here; return whether it was. Exactly one caller wins a move."""
+        """Move if that is legal from here; return whether it was. Exactly one caller wins a
+        move.
+        """
         with self._lock:
             if state not in self._moves[self.state]:
                 return False

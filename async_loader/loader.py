@@ -258,7 +258,9 @@ class AsyncDataLoader(Generic[B]):
             If the source has no priorities.
         """
         ids, values = _array(index), _array(priority)
-        return self._source.update_priorities(ids.astype(np.int64, copy=False), values.astype(np.float64, copy=False))
+        return self._source.update_priorities(
+            ids.astype(np.int64, copy=False), values.astype(np.float64, copy=False)
+        )
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set some fields of rows by id, if the source can be changed: see `Table.update`.
@@ -276,7 +278,9 @@ class AsyncDataLoader(Generic[B]):
         """
         source = self._source
         if not isinstance(source, Updating):
-            raise Unsupported(f"the rows of a {type(source).__name__} cannot be changed: use a table")
+            raise Unsupported(
+                f"the rows of a {type(source).__name__} cannot be changed: use a table"
+            )
         return source.update(
             _array(index).astype(np.int64, copy=False),
             **{name: _arrays(v) for name, v in fields.items()},
@@ -309,18 +313,27 @@ class AsyncDataLoader(Generic[B]):
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         engine = getattr(self, "_engine", None)
-        if finalizing() or engine is None:  # at interpreter shutdown all loaders have been closed already
+        # at interpreter shutdown all loaders have been closed already
+        if finalizing() or engine is None:
             return
-        if engine.core.life.state in (State.RUNNING, State.BROKEN) and os.getpid() == engine.core.pid:
+        if (
+            engine.core.life.state in (State.RUNNING, State.BROKEN)
+            and os.getpid() == engine.core.pid
+        ):
             text = f"{self!r} was dropped without close(): close it, or use it in a with block"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
         state = self._engine.core.life.state.value if hasattr(self, "_engine") else "unbuilt"
-        return f"<AsyncDataLoader batch_size={self.batch_size} num_workers={self.num_workers} device={self.device} {state}>"
+        return (
+            f"<AsyncDataLoader batch_size={self.batch_size} num_workers={self.num_workers} "
+            f"device={self.device} {state}>"
+        )
 
     def __reduce__(self) -> Any:
-        raise CannotSend("an AsyncDataLoader stays in its process: make one where its batches are used")
+        raise CannotSend(
+            "an AsyncDataLoader stays in its process: make one where its batches are used"
+        )
 
 
 def as_source(data_source: object, seed: int | None) -> Source:
@@ -343,7 +356,10 @@ def as_source(data_source: object, seed: int | None) -> Source:
         return CallableSource(data_source)
     kind = type(data_source).__name__
     if isinstance(data_source, str):
-        raise ConfigError(f"data_source is the text {data_source!r}: for a feeder's address say connect(address).table(name)")
+        raise ConfigError(
+            f"data_source is the text {data_source!r}: for a feeder's address say "
+            "connect(address).table(name)"
+        )
     if hasattr(data_source, "__getitem__") or hasattr(data_source, "__iter__"):
         raise ConfigError(
             f"data_source is a {kind}, a dataset: say async_loader.DataLoader(dataset, "
@@ -370,7 +386,9 @@ def _arrays(value: Any) -> Any:
 
 def _device(device: Any) -> str:
     if isinstance(device, bool | int | float) or device is None:
-        meant = "cpu" if isinstance(device, bool) or not isinstance(device, int) else f"cuda:{device}"
+        meant = (
+            "cpu" if isinstance(device, bool) or not isinstance(device, int) else f"cuda:{device}"
+        )
         raise ConfigError(
             f"device={device!r}: give a name such as {meant!r}, or a torch.device; by place come "
             "data_source, batch_size, "
@@ -382,7 +400,8 @@ def _device(device: Any) -> str:
 def _finish(batch_format: BatchFormat, device: str) -> Callable[[Any], Any] | None:
     if checked(batch_format) == "numpy" and device != "cpu":
         raise ConfigError(
-            f"batch_format='numpy' and device={device!r}: arrays are on the CPU, so leave device out or say batch_format='torch'"
+            f"batch_format='numpy' and device={device!r}: arrays are on the CPU, so leave device "
+            "out or say batch_format='torch'"
         )
     return finisher(batch_format)
 
@@ -402,5 +421,8 @@ def _chunk(chunk_size: int | None, batch_size: int) -> int:
     if batch_size % size:
         fitting = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
         near = min(fitting, key=lambda n: abs(n - size))
-        raise ConfigError(f"chunk_size {size} does not divide batch_size {batch_size}: the nearest that does is {near}")
+        raise ConfigError(
+            f"chunk_size {size} does not divide batch_size {batch_size}: the nearest that does is "
+            f"{near}"
+        )
     return size

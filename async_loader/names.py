@@ -103,7 +103,8 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
         for one in ("AsyncDataLoader", "DataLoader")
     },
     ("AsyncDataLoader", "shuffle"): (
-        "a source decides its order: give a table another sampler, or use async_loader.DataLoader for a dataset"
+        "a source decides its order: give a table another sampler, or use async_loader.DataLoader "
+        "for a dataset"
     ),
     (
         "AsyncDataLoader",
@@ -199,7 +200,9 @@ ATTRIBUTES: dict[str, str] = {
         ("plan", "reader", "note_ahead", "waiting_for"),
         "a table is not a source: say table.source()",
     ),
-    **dict.fromkeys(("as_dataset", "dataset", "dataloader", "loader"), "say AsyncDataLoader(table, batch_size)"),
+    **dict.fromkeys(
+        ("as_dataset", "dataset", "dataloader", "loader"), "say AsyncDataLoader(table, batch_size)"
+    ),
     "feedback": "say update_priorities(index, priority)",
     "who_waits": "say stats().waiting",
     "buffer_size": "say capacity",
@@ -212,7 +215,8 @@ and the replacement.
 """
 
 ON_CLASS: dict[str, str] = {
-    "load": "say table.load(path), or ReplayBuffer.from_checkpoint(path) for a table that is not there yet"
+    "load": "say table.load(path), or ReplayBuffer.from_checkpoint(path) for a table that is not "
+    "there yet"
 }
 """Methods that were renamed or moved, called on a class."""
 
@@ -345,20 +349,33 @@ def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     """
     signature = inspect.signature(function)
     parameters = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
-    owner = _owner(function, args[0] if args and len(parameters) < len(signature.parameters) else None)
-    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    owner = _owner(
+        function, args[0] if args and len(parameters) < len(signature.parameters) else None
+    )
+    named = [
+        one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
     for word in kwargs:
         if word not in named:
             raise TypeError(f"{owner}() has no {word}: {hint(word, named, owner)}") from None
-    placed = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    placed = [
+        one.name
+        for one in parameters
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
     given = len(args) - (len(signature.parameters) - len(parameters))
     if given > len(placed):
         only = f"takes {', '.join(placed)} by place" if placed else "takes nothing by place"
         names = ", ".join(f"{one}=" for one in named if one not in placed)
-        raise TypeError(f"{owner}() {only}, and {given} values were given: name the others ({names})") from None
+        raise TypeError(
+            f"{owner}() {only}, and {given} values were given: name the others ({names})"
+        ) from None
     name = function.__name__
     if len(parameters) < len(signature.parameters) and args and not hasattr(args[0], name):
-        text = f"{function.__qualname__.rsplit('<locals>.', 1)[-1]}() is called on an object, not on the class"
+        text = (
+            f"{function.__qualname__.rsplit('<locals>.', 1)[-1]}() is called on an object, not "
+            "on the class"
+        )
         raise TypeError(f"{text}: {ON_CLASS[name]}" if name in ON_CLASS else text) from None
 
 
@@ -378,7 +395,9 @@ def stacklevel() -> int:
     so that it points at the user's line.
     """
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("async_loader."):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(
+        "async_loader."
+    ):
         level, frame = level + 1, frame.f_back
     return level
 
@@ -395,10 +414,16 @@ def describe(obj: Any) -> str:
         return f"{owner}{obj.__name__} ({code.co_filename}:{code.co_firstlineno})"
     # a class, or a method written in C
     if isinstance(obj, type) or (callable(obj) and hasattr(obj, "__qualname__")):
-        return f"{obj.__module__ or ''}.{obj.__qualname__}".removeprefix(".").removeprefix("builtins.")
+        return f"{obj.__module__ or ''}.{obj.__qualname__}".removeprefix(".").removeprefix(
+            "builtins."
+        )
     return _brief(obj)
 
 
 def _brief(obj: Any) -> str:
-    text = repr(obj) if isinstance(obj, str | bytes | int | float | bool | type(None)) else f"<{type(obj).__qualname__}>"
+    text = (
+        repr(obj)
+        if isinstance(obj, str | bytes | int | float | bool | type(None))
+        else f"<{type(obj).__qualname__}>"
+    )
     return text if len(text) <= 60 else text[:57] + "..."

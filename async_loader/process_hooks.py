@@ -7,9 +7,10 @@ whatever was imported first. Only `interrupts` has one of its own: it lies below
 its hook touches nothing of the others.
 
 # NOTE [exit]
-multiprocessing ends its daemonic children when a process exits, be it the main one (by atexit) or a `Process` (which runs no
-atexit at all). Workers are such children, and their pool would take that for deaths and start others. So loaders are closed
-by a finalizer of multiprocessing, which runs before it looks for children, in both.
+multiprocessing ends its daemonic children when a process exits, be it the main one (by atexit) or a
+`Process` (which runs no atexit at all). Workers are such children, and their pool would take that
+for deaths and start others. So loaders are closed by a finalizer of multiprocessing, which runs
+before it looks for children, in both.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def at_fork(
     after_in_parent: Callable[[], None] = _nothing,
     after_in_child: Callable[[], None] = _nothing,
 ) -> None:
-    """Call these at every fork from now on, as `os.register_at_fork` does, at a step of their own."""
+    """Call these at every fork from now on, as `os.register_at_fork` does, at a step of their
+    own.
+    """
     _hooks[step].append((before, after_in_parent, after_in_child))
 
 
@@ -72,18 +75,26 @@ def _run(step: ForkStep, which: int) -> None:
 
 for _step in reversed(ForkStep):  # of these, Python calls the last first before a fork
     os.register_at_fork(
-        before=partial(_run, _step, 0), after_in_parent=partial(_run, _step, 1), after_in_child=partial(_run, _step, 2)
+        before=partial(_run, _step, 0),
+        after_in_parent=partial(_run, _step, 1),
+        after_in_child=partial(_run, _step, 2),
     )
 
 
 package_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads of loaders, which never add data to a source."""
-_STAGES = tuple(f"async-loader-{stage}" for stage in ("producer", "worker-pool", "streamer", "worker-"))
+_STAGES = tuple(
+    f"async-loader-{stage}" for stage in ("producer", "worker-pool", "streamer", "worker-")
+)
 
 
 def note_own_threads() -> None:
-    """Add the loaders' threads that run now. Threads that take in rows, of other processes or of a feeder, do not count."""
-    package_threads.update(thread for thread in threading.enumerate() if thread.name.startswith(_STAGES))
+    """Add the loaders' threads that run now. Threads that take in rows, of other processes or of
+    a feeder, do not count.
+    """
+    package_threads.update(
+        thread for thread in threading.enumerate() if thread.name.startswith(_STAGES)
+    )
 
 
 class ProcessResource(Protocol):
@@ -116,7 +127,9 @@ def _close_all() -> None:
 
 
 def _around_fork_in_parent() -> None:
-    """Before the fork, so that no thread gets the slots meanwhile; after it, for slots leased in between."""
+    """Before the fork, so that no thread gets the slots meanwhile; after it, for slots leased in
+    between.
+    """
     if not getattr(forking, "worker", False):
         for living in list(_live):
             living.retire_leased()

@@ -123,7 +123,9 @@ class Field:
         if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
             raise SchemaError(f"{what} has stack={stack!r}: it is the number of values, 1 or more")
         if next is not None and (not isinstance(next, str) or not next):
-            raise SchemaError(f"{what} has next={next!r}: it is the name of the following step's value")
+            raise SchemaError(
+                f"{what} has next={next!r}: it is the name of the following step's value"
+            )
         if padding not in get_args(Padding):
             raise SchemaError(f"{what} has padding={padding!r}: it is 'repeat' or 'zero'")
         for key, value in values.items():
@@ -144,7 +146,11 @@ class Field:
 
     def __repr__(self) -> str:
         plain = {"stack": 1, "next": None, "padding": "repeat", "name": ""}
-        given = [f"{key}={getattr(self, key)!r}" for key, usual in plain.items() if getattr(self, key) != usual]
+        given = [
+            f"{key}={getattr(self, key)!r}"
+            for key, usual in plain.items()
+            if getattr(self, key) != usual
+        ]
         return f"Field({', '.join([repr(self.shape), repr(self.dtype.name), *given])})"
 
 
@@ -194,10 +200,14 @@ class Schema:
             raise SchemaError(f"a schema is a dict or a list of Field, not {spec!r}")
         for i, field in enumerate(fields):
             if not field.name:
-                raise SchemaError(f"field {i} of the list, {field!r}, has no name: give name=, or a dict by names")
+                raise SchemaError(
+                    f"field {i} of the list, {field!r}, has no name: give name=, or a dict by names"
+                )
         names = [field.name for field in fields]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise SchemaError(f"field {twice[0]!r} is there more than once: give every field a name of its own")
+            raise SchemaError(
+                f"field {twice[0]!r} is there more than once: give every field a name of its own"
+            )
         return cls(tree.Node(dict, tuple(names), (None,) * len(fields)), fields)
 
     @classmethod
@@ -226,12 +236,18 @@ class Schema:
         try:
             return list(tree.leaves(value, self.structure))
         except tree.Misfit as error:
-            raise SchemaError(f"the step does not fit the schema ({self}): {error}{self._unknown(value)}") from None
+            raise SchemaError(
+                f"the step does not fit the schema ({self}): {error}{self._unknown(value)}"
+            ) from None
 
     def _unknown(self, value: Any) -> str:
         """Describe a field of the step that the schema lacks, as the end of a message."""
         known = [field.name for field in self.fields]
-        words = [word for word in value if isinstance(word, str) and word not in known] if isinstance(value, Mapping) else []
+        words = (
+            [word for word in value if isinstance(word, str) and word not in known]
+            if isinstance(value, Mapping)
+            else []
+        )
         made = {field.next for field in self.fields if field.next is not None}
         for word in words:
             if word in made:
@@ -241,7 +257,10 @@ class Schema:
                 )
             if word in SAY:
                 said = hint(word, [*known, *_OF_ADDING])
-                return f"; {word!r} is no field of it: {said if said.startswith('say ') else hint(word, known)}"
+                return (
+                    f"; {word!r} is no field of it: "
+                    f"{said if said.startswith('say ') else hint(word, known)}"
+                )
         return ""
 
     def __repr__(self) -> str:
@@ -254,7 +273,9 @@ class Schema:
         """Return this schema with one more top-level field at the end."""
         root = self.structure
         if root is None or root.kind is not dict or name in root.keys:
-            raise SchemaError(f"cannot add {name!r} to ({self}): steps are dicts, and {name!r} is a reserved name")
+            raise SchemaError(
+                f"cannot add {name!r} to ({self}): steps are dicts, and {name!r} is a reserved name"
+            )
         node = tree.Node(dict, (*root.keys, name), (*root.children, None))
         return Schema(node, (*self.fields, Field(shape, dtype, name=name)))
 
@@ -314,7 +335,9 @@ def _shape(what: str, shape: Any) -> tuple[int, ...]:
         sizes = (shape,) if isinstance(shape, int | np.integer) else shape
         listed = tuple(operator.index(n) for n in sizes)
     except TypeError:
-        raise SchemaError(f"{what} has shape {shape!r}: a shape is a tuple of whole numbers, () for one number") from None
+        raise SchemaError(
+            f"{what} has shape {shape!r}: a shape is a tuple of whole numbers, () for one number"
+        ) from None
     if any(n < 0 for n in listed):
         raise SchemaError(f"{what} has shape {listed}: dimensions are at least 0")
     return listed
@@ -330,12 +353,16 @@ def _dtype(what: str, dtype: Any) -> np.dtype[Any]:
     if dtype is None:  # numpy reads None as float64
         raise SchemaError(f"{what} has dtype None: give one, as in 'float32'")
     if not _says_dtype(dtype):
-        raise SchemaError(f"{what} has dtype {dtype!r}, which is a {_kind(dtype)}: give one of numpy's, as in 'float32'")
+        raise SchemaError(
+            f"{what} has dtype {dtype!r}, which is a {_kind(dtype)}: give one of numpy's, as in "
+            "'float32'"
+        )
     try:
         made: np.dtype[Any] = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):
         raise SchemaError(
-            f"dtype {dtype!r} of {what} is unknown: use bool, int64, uint8, float32 or another of numpy's"
+            f"dtype {dtype!r} of {what} is unknown: use bool, int64, uint8, float32 or another of "
+            "numpy's"
         ) from None
     if not supported(made):
         raise SchemaError(
@@ -349,7 +376,9 @@ def _dtype(what: str, dtype: Any) -> np.dtype[Any]:
 # space or an array, and drops its shape. So only plain dtypes are passed to it.
 def _says_dtype(value: Any) -> bool:
     if isinstance(value, type):
-        return issubclass(value, np.generic | bool | int | float | complex) or not hasattr(value, "dtype")
+        return issubclass(value, np.generic | bool | int | float | complex) or not hasattr(
+            value, "dtype"
+        )
     return isinstance(value, str | np.dtype | list | tuple)
 
 
@@ -385,7 +414,8 @@ def _field(name: str, value: Any) -> Field:
     if isinstance(value, Field):
         if value.name not in ("", name, name.rpartition(".")[2]):
             raise SchemaError(
-                f"the field under {name!r} is named {value.name!r}: its key is its name, leave out name={value.name!r}"
+                f"the field under {name!r} is named {value.name!r}: its key is its name, leave out "
+                f"name={value.name!r}"
             )
         return replace(value, name=name)
     if spaces.is_space(value):
@@ -397,7 +427,8 @@ def _field(name: str, value: Any) -> Field:
     known = None if isinstance(value, bool | int | float) else kind_of(value)
     if known is None:
         raise SchemaError(
-            f"field {name!r}: {value!r} is not a Field, a (shape, dtype), a dtype, a Gymnasium space, an array or a tensor"
+            f"field {name!r}: {value!r} is not a Field, a (shape, dtype), a dtype, a Gymnasium "
+            "space, an array or a tensor"
         )
     return Field(*known, name=name)
 
@@ -408,7 +439,9 @@ def _step_field(name: str, value: Any) -> Field:
         from async_loader import tensors
 
         if tensors.is_tensor(value):
-            text = f"{tensors.said(value)}, which numpy cannot hold: use {tensors.made_dense(value)}"
+            text = (
+                f"{tensors.said(value)}, which numpy cannot hold: use {tensors.made_dense(value)}"
+            )
         else:
             text = f"{type(value).__name__}, not a number, a numpy array or a tensor"
         raise SchemaError(f"field {name!r} is {text}")

@@ -200,7 +200,9 @@ class Source(Protocol):
     def reader(self) -> Reader | None:
         """Return the reader of ``Rows`` plans; ``None`` for sources that never plan rows."""
 
-    def update_priorities(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
+    def update_priorities(
+        self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]
+    ) -> Applied:
         """Set the priorities of rows in earlier batches.
 
         Any thread. Raises Unsupported if the source has none.

@@ -25,7 +25,9 @@ class Space(Protocol):
 def _classes(*names: str) -> tuple[Any, ...]:
     """Return the classes of these names from those packages that are already imported."""
     modules = [sys.modules[name] for name in _MODULES if name in sys.modules]
-    return tuple(getattr(module, name) for module in modules for name in names if hasattr(module, name))
+    return tuple(
+        getattr(module, name) for module in modules for name in names if hasattr(module, name)
+    )
 
 
 def is_space(value: object) -> bool:

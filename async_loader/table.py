@@ -223,7 +223,9 @@ def is_table(value: object) -> TypeGuard[Table]:
     Asks for none of its properties: those of a table elsewhere take time.
     """
     kind = type(value)
-    return not isinstance(value, type) and all(callable(getattr(kind, name, None)) for name in ("source", "sample", "writer"))
+    return not isinstance(value, type) and all(
+        callable(getattr(kind, name, None)) for name in ("source", "sample", "writer")
+    )
 
 
 @runtime_checkable
@@ -307,7 +309,9 @@ class Table(Protocol):
         Ids that are gone are left out; ``index`` of the batch tells which are there.
         """
 
-    def update_priorities(self, index: Any, priority: Any, *, timeout_s: float | None = None) -> Applied:
+    def update_priorities(
+        self, index: Any, priority: Any, *, timeout_s: float | None = None
+    ) -> Applied:
         """Change priorities by id. Ids that are gone are counted."""
 
     def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
@@ -325,7 +329,13 @@ class Table(Protocol):
     def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> SaveReport:
         """Write the whole table into a folder."""
 
-    def load(self, path: str | os.PathLike[str], *, number: int | None = None, timeout_s: float | None = None) -> None:
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        number: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
         """Replace the table's contents by those of a save."""
 
     def stats(self) -> TableStats:

@@ -95,7 +95,10 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
     if not _NUMPY:
         import torch
 
-        same = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128"
+        same = (
+            "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 "
+            "complex64 complex128"
+        )
         _NUMPY.update({getattr(torch, name): np.dtype(name) for name in same.split()})
     return _NUMPY.get(dtype)
 
@@ -116,12 +119,20 @@ def as_array(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _is_dense(tensor: Any) -> bool:
-    return not tensor.is_nested and tensor.device.type != "meta" and tensor.layout is loaded_torch().strided
+    return (
+        not tensor.is_nested
+        and tensor.device.type != "meta"
+        and tensor.layout is loaded_torch().strided
+    )
 
 
 def said(tensor: Any) -> str:
     """Describe the kind of a tensor for a message."""
-    layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").replace("_", " ")
+    layout = (
+        "nested"
+        if tensor.is_nested
+        else str(tensor.layout).removeprefix("torch.").replace("_", " ")
+    )
     kind = "a tensor" if layout == "strided" else f"a {layout} tensor"
     where = "" if tensor.device.type == "cpu" else f" on device {tensor.device.type!r}"
     return f"{kind} of {tensor.dtype}{where}"
@@ -145,7 +156,9 @@ def check_device(device: object) -> None:
     if isinstance(device, torch.device):
         return
     if not isinstance(device, str):
-        raise ConfigError(f"device={device!r}: give a name as in device='cuda:0' or 'cpu', or a torch.device")
+        raise ConfigError(
+            f"device={device!r}: give a name as in device='cuda:0' or 'cpu', or a torch.device"
+        )
     try:
         torch.device(device)
     except RuntimeError as error:
@@ -189,7 +202,11 @@ def as_tensor(value: Any) -> Any:
     """
     if isinstance(value, np.generic):
         value = np.asarray(value)
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc" or value.dtype.char in "gG":
+    if (
+        not isinstance(value, np.ndarray)
+        or value.dtype.kind not in "biufc"
+        or value.dtype.char in "gG"
+    ):
         return value
     if not value.flags.writeable or any(stride < 0 for stride in value.strides):
         value = value.copy()
@@ -250,7 +267,11 @@ def reduced(obj: Any) -> Any:
         if obj.layout is torch.strided:
             return NotImplemented if obj.is_quantized else (from_parts, to_parts(obj))
         return _reduced_sparse(obj, torch)
-    if type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__ or obj.layout is not torch.strided or obj.is_quantized:
+    if (
+        type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__
+        or obj.layout is not torch.strided
+        or obj.is_quantized
+    ):
         # its own reduction is better; the storage goes out of band all the same
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
@@ -296,7 +317,9 @@ def _nested(values: Any, sizes: Any, strides: Any, offsets: Any, requires_grad: 
     import torch as untyped
 
     torch: Any = untyped
-    return torch._nested_view_from_buffer(values, sizes, strides, offsets).requires_grad_(requires_grad)
+    return torch._nested_view_from_buffer(values, sizes, strides, offsets).requires_grad_(
+        requires_grad
+    )
 
 
 def _reduced_sparse(obj: Any, torch: Any) -> Any:
@@ -361,7 +384,11 @@ def _bytes_of(storage: Any, torch: Any) -> np.ndarray[Any, Any]:
 def _untyped_storage(array: Any) -> Any:
     import torch
 
-    return torch.empty(0, dtype=torch.uint8).untyped_storage() if not len(array) else as_tensor(array).untyped_storage()
+    return (
+        torch.empty(0, dtype=torch.uint8).untyped_storage()
+        if not len(array)
+        else as_tensor(array).untyped_storage()
+    )
 
 
 def _typed_storage(array: Any, dtype: Any) -> Any:

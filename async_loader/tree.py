@@ -106,7 +106,10 @@ def _check_containers(structure: Node, samples: Sequence[Any], prefix: str) -> N
             raise Misfit(f"{what} is {kind.__name__} where the first was {structure.kind.__name__}")
     others = set(map(len, samples)) - {len(structure.keys)}
     if others:
-        raise Misfit(f"{what} has {max(others)} entries where the first had {len(structure.keys)}{_apart(structure, samples)}")
+        raise Misfit(
+            f"{what} has {max(others)} entries where the first had "
+            f"{len(structure.keys)}{_apart(structure, samples)}"
+        )
 
 
 def _apart(structure: Node, samples: Sequence[Any]) -> str:
@@ -116,7 +119,11 @@ def _apart(structure: Node, samples: Sequence[Any]) -> str:
     odd = next(sample for sample in samples if len(sample) != len(structure.keys))
     lacks = [key for key in structure.keys if key not in odd]
     beside = [key for key in odd if key not in structure.keys]
-    said = [f"{word} {', '.join(map(repr, keys))}" for word, keys in (("lacks", lacks), ("has also", beside)) if keys]
+    said = [
+        f"{word} {', '.join(map(repr, keys))}"
+        for word, keys in (("lacks", lacks), ("has also", beside))
+        if keys
+    ]
     return f": it {' and '.join(said)}"
 
 
@@ -149,7 +156,9 @@ def _rebuild(structure: Structure, values: Iterator[Any]) -> Any:
     return structure.kind(*children)
 
 
-def transform(value: Any, function: Callable[[Any], Any], *, leave: Callable[[Any], bool] = lambda key: False) -> Any:
+def transform(
+    value: Any, function: Callable[[Any], Any], *, leave: Callable[[Any], bool] = lambda key: False
+) -> Any:
     """Return ``value`` with ``function`` applied to every leaf; containers keep their kind.
 
     Parameters

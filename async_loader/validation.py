@@ -36,7 +36,8 @@ def context_of(context: str | BaseContext | None) -> BaseContext:
         return multiprocessing.get_context(context.get_start_method())
     if context is not None and context not in multiprocessing.get_all_start_methods():
         raise ConfigError(
-            f"multiprocessing_context is {context!r}: give one of {', '.join(multiprocessing.get_all_start_methods())}"
+            f"multiprocessing_context is {context!r}: give one of "
+            f"{', '.join(multiprocessing.get_all_start_methods())}"
         )
     return multiprocessing.get_context(context or multiprocessing.get_start_method())
 

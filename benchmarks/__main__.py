@@ -33,7 +33,9 @@ to check that everything runs, not for figures.
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/bench", description="Side-by-side benchmarks; see benchmarks/.")
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description="Side-by-side benchmarks; see benchmarks/."
+    )
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--rows", help="only these rows, by key: 1,11,start")
     parser.add_argument(
@@ -46,8 +48,12 @@ def _parse() -> argparse.Namespace:
         action="store_true",
         help="once and briefly; no results are recorded unless --out is given",
     )
-    parser.add_argument("--out", type=Path, help="where SUITE.json and SUITE.png go (default benchmarks/results)")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed or was not measured")
+    parser.add_argument(
+        "--out", type=Path, help="where SUITE.json and SUITE.png go (default benchmarks/results)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if a target is missed or was not measured"
+    )
     return parser.parse_args()
 
 
@@ -56,18 +62,27 @@ def main() -> int:
     options, begin = _parse(), time.monotonic()
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     suite = importlib.import_module(f"benchmarks.{options.suite}")
-    rows = {name: importlib.import_module(name).ROW for name in (f"benchmarks.{options.suite}.{row}" for row in suite.ROWS)}
+    rows = {
+        name: importlib.import_module(name).ROW
+        for name in (f"benchmarks.{options.suite}.{row}" for row in suite.ROWS)
+    }
     if options.rows:
         wanted = options.rows.split(",")
         if unknown := set(wanted) - {row.key for row in rows.values()}:
-            sys.exit(f"no row {', '.join(unknown)} in {options.suite}: it has {', '.join(row.key for row in rows.values())}")
+            sys.exit(
+                f"no row {', '.join(unknown)} in {options.suite}: it has "
+                f"{', '.join(row.key for row in rows.values())}"
+            )
         rows = {module: row for module, row in rows.items() if row.key in wanted}
     names = sorted({contender.environment for row in rows.values() for contender in row.contenders})
     pythons = {name: environments.interpreter(name, console.print) for name in names}
     repeats, hurry = (1, HURRY) if options.quick else (options.repeats or REPEATS, 1.0)
     about = _about(pythons, repeats, options.quick)
     if about["load_before"] > BUSY * about["cpus"]:
-        console.print(f"[yellow]the machine is busy (load {about['load_before']:.1f} on {about['cpus']} CPUs): {NOISE}[/yellow]")
+        console.print(
+            f"[yellow]the machine is busy (load {about['load_before']:.1f} on {about['cpus']} "
+            f"CPUs): {NOISE}[/yellow]"
+        )
     outcomes = []
     for module, row in rows.items():
         outcomes.append(_run(console, row, module, pythons, repeats, hurry))
@@ -77,13 +92,17 @@ def main() -> int:
         draw: Callable[..., None] = getattr(suite, "draw", report.draw)
         report.record(out / f"{options.suite}.json", options.suite, about, outcomes)
         draw(out / f"{options.suite}.png", about, outcomes)
-        console.print(f"recorded: {options.suite}.json and {options.suite}.png in {os.path.relpath(out)}")
+        console.print(
+            f"recorded: {options.suite}.json and {options.suite}.png in {os.path.relpath(out)}"
+        )
     console.print(f"took {time.monotonic() - begin:.0f} s")
     verdicts = [verdict for outcome in outcomes for verdict in outcome.verdicts()]
     return int(options.check and not all(verdict.held for verdict in verdicts))
 
 
-def _run(console: Console, row: Row, module: str, pythons: dict[str, Any], repeats: int, hurry: float) -> Outcome:
+def _run(
+    console: Console, row: Row, module: str, pythons: dict[str, Any], repeats: int, hurry: float
+) -> Outcome:
     with console.status(f"row {row.key}") as status:
         for said in run_row(row, module, pythons, repeats, hurry):
             if isinstance(said, Outcome):

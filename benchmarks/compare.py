@@ -93,15 +93,21 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/bench compare", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench compare", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument("--base", required=True, help="the commit to compare with")
     parser.add_argument("--suites", default=",".join(SUITES), help="default: %(default)s")
     parser.add_argument("--rows", help="only these rows, by key: 1,11,start")
     parser.add_argument("--contenders", help="only contenders whose name contains this text")
-    parser.add_argument("--all", action="store_true", help="also contenders that a row runs once, for information")
+    parser.add_argument(
+        "--all", action="store_true", help="also contenders that a row runs once, for information"
+    )
     parser.add_argument("--repeats", type=int, default=REPEATS, help="default: %(default)s")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, help="measured in each run (default: what the row says)")
+    parser.add_argument(
+        "--seconds", type=float, help="measured in each run (default: what the row says)"
+    )
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     return parser.parse_args(arguments)
 
@@ -118,7 +124,9 @@ def _checkout(revision: str) -> Path:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     if done.returncode:
         sys.exit(f"git {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout.strip()
@@ -157,7 +165,9 @@ def _pairs(base: Path, options: argparse.Namespace) -> tuple[list[Pair], list[st
     return pairs, new
 
 
-def _measure(pairs: Sequence[Pair], base: Path, pythons: dict[str, Path | str], options: argparse.Namespace) -> Iterator[str]:
+def _measure(
+    pairs: Sequence[Pair], base: Path, pythons: dict[str, Path | str], options: argparse.Namespace
+) -> Iterator[str]:
     """Run the repeats; the pairs that missed are run once more. Yields the current run."""
     for again in (False, True):
         for pair in pairs:
@@ -168,7 +178,10 @@ def _measure(pairs: Sequence[Pair], base: Path, pythons: dict[str, Path | str], 
                 pair.not_measured = python
                 continue
             for repeat in range(options.repeats):
-                yield (f"{pair.listed['row']}: {pair.listed['contender']} ({repeat + 1}/{options.repeats})")
+                yield (
+                    f"{pair.listed['row']}: {pair.listed['contender']} "
+                    f"({repeat + 1}/{options.repeats})"
+                )
                 try:
                     pair.figures.append(_one(pair, base, python, repeat % 2 == 1, options.seconds))
                 except NotMeasured as reason:
@@ -176,16 +189,22 @@ def _measure(pairs: Sequence[Pair], base: Path, pythons: dict[str, Path | str], 
                     break
 
 
-def _one(pair: Pair, base: Path, python: Path, here_first: bool, seconds: float | None) -> tuple[float, float]:
+def _one(
+    pair: Pair, base: Path, python: Path, here_first: bool, seconds: float | None
+) -> tuple[float, float]:
     one, figures = pair.listed, {}
     for root in (ROOT, base) if here_first else (base, ROOT):
-        run = run_contender(python, one["module"], one["contender"], seconds or one["seconds"], root)
+        run = run_contender(
+            python, one["module"], one["contender"], seconds or one["seconds"], root
+        )
         figures[root] = float(run[one["metric"]])
     return figures[base], figures[ROOT]
 
 
 def _show(console: Console, pairs: Sequence[Pair], options: argparse.Namespace) -> None:
-    table = Table(title=f"this checkout beside {options.base}: above 1 it is better", title_justify="left")
+    table = Table(
+        title=f"this checkout beside {options.base}: above 1 it is better", title_justify="left"
+    )
     for name, justify in (("row", "left"), ("contender", "left"), ("metric", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for name in ("base", "here", "ratio", "least-greatest", "runs", ""):
@@ -216,7 +235,8 @@ def _record(options: argparse.Namespace, pairs: Sequence[Pair]) -> None:
         "base": _git("rev-parse", options.base),
         "here": _git("rev-parse", "HEAD"),
         "tolerance": options.tolerance,
-        "method": "both checkouts in turns, each run in a process of its own; ratios are medians of the ratios within a repeat",
+        "method": "both checkouts in turns, each run in a process of its own; ratios are medians "
+        "of the ratios within a repeat",
         "contenders": [
             {
                 "suite": pair.listed["suite"],

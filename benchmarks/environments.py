@@ -33,7 +33,9 @@ class Environment:
         return HOME / self.name / "bin" / "python"
 
     def recipe(self) -> str:
-        return hashlib.sha256(repr((self.steps, self.probe, sys.version_info[:2])).encode()).hexdigest()
+        return hashlib.sha256(
+            repr((self.steps, self.probe, sys.version_info[:2])).encode()
+        ).hexdigest()
 
 
 DING_NEEDS = (
@@ -159,7 +161,10 @@ def _made(peer: Environment, say: Callable[[str], None]) -> Path:
     made = HOME / peer.name / "recipe"
     if made.exists() and made.read_text() == peer.recipe():
         return peer.python
-    say(f"making {HOME.name}/{peer.name}, once; it takes some minutes and about 1.5 GB (log: {HOME.name}/{peer.name}.log)")
+    say(
+        f"making {HOME.name}/{peer.name}, once; it takes some minutes and about 1.5 GB (log: "
+        f"{HOME.name}/{peer.name}.log)"
+    )
     rmtree(HOME / peer.name, ignore_errors=True)
     HOME.mkdir(exist_ok=True)
     with open(HOME / f"{peer.name}.log", "w") as log:
@@ -204,5 +209,7 @@ def versions(name: str, python: Path | str) -> dict[str, str | None]:
         "    except m.PackageNotFoundError: return None\n"
         "print(json.dumps({'python': sys.version.split()[0], **{p: v(p) for p in sys.argv[1:]}}))"
     )
-    found = subprocess.run([str(python), "-c", code, *packages], check=True, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(
+        [str(python), "-c", code, *packages], check=True, capture_output=True, text=True, timeout=60
+    )
     return dict(json.loads(found.stdout))

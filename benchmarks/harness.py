@@ -175,7 +175,9 @@ class NotMeasured(Exception):
     """A contender gave no figures; the text states the reason."""
 
 
-def run_row(row: Row, module: str, pythons: Mapping[str, Path | str], repeats: int, hurry: float) -> Iterator[Outcome | str]:
+def run_row(
+    row: Row, module: str, pythons: Mapping[str, Path | str], repeats: int, hurry: float
+) -> Iterator[Outcome | str]:
     """Run the contenders A B C A B C; yields the name of each as it starts,
     and the outcome at the end.
 
@@ -206,7 +208,9 @@ def run_row(row: Row, module: str, pythons: Mapping[str, Path | str], repeats: i
     yield Outcome(row, measured)
 
 
-def run_contender(python: Path, module: str, name: str, seconds: float, root: Path = ROOT, *, shown: bool = False) -> Figures:
+def run_contender(
+    python: Path, module: str, name: str, seconds: float, root: Path = ROOT, *, shown: bool = False
+) -> Figures:
     """Run one contender of the checkout in `root`, in a process and a session of its own.
 
     The session lets the processes that the contender leaves behind be counted and ended. Raises
@@ -259,9 +263,13 @@ def _end_session(session: int) -> list[int]:
     and kill it.
     """
     deadline = time.monotonic() + GRACE_S
-    while (left := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session_of(pid) == session]) and (
-        time.monotonic() < deadline
-    ):
+    while (
+        left := [
+            pid
+            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if _session_of(pid) == session
+        ]
+    ) and (time.monotonic() < deadline):
         time.sleep(0.02)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):

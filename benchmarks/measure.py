@@ -51,7 +51,9 @@ def _of_mxnet(batch: Any) -> np.ndarray:
     where = ctypes.c_void_p()
     _LIB.MXNDArrayGetData(batch.handle, ctypes.byref(where))
     return np.frombuffer(
-        (ctypes.c_char * (batch.size * np.dtype(batch.dtype).itemsize)).from_address(where.value or 0),
+        (ctypes.c_char * (batch.size * np.dtype(batch.dtype).itemsize)).from_address(
+            where.value or 0
+        ),
         np.uint8,
     )
 
@@ -137,7 +139,10 @@ def cpu_s() -> float:
     import psutil
 
     me = psutil.Process()
-    return sum(times.user + times.system for times in (p.cpu_times() for p in (me, *me.children(recursive=True))))
+    return sum(
+        times.user + times.system
+        for times in (p.cpu_times() for p in (me, *me.children(recursive=True)))
+    )
 
 
 def resident() -> int:
@@ -164,7 +169,9 @@ def held() -> dict[str, int]:
 
     gc.collect()
     me = psutil.Process()
-    children = [child for child in me.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    children = [
+        child for child in me.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE
+    ]
     return {
         "processes": len(children),
         "threads": me.num_threads(),

@@ -49,7 +49,10 @@ def show(console: Console, outcome: Outcome) -> None:
         console.print("   ", _sentence(outcome, verdict))
     for measured in outcome.measured:
         if codes := [code for code in measured.values("exit_code") if code]:
-            console.print(f"    {measured.contender.name} reported, then ended with exit code {codes[0]} ({len(codes)}x)")
+            console.print(
+                f"    {measured.contender.name} reported, then ended with exit code {codes[0]} "
+                f"({len(codes)}x)"
+            )
     console.print()
 
 
@@ -66,7 +69,10 @@ def _cell(measured: Measured, metric: Metric) -> str:
     values = measured.values(metric.key)
     if not values:
         return ""
-    middle, low, high = (f"{value:,.{metric.digits}f}" for value in (measured.median(metric.key), min(values), max(values)))
+    middle, low, high = (
+        f"{value:,.{metric.digits}f}"
+        for value in (measured.median(metric.key), min(values), max(values))
+    )
     return middle if low == high else f"{middle} [dim]{low}-{high}[/dim]"
 
 
@@ -100,7 +106,9 @@ def _row(outcome: Outcome) -> dict[str, Any]:
     return {
         "row": row.key,
         "title": row.title,
-        "metrics": {metric.key: f"{metric.label}, {metric.better} is better" for metric in row.metrics},
+        "metrics": {
+            metric.key: f"{metric.label}, {metric.better} is better" for metric in row.metrics
+        },
         "contenders": [_contender(outcome, measured) for measured in outcome.measured],
         "targets": [
             {
@@ -146,7 +154,12 @@ def draw(path: Path, about: Mapping[str, Any], outcomes: Sequence[Outcome]) -> N
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    charts = [(outcome, metric) for outcome in outcomes for metric in outcome.row.metrics if _worth_a_chart(outcome, metric)]
+    charts = [
+        (outcome, metric)
+        for outcome in outcomes
+        for metric in outcome.row.metrics
+        if _worth_a_chart(outcome, metric)
+    ]
     pairs = [charts[i : i + 2] for i in range(0, len(charts), 2)]
     heights = [1.0 + 0.22 * max(len(outcome.measured) for outcome, _ in pair) for pair in pairs]
     figure, axes = pyplot.subplots(
@@ -161,7 +174,9 @@ def draw(path: Path, about: Mapping[str, Any], outcomes: Sequence[Outcome]) -> N
         _bars(axis, *chart)
     for axis in axes.flat[len(charts) :]:
         axis.set_visible(False)
-    figure.suptitle(f"{about['cpus']} CPUs, {about['date_of_run']}, medians of {about['repeats']}", fontsize=9)
+    figure.suptitle(
+        f"{about['cpus']} CPUs, {about['date_of_run']}, medians of {about['repeats']}", fontsize=9
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
@@ -169,12 +184,17 @@ def draw(path: Path, about: Mapping[str, Any], outcomes: Sequence[Outcome]) -> N
 
 def _worth_a_chart(outcome: Outcome, metric: Metric) -> bool:
     says_something = any(measured.median(metric.key) for measured in outcome.measured)
-    asked_for = metric is outcome.row.metrics[0] or any(target.metric == metric.key for target in outcome.row.targets)
+    asked_for = metric is outcome.row.metrics[0] or any(
+        target.metric == metric.key for target in outcome.row.targets
+    )
     return says_something and asked_for
 
 
 def _bars(axis: Any, outcome: Outcome, metric: Metric) -> None:
-    medians = [(measured.contender.name, measured.median(metric.key)) for measured in reversed(outcome.measured)]
+    medians = [
+        (measured.contender.name, measured.median(metric.key))
+        for measured in reversed(outcome.measured)
+    ]
     values = [median or 0.0 for _, median in medians]
     names = [name for name, _ in medians]
     bars = axis.barh(names, values, color=[_colour(name) for name in names], height=0.7)

@@ -71,7 +71,9 @@ def make_table(capacity: int, warmup: int, envs: int, seed: int) -> ReplayBuffer
         error_buffer=4 * BATCH + 2 * SAMPLES_PER_INSERT * envs,
     )
     sampler = Prioritized(alpha=0.5, beta=Linear(0.4, 1.0, draws=1_000_000))
-    return ReplayBuffer(capacity, {"obs": frame, **SMALL}, sampler=sampler, limiter=limiter, seed=seed)
+    return ReplayBuffer(
+        capacity, {"obs": frame, **SMALL}, sampler=sampler, limiter=limiter, seed=seed
+    )
 
 
 class QNetwork(nn.Module):
@@ -87,7 +89,9 @@ class QNetwork(nn.Module):
             nn.Conv2d(64, 64, 3),
             nn.ReLU(),
         )
-        self.layers = nn.Sequential(*eyes, nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, actions))
+        self.layers = nn.Sequential(
+            *eyes, nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, actions)
+        )
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.layers(frames.float() / 255)
@@ -125,7 +129,9 @@ class Actor(threading.Thread):
             action = self.act(stacks)
             after, reward, terminated, truncated, _ = self.envs.step(action)
             ends = {"terminated": terminated, "truncated": truncated}
-            self.steps += len(writer.append(obs=frame, action=action, reward=reward, next_obs=after, **ends))
+            self.steps += len(
+                writer.append(obs=frame, action=action, reward=reward, next_obs=after, **ends)
+            )
             stacks = np.roll(stacks, -1, axis=1)
             stacks[:, -1] = frame = after
             # this call only reset those that ended in the one before
@@ -139,7 +145,9 @@ class Actor(threading.Thread):
         with torch.inference_mode():
             greedy = self.net(torch.from_numpy(stacks)).argmax(1).numpy()
         explore = self.rng.random(len(greedy)) < max(0.05, 1 - self.steps / 100_000)
-        return np.where(explore, self.rng.integers(self.envs.single_action_space.n, size=len(greedy)), greedy)
+        return np.where(
+            explore, self.rng.integers(self.envs.single_action_space.n, size=len(greedy)), greedy
+        )
 
 
 class Learner:
@@ -164,7 +172,9 @@ class Learner:
             # discount: gamma ** 3, or 0 where the episode terminated
             goal = batch["reward"] + batch["discount"] * future
         value = self.online(batch["obs"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
-        loss = (batch["weight"] * nn.functional.smooth_l1_loss(value, goal, reduction="none")).mean()
+        loss = (
+            batch["weight"] * nn.functional.smooth_l1_loss(value, goal, reduction="none")
+        ).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
@@ -174,7 +184,9 @@ class Learner:
         return (goal - value).detach().abs()
 
 
-def learn(loader: AsyncDataLoader, learner: Learner, actor: Actor, start: dict[str, Any], seconds: float) -> None:
+def learn(
+    loader: AsyncDataLoader, learner: Learner, actor: Actor, start: dict[str, Any], seconds: float
+) -> None:
     """Until the time is up or the actor has ended.
 
     Counts from the first batch on: the warm-up is not learning.
@@ -201,7 +213,9 @@ def report(loader: AsyncDataLoader, learner: Learner, actor: Actor, start: dict[
     table, before, seconds = actor.table, start["table"], time.monotonic() - start["time"]
     inserted = table.stats().inserted - before.inserted
     sampled = table.stats().sampled - before.sampled
-    stored = ReplayBuffer.nbytes_for(table.capacity, SMALL | dict.fromkeys(("obs", "next_obs"), ((STACK, 84, 84), "uint8")))
+    stored = ReplayBuffer.nbytes_for(
+        table.capacity, SMALL | dict.fromkeys(("obs", "next_obs"), ((STACK, 84, 84), "uint8"))
+    )
     waited = loader.stats().learner.wait_s - start["loader"].learner.wait_s
     told = learner.applied + learner.stale
     grid = Table("measured", "value", "", title="DQN on Pong, from the first batch on")
@@ -261,12 +275,18 @@ def main(
     actor = Actor(pongs, table, copy.deepcopy(learner.online).cpu(), seed, end=loader.close)
     actor.start()
     try:
-        Console().print(f"{envs} Pongs for {seconds:g} s, learning on {device}; Ctrl-C ends it early")
+        Console().print(
+            f"{envs} Pongs for {seconds:g} s, learning on {device}; Ctrl-C ends it early"
+        )
         learn(loader, learner, actor, start, seconds)
     except KeyboardInterrupt:
         Console().print("stopped")
     finally:
-        found = report(loader, learner, actor, start) if learner.applied else "it ended before the first batch"
+        found = (
+            report(loader, learner, actor, start)
+            if learner.applied
+            else "it ended before the first batch"
+        )
         table.close()  # wakes the actor where it waits for the limiter
         actor.join()
         loader.close()

@@ -34,11 +34,15 @@ STEP = {
     "truncated": "bool",
     "policy_version": "int64",
 }
-LIMIT = RateLimiter(min_size_to_sample=WARMUP, samples_per_insert=SAMPLES_PER_INSERT, error_buffer=8.0 * BATCH)
+LIMIT = RateLimiter(
+    min_size_to_sample=WARMUP, samples_per_insert=SAMPLES_PER_INSERT, error_buffer=8.0 * BATCH
+)
 
 
 def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    return nn.Sequential(
+        nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
 
 
 def act(address: str, seed: int) -> None:
@@ -66,7 +70,9 @@ def act(address: str, seed: int) -> None:
                     version = newer.version
                 with torch.inference_mode():
                     greedy = int(net(torch.from_numpy(obs)).argmax())
-                action = int(rng.integers(2)) if rng.random() < max(0.05, 1 - version / 1000) else greedy
+                action = (
+                    int(rng.integers(2)) if rng.random() < max(0.05, 1 - version / 1000) else greedy
+                )
                 after, reward, terminated, truncated, _ = env.step(action)
                 ended = terminated or truncated
                 writer.append(
@@ -87,7 +93,9 @@ def learn(client, updates: int) -> None:
     online = network()
     target, optimizer = copy.deepcopy(online), torch.optim.Adam(online.parameters(), lr=1e-3)
     client.publish("policy", online.state_dict(), version=0)
-    with AsyncDataLoader(client.table("replay").source(prefetch=4), batch_size=BATCH, timeout_s=300) as loader:
+    with AsyncDataLoader(
+        client.table("replay").source(prefetch=4), batch_size=BATCH, timeout_s=300
+    ) as loader:
         for update in range(1, updates + 1):
             batch = next(loader)
             with torch.no_grad():
@@ -104,7 +112,10 @@ def learn(client, updates: int) -> None:
                 target.load_state_dict(online.state_dict())
     table = client.status()["tables"]["replay"]
     lag, ratio = table["policies"]["policy"]["lag"], table["samples_per_insert"]
-    typer.echo(f"{updates} updates, {table['inserted']} steps, {ratio:.1f} samples per insert, policy lag {lag}")
+    typer.echo(
+        f"{updates} updates, {table['inserted']} steps, {ratio:.1f} samples per insert, policy lag "
+        f"{lag}"
+    )
 
 
 def main(actors: int = 2, updates: int = 3000, address: str = "embedded") -> None:
@@ -112,7 +123,9 @@ def main(actors: int = 2, updates: int = 3000, address: str = "embedded") -> Non
     tables = {"replay": {"capacity": 50_000, "limiter": LIMIT}} if address == "embedded" else None
     with connect(address, tables=tables) as client:
         spawn = multiprocessing.get_context("spawn")
-        processes = [spawn.Process(target=act, args=(client.address, i), daemon=True) for i in range(actors)]
+        processes = [
+            spawn.Process(target=act, args=(client.address, i), daemon=True) for i in range(actors)
+        ]
         for process in processes:
             process.start()
         try:

@@ -1,4 +1,6 @@
-"""Hooks of mkdocs.yml: the pictures of the benchmarks lie outside docs/, and are part of the site."""
+"""Hooks of mkdocs.yml: the pictures of the benchmarks lie outside docs/, and are part of the
+site.
+"""
 
 from pathlib import Path
 from typing import Any

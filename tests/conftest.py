@@ -32,7 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--start-method",
         choices=["fork", "spawn", "forkserver"],
-        help="How processes are started where a test does not say it. Python 3.14 has forkserver in place of fork.",
+        help="How processes are started where a test does not say it. Python 3.14 has forkserver "
+        "in place of fork.",
     )
 
 
@@ -53,7 +54,9 @@ def children() -> dict[int, str]:
     for process in psutil.Process().children(recursive=True):
         try:
             command = " ".join(process.cmdline())
-            if process.status() != psutil.STATUS_ZOMBIE and not any(own in command for own in _PYTHONS_OWN):
+            if process.status() != psutil.STATUS_ZOMBIE and not any(
+                own in command for own in _PYTHONS_OWN
+            ):
                 found[process.pid] = command or process.name()
         except psutil.NoSuchProcess:
             continue

@@ -1,14 +1,17 @@
-"""Ctrl-C at any point of a call: raised by a trace function at the n-th point, or by real signals at random moments.
+"""Ctrl-C at any point of a call: raised by a trace function at the n-th point, or by real signals
+at random moments.
 
 # NOTE [points]
-CPython runs a signal's handler between two bytecodes, but not between any two: when a function begins, after a call, and
-when a loop jumps back. These are the points that are counted and struck, so a failure here is one that a signal can cause.
-(One kind is counted beside them: the return of a Python function into its caller, where CPython may be one point later.)
-CPython raises there as if the call had raised. A trace function raises before the next instruction; where that has another
-handler, as at the end of a `with`, the point is left out.
-Points are those of the calling thread, in files of the package and in those modules of the standard library through which
-the package acquires and releases things. Where the package holds signals back (`async_loader.interrupts`) there are none.
-Garbage is collected between calls, not in them: a finalizer of something else has points too, and swallows the strike.
+CPython runs a signal's handler between two bytecodes, but not between any two: when a function
+begins, after a call, and when a loop jumps back. These are the points that are counted and struck,
+so a failure here is one that a signal can cause. (One kind is counted beside them: the return of a
+Python function into its caller, where CPython may be one point later.) CPython raises there as if
+the call had raised. A trace function raises before the next instruction; where that has another
+handler, as at the end of a `with`, the point is left out. Points are those of the calling thread,
+in files of the package and in those modules of the standard library through which the package
+acquires and releases things. Where the package holds signals back (`async_loader.interrupts`) there
+are none. Garbage is collected between calls, not in them: a finalizer of something else has points
+too, and swallows the strike.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from async_loader import interrupts
 from async_loader.interrupts import held_back
 
 PACKAGE = os.path.dirname(os.path.abspath(async_loader.__file__)) + os.sep
-_BESIDE = tuple(f"{os.sep}{name}.py" for name in ("contextlib", "threading", "weakref", "functools"))
+_BESIDE = tuple(
+    f"{os.sep}{name}.py" for name in ("contextlib", "threading", "weakref", "functools")
+)
 _BEFORE_A_POINT = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD"}
 
 
@@ -69,7 +74,11 @@ def _points_of(code: CodeType) -> frozenset[int]:
     for instruction in dis.get_instructions(code):
         if instruction.opname == "CACHE":
             continue
-        if before is not None and before.opname in _BEFORE_A_POINT and handler(before.offset) == handler(instruction.offset):
+        if (
+            before is not None
+            and before.opname in _BEFORE_A_POINT
+            and handler(before.offset) == handler(instruction.offset)
+        ):
             found.add(instruction.offset)
         before = instruction
     return frozenset(found)
@@ -86,8 +95,10 @@ class _Tracer:
         if not (name.startswith(self._within) or name.endswith(_BESIDE)):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        frame.f_trace = self._local  # else Python 3.13 traces the opcodes of this code from its next call on
-        if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # one that is being dropped would swallow the error
+        # else Python 3.13 traces the opcodes of this code from its next call on
+        frame.f_trace = self._local
+        # one that is being dropped would swallow the error
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
             self._pass(frame)
         return self._local
 
@@ -107,7 +118,8 @@ class _Tracer:
 
 
 def _trace(tracer: _Tracer) -> None:
-    sys._getframe().f_trace_opcodes = True  # from Python 3.12 on, opcodes are traced only if some frame asked for it before
+    # from Python 3.12 on, opcodes are traced only if some frame asked for it before
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(tracer)
 
 
@@ -131,7 +143,8 @@ def strike(
 ) -> Struck:
     """Run ``call`` in this thread and raise ``error`` at its point ``at``, counted from 1.
 
-    Whatever else the call raises is in the answer too; an error that is not the strike is for the test to judge.
+    Whatever else the call raises is in the answer too; an error that is not the strike is for the
+    test to judge.
     """
     tracer = _Tracer(at, error, within)
     before = sys.gettrace()
@@ -160,16 +173,22 @@ def count_points(call: Callable[[], Any], within: tuple[str, ...] = (PACKAGE,)) 
 
 
 def some_points(total: int, most: int, seed: int = 0) -> list[int]:
-    """All points from 1 to ``total`` if these are no more than ``most``, or a seeded sample of them, in order."""
+    """All points from 1 to ``total`` if these are no more than ``most``, or a seeded sample of
+    them, in order.
+    """
     points = range(1, total + 1)
     return list(points) if total <= most else sorted(random.Random(seed).sample(points, most))
 
 
 @contextlib.contextmanager
-def alarms(seed: int, shortest_s: float = 2e-6, longest_s: float = 2e-4) -> Iterator[Callable[[], None]]:
-    """Real signals: each call of what this gives sets one off within the next moment. For the main thread.
+def alarms(
+    seed: int, shortest_s: float = 2e-6, longest_s: float = 2e-4
+) -> Iterator[Callable[[], None]]:
+    """Real signals: each call of what this gives sets one off within the next moment. For the main
+    thread.
 
-    The handler raises KeyboardInterrupt once for each call; leaving the block takes back a signal that has not come.
+    The handler raises KeyboardInterrupt once for each call; leaving the block takes back a signal
+    that has not come.
     """
     assert threading.current_thread() is threading.main_thread()
     chance, armed = random.Random(seed), [False]

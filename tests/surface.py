@@ -35,7 +35,9 @@ MODULES = [
 tests of these.
 """
 
-_ARRAY = re.compile(r"numpy\.ndarray\[(?:tuple\[typing\.Any, \.\.\.\]|typing\.Any), numpy\.dtype\[([^\]]*)\]\]")
+_ARRAY = re.compile(
+    r"numpy\.ndarray\[(?:tuple\[typing\.Any, \.\.\.\]|typing\.Any), numpy\.dtype\[([^\]]*)\]\]"
+)
 _OF_OBJECT = {
     "__init__",
     "__len__",
@@ -83,13 +85,22 @@ def _seen(module: str, name: str) -> set[str]:
     found = set()
     for earlier in MODULES[: MODULES.index(module)]:
         there = importlib.import_module(earlier)
-        found |= {f"{v.__module__}.{v.__qualname__}" for n in there.__all__ if isinstance(v := getattr(there, n), type)}
+        found |= {
+            f"{v.__module__}.{v.__qualname__}"
+            for n in there.__all__
+            if isinstance(v := getattr(there, n), type)
+        }
     return found
 
 
 def _members(kind: type) -> Iterator[str]:
     fields = getattr(kind, "__annotations__", {})
-    names = {name for base in kind.__mro__ if base.__module__.startswith("async_loader") for name in vars(base)}
+    names = {
+        name
+        for base in kind.__mro__
+        if base.__module__.startswith("async_loader")
+        for name in vars(base)
+    }
     for name in sorted(names | set(fields)):
         if name.startswith("_") and name not in _OF_OBJECT:
             continue
@@ -128,12 +139,18 @@ def signature(function: Any) -> str:
     """Parameters with annotations and defaults; without ``self``, ``cls`` and addresses."""
     found = inspect.signature(function)
     taken = [
-        one.replace(annotation=_AsWritten(one.annotation) if isinstance(one.annotation, str) else one.annotation)
+        one.replace(
+            annotation=_AsWritten(one.annotation)
+            if isinstance(one.annotation, str)
+            else one.annotation
+        )
         for one in found.parameters.values()
         if one.name not in ("self", "cls")
     ]
     returned = found.return_annotation
-    made = inspect.Signature(taken, return_annotation=_AsWritten(returned) if isinstance(returned, str) else returned)
+    made = inspect.Signature(
+        taken, return_annotation=_AsWritten(returned) if isinstance(returned, str) else returned
+    )
     return _plain(str(made))
 
 

@@ -22,7 +22,12 @@ def batch():
 
 def test_a_device_implies_tensors():
     assert checked("numpy") == "numpy"
-    assert checked("numpy", "cpu") == checked("numpy", torch.device("cpu")) == checked("torch") == "torch"
+    assert (
+        checked("numpy", "cpu")
+        == checked("numpy", torch.device("cpu"))
+        == checked("torch")
+        == "torch"
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +64,9 @@ def test_tensors_go_to_the_device():
 
 def test_an_absent_tensordict_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensordict", None)
-    with pytest.raises(ConfigError, match=r"needs the package tensordict .*: pip install tensordict, or 'torch'"):
+    with pytest.raises(
+        ConfigError, match=r"needs the package tensordict .*: pip install tensordict, or 'torch'"
+    ):
         checked("tensordict")
 
 

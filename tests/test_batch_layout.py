@@ -17,7 +17,11 @@ schemas = st.lists(
     st.tuples(st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(DTYPES)),
     min_size=1,
     max_size=6,
-).map(lambda kinds: Schema.of([Field(shape, dtype, name=f"f{i}") for i, (shape, dtype) in enumerate(kinds)]))
+).map(
+    lambda kinds: Schema.of(
+        [Field(shape, dtype, name=f"f{i}") for i, (shape, dtype) in enumerate(kinds)]
+    )
+)
 makers = st.sampled_from([BatchLayout.contiguous, BatchLayout.packed])
 rows = st.integers(1, 9)
 

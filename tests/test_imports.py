@@ -108,7 +108,8 @@ RANKS["replay"] = [
     "array_types rate_limiter stream_names views",
     "arguments",
     "limiter_state queues",
-    "base base.array_address base.field_table base.grant_log base.kernel_cache base.ring_format base.row_format",
+    "base base.array_address base.field_table base.grant_log base.kernel_cache base.ring_format "
+    "base.row_format",
     "base.compiled",
     "kernels.machine",
     "kernels.row_address",
@@ -116,12 +117,15 @@ RANKS["replay"] = [
     "kernels.items kernels.row_grants",
     "kernels",
     "samplers.sampler samplers.random_numbers samplers.schedule",
-    "samplers.binding samplers.seeded samplers.random_rows samplers.order samplers.heap_kernels samplers.tree_kernels",
-    "samplers.heap samplers.ordered samplers.tree samplers.priority_rules samplers.prioritized_kernels",
+    "samplers.binding samplers.seeded samplers.random_rows samplers.order samplers.heap_kernels "
+    "samplers.tree_kernels",
+    "samplers.heap samplers.ordered samplers.tree samplers.priority_rules "
+    "samplers.prioritized_kernels",
     "samplers.heaps samplers.prioritized samplers.uniform",
     "samplers.rank",
     "samplers",
-    "table table.batch_arrays table.field_validator table.free_rows table.storage table.undelivered table.waiters",
+    "table table.batch_arrays table.field_validator table.free_rows table.storage "
+    "table.undelivered table.waiters",
     "stats table.episode_ends table.process_writers table.reader table.step_packer",
     "step_writer table.items vector_writer",
     "table.streams",
@@ -144,7 +148,8 @@ RANKS["replay"] = [
     "multiprocess.writer_handle",
     "multiprocess multiprocess.writer_service",
     "multiprocess.service_thread",
-    "checkpoint.arrays checkpoint.disk checkpoint.manifest checkpoint.encoding checkpoint.resizing checkpoint.settings",
+    "checkpoint.arrays checkpoint.disk checkpoint.manifest checkpoint.encoding checkpoint.resizing "
+    "checkpoint.settings",
     "checkpoint.folder checkpoint.snapshot",
     "checkpoint.reading checkpoint.writing",
     "checkpoint.loading",
@@ -153,8 +158,10 @@ RANKS["replay"] = [
     "kernel_warmup replay",
 ]
 RANKS["pipeline"] = [
-    "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device device.backend workers",
-    "batches.host_output batches.local_collator device.pinned_memory train_queue workers.failures workers.seeding",
+    "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device "
+    "device.backend workers",
+    "batches.host_output batches.local_collator device.pinned_memory train_queue workers.failures "
+    "workers.seeding",
     "device.cuda_queue job_queue workers.work workers.worker_slots",
     "batches.assembler device.streamer task_supplier workers.sample_work workers.worker_main",
     "producer workers.thread_pool workers.worker_handle",
@@ -200,9 +207,16 @@ def imports(tree: ast.AST, module: str, *, is_package: bool = False) -> Iterator
             elif isinstance(child, ast.ImportFrom):
                 base = absolute(child)
                 for alias in child.names:
-                    name = base if base not in ("async_loader", *packages()) else f"{base}.{alias.name}"
+                    name = (
+                        base
+                        if base not in ("async_loader", *packages())
+                        else f"{base}.{alias.name}"
+                    )
                     yield Import(module, short(name), late, typing, child.lineno)
-            elif isinstance(child, ast.Call) and getattr(child.func, "attr", getattr(child.func, "id", "")) == "import_module":
+            elif (
+                isinstance(child, ast.Call)
+                and getattr(child.func, "attr", getattr(child.func, "id", "")) == "import_module"
+            ):
                 for argument in child.args:
                     if isinstance(argument, ast.Constant):
                         yield Import(module, short(argument.value), late, typing, child.lineno)
@@ -221,7 +235,10 @@ def imports(tree: ast.AST, module: str, *, is_package: bool = False) -> Iterator
 
 
 def packages() -> set[str]:
-    return {f"async_loader.{path.parent.relative_to(PACKAGE)}".replace("/", ".") for path in PACKAGE.rglob("__init__.py")}
+    return {
+        f"async_loader.{path.parent.relative_to(PACKAGE)}".replace("/", ".")
+        for path in PACKAGE.rglob("__init__.py")
+    }
 
 
 def short(name: str) -> str:
@@ -280,9 +297,13 @@ def breaches_within(found: Iterable[Import], room: str) -> list[str]:
     known = ranks(room)
     within_room = [(one, file_of(one.target, known)) for one in found if one.module in known]
     return [
-        f"{one}: within {room} imports go downward only, and {target} has rank {known[target]}, {one.module} {known[one.module]}"
+        f"{one}: within {room} imports go downward only, and {target} has rank {known[target]}, "
+        f"{one.module} {known[one.module]}"
         for one, target in within_room
-        if target and target != one.module and known[target] >= known[one.module] and (one.module, target) not in EXCEPTIONS
+        if target
+        and target != one.module
+        and known[target] >= known[one.module]
+        and (one.module, target) not in EXCEPTIONS
     ]
 
 
@@ -301,7 +322,9 @@ def folder_circles(found: Iterable[Import], room: str) -> list[str]:
         if one.module in known and target and node(target) != node(one.module):
             below[node(one.module)].add(node(target))
     while free := [name for name, others in below.items() if not others]:
-        below = {name: others.difference(free) for name, others in below.items() if name not in free}
+        below = {
+            name: others.difference(free) for name, others in below.items() if name not in free
+        }
     return sorted(below)
 
 
@@ -320,12 +343,20 @@ def modules() -> dict[str, tuple[ast.AST, bool]]:
 def test_imports_go_downward_only():
     found = modules()
     assert len(found) > 30
-    assert [text for name, (tree, package) in found.items() for text in breaches(imports(tree, name, is_package=package))] == []
+    assert [
+        text
+        for name, (tree, package) in found.items()
+        for text in breaches(imports(tree, name, is_package=package))
+    ] == []
 
 
 @functools.cache
 def every_import() -> list[Import]:
-    return [one for name, (tree, package) in modules().items() for one in imports(tree, name, is_package=package)]
+    return [
+        one
+        for name, (tree, package) in modules().items()
+        for one in imports(tree, name, is_package=package)
+    ]
 
 
 def test_imports_inside_a_room_go_downward_only():
@@ -393,17 +424,32 @@ def test_a_planted_breach_is_caught(module, code, text):
     [
         ("replay.table.table", "from async_loader.replay.buffer import ReplayBuffer"),
         ("replay.table.table", "def f():\n    from async_loader.replay.table import sample"),
-        ("replay.table.table", "if TYPE_CHECKING:\n    from async_loader.replay.table.table_state import TableState"),
+        (
+            "replay.table.table",
+            "if TYPE_CHECKING:\n    from async_loader.replay.table.table_state import TableState",
+        ),
         ("replay.table.table", "from .table_state import TableState"),
-        ("replay.table.table", "import importlib\nimportlib.import_module('async_loader.replay.source')"),
+        (
+            "replay.table.table",
+            "import importlib\nimportlib.import_module('async_loader.replay.source')",
+        ),
         ("replay.table.insert", "from async_loader.replay.table.sample import TableSampler"),
         ("replay.samplers.rank", "from async_loader.replay.samplers import Uniform"),
         ("replay.base.row_format", "from async_loader.replay import ReplayBuffer"),
         ("pipeline.batch", "from async_loader.pipeline.train_queue import TrainQueue"),
-        ("pipeline.engine_core", "def f():\n    from async_loader.pipeline.iteration import Iteration"),
-        ("pipeline.iteration", "if TYPE_CHECKING:\n    from async_loader.pipeline.iterator import BatchIterator"),
+        (
+            "pipeline.engine_core",
+            "def f():\n    from async_loader.pipeline.iteration import Iteration",
+        ),
+        (
+            "pipeline.iteration",
+            "if TYPE_CHECKING:\n    from async_loader.pipeline.iterator import BatchIterator",
+        ),
         ("pipeline.workers.work", "from .worker_pool import WorkerPool"),
-        ("pipeline.device.cuda_queue", "import importlib\nimportlib.import_module('async_loader.pipeline.device.streamer')"),
+        (
+            "pipeline.device.cuda_queue",
+            "import importlib\nimportlib.import_module('async_loader.pipeline.device.streamer')",
+        ),
         ("dataset.epoch", "from async_loader.dataset.data_loader import DataLoader"),
     ],
 )
@@ -416,10 +462,22 @@ def test_a_planted_breach_inside_a_room_is_caught(module, code):
 @pytest.mark.parametrize(
     ("module", "code", "circle"),
     [
-        ("replay.base.compiled", "from async_loader.replay.table.storage import Storage", ["replay.base", "replay.table"]),
-        ("replay.views", "from async_loader.replay.table.storage import Storage", ["replay.table", "replay.views"]),
+        (
+            "replay.base.compiled",
+            "from async_loader.replay.table.storage import Storage",
+            ["replay.base", "replay.table"],
+        ),
+        (
+            "replay.views",
+            "from async_loader.replay.table.storage import Storage",
+            ["replay.table", "replay.views"],
+        ),
         ("replay.buffer", "from async_loader.replay.table.storage import Storage", []),
-        ("pipeline.batches.collate", "from ..workers.work import Work", ["pipeline.batches", "pipeline.workers"]),
+        (
+            "pipeline.batches.collate",
+            "from ..workers.work import Work",
+            ["pipeline.batches", "pipeline.workers"],
+        ),
         ("pipeline.iterator", "from .workers.work import Work", []),
     ],
 )
@@ -438,12 +496,14 @@ def test_a_planted_circle_of_folders_is_caught(module, code, circle):
         ("shm.slot_ring", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         (
             "table",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from async_loader.replay.rate_limiter import RateLimiter",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from "
+            "async_loader.replay.rate_limiter import RateLimiter",
         ),
         ("batch_layout", "from async_loader import tree\nfrom async_loader.source import Window"),
         (
             "pipeline.workers.worker_pool",
-            "from async_loader.pipeline.workers.worker_handle import WorkerHandle\nfrom async_loader.errors import Closed",
+            "from async_loader.pipeline.workers.worker_handle import WorkerHandle\nfrom "
+            "async_loader.errors import Closed",
         ),
         (
             "pipeline.workers.worker_pool",
@@ -460,7 +520,9 @@ def test_what_is_allowed_is_not_caught(module, code):
 
 
 def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, timeout=100, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=100, capture_output=True, text=True
+    ).stdout
 
 
 HEAVY = """import sys

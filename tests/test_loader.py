@@ -93,7 +93,9 @@ def slow_first(i: int, gate: str) -> int:
 def test_a_slow_chunk_holds_up_its_batch_and_not_the_order(tmp_path):
     gate = tmp_path / "gate"
     source = jobs_in_order(2, of=functools.partial(slow_first, gate=str(gate)))
-    with AsyncDataLoader(source, 2, chunk_size=1, num_workers=2, prefetch=4, timeout_s=60) as loader:
+    with AsyncDataLoader(
+        source, 2, chunk_size=1, num_workers=2, prefetch=4, timeout_s=60
+    ) as loader:
         threading.Timer(0.2, gate.touch).start()
         assert [b.tolist() for b in take(loader, 4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
@@ -101,7 +103,9 @@ def test_a_slow_chunk_holds_up_its_batch_and_not_the_order(tmp_path):
 def test_without_in_order_batches_arrive_as_they_finish(tmp_path):
     gate = tmp_path / "gate"
     source = ended(jobs_in_order(2, of=functools.partial(slow_first, gate=str(gate))), 5)
-    with AsyncDataLoader(source, 2, num_workers=2, chunk_size=2, prefetch=4, in_order=False, timeout_s=60) as loader:
+    with AsyncDataLoader(
+        source, 2, num_workers=2, chunk_size=2, prefetch=4, in_order=False, timeout_s=60
+    ) as loader:
         first = take(loader, 3)
         assert all(0 not in b.tolist() for b in first)
         gate.touch()
@@ -227,19 +231,25 @@ def test_columns_give_rows_that_belong_together_and_their_index(workers, batch_s
 
 
 def test_columns_under_every_start_method_travel_in_one_segment(start_method):
-    with AsyncDataLoader(columns(), 512, num_workers=2, multiprocessing_context=start_method, timeout_s=60) as loader:
+    with AsyncDataLoader(
+        columns(), 512, num_workers=2, multiprocessing_context=start_method, timeout_s=60
+    ) as loader:
         for batch in take(loader, 4):
             check_columns(batch, 512)
         if start_method != "fork":
             lines = [
-                line for h in loader._engine.core.pool.handles for line in Path(f"/proc/{h.pid}/maps").read_text().splitlines()
+                line
+                for h in loader._engine.core.pool.handles
+                for line in Path(f"/proc/{h.pid}/maps").read_text().splitlines()
             ]
             mapped = Counter(line.split()[4] for line in lines if "memfd:async_loader" in line)
             assert 2 in mapped.values()  # an inode mapped by both
 
 
 def test_a_thousand_columns_arrive_although_they_exceed_one_record():
-    with AsyncDataLoader({f"column {i}": np.full(10, i) for i in range(1000)}, 4, num_workers=2) as loader:
+    with AsyncDataLoader(
+        {f"column {i}": np.full(10, i) for i in range(1000)}, 4, num_workers=2
+    ) as loader:
         batch = next(loader)
     assert all((batch[f"column {i}"] == i).all() for i in range(1000))
 
@@ -247,7 +257,9 @@ def test_a_thousand_columns_arrive_although_they_exceed_one_record():
 def test_columns_are_drawn_uniformly():
     rows, draws = 50, 20_000
     with AsyncDataLoader({"x": np.arange(rows)}, 1000, seed=1) as loader:
-        seen = np.bincount(torch.cat([b["x"] for b in take(loader, draws // 1000)]).numpy(), minlength=rows)
+        seen = np.bincount(
+            torch.cat([b["x"] for b in take(loader, draws // 1000)]).numpy(), minlength=rows
+        )
     expected = draws / rows
     chi_square = ((seen - expected) ** 2 / expected).sum()
     assert chi_square < 86  # 49 degrees of freedom, p = 0.001
@@ -296,7 +308,9 @@ def test_a_collate_fn_sees_the_whole_batch_in_order_once(workers, chunk_size):
             "shape": (len(samples), None),
         }
 
-    with AsyncDataLoader(jobs_in_order(6), 6, chunk_size=chunk_size, collate_fn=collate_fn, num_workers=workers) as loader:
+    with AsyncDataLoader(
+        jobs_in_order(6), 6, chunk_size=chunk_size, collate_fn=collate_fn, num_workers=workers
+    ) as loader:
         for n, batch in enumerate(take(loader, 4)):
             assert batch["ids"].tolist() == list(range(6 * n, 6 * n + 6))
             assert (batch["pid"] == os.getpid()) == (workers < 2)
@@ -334,7 +348,9 @@ def test_a_collate_fn_may_return_any_object(workers, nbytes):
 
 
 def test_an_identity_collate_fn_gives_the_samples():
-    with AsyncDataLoader(dicts_in_order(lambda i: {"i": i}), 3, collate_fn=lambda samples: samples) as loader:
+    with AsyncDataLoader(
+        dicts_in_order(lambda i: {"i": i}), 3, collate_fn=lambda samples: samples
+    ) as loader:
         assert next(loader) == [{"i": 0}, {"i": 1}, {"i": 2}]
 
 
@@ -387,7 +403,9 @@ def test_items_of_a_dataset_are_sent_with_the_dataset_once_per_chunk():
 def test_an_unpicklable_job_fails_its_batch_by_name_and_others_arrive():
     lock = threading.Lock()
     batches = iter([[lambda: 1, lambda: lock and 2]])
-    with AsyncDataLoader(lambda n: next(batches, [lambda: 3] * n), 2, chunk_size=2, num_workers=2) as loader:
+    with AsyncDataLoader(
+        lambda n: next(batches, [lambda: 3] * n), 2, chunk_size=2, num_workers=2
+    ) as loader:
         with pytest.raises(
             CannotSend,
             match=r"job 1 of the batch, .*<lambda> \(.*test_loader.py:\d+\), "
@@ -453,7 +471,10 @@ def test_ignored_keys_stay_lists_of_what_they_were(workers, device):
             assert batch["x"].shape == (4,)
             infos = batch["collate_ignore_info"]
             assert type(infos) is list
-            assert all(type(i["a"]) is np.ndarray and i["a"].tolist() == [0, 1] and i["b"] == (1, None) for i in infos)
+            assert all(
+                type(i["a"]) is np.ndarray and i["a"].tolist() == [0, 1] and i["b"] == (1, None)
+                for i in infos
+            )
 
 
 @pytest.mark.parametrize("chunk_size", [1, 4])
@@ -463,16 +484,22 @@ def test_objects_and_ragged_samples_without_a_collate_fn_are_refused_by_name(wor
     counts = itertools.count(1)
     for text, make in sources.items():
         jobs = [make or functools.partial(np.zeros, next(counts)) for _ in range(4)]
-        with AsyncDataLoader(lambda n, jobs=jobs: jobs, 4, chunk_size=chunk_size, num_workers=workers) as loader:
+        with AsyncDataLoader(
+            lambda n, jobs=jobs: jobs, 4, chunk_size=chunk_size, num_workers=workers
+        ) as loader:
             for _ in range(2):
-                with pytest.raises(SchemaError, match="cannot be collated" if text == "no rule" else "has shapes"):
+                with pytest.raises(
+                    SchemaError, match="cannot be collated" if text == "no rule" else "has shapes"
+                ):
                     next(loader)
 
 
 @WORKERS
 def test_ragged_samples_come_through_a_collate_fn(workers):
     def pad(samples):
-        return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(s) for s in samples], batch_first=True)
+        return torch.nn.utils.rnn.pad_sequence(
+            [torch.from_numpy(s) for s in samples], batch_first=True
+        )
 
     with AsyncDataLoader(
         lambda n: [functools.partial(np.ones, i + 1) for i in range(n)],
@@ -511,7 +538,9 @@ def test_containers_keep_their_kind(workers, chunk_size):
 
 @WORKERS
 def test_bfloat16_tensors_come_through(workers):
-    with AsyncDataLoader(lambda n: [functools.partial(make_bfloat, i) for i in range(n)], 4, num_workers=workers) as loader:
+    with AsyncDataLoader(
+        lambda n: [functools.partial(make_bfloat, i) for i in range(n)], 4, num_workers=workers
+    ) as loader:
         for batch in take(loader, 3):
             assert batch.dtype == torch.bfloat16
             assert batch.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
@@ -644,7 +673,9 @@ def test_torch_is_seeded_also_when_a_job_is_the_first_to_import_it():
         for seq, batch in enumerate(take(loader, 2)):
             for part, value in enumerate(batch.tolist()):
                 state = int(np.random.SeedSequence((7, seq, part)).generate_state(2)[0])
-                assert value == torch.rand((), generator=torch.Generator().manual_seed(state)).item()
+                assert (
+                    value == torch.rand((), generator=torch.Generator().manual_seed(state)).item()
+                )
 
 
 def test_without_workers_the_global_generators_are_the_learners():
@@ -702,7 +733,9 @@ def test_extra_processes_are_used_from_two_workers_on(workers, processes):
     import psutil
 
     before = {p.pid for p in psutil.Process().children()}
-    with AsyncDataLoader(lambda n: [os.getpid] * n, 6, num_workers=workers, multiprocessing_context="fork") as loader:
+    with AsyncDataLoader(
+        lambda n: [os.getpid] * n, 6, num_workers=workers, multiprocessing_context="fork"
+    ) as loader:
         mine = {p.pid for p in psutil.Process().children()} - before
         assert len(mine) == processes
         pids = set(itertools.chain.from_iterable(b.tolist() for b in take(loader, 3)))
@@ -713,7 +746,9 @@ def test_the_worker_init_fn_is_called_with_the_number_in_each_worker(tmp_path):
     def init(number):
         (tmp_path / f"{number}-{os.getpid()}").touch()
 
-    with AsyncDataLoader(lambda n: [os.getpid] * n, 4, chunk_size=1, num_workers=2, worker_init_fn=init) as loader:
+    with AsyncDataLoader(
+        lambda n: [os.getpid] * n, 4, chunk_size=1, num_workers=2, worker_init_fn=init
+    ) as loader:
         pids = set(itertools.chain.from_iterable(b.tolist() for b in take(loader, 10)))
     made = sorted(path.name.split("-") for path in tmp_path.iterdir())
     assert [number for number, _ in made] == ["0", "1"]
@@ -724,7 +759,9 @@ def test_a_worker_init_fn_that_fails_breaks_the_loader_with_its_reason():
     def init(number):
         raise ZeroDivisionError("no licence")
 
-    with AsyncDataLoader(lambda n: [int] * n, 4, num_workers=2, worker_init_fn=init, timeout_s=60) as loader:
+    with AsyncDataLoader(
+        lambda n: [int] * n, 4, num_workers=2, worker_init_fn=init, timeout_s=60
+    ) as loader:
         with pytest.raises(Broken) as caught:
             next(loader)
     assert "no licence" in f"{caught.value} {caught.value.__cause__}"
@@ -802,7 +839,9 @@ def test_a_batch_that_outgrows_slot_bytes_says_so_with_both_numbers(workers):
         slot_bytes=5000,
         num_workers=workers,
     ) as loader:
-        with pytest.raises(ConfigError, match=r"a batch needs 156\.\d KiB, a slot holds 8\.0 KiB: raise slot_bytes"):
+        with pytest.raises(
+            ConfigError, match=r"a batch needs 156\.\d KiB, a slot holds 8\.0 KiB: raise slot_bytes"
+        ):
             take(loader, 3)
 
 
@@ -810,13 +849,17 @@ def test_a_batch_that_outgrows_slot_bytes_says_so_with_both_numbers(workers):
 def test_slot_bytes_need_not_be_whole_pages(workers):
     for collate_fn in (None, lambda samples: {"x": np.stack([s["x"] for s in samples])}):
         source = lambda n: [functools.partial(filled, 50_000, 1)] * n  # noqa: E731
-        with AsyncDataLoader(source, 4, slot_bytes=200_001, num_workers=workers, collate_fn=collate_fn) as loader:
+        with AsyncDataLoader(
+            source, 4, slot_bytes=200_001, num_workers=workers, collate_fn=collate_fn
+        ) as loader:
             assert all(b["x"].all() for b in take(loader, 4))
 
 
 def test_stats_count_batches_and_slots():
     for workers in (0, 2):
-        with AsyncDataLoader(jobs_in_order(2, of=functools.partial(filled, 100_000)), 2, num_workers=workers) as loader:
+        with AsyncDataLoader(
+            jobs_in_order(2, of=functools.partial(filled, 100_000)), 2, num_workers=workers
+        ) as loader:
             assert loader.stats().slots_lent == 0
             held = take(loader, 2)
             stats = loader.stats()
@@ -891,7 +934,9 @@ def test_a_job_error_keeps_its_type_and_later_batches_arrive(workers):
             assert [next(loader).item() for _ in range(2)] == [1, 0.5]
 
 
-@pytest.mark.parametrize("kind", ["StopIteration", "Closed", "KeyboardInterrupt", "SystemExit", "GeneratorExit"])
+@pytest.mark.parametrize(
+    "kind", ["StopIteration", "Closed", "KeyboardInterrupt", "SystemExit", "GeneratorExit"]
+)
 @WORKERS
 def test_exceptions_that_would_end_the_loop_silently_are_raised_as_job_failed(workers, kind):
     import builtins
@@ -902,7 +947,9 @@ def test_exceptions_that_would_end_the_loop_silently_are_raised_as_job_failed(wo
         raise getattr(errors, kind, None) or getattr(builtins, kind)("from the job")
 
     jobs = iter([[fail, fail]])
-    with AsyncDataLoader(lambda n: next(jobs, [int] * n), 2, num_workers=workers, timeout_s=60) as loader:
+    with AsyncDataLoader(
+        lambda n: next(jobs, [int] * n), 2, num_workers=workers, timeout_s=60
+    ) as loader:
         with pytest.raises((JobFailed, async_loader.errors.AsyncLoaderError), match=kind):
             next(loader)
         assert next(loader).tolist() == [0, 0]
@@ -1030,7 +1077,9 @@ BAD = {
 def test_a_bad_argument_is_refused_before_anything_starts(case, monkeypatch):
     started = []
     monkeypatch.setattr(threading.Thread, "start", lambda self: started.append(self))
-    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda self: started.append(self))
+    monkeypatch.setattr(
+        "multiprocessing.process.BaseProcess.start", lambda self: started.append(self)
+    )
     arguments, text = BAD[case]
     with pytest.raises(ConfigError, match=text):
         AsyncDataLoader(**{"data_source": GOOD, "batch_size": 8, "num_workers": 2, **arguments})
@@ -1038,7 +1087,9 @@ def test_a_bad_argument_is_refused_before_anything_starts(case, monkeypatch):
 
 
 def test_numpy_integers_are_accepted():
-    with AsyncDataLoader(GOOD, np.int64(8), chunk_size=np.int32(4), num_workers=np.int8(0), seed=np.uint32(3)) as loader:
+    with AsyncDataLoader(
+        GOOD, np.int64(8), chunk_size=np.int32(4), num_workers=np.int8(0), seed=np.uint32(3)
+    ) as loader:
         assert next(loader)["x"].shape == (8,)
         assert type(loader.batch_size) is int
 

@@ -66,7 +66,10 @@ def test_the_thread_for_rows_of_other_processes_can_end_a_wait():
             next(loader)
             names = {thread.name for thread in package_threads}
             assert "async-loader-producer" in names
-            assert "async-loader-writer-service" in {thread.name for thread in threading.enumerate()} - names
+            assert (
+                "async-loader-writer-service"
+                in {thread.name for thread in threading.enumerate()} - names
+            )
         handle.close()
 
 
@@ -101,7 +104,9 @@ def test_batches_come_as_a_tensordict_where_that_is_asked_for(monkeypatch):
     module = ModuleType("tensordict")
     module.TensorDict = TensorDict
     monkeypatch.setitem(sys.modules, "tensordict", module)
-    with AsyncDataLoader({"x": np.arange(9)}, 3, batch_format="tensordict", timeout_s=SLACK_S) as loader:
+    with AsyncDataLoader(
+        {"x": np.arange(9)}, 3, batch_format="tensordict", timeout_s=SLACK_S
+    ) as loader:
         batch = next(loader)
     assert (type(batch), batch.batch_size) == (TensorDict, [3])
     assert torch.equal(batch["x"], batch["index"])
@@ -109,7 +114,9 @@ def test_batches_come_as_a_tensordict_where_that_is_asked_for(monkeypatch):
 
 def test_a_format_without_its_package_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensordict", None)
-    with pytest.raises(ConfigError, match=r"needs the package tensordict .*: pip install tensordict, or 'torch'"):
+    with pytest.raises(
+        ConfigError, match=r"needs the package tensordict .*: pip install tensordict, or 'torch'"
+    ):
         AsyncDataLoader({"x": np.arange(9)}, 3, batch_format="tensordict")
 
 
@@ -137,7 +144,9 @@ def test_jobs_run_in_several_threads_at_once():
     def job():
         return {"thread": int(threading.current_thread().name[-1]), "place": both.wait(SLACK_S)}
 
-    with AsyncDataLoader(lambda n: [job], 1, num_workers=2, worker_type="thread", timeout_s=SLACK_S) as loader:
+    with AsyncDataLoader(
+        lambda n: [job], 1, num_workers=2, worker_type="thread", timeout_s=SLACK_S
+    ) as loader:
         batches = [next(loader) for _ in range(2)]
         both.abort()  # of the batches that are made ahead
     assert {batch["thread"].item() for batch in batches} == {0, 1}
@@ -154,7 +163,9 @@ def test_an_error_in_a_worker_thread_is_its_batch_alone():
     def source(n):
         return [partial(job, next(numbers))]
 
-    with AsyncDataLoader(source, 1, num_workers=2, worker_type="thread", timeout_s=SLACK_S) as loader:
+    with AsyncDataLoader(
+        source, 1, num_workers=2, worker_type="thread", timeout_s=SLACK_S
+    ) as loader:
         assert next(loader)["x"].item() == 0
         with pytest.raises(ZeroDivisionError, match="one"):
             next(loader)
@@ -212,7 +223,9 @@ def test_a_reader_that_threads_share_reads_for_one_at_a_time():
     source = ColumnsSource({"x": np.arange(1000)}, 0)
     source._reader.__class__ = Watched
     assert isinstance(source.plan(3, None), Rows)
-    with AsyncDataLoader(source, 512, num_workers=4, worker_type="thread", timeout_s=SLACK_S) as loader:
+    with AsyncDataLoader(
+        source, 512, num_workers=4, worker_type="thread", timeout_s=SLACK_S
+    ) as loader:
         for _ in range(50):
             next(loader)
     assert not Watched.overlapped
@@ -342,5 +355,7 @@ def test_a_word_of_before_or_of_torch_is_answered_with_ours(make, text):
 )
 def test_a_first_guess_at_a_table_is_answered_with_ours(use, text):
     with ReplayBuffer(10, {"x": "int64", "terminated": "bool"}) as table:
-        with pytest.raises((AttributeError, TypeError, SchemaError, ConfigError), match=re.escape(text)):
+        with pytest.raises(
+            (AttributeError, TypeError, SchemaError, ConfigError), match=re.escape(text)
+        ):
             use(table)

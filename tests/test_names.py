@@ -104,7 +104,8 @@ def wait(*, timeout_s=None):
         ),
         (
             lambda: Tank(10, None, 3, 4),
-            "Tank() takes capacity, schema by place, and 4 values were given: name the others (limiter=, seed=)",
+            "Tank() takes capacity, schema by place, and 4 values were given: name the others "
+            "(limiter=, seed=)",
         ),
         (
             lambda: wait(3),
@@ -143,7 +144,9 @@ def test_each_word_of_the_table_has_an_answer_other_than_itself():
 
 
 def test_a_reason_of_one_callable_is_given_for_that_callable_alone():
-    assert "every batch of a source is whole" in hint("drop_last", ["batch_size"], "AsyncDataLoader")
+    assert "every batch of a source is whole" in hint(
+        "drop_last", ["batch_size"], "AsyncDataLoader"
+    )
     assert hint("drop_last", ["batch_size", "last_batch"], "DataLoader") == "say last_batch='drop'"
     assert hint("drop_last", ["zone"], "other") == "it takes zone"
 
@@ -162,7 +165,9 @@ def test_a_wrong_attribute_is_answered_with_ours():
         match=r"'Cistern' object has no attribute 'who_waits': say stats\(\).waiting",
     ):
         cistern.who_waits  # noqa: B018
-    with pytest.raises(AttributeError, match=r"'Cistern' object has no attribute 'levle'$") as caught:
+    with pytest.raises(
+        AttributeError, match=r"'Cistern' object has no attribute 'levle'$"
+    ) as caught:
         cistern.levle  # noqa: B018
     # Python's own "did you mean" reads these attributes
     assert (caught.value.name, caught.value.obj) == ("levle", cistern)
@@ -189,9 +194,13 @@ def test_a_method_that_is_called_on_its_class_says_so():
             return amount
 
     assert Lake().load("x") == "x"
-    with pytest.raises(TypeError, match=r"^Lake.load\(\) is called on an object, not on the class: say table.load"):
+    with pytest.raises(
+        TypeError, match=r"^Lake.load\(\) is called on an object, not on the class: say table.load"
+    ):
         Lake.load("x")
-    with pytest.raises(TypeError, match=r"^Lake.fill\(\) is called on an object, not on the class$"):
+    with pytest.raises(
+        TypeError, match=r"^Lake.fill\(\) is called on an object, not on the class$"
+    ):
         Lake.fill(3)
 
 

@@ -33,7 +33,9 @@ print(" | ".join(seen))
 
 
 def test_hooks_run_in_the_order_of_their_steps_whatever_was_registered_first():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True
+    )
     steps = ["IMPORTS", "SERVICES", "KERNELS", "TABLES", "LOADERS"]
     before = [f"before {step}" for step in steps]
     child, parent = (line.split(" | ") for line in done.stdout.splitlines())
@@ -42,6 +44,10 @@ def test_hooks_run_in_the_order_of_their_steps_whatever_was_registered_first():
 
 
 def test_hooks_of_forks_are_registered_in_one_place():
-    found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "os.register_at_fork(" in path.read_text()}
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if "os.register_at_fork(" in path.read_text()
+    }
     below = {"interrupts.py"}
     assert found == {"process_hooks.py"} | below

@@ -47,7 +47,9 @@ def test_numeric_dtypes_of_native_order_are_supported(dtype):
 @pytest.mark.parametrize("dtype", REFUSED, ids=str)
 def test_dtypes_that_shared_memory_cannot_hold_are_refused_by_name(dtype):
     assert not supported(np.dtype(dtype))
-    with pytest.raises(SchemaError, match=r"field 'obs' has dtype .*, which shared memory cannot hold: use bool"):
+    with pytest.raises(
+        SchemaError, match=r"field 'obs' has dtype .*, which shared memory cannot hold: use bool"
+    ):
         Field((2,), dtype, name="obs")
 
 
@@ -94,7 +96,9 @@ def test_a_schema_of_a_step_takes_python_numbers_as_torch_does():
     assert schema.nbytes == 6 + 16 + 4 + 8 + 1 + 8
 
 
-@pytest.mark.parametrize("value", ["text", None, object(), np.array(["a"]), torch.zeros(2, dtype=torch.bfloat16)])
+@pytest.mark.parametrize(
+    "value", ["text", None, object(), np.array(["a"]), torch.zeros(2, dtype=torch.bfloat16)]
+)
 def test_a_step_with_anything_else_is_refused_by_name(value):
     with pytest.raises(SchemaError, match="obs"):
         Schema.of_step({"obs": value, "a": 1})
@@ -131,7 +135,9 @@ def test_a_field_says_in_its_repr_what_makes_it_again(shape, dtype, stack, after
     assert eval(repr(field), {"Field": Field}) == field
     assert pickle.loads(pickle.dumps(field)) == field
     assert field.shape == tuple(shape)
-    named = Schema.of({"obs": {"x": Field(shape, dtype, stack=stack, next=after, padding=padding)}}).fields[0]
+    named = Schema.of(
+        {"obs": {"x": Field(shape, dtype, stack=stack, next=after, padding=padding)}}
+    ).fields[0]
     assert named == Field(shape, dtype, stack=stack, next=after, padding=padding, name="obs.x")
 
 
@@ -153,15 +159,24 @@ def test_a_shape_of_anything_but_whole_numbers_is_refused(shape):
 
 def test_a_field_takes_one_size_or_any_sequence_of_them():
     assert (
-        Field(3).shape == Field((3,)).shape == Field([3]).shape == Field(np.int64(3)).shape == Field(np.array([3])).shape == (3,)
+        Field(3).shape
+        == Field((3,)).shape
+        == Field([3]).shape
+        == Field(np.int64(3)).shape
+        == Field(np.array([3])).shape
+        == (3,)
     )
     assert (Field().shape, Field().dtype) == ((), np.float32)
 
 
 def test_a_name_that_is_not_the_key_of_a_field_is_refused():
-    with pytest.raises(SchemaError, match="under 'obs' is named 'x': its key is its name, leave out name='x'"):
+    with pytest.raises(
+        SchemaError, match="under 'obs' is named 'x': its key is its name, leave out name='x'"
+    ):
         Schema.of({"obs": Field(name="x")})
-    assert Schema.of({"a": {"obs": Field(name="obs")}}) == Schema.of({"a": {"obs": Field(name="a.obs")}})
+    assert Schema.of({"a": {"obs": Field(name="obs")}}) == Schema.of(
+        {"a": {"obs": Field(name="a.obs")}}
+    )
 
 
 def test_a_field_in_a_list_needs_a_name():
@@ -205,7 +220,9 @@ def test_spaces_nest_as_their_samples_do():
     step = {"obs": space.sample(), "reward": 0.5}
     assert schema.structure == Schema.of_step(step).structure
     assert schema.rebuild(schema.leaves(step)) == step
-    assert [f.name for f in Schema.of(space).fields] == [f.name.removeprefix("obs.") for f in schema.fields[:-1]]
+    assert [f.name for f in Schema.of(space).fields] == [
+        f.name.removeprefix("obs.") for f in schema.fields[:-1]
+    ]
     assert Schema.of(spaces.Box(0, 1, (2,))).fields[0].shape == (2,)
 
 
@@ -240,7 +257,9 @@ class Looks:
         return "Looks()"
 
 
-@pytest.mark.parametrize("value", [Looks(), Looks, 1.0, 3, True, [2, 3, 4], "nonsense", None, torch.float32], ids=repr)
+@pytest.mark.parametrize(
+    "value", [Looks(), Looks, 1.0, 3, True, [2, 3, 4], "nonsense", None, torch.float32], ids=repr
+)
 def test_an_object_that_only_has_a_dtype_is_refused(value):
     with pytest.raises(SchemaError, match="obs"):
         Schema.of({"obs": value})
@@ -249,7 +268,10 @@ def test_an_object_that_only_has_a_dtype_is_refused(value):
 
 
 def test_spaces_are_understood_without_importing_gymnasium():
-    code = "import sys; from async_loader import Schema; Schema.of({'x': 'f4'}); assert 'gymnasium' not in sys.modules"
+    code = (
+        "import sys; from async_loader import Schema; Schema.of({'x': 'f4'}); assert "
+        "'gymnasium' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -280,9 +302,9 @@ def test_adding_a_field_refuses_a_name_that_is_taken():
 
 @given(fields)
 def test_nbytes_counts_every_item(listed):
-    assert Schema.of([Field(f.shape, f.dtype, name=f"f{i}") for i, f in enumerate(listed)]).nbytes == sum(
-        math.prod(f.shape) * f.dtype.itemsize for f in listed
-    )
+    assert Schema.of(
+        [Field(f.shape, f.dtype, name=f"f{i}") for i, f in enumerate(listed)]
+    ).nbytes == sum(math.prod(f.shape) * f.dtype.itemsize for f in listed)
 
 
 def test_schemas_are_equal_by_value_and_can_be_keys():

@@ -48,5 +48,12 @@ def share(busy: float) -> StageStats:
         (0.2, 0.3, 0.0, 0.6, True, "learner"),
     ],
 )
-def test_the_bottleneck_is_the_stage_that_is_busy_most(source, workers, copy, learner, one_thread, name):
-    assert bottleneck(share(source), share(workers), share(copy), share(learner), one_thread=one_thread) == name
+def test_the_bottleneck_is_the_stage_that_is_busy_most(
+    source, workers, copy, learner, one_thread, name
+):
+    assert (
+        bottleneck(
+            share(source), share(workers), share(copy), share(learner), one_thread=one_thread
+        )
+        == name
+    )

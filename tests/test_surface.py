@@ -33,13 +33,18 @@ ROOT = Path(__file__).parent.parent
 def test_the_surface_is_the_one_on_record():
     before, now = surface.RECORD.read_text().splitlines(), surface.text().splitlines()
     changes = "\n".join(difflib.unified_diff(before, now, "on record", "now", lineterm="", n=0))
-    assert not changes, f"the public interface has changed; if it is meant, run: python tests/surface.py\n{changes}"
+    assert not changes, (
+        f"the public interface has changed; if it is meant, run: python tests/surface.py\n{changes}"
+    )
 
 
 def test_a_changed_signature_is_seen():
     def one(index: int, /, *, timeout_s: float | None = None, **fields: Any) -> None: ...
 
-    assert surface.signature(one) == "(index: int, /, *, timeout_s: float | None = None, **fields: Any) -> None"
+    assert (
+        surface.signature(one)
+        == "(index: int, /, *, timeout_s: float | None = None, **fields: Any) -> None"
+    )
 
 
 @pytest.mark.parametrize("module", surface.MODULES)
@@ -98,7 +103,8 @@ def test_an_unknown_name_is_an_attribute_error():
 OURS: dict[str, Any] = {
     name: getattr(async_loader, name)
     for name in async_loader.__all__
-    if inspect.isclass(getattr(async_loader, name)) or inspect.isfunction(getattr(async_loader, name))
+    if inspect.isclass(getattr(async_loader, name))
+    or inspect.isfunction(getattr(async_loader, name))
 }
 GONE = {
     r"\bwho_waits\b": "stats().waiting",
@@ -106,7 +112,8 @@ GONE = {
     r"\bReplayStats\b": "TableStats",
     r"\basync_loader\.naming\b": "async_loader.names",
     r"\boverlapping=": "nothing",
-    r"\bkind: (rank|samples_per_insert|min_size)\b": "the class in snake case: rank_prioritized, rate_limiter",
+    r"\bkind: (rank|samples_per_insert|min_size)\b": "the class in snake case: rank_prioritized, "
+    "rate_limiter",
     r"\bReplayBuffer\.load\(": "table.load(path), or ReplayBuffer.from_checkpoint(path)",
     r"\b(StreamWriter|RemoteProcessWriter)\b": "LocalWriter",
 }
@@ -124,9 +131,15 @@ ABOUT_WRONG_NAMES = {
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
     for name in listed.splitlines():
-        if name.endswith((".py", ".md", ".yaml", ".yml", ".toml")) and name not in ABOUT_WRONG_NAMES and (ROOT / name).exists():
+        if (
+            name.endswith((".py", ".md", ".yaml", ".yml", ".toml"))
+            and name not in ABOUT_WRONG_NAMES
+            and (ROOT / name).exists()
+        ):
             yield name, (ROOT / name).read_text()
 
 
@@ -144,8 +157,18 @@ def imported(tree: ast.AST) -> dict[str, Any]:
     found, others = {}, set()
     for node in ast.walk(tree):
         where = (node.module or "").split(".") if isinstance(node, ast.ImportFrom) else []
-        if isinstance(node, ast.ImportFrom) and where[0] == "async_loader" and "compat" not in where:
-            found.update({alias.asname or alias.name: OURS[alias.name] for alias in node.names if alias.name in OURS})
+        if (
+            isinstance(node, ast.ImportFrom)
+            and where[0] == "async_loader"
+            and "compat" not in where
+        ):
+            found.update(
+                {
+                    alias.asname or alias.name: OURS[alias.name]
+                    for alias in node.names
+                    if alias.name in OURS
+                }
+            )
         elif isinstance(node, ast.ImportFrom):
             others |= {alias.asname or alias.name for alias in node.names}
     return {name: value for name, value in found.items() if name not in others}
@@ -165,7 +188,11 @@ def wrong_keywords(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
             continue
         if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
             for keyword in node.keywords:
-                said = keyword.arg in names.SAY if isinstance(node.func, ast.Name) else keyword.arg == "timeout"
+                said = (
+                    keyword.arg in names.SAY
+                    if isinstance(node.func, ast.Name)
+                    else keyword.arg == "timeout"
+                )
                 if keyword.arg and said and keyword.arg not in parameters:
                     yield node.lineno, ast.unparse(node.func), keyword.arg
 

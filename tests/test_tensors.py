@@ -45,7 +45,10 @@ def test_as_array_knows_arrays_numpy_scalars_and_tensors_only():
     assert tensors.as_array(np.float32(2)).shape == ()
     assert tensors.as_array(torch.ones(2)).tolist() == [1, 1]
     assert tensors.as_array(torch.ones(2, requires_grad=True)).tolist() == [1, 1]
-    assert all(tensors.as_array(value) is None for value in (1, 2.0, True, "x", None, [1], torch.ones(2).bfloat16()))
+    assert all(
+        tensors.as_array(value) is None
+        for value in (1, 2.0, True, "x", None, [1], torch.ones(2).bfloat16())
+    )
 
 
 def test_lazily_conjugated_and_negated_tensors_have_arrays():
@@ -110,7 +113,10 @@ def test_parts_of_a_numeric_tensor_share_its_memory(a, b, dtype):
 
 
 def test_asking_whether_something_is_a_tensor_does_not_import_torch():
-    code = "import sys; from async_loader import tensors; assert not tensors.is_tensor(3); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from async_loader import tensors; assert not tensors.is_tensor(3); assert "
+        "'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -136,7 +142,10 @@ threading.Event().wait(0.2)  # a fork that does not wait for this import gets ha
 class Tensor: pass
 class nn: Parameter = Tensor
 """
-WHOLE = HALF + "threading.go.set(); importer.join(); import torch; assert tensors.is_tensor(torch.Tensor())"
+WHOLE = (
+    HALF
+    + "threading.go.set(); importer.join(); import torch; assert tensors.is_tensor(torch.Tensor())"
+)
 FORKED = (
     HALF
     + """
@@ -151,7 +160,9 @@ assert os.waitpid(pid, 0)[1] == 0
 )
 
 
-@pytest.mark.parametrize("script", [WHOLE, FORKED], ids=["the same process", "a child forked meanwhile"])
+@pytest.mark.parametrize(
+    "script", [WHOLE, FORKED], ids=["the same process", "a child forked meanwhile"]
+)
 def test_torch_counts_as_absent_while_another_thread_imports_it(tmp_path, script):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(SLOW_TORCH)

@@ -52,12 +52,16 @@ def test_transform_changes_leaves_and_keeps_containers(value):
     structure = tree.structure_of(value)
     changed = tree.transform(value, lambda leaf: leaf + 1)
     assert tree.structure_of(changed) == structure
-    assert list(tree.leaves(changed, structure)) == [leaf + 1 for leaf in tree.leaves(value, structure)]
+    assert list(tree.leaves(changed, structure)) == [
+        leaf + 1 for leaf in tree.leaves(value, structure)
+    ]
 
 
 def test_transform_leaves_alone_what_it_is_told_to():
     kept = [1, (2,)]
-    changed = tree.transform({"a": 1, "keep": kept, "b": [{"keep": kept}]}, str, leave=lambda key: key == "keep")
+    changed = tree.transform(
+        {"a": 1, "keep": kept, "b": [{"keep": kept}]}, str, leave=lambda key: key == "keep"
+    )
     assert changed == {"a": "1", "keep": kept, "b": [{"keep": kept}]}
     assert changed["keep"] is kept
 

@@ -66,7 +66,9 @@ TORCHS_OWN = ("-W", "ignore:Implicitly cleaning up:ResourceWarning")
 def test_mypy_accepts_the_tasks_and_refuses_what_is_wrong(tmp_path):
     """One run for all scripts, which takes half a minute without a cache."""
     wrong = tmp_path / "wrong.py"
-    head = "from async_loader import AsyncDataLoader, DataLoader, Prioritized, RateLimiter, Writer\n"
+    head = (
+        "from async_loader import AsyncDataLoader, DataLoader, Prioritized, RateLimiter, Writer\n"
+    )
     wrong.write_text(head + "\n".join(code for code, _ in WRONG.values()) + "\n")
     result = checked(*map(str, SCRIPTS), str(wrong))
     assert result.stderr == ""

@@ -18,7 +18,12 @@ def lowest() -> dict[str, str]:
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg")
     lines = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
-    names = [line for text in lines for line in text.split("\n") if line and not line.startswith(("%", "#"))]
+    names = [
+        line
+        for text in lines
+        for line in text.split("\n")
+        if line and not line.startswith(("%", "#"))
+    ]
     found = [_REQUIREMENT.fullmatch(name) for name in names]
     assert all(found), f"a requirement without a lower bound: {names}"
     return {one[1]: one[2] for one in found if one}

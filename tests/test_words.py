@@ -69,7 +69,9 @@ KEPT = {
     "pipeline/pool.py:_Core": "becomes the one engine",
     "replay/multiprocess/terms.py": "named after Terms, a public parameter type",
     "replay/multiprocess/terms.py:Terms": "a parameter type of WriterHandle in tests/data/api.txt",
-    "replay/multiprocess/writer_handle.py:Terms": ("a parameter type of WriterHandle in tests/data/api.txt"),
+    "replay/multiprocess/writer_handle.py:Terms": (
+        "a parameter type of WriterHandle in tests/data/api.txt"
+    ),
     "replay/table/insert.py:Inserter": "a plain agent noun, like writer",
 }
 """Names of `OLD_NAMES` that are still in use, each with the reason."""
@@ -195,7 +197,8 @@ def test_prose_names_things_rather_than_persons():
     found = [
         f"{name}:{number}: {line}"
         for path in prose()
-        if path != Path(__file__) and not (name := path.relative_to(ROOT).as_posix()).startswith(NOT_YET)
+        if path != Path(__file__)
+        and not (name := path.relative_to(ROOT).as_posix()).startswith(NOT_YET)
         for number, line in banned_in(path.read_text())
     ]
     assert not found, "\n".join(found)

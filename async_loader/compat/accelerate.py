@@ -65,7 +65,9 @@ def _stateful_too(init: Callable[..., None]) -> Callable[..., None]:
         init(self, dataset, batch_sampler=batch_sampler, **kwargs)
         if use_stateful_dataloader:
             self.use_stateful_dataloader = True
-            self.base_dataloader = StatefulDataLoader(dataset, batch_sampler=batch_sampler, **kwargs)
+            self.base_dataloader = StatefulDataLoader(
+                dataset, batch_sampler=batch_sampler, **kwargs
+            )
             self.dl_state_dict = self.base_dataloader.state_dict()
 
     return adapted

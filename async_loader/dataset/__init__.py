@@ -4,8 +4,9 @@
                                │                                                          ▲
                                └── when the dataset is arrays: Columns.gather ────────────┘
 
-A state of a loader says how far its epoch is: which tasks are over (`EpochProgress`), where the sampler is, and where
-each worker's dataset is (`Bookmark`), which workers send along with their batches.
+A state of a loader says how far its epoch is: which tasks are over (`EpochProgress`), where the
+sampler is, and where each worker's dataset is (`Bookmark`), which workers send along with their
+batches.
 
 No queue, thread or process of its own.
 """

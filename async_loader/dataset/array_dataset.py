@@ -1,4 +1,5 @@
-"""Datasets that are arrays, read a batch at a time: no Python per item. What comes out is what item by item would give.
+"""Datasets that are arrays, read a batch at a time: no Python per item. What comes out is what item
+by item would give.
 
 `columns_of` finds out whether a dataset is such, and says why not.
 """
@@ -37,7 +38,9 @@ class Columns:
         Which rows there are, in which order; ``None``: all.
     """
 
-    def __init__(self, arrays: Sequence[Any], build: Callable[[list[Any]], Any], index: Index | None = None) -> None:
+    def __init__(
+        self, arrays: Sequence[Any], build: Callable[[list[Any]], Any], index: Index | None = None
+    ) -> None:
         self._takers = [_taker(array) for array in arrays]
         self._build = build
         self._index = index
@@ -109,21 +112,36 @@ def columns_of(dataset: Any) -> Columns:
         return Columns(_checked(enumerate(dataset)), list)
     if type(dataset) is dict:
         keys = list(dataset)
-        return Columns(_checked(dataset.items()), lambda values: dict(zip(keys, values, strict=True)))
-    raise NoColumns(f"{type(dataset).__name__} is no array, tensor, TensorDataset, nor a dict or tuple of arrays")
+        return Columns(
+            _checked(dataset.items()), lambda values: dict(zip(keys, values, strict=True))
+        )
+    raise NoColumns(
+        f"{type(dataset).__name__} is no array, tensor, TensorDataset, nor a dict or tuple of "
+        "arrays"
+    )
 
 
 def as_index(indices: Any) -> Index | None:
     """A batch of integers as an array; ``None`` when it is something else."""
     if isinstance(indices, np.ndarray):
-        return indices.astype(np.int64, copy=False) if indices.ndim == 1 and indices.dtype.kind in "iu" else None
-    if not isinstance(indices, list | tuple | range) or (len(indices) and type(indices[0]) not in (int, np.int64)):
+        return (
+            indices.astype(np.int64, copy=False)
+            if indices.ndim == 1 and indices.dtype.kind in "iu"
+            else None
+        )
+    if not isinstance(indices, list | tuple | range) or (
+        len(indices) and type(indices[0]) not in (int, np.int64)
+    ):
         return None
     try:
         array = np.array(indices)
     except (ValueError, OverflowError):
         return None
-    return array.astype(np.int64, copy=False) if array.ndim == 1 and (array.dtype.kind in "iu" or not len(array)) else None
+    return (
+        array.astype(np.int64, copy=False)
+        if array.ndim == 1 and (array.dtype.kind in "iu" or not len(array))
+        else None
+    )
 
 
 def _only(values: list[Any]) -> Any:
@@ -149,7 +167,12 @@ def _check(name: str, column: Any) -> None:
 
         if type(column) is not torch.Tensor:
             raise NoColumns(f"{name} is a {type(column).__name__}, whose class an item keeps")
-        if column.device.type != "cpu" or column.layout is not torch.strided or column.requires_grad or column.is_quantized:
+        if (
+            column.device.type != "cpu"
+            or column.layout is not torch.strided
+            or column.requires_grad
+            or column.is_quantized
+        ):
             raise NoColumns(f"{name} is no plain tensor on the CPU without a gradient")
         if tensors.numpy_dtype(column.dtype) is None and column.dtype is not torch.bfloat16:
             raise NoColumns(f"{name} has dtype {column.dtype}")
@@ -215,7 +238,9 @@ class _Rows:
 
 
 class Items:
-    """A dict or a tuple of columns as a dataset of items. A column is anything that can be indexed."""
+    """A dict or a tuple of columns as a dataset of items. A column is anything that can be
+    indexed.
+    """
 
     def __init__(self, columns: Mapping[str, Any] | tuple[Any, ...]) -> None:
         self.columns = columns
@@ -226,7 +251,9 @@ class Items:
             raise ConfigError(f"columns are of unequal length: {said} rows")
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values() if isinstance(self.columns, Mapping) else self.columns)))
+        return len(
+            next(iter(self.columns.values() if isinstance(self.columns, Mapping) else self.columns))
+        )
 
     def __getitem__(self, i: int) -> Any:
         if isinstance(self.columns, Mapping):
@@ -235,8 +262,8 @@ class Items:
 
 
 def is_columns(dataset: Any) -> bool:
-    """Whether a dict or a tuple is meant as columns: its values are arrays, tensors or lists; of a tuple not all are lists,
-    and a dict of lists has names as keys.
+    """Whether a dict or a tuple is meant as columns: its values are arrays, tensors or lists; of a
+    tuple not all are lists, and a dict of lists has names as keys.
     """
     if type(dataset) not in (tuple, dict) or not dataset:
         return False

@@ -31,7 +31,8 @@ class Batches:
     in_range : bool
         The tasks are arrays of indices that need not be checked.
     snapshots : deque
-        For each batch that was drawn and is not delivered yet, the state in which the sampler was behind it.
+        For each batch that was drawn and is not delivered yet, the state in which the sampler was
+        behind it.
     """
 
     in_range = False
@@ -72,7 +73,8 @@ class Batches:
 
 
 class IndexBatches(Batches):
-    """The order is ours: all items, in their order or shuffled, cut into arrays without a step of Python for each.
+    """The order is ours: all items, in their order or shuffled, cut into arrays without a step of
+    Python for each.
 
     Parameters
     ----------
@@ -84,9 +86,17 @@ class IndexBatches(Batches):
 
     in_range = True
 
-    def __init__(self, n: int, batch_size: int | None, last: LastBatch, seed: int, *, shuffle: bool) -> None:
+    def __init__(
+        self, n: int, batch_size: int | None, last: LastBatch, seed: int, *, shuffle: bool
+    ) -> None:
         super().__init__()
-        self._n, self._size, self._last, self._seed, self._shuffle = n, batch_size, last, seed, shuffle
+        self._n, self._size, self._last, self._seed, self._shuffle = (
+            n,
+            batch_size,
+            last,
+            seed,
+            shuffle,
+        )
         self._entered = self._carried = np.empty(0, np.int64)
 
     def __len__(self) -> int:
@@ -106,11 +116,17 @@ class IndexBatches(Batches):
         if self._last == "roll_over":
             self._entered, self._carried = self._carried, index[stop:]
         # Not a generator: a signal that comes while one is at work ends it.
-        cuts = map(slice, range(start * size, stop, size), range((start + 1) * size, stop + size, size))
+        cuts = map(
+            slice, range(start * size, stop, size), range((start + 1) * size, stop + size, size)
+        )
         return map(index.__getitem__, cuts)
 
     def state(self, *, finished: bool) -> Any:
-        return (self._carried if finished else self._entered).tolist() if self._last == "roll_over" else None
+        return (
+            (self._carried if finished else self._entered).tolist()
+            if self._last == "roll_over"
+            else None
+        )
 
     def seed(self, seed: int) -> None:
         self._seed = seed
@@ -149,7 +165,9 @@ class SamplerBatches(Batches):
         Keep the sampler's state for each batch.
     """
 
-    def __init__(self, sampler: Iterable[Any], batch_size: int | None, last: LastBatch, *, track: bool = True) -> None:
+    def __init__(
+        self, sampler: Iterable[Any], batch_size: int | None, last: LastBatch, *, track: bool = True
+    ) -> None:
         super().__init__()
         self._track = track
         self._sampler, self._size, self._last = sampler, batch_size, last
@@ -217,7 +235,11 @@ class SamplerBatches(Batches):
 
     def state(self, *, finished: bool) -> Any:
         if finished or not self.snapshots:
-            state = {"sampler": None, "generator": self._generator_state(), "carried": list(self._carried)}
+            state = {
+                "sampler": None,
+                "generator": self._generator_state(),
+                "carried": list(self._carried),
+            }
             return state if self._left is None else {**state, "left": self._left}
         if not self._draws_globally:
             return self.snapshots[0]
@@ -227,13 +249,21 @@ class SamplerBatches(Batches):
 
     @property
     def _draws_globally(self) -> bool:
-        """Whether it is one of torch's random samplers without a generator: when it begins it draws from the global one."""
+        """Whether it is one of torch's random samplers without a generator: when it begins it
+        draws from the global one.
+        """
         torch_data: Any = tensors.loaded("torch.utils.data")
         inner: Any = getattr(self._sampler, "sampler", self._sampler)
-        return torch_data is not None and isinstance(inner, torch_data.Sampler) and getattr(inner, "generator", self) is None
+        return (
+            torch_data is not None
+            and isinstance(inner, torch_data.Sampler)
+            and getattr(inner, "generator", self) is None
+        )
 
     def _drawn_again(self, tasks: Iterator[Any]) -> Iterator[Any]:
-        """The tasks, of which the first is drawn from the global generator as a state has it, where there is one."""
+        """The tasks, of which the first is drawn from the global generator as a state has it,
+        where there is one.
+        """
         import torch
 
         if self._global is None:
@@ -422,4 +452,7 @@ def _global_state() -> list[int]:
 def check_last(last: str, batch_size: int | None) -> None:
     """Raise ConfigError when nothing could be left over."""
     if batch_size is None and last != "keep":
-        raise ConfigError(f"last_batch is {last!r} and batch_size is None: there are no batches, leave last_batch out")
+        raise ConfigError(
+            f"last_batch is {last!r} and batch_size is None: there are no batches, leave "
+            "last_batch out"
+        )

@@ -43,7 +43,9 @@ class Bookmark:
         """Of an iteration that is under way. What it holds may still change with the iteration: see
         `copy.deepcopy`.
         """
-        return cls(given, ended, None if items is iterable else _state_of(iterable), _state_of(items))
+        return cls(
+            given, ended, None if items is iterable else _state_of(iterable), _state_of(items)
+        )
 
     @classmethod
     def from_state(cls, state: Any) -> Bookmark:

@@ -1,4 +1,6 @@
-"""DataLoader: checks its arguments, and puts an order, a work and a pool together. Does no work of its own."""
+"""DataLoader: checks its arguments, and puts an order, a work and a pool together. Does no work
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -65,26 +67,30 @@ _STATE_VERSIONS = (1, 2)
 
 
 class DataLoader(Generic[B]):
-    """Batches of a dataset, epoch by epoch, with the next ones made ahead by workers that live as long as the loader.
+    """Batches of a dataset, epoch by epoch, with the next ones made ahead by workers that live as
+    long as the loader.
 
     Threads: one consumer at a time for each iteration; `stats` and `close` may be called by any.
 
     Parameters
     ----------
     dataset : object
-        With ``__getitem__`` and ``__len__`` (map-style): a list, an array, a tensor, any such object; with ``__getitems__`` it
-        is asked for a whole batch at once. A dict or a tuple of arrays, tensors or lists of one length: columns, an
-        item is a dict or a tuple with one entry of each. With ``__iter__`` alone (iterable): each worker process iterates
-        over its copy, and finds its share by ``torch.utils.data.get_worker_info()``.
+        With ``__getitem__`` and ``__len__`` (map-style): a list, an array, a tensor, any such
+        object; with ``__getitems__`` it is asked for a whole batch at once. A dict or a tuple of
+        arrays, tensors or lists of one length: columns, an item is a dict or a tuple with one entry
+        of each. With ``__iter__`` alone (iterable): each worker process iterates over its copy, and
+        finds its share by ``torch.utils.data.get_worker_info()``.
     batch_size : int | None
         ``None``: items as they are, as tensors.
     shuffle : bool
-        Anew in each epoch, by a generator of its own: the order depends on ``seed`` and the epoch's number alone.
+        Anew in each epoch, by a generator of its own: the order depends on ``seed`` and the epoch's
+        number alone.
     sampler : iterable of indices | None
     batch_sampler : iterable of lists of indices | None
         A list of lists is a batch in shards: what comes is a list of batches.
     last_batch : {"keep", "drop", "roll_over"}
-        What is done with fewer than ``batch_size`` items at the end: "roll_over" begins the next epoch with them.
+        What is done with fewer than ``batch_size`` items at the end: "roll_over" begins the next
+        epoch with them.
     num_workers : int
         0: the work is done by `next`.
     worker_type : {"process", "thread"}
@@ -94,7 +100,8 @@ class DataLoader(Generic[B]):
     in_order : bool
         Deliver in the order of the batches; otherwise what is finished first.
     timeout_s : float | None
-        Seconds after which `next` raises Timeout; it may be called again. 0: try once. None, inf: never.
+        Seconds after which `next` raises Timeout; it may be called again. 0: try once. None, inf:
+        never.
     collate_fn : callable | None
         A list of items to a batch. Default: as ``torch.utils.data.default_collate``.
     worker_init_fn : callable | None
@@ -102,15 +109,17 @@ class DataLoader(Generic[B]):
     multiprocessing_context : str | multiprocessing context | None
         "fork", "spawn", "forkserver"; default as in torch, that is, of this Python.
     seed : int | None
-        Same seed, same order; and the same values of the global random generators in worker processes, which are seeded
-        for each batch, whichever worker makes it.
+        Same seed, same order; and the same values of the global random generators in worker
+        processes, which are seeded for each batch, whichever worker makes it.
     device : str | torch.device | list of them
-        An accelerator: batches then arrive there. With a list, each shard of a batch goes to its own.
+        An accelerator: batches then arrive there. With a list, each shard of a batch goes to its
+        own.
     pin_memory : bool
         Page-locked tensors.
     bulk : bool | None
-        Whether batches are gathered in bulk, without Python for each item; possible for arrays with the default collation.
-        None: where it can be had. True: or ConfigError, with the reason for each part. False: never.
+        Whether batches are gathered in bulk, without Python for each item; possible for arrays with
+        the default collation. None: where it can be had. True: or ConfigError, with the reason for
+        each part. False: never.
 
     Raises
     ------
@@ -119,8 +128,9 @@ class DataLoader(Generic[B]):
 
     Notes
     -----
-    Several iterations may be under way at once, also one inside the other; they share the workers. An error of a dataset is
-    raised by `next` with its own type and the worker's traceback, and the next call goes on with the next batch.
+    Several iterations may be under way at once, also one inside the other; they share the workers.
+    An error of a dataset is raised by `next` with its own type and the worker's traceback, and the
+    next call goes on with the next batch.
     """
 
     @explain_wrong_names
@@ -155,7 +165,11 @@ class DataLoader(Generic[B]):
         ):
             one_of(name, value, allowed)
         self.dataset = dataset
-        self.batch_size = None if batch_size is None or batch_sampler is not None else whole("batch_size", batch_size, 1)
+        self.batch_size = (
+            None
+            if batch_size is None or batch_sampler is not None
+            else whole("batch_size", batch_size, 1)
+        )
         self.num_workers = whole("num_workers", num_workers, 0)
         self.seed = secrets.randbits(62) if seed is None else whole("seed", seed, 0)
         self.in_order = in_order
@@ -175,8 +189,13 @@ class DataLoader(Generic[B]):
         if not hasattr(items, "__getitem__") and not hasattr(items, "__iter__"):
             given = type(dataset).__name__
             if isinstance(dataset, Table | Source):
-                raise ConfigError(f"the dataset is a {given}, which has no epochs: say AsyncDataLoader(table, batch_size)")
-            raise ConfigError(f"the dataset is a {given}: give an object with __getitem__ or __iter__")
+                raise ConfigError(
+                    f"the dataset is a {given}, which has no epochs: say AsyncDataLoader(table, "
+                    "batch_size)"
+                )
+            raise ConfigError(
+                f"the dataset is a {given}: give an object with __getitem__ or __iter__"
+            )
         self._iterable = not hasattr(items, "__getitem__") or _is_torch_iterable(items)
         self._collate = callable_or_none("collate_fn", collate_fn)
         self._batches = self._order(items, shuffle, sampler, batch_sampler, last_batch)
@@ -192,7 +211,13 @@ class DataLoader(Generic[B]):
             work = GatherWork(self._columns, work, checked=self._batches.in_range)
             count, kind = gather_workers(self._columns.item_bytes, self.batch_size, count)
         ahead = prefetch if prefetch is None else whole("prefetch", prefetch, 1)
-        follows: Any = None if self._backend is None else "device" if isinstance(self._backend, DeviceBackend) else "pin"
+        follows: Any = (
+            None
+            if self._backend is None
+            else "device"
+            if isinstance(self._backend, DeviceBackend)
+            else "pin"
+        )
         self._engine = Engine(
             work,
             count,
@@ -204,9 +229,11 @@ class DataLoader(Generic[B]):
             transfer=follows,
         )
 
-    # -- what the arguments mean -------------------------------------------------------------------------------------
+    # -- what the arguments mean -------------------------------------------------------------------
 
-    def _order(self, items: Any, shuffle: bool, sampler: Any, batch_sampler: Any, last: LastBatch) -> Batches:
+    def _order(
+        self, items: Any, shuffle: bool, sampler: Any, batch_sampler: Any, last: LastBatch
+    ) -> Batches:
         if self._iterable:
             _check_iterable(shuffle, sampler, batch_sampler, last)
             return StreamBatches(items, self.batch_size, drop=self._drop)
@@ -231,10 +258,13 @@ class DataLoader(Generic[B]):
         if not self._batched:
             reasons.append("batch_size: it is None, there is nothing to gather")
         if reasons and bulk:
-            raise ConfigError(f"bulk is True and cannot be had ({'; '.join(reasons)}): leave it out, or change these")
+            raise ConfigError(
+                f"bulk is True and cannot be had ({'; '.join(reasons)}): leave it out, or change "
+                "these"
+            )
         return None if reasons else columns
 
-    # -- epochs ------------------------------------------------------------------------------------------------------
+    # -- epochs ------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Batches in the next epoch.
@@ -258,32 +288,47 @@ class DataLoader(Generic[B]):
         if anew:
             epoch_progress = EpochProgress({})
         seed = _mixed(self.seed, number)
-        how: Any = {"state": state, "seed": seed, "in_order": self.in_order, "timeout_s": self._timeout_s}
+        how: Any = {
+            "state": state,
+            "seed": seed,
+            "in_order": self.in_order,
+            "timeout_s": self._timeout_s,
+        }
         if self._backend is not None:
             device = isinstance(self._backend, DeviceBackend)
             how["transfer"] = self._streamer if device else self._engine.pinning(self._backend)
         if self._iterable:
             batches = self._engine.streams(turn=epoch_progress.turn, opening=BEGIN, **how)
         else:
-            tasks, first = epoch_progress.left(self._batches.epoch(number, epoch_progress.upto)), epoch_progress.upto
+            tasks, first = (
+                epoch_progress.left(self._batches.epoch(number, epoch_progress.upto)),
+                epoch_progress.upto,
+            )
             batches = self._engine.iterate(tasks, first=first, **how)
-        epoch: Epoch[B] = Epoch(batches, self._batches, number, epoch_progress, self._finish, self._meter)
-        # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next call.
+        epoch: Epoch[B] = Epoch(
+            batches, self._batches, number, epoch_progress, self._finish, self._meter
+        )
+        # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next
+        # call.
         self._latest, self._start, self._epoch = epoch, None, number + 1
         return epoch
 
     def _streamer(self, batches: StreamerInput) -> TransferThread:
-        """The thread behind the train queue. A streamer has a stream of its own where we make the backend of the device."""
+        """The thread behind the train queue. A streamer has a stream of its own where we make
+        the backend of the device.
+        """
         backend = self._backend
         if backend is not self.device and isinstance(backend, TorchBackend):
             backend = backend_for(self.device)
         return Streamer(batches, CudaQueue(), backend, pages=self._pages, host_fields=())
 
     def set_epoch(self, epoch: int) -> None:
-        """The number of the next epoch: for the order, and for the sampler's and the dataset's ``set_epoch`` where they have one.
+        """The number of the next epoch: for the order, and for the sampler's and the dataset's
+        ``set_epoch`` where they have one.
 
-        The dataset's copies in worker processes are told when that epoch begins. One whose own ``set_epoch`` was called here
-        instead is followed as well, if it keeps the number under ``epoch`` or ``_epoch``.
+        The dataset's copies in worker processes are told when that epoch begins. One whose own
+        ``set_epoch`` was called here instead is followed as well, if it keeps the number under
+        ``epoch`` or ``_epoch``.
         """
         self._epoch = whole("epoch", epoch, 0)
         self._batches.set_epoch(self._epoch)
@@ -296,13 +341,20 @@ class DataLoader(Generic[B]):
         """The number of the next epoch."""
         return self._epoch
 
-    # -- going on elsewhere ------------------------------------------------------------------------------------------
+    # -- going on elsewhere ------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the latest epoch is, counted in batches that it has given; those made ahead do not count. JSON can hold it
-        when the states of the dataset and the sampler, if they have any, are such.
+        """Where the latest epoch is, counted in batches that it has given; those made ahead do not
+        count. JSON can hold it when the states of the dataset and the sampler, if they have any,
+        are such.
         """
-        state = {"version": _STATE_VERSION, "seed": self.seed, "epoch": self._epoch, "yielded": 0, "batches": None}
+        state = {
+            "version": _STATE_VERSION,
+            "seed": self.seed,
+            "epoch": self._epoch,
+            "yielded": 0,
+            "batches": None,
+        }
         if self._start is not None:
             state.update(self._start)
         elif self._latest is None:
@@ -321,13 +373,20 @@ class DataLoader(Generic[B]):
         Raises
         ------
         ConfigError
-            The state is of another kind of loader, or of an iterable dataset with another number of workers.
+            The state is of another kind of loader, or of an iterable dataset with another number of
+            workers.
         """
         if not isinstance(state, dict) or state.get("version") not in _STATE_VERSIONS:
-            raise ConfigError(f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: {_brief(state)}")
+            raise ConfigError(
+                f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: "
+                f"{_brief(state)}"
+            )
         workers = max(1, self._engine.workers)
         if self._iterable != ("workers" in state):
-            raise ConfigError("the state is of a loader of another kind: one has an iterable dataset, the other has not")
+            raise ConfigError(
+                "the state is of a loader of another kind: one has an iterable dataset, the other "
+                "has not"
+            )
         if state.get("workers", workers) != workers:
             raise ConfigError(
                 f"the state is of {state['workers']} workers, this loader has {workers}: "
@@ -339,15 +398,19 @@ class DataLoader(Generic[B]):
         self._start = dict(state)
 
     def stats(self) -> LoaderStats:
-        """What each stage has done since the loader was made, and which of them the others wait for.
+        """What each stage has done since the loader was made, and which of them the others wait
+        for.
 
-        ``source`` is all zero: the order is made within ``next``. Without workers the work is done there too: then
-        ``workers`` is what the caller waits for. ``copy`` is that of the latest epoch.
+        ``source`` is all zero: the order is made within ``next``. Without workers the work is done
+        there too: then ``workers`` is what the caller waits for. ``copy`` is that of the latest
+        epoch.
         """
         learner = self._meter.snapshot(0)
         workers = self._engine.stage()
         if workers is None:  # the consumer does it, while it waits
-            workers = StageStats(learner.batches, learner.batches, learner.wait_s, learner.busy_s, 0)
+            workers = StageStats(
+                learner.batches, learner.batches, learner.wait_s, learner.busy_s, 0
+            )
         nothing = StageStats(0, 0, 0.0, 0.0, 0)
         copy = nothing if self._latest is None else self._latest.copying() or nothing
         ring = self._engine.ring
@@ -365,7 +428,7 @@ class DataLoader(Generic[B]):
             bottleneck=bottleneck(nothing, workers, copy, learner, one_thread=False),
         )
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
@@ -387,7 +450,9 @@ class DataLoader(Generic[B]):
         return f"<DataLoader of {describe(self.dataset)}, batch_size={self.batch_size}, {how}>"
 
 
-def _check_order(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, last: Any) -> None:
+def _check_order(
+    batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, last: Any
+) -> None:
     one_of("shuffle", shuffle, (True, False))
     one_of("last_batch", last, ("keep", "drop", "roll_over"))
     if batch_sampler is not None:
@@ -402,27 +467,43 @@ def _check_order(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any
             if is_given
         ]
         if given:
-            raise ConfigError(f"batch_sampler decides what {', '.join(given)} would: leave them out")
+            raise ConfigError(
+                f"batch_sampler decides what {', '.join(given)} would: leave them out"
+            )
     elif sampler is not None and shuffle:
         raise ConfigError("sampler decides the order: leave shuffle out")
     for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
         if value is not None and not hasattr(value, "__iter__"):
-            raise ConfigError(f"{name} is {type(value).__name__}: give something that can be iterated over, once for each epoch")
+            raise ConfigError(
+                f"{name} is {type(value).__name__}: give something that can be iterated over, once "
+                "for each epoch"
+            )
     check_last(last, batch_size)
 
 
 def _check_iterable(shuffle: bool, sampler: Any, batch_sampler: Any, last: str) -> None:
     given = [
-        n for n, v in (("shuffle", shuffle), ("sampler", sampler), ("batch_sampler", batch_sampler)) if v not in (None, False)
+        n
+        for n, v in (("shuffle", shuffle), ("sampler", sampler), ("batch_sampler", batch_sampler))
+        if v not in (None, False)
     ]
     if given:
-        raise ConfigError(f"the dataset is iterable and decides its order itself: leave {given[0]} out")
+        raise ConfigError(
+            f"the dataset is iterable and decides its order itself: leave {given[0]} out"
+        )
     if last == "roll_over":
-        raise ConfigError("the dataset is iterable and each worker has its own: last_batch can be 'keep' or 'drop'")
+        raise ConfigError(
+            "the dataset is iterable and each worker has its own: last_batch can be 'keep' or "
+            "'drop'"
+        )
 
 
-def _delivery(device: Any, pin_memory: bool, *, ahead: bool) -> tuple[Any, Callable[[Any], Any] | None]:
-    """What a streamer does to batches ahead of time, and what is done to each in the consumer's thread."""
+def _delivery(
+    device: Any, pin_memory: bool, *, ahead: bool
+) -> tuple[Any, Callable[[Any], Any] | None]:
+    """What a streamer does to batches ahead of time, and what is done to each in the consumer's
+    thread.
+    """
     if isinstance(device, list | tuple):
         return None, partial(_spread, devices=list(device))
     if str(device) == "cpu":
@@ -436,7 +517,10 @@ def _spread(batch: Any, devices: list[Any]) -> Any:
     """Each shard to its own device."""
     if not isinstance(batch, list) or len(batch) != len(devices):
         shards = len(batch) if isinstance(batch, list) else 1
-        raise ConfigError(f"a batch has {shards} shards and there are {len(devices)} devices: give one for each shard")
+        raise ConfigError(
+            f"a batch has {shards} shards and there are {len(devices)} devices: give one for each "
+            "shard"
+        )
     return [moved(shard, device) for shard, device in zip(batch, devices, strict=True)]
 
 
@@ -444,7 +528,9 @@ def _length(items: Any) -> int:
     try:
         return len(items)
     except TypeError:
-        text = f"the dataset ({type(items).__name__}) has no length: give a sampler or a batch_sampler"
+        text = (
+            f"the dataset ({type(items).__name__}) has no length: give a sampler or a batch_sampler"
+        )
         raise ConfigError(text) from None
 
 
@@ -462,7 +548,9 @@ def _converted(item: Any) -> Any:
 
 
 def _mixed(seed: int, epoch: int) -> int:
-    return int(np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0] >> np.uint64(2))
+    return int(
+        np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0] >> np.uint64(2)
+    )
 
 
 def _brief(state: Any) -> str:

@@ -1,4 +1,6 @@
-"""What the workers of a DataLoader do: items of a dataset into batches. Starts nothing, decides no order."""
+"""What the workers of a DataLoader do: items of a dataset into batches. Starts nothing, decides
+no order.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class EpochInfo:
     Attributes
     ----------
     epoch : int | None
-        What the dataset's ``set_epoch`` was last called with, ``None``: it has none, or was never told.
+        What the dataset's ``set_epoch`` was last called with, ``None``: it has none, or was never
+        told.
     resume : dict
         Worker to the bookmark of its dataset.
     anew : bool
@@ -40,7 +43,9 @@ class EpochInfo:
 
 
 def epoch_of(dataset: Any) -> int | None:
-    """The epoch that a dataset was told of, by ``set_epoch``, as it keeps it under the usual names."""
+    """The epoch that a dataset was told of, by ``set_epoch``, as it keeps it under the usual
+    names.
+    """
     if not hasattr(dataset, "set_epoch"):
         return None
     for name in ("epoch", "_epoch"):
@@ -63,7 +68,8 @@ def _settle_in(dataset: Any, init: Callable[[int], Any] | None, here: WorkContex
 
 
 class MapWork:
-    """A task is a list of indices (or a list of such lists: shards), or one index where there are no batches.
+    """A task is a list of indices (or a list of such lists: shards), or one index where there are
+    no batches.
 
     Parameters
     ----------
@@ -84,7 +90,13 @@ class MapWork:
         batched: bool = True,
         shards: bool = True,
     ) -> None:
-        self.dataset, self._collate, self._init, self._batched, self.shards = dataset, collate, init, batched, shards
+        self.dataset, self._collate, self._init, self._batched, self.shards = (
+            dataset,
+            collate,
+            init,
+            batched,
+            shards,
+        )
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any]:
         _settle_in(self.dataset, self._init, here)
@@ -92,7 +104,13 @@ class MapWork:
 
     def do(self, task: Any) -> Any:
         """The batch of these indices, or a list with one batch for each shard of them."""
-        indices: Sequence[Any] = task if isinstance(task, list) else task.tolist() if hasattr(task, "tolist") else list(task)
+        indices: Sequence[Any] = (
+            task
+            if isinstance(task, list)
+            else task.tolist()
+            if hasattr(task, "tolist")
+            else list(task)
+        )
         if self.shards and indices and isinstance(indices[0], list):
             return [self._collate(self._fetch(shard)) for shard in indices]
         return self._collate(self._fetch(indices))
@@ -161,7 +179,8 @@ def gather_workers(item_bytes: int, batch_size: int | None, num_workers: int) ->
 
 
 class GatherWork:
-    """A task is an array or a list of indices, and its batch is gathered in bulk; what is no list of integers goes item by item.
+    """A task is an array or a list of indices, and its batch is gathered in bulk; what is no list
+    of integers goes item by item.
 
     Parameters
     ----------
@@ -217,7 +236,8 @@ def _kept(mark: Bookmark, here: WorkContext) -> Bookmark:
 
 
 class StreamWork:
-    """Each worker iterates over its copy of the dataset, which finds its share by torch's ``get_worker_info``.
+    """Each worker iterates over its copy of the dataset, which finds its share by torch's
+    ``get_worker_info``.
 
     Parameters
     ----------
@@ -226,7 +246,8 @@ class StreamWork:
     drop : bool
         The incomplete last batch of each worker.
     track : bool
-        Each stream gives `StreamResult`, beginning with one that has no batch; else it gives batches.
+        Each stream gives `StreamResult`, beginning with one that has no batch; else it gives
+        batches.
     """
 
     def __init__(
@@ -239,7 +260,13 @@ class StreamWork:
         drop: bool = False,
         track: bool = True,
     ) -> None:
-        self.dataset, self._collate, self._size, self._init, self._drop = dataset, collate, batch_size, init, drop
+        self.dataset, self._collate, self._size, self._init, self._drop = (
+            dataset,
+            collate,
+            batch_size,
+            init,
+            drop,
+        )
         self._track = track
 
     def begin(self, here: WorkContext) -> Iterator[Any]:
@@ -258,7 +285,8 @@ class StreamWork:
     def batch(self, items: Iterator[Any], begun: list[Any]) -> tuple[Any, bool]:
         """The next batch, END for none, and whether it was the last.
 
-        ``begun`` keeps what was taken for it, so that a call which a signal interrupts can be made again.
+        ``begun`` keeps what was taken for it, so that a call which a signal interrupts can be made
+        again.
         """
         size = self._size or 1
         with arena.within(None):
@@ -298,7 +326,10 @@ class _Stream(Iterator[Any]):
             raise
         if torn and ended and len(self._begun) == begun:
             self.ended = True
-            raise Broken("a signal (Ctrl-C) ended the dataset's iterator: the rest of this pass is lost, begin another")
+            raise Broken(
+                "a signal (Ctrl-C) ended the dataset's iterator: the rest of this pass is lost, "
+                "begin another"
+            )
         self._torn = False
         return batch, ended
 
@@ -308,7 +339,9 @@ class _Tracked(Iterator[StreamResult]):
     dataset ended behind the last batch, come without one.
     """
 
-    def __init__(self, work: StreamWork, items: Iterator[Any], here: WorkContext, mark: Bookmark) -> None:
+    def __init__(
+        self, work: StreamWork, items: Iterator[Any], here: WorkContext, mark: Bookmark
+    ) -> None:
         self._stream, self._here = _Stream(work, items), here
         self._given, self._stream.ended = mark.given, mark.ended
         self._began = False

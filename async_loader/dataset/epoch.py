@@ -1,4 +1,6 @@
-"""One epoch as the consumer sees it: counts what was given, and knows where it is. Makes no batch."""
+"""One epoch as the consumer sees it: counts what was given, and knows where it is. Makes no
+batch.
+"""
 
 from __future__ import annotations
 
@@ -73,13 +75,18 @@ class Epoch(Iterator[B]):
         self._unfit: deque[BaseException] = deque()
 
     def __repr__(self) -> str:
-        return f"<Epoch {self.number} of a DataLoader, {self.yielded} batches given{', finished' if self.finished else ''}>"
+        return (
+            f"<Epoch {self.number} of a DataLoader, {self.yielded} batches "
+            f"given{', finished' if self.finished else ''}>"
+        )
 
     def __iter__(self) -> Epoch[B]:
         return self
 
     def hold(self) -> None:
-        """See to it that ``held`` is the next batch. See NOTE [handed out once] in `async_loader.pipeline.iterator`."""
+        """See to it that ``held`` is the next batch. See NOTE [handed out once] in
+        `async_loader.pipeline.iterator`.
+        """
         if self.held is NOTHING:
             meter = self._meter
             if meter is None:
@@ -125,7 +132,9 @@ class Epoch(Iterator[B]):
             return
 
     def __next__(self) -> B:
-        """The next batch. See `async_loader.pipeline.iterator.BatchIterator.__next__` for what is raised."""
+        """The next batch. See `async_loader.pipeline.iterator.BatchIterator.__next__` for what
+        is raised.
+        """
         self.hold()
         try:
             batch: B = self.held
@@ -170,7 +179,9 @@ class Epoch(Iterator[B]):
         return self._iteration.stage()
 
     def _catch_up(self) -> None:
-        """Count what was handed out, or failed in its turn and is not to be done again; not what is held."""
+        """Count what was handed out, or failed in its turn and is not to be done again; not what
+        is held.
+        """
         if self.held is not NOTHING or self._iteration.held is not NOTHING:
             return
         where, self._where = self._where, None
@@ -193,7 +204,11 @@ class Epoch(Iterator[B]):
         """
         self.open()
         self._catch_up()
-        found = {"epoch": self.number, **self._epoch_progress.state(), "batches": self._batches.state(finished=self.finished)}
+        found = {
+            "epoch": self.number,
+            **self._epoch_progress.state(),
+            "batches": self._batches.state(finished=self.finished),
+        }
         if self.finished:
             found["finished"] = True
         return found
@@ -205,7 +220,10 @@ def can_pin() -> bool:
 
     if torch.accelerator.is_available():
         return True
-    warnings.warn("pin_memory is set and torch has no accelerator here: nothing is pinned", stacklevel=stacklevel())
+    warnings.warn(
+        "pin_memory is set and torch has no accelerator here: nothing is pinned",
+        stacklevel=stacklevel(),
+    )
     return False
 
 

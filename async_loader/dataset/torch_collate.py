@@ -1,7 +1,8 @@
-"""Samples into batches by torch's rules, faster, and into the batch's slot where there is one. Holds no state.
+"""Samples into batches by torch's rules, faster, and into the batch's slot where there is one.
+Holds no state.
 
-The rules are those of ``torch.utils.data.default_collate``, and what was registered with it is kept: only the stacking of
-plain arrays and tensors is ours.
+The rules are those of ``torch.utils.data.default_collate``, and what was registered with it is
+kept: only the stacking of plain arrays and tensors is ours.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ import numpy as np
 from async_loader import tensors
 from async_loader.pipeline.batches import arena
 
-_PLAIN = frozenset(map(np.dtype, ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "f2", "f4", "f8", "c8", "c16"]))
-"""Dtypes that mean the same for torch, item by item and as an array. Not uint64, of which torch takes arrays alone."""
+_PLAIN = frozenset(
+    map(np.dtype, ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "f2", "f4", "f8", "c8", "c16"])
+)
+"""Dtypes that mean the same for torch, item by item and as an array. Not uint64, of which torch
+takes arrays alone.
+"""
 
 
 def plain(dtype: np.dtype[Any], ndim: int) -> bool:
-    """Whether torch takes arrays of this dtype and number of dimensions (0: numbers of it) as they are."""
+    """Whether torch takes arrays of this dtype and number of dimensions (0: numbers of it) as
+    they are.
+    """
     return dtype.isnative and (dtype in _PLAIN or (ndim > 0 and dtype == np.uint64))
 
 
@@ -82,7 +89,9 @@ def _stack_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
 
 def _alike(batch: Any, first: Any) -> bool:
     shape, dtype = first.shape, first.dtype
-    return all(type(item) is np.ndarray and item.shape == shape and item.dtype == dtype for item in batch)
+    return all(
+        type(item) is np.ndarray and item.shape == shape and item.dtype == dtype for item in batch
+    )
 
 
 def _stack_numbers(batch: Any, *, collate_fn_map: Any = None) -> Any:

@@ -94,7 +94,9 @@ class Policy:
     def __init__(self, tensors: Mapping[str, Array], version: int) -> None:
         self.version = version
         self._scale = tensors["scale"]
-        self._layers = [(tensors[f"layers.{i}.weight"].T.copy(), tensors[f"layers.{i}.bias"]) for i in (0, 2, 4)]
+        self._layers = [
+            (tensors[f"layers.{i}.weight"].T.copy(), tensors[f"layers.{i}.bias"]) for i in (0, 2, 4)
+        ]
 
     def values(self, obs: Array) -> Array:
         """Return the Q values, float32 [envs, actions], for float32 [envs, obs_size]."""
@@ -137,7 +139,9 @@ class Actor:
         obs, _ = self._envs.reset(seed=self._seed * self._settings.num_envs)
         table = self._client.table(TABLE)
         with contextlib.ExitStack() as stack:
-            writer = stack.enter_context(table.writer(batch_rows=_BATCH_ROWS, buffer_bytes=_BUFFER_BYTES, linger_ms=2.0))
+            writer = stack.enter_context(
+                table.writer(batch_rows=_BATCH_ROWS, buffer_bytes=_BUFFER_BYTES, linger_ms=2.0)
+            )
             while True:
                 for _ in range(_LOOK_EVERY):
                     obs = self._step(policy, obs, writer)
@@ -189,7 +193,9 @@ class Actor:
             self._told, self._returns = self._env_steps, []
 
 
-def act(number: int, settings: Settings, parent: Connection, make: Callable[[int], Any] = make_envs) -> None:
+def act(
+    number: int, settings: Settings, parent: Connection, make: Callable[[int], Any] = make_envs
+) -> None:
     """Run an actor process: wait for the feeder's address, then act until killed,
     or until parent or feeder end.
     """

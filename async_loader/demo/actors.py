@@ -98,7 +98,9 @@ class Actors:
         self.error: AsyncLoaderError | None = None
         self._seconds, self._end = seconds, EndFlag()
         self._over: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(target=self._follow, name="async-loader-demo-actors", daemon=True)
+        self._thread = threading.Thread(
+            target=self._follow, name="async-loader-demo-actors", daemon=True
+        )
         self._actors: list[_Actor] = []
         self._closed = False
         context = multiprocessing.get_context("spawn")
@@ -197,5 +199,9 @@ def _death(actor: _Actor) -> AsyncLoaderError:
         if actor.failed.where:
             error.add_note(actor.failed.where)
         return error
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
+    how = (
+        f"was killed by {signal.Signals(-code).name}"
+        if code < 0
+        else f"ended by itself with exit code {code}"
+    )
     return Broken(f"{who} {how}")

@@ -26,7 +26,9 @@ class QNetwork(nn.Module):
         super().__init__()
         last = nn.Linear(hidden, num_actions)
         nn.init.ones_(last.bias)
-        self.layers = nn.Sequential(nn.Linear(len(obs_scale), hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), last)
+        self.layers = nn.Sequential(
+            nn.Linear(len(obs_scale), hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), last
+        )
         self.register_buffer("scale", torch.tensor(obs_scale, dtype=torch.float32))
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -34,7 +36,9 @@ class QNetwork(nn.Module):
         return values
 
 
-def double_dqn_target(reward: Tensor, terminated: Tensor, next_online: Tensor, next_target: Tensor, discount: float) -> Tensor:
+def double_dqn_target(
+    reward: Tensor, terminated: Tensor, next_online: Tensor, next_target: Tensor, discount: float
+) -> Tensor:
     """Return the target of Q(s, a): r + gamma (1 - terminated) Q_target(s', argmax_a Q_online(s',
     a)).
 
@@ -101,7 +105,9 @@ class Learner:
         self._online_weights: list[Tensor] = list(self.online.parameters())
         self._target_weights: list[Tensor] = list(self.target.parameters())
         self._policy_weights: list[Tensor] = list(self.policy.parameters())
-        self._optimizer = torch.optim.Adam(self._online_weights, lr=settings.learning_rate, fused=True)
+        self._optimizer = torch.optim.Adam(
+            self._online_weights, lr=settings.learning_rate, fused=True
+        )
 
     def update(self, batch: Mapping[str, Tensor]) -> None:
         """Make one gradient step on obs, action, reward, next_obs, terminated, each [batch, ...];
@@ -125,12 +131,18 @@ class Learner:
         self._set_learning_rate()
         self._optimizer.step()
         with torch.no_grad():
-            torch._foreach_lerp_(self._target_weights, self._online_weights, self._settings.target_rate)
-            torch._foreach_lerp_(self._policy_weights, self._online_weights, self._settings.policy_rate)
+            torch._foreach_lerp_(
+                self._target_weights, self._online_weights, self._settings.target_rate
+            )
+            torch._foreach_lerp_(
+                self._policy_weights, self._online_weights, self._settings.policy_rate
+            )
         self.updates += 1
 
     def _set_learning_rate(self) -> None:
         settings = self._settings
         left = 0.5 + 0.5 * math.cos(math.pi * min(1.0, self.updates / settings.decay_updates))
-        rate = settings.final_learning_rate + left * (settings.learning_rate - settings.final_learning_rate)
+        rate = settings.final_learning_rate + left * (
+            settings.learning_rate - settings.final_learning_rate
+        )
         self._optimizer.param_groups[0]["lr"] = rate

@@ -97,7 +97,9 @@ class LiveReport:
         self._console.print(_table(summary))
         verdict = "[green]solved[/green]" if summary.solved else "[red]not solved[/red]"
         took = f"{summary.seconds:.0f} s, and {summary.start_seconds:.0f} s of starting"
-        self._console.print(f"{verdict} after {took}" + (f"; curve in {escape(str(curve))}" if curve else ""))
+        self._console.print(
+            f"{verdict} after {took}" + (f"; curve in {escape(str(curve))}" if curve else "")
+        )
 
     def stop(self) -> None:
         """Print the state at which the run was stopped."""
@@ -134,7 +136,9 @@ def write_curve(summary: Summary, path: str | Path) -> None:
     steps = [episode.env_steps for episode in episodes]
     figure = _figure()
     axes = figure.add_subplot()
-    axes.plot(steps, [episode.total_reward for episode in episodes], ".", alpha=0.35, label="one episode")
+    axes.plot(
+        steps, [episode.total_reward for episode in episodes], ".", alpha=0.35, label="one episode"
+    )
     axes.plot(
         steps,
         _moving_means(episodes, settings.window),
@@ -145,7 +149,8 @@ def write_curve(summary: Summary, path: str | Path) -> None:
         xlabel="environment steps",
         ylabel="return",
         ylim=(0, 520),
-        title=f"CartPole-v1, DQN, seed {settings.seed}: {summary.mean_return:.0f} after {summary.seconds:.0f} s",
+        title=f"CartPole-v1, DQN, seed {settings.seed}: {summary.mean_return:.0f} after "
+        f"{summary.seconds:.0f} s",
     )
     figure.legend(loc="outside lower center", ncols=3)
     figure.savefig(path, format="png", dpi=120)
@@ -156,7 +161,9 @@ def _figure() -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra('the curve needs matplotlib: pip install "async_loader[demo]"') from error
+        raise MissingExtra(
+            'the curve needs matplotlib: pip install "async_loader[demo]"'
+        ) from error
     # Figure and Agg without pyplot: needs no display and leaves no global state.
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -187,7 +194,9 @@ def _table(summary: Summary) -> Table:
     table.add_column()
     if summary.waits_for:
         table.add_row("waits for", f"{summary.start_seconds:.0f} s", summary.waits_for)
-    bar = ProgressBar(total=settings.target, completed=min(summary.mean_return, settings.target), width=30)
+    bar = ProgressBar(
+        total=settings.target, completed=min(summary.mean_return, settings.target), width=30
+    )
     table.add_row("return", f"{summary.mean_return:.1f}", bar)
     table.add_row("env steps", f"{summary.env_steps:,}")
     table.add_row("batches", f"{summary.batches:,}", f"{summary.batches / seconds:,.0f} a second")

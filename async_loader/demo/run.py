@@ -36,7 +36,9 @@ class Report(Protocol):
     Inside `watch`, `snapshot` may be called at any time and from any thread.
     """
 
-    def watch(self, snapshot: Callable[[], Summary]) -> contextlib.AbstractContextManager[object]: ...
+    def watch(
+        self, snapshot: Callable[[], Summary]
+    ) -> contextlib.AbstractContextManager[object]: ...
 
 
 def run(
@@ -189,7 +191,9 @@ class Run:
             self._waited_s += self._clock() - since
 
     def _publish(self) -> None:
-        self._client.publish(POLICY, self._learner.policy.state_dict(), version=self._learner.updates)
+        self._client.publish(
+            POLICY, self._learner.policy.state_dict(), version=self._learner.updates
+        )
 
     def _feeder(self) -> Any:
         return connect("embedded", tables={TABLE: table_of(self._settings)}, on_disconnect=_LOST_S)
@@ -197,7 +201,9 @@ class Run:
     def _loader(self) -> AsyncDataLoader:
         settings = self._settings
         source = self._client.table(TABLE).source(seed=settings.seed, prefetch=2)
-        return AsyncDataLoader(source, batch_size=settings.dqn.batch_size, device="cpu", timeout_s=_LOOK_S)
+        return AsyncDataLoader(
+            source, batch_size=settings.dqn.batch_size, device="cpu", timeout_s=_LOOK_S
+        )
 
     def _seconds(self) -> float:
         """Return the seconds of learning."""

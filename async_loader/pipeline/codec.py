@@ -1,8 +1,9 @@
-"""Objects as bytes between a loader and its own worker processes. Never used on anything that comes from a network.
+"""Objects as bytes between a loader and its own worker processes. Never used on anything that comes
+from a network.
 
-Pickle protocol 5 with out-of-band buffers. By reference first, as the standard library does it; what that cannot
-pickle (lambdas, closures, classes of functions) goes by value with cloudpickle. Shared segments travel as
-descriptors beside the bytes, tensors as the arrays on their memory.
+Pickle protocol 5 with out-of-band buffers. By reference first, as the standard library does it;
+what that cannot pickle (lambdas, closures, classes of functions) goes by value with cloudpickle.
+Shared segments travel as descriptors beside the bytes, tensors as the arrays on their memory.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Encoded:
     fds: list[int] = field(default_factory=list)
 
     def table(self, start: int) -> tuple[list[tuple[int, int]], int]:
-        """(offset, nbytes) of every buffer when they are laid one behind the other from ``start``, and the end."""
+        """(offset, nbytes) of every buffer when they are laid one behind the other from
+        ``start``, and the end.
+        """
         table = []
         for buffer in self.buffers:
             start = -(-start // _ALIGN) * _ALIGN
@@ -64,13 +67,16 @@ class Encoded:
             into[offset : offset + nbytes] = buffer
 
 
-def encode(obj: Any, *, by_value: bool = False, out_of_band: bool = False, at_birth: bool = False) -> Encoded:
+def encode(
+    obj: Any, *, by_value: bool = False, out_of_band: bool = False, at_birth: bool = False
+) -> Encoded:
     """Pickle ``obj``.
 
     Parameters
     ----------
     by_value : bool
-        Send functions and classes of ``__main__`` by value: they were defined after the worker started.
+        Send functions and classes of ``__main__`` by value: they were defined after the worker
+        started.
     out_of_band : bool
         Leave large buffers outside the pickle.
     at_birth : bool
@@ -85,7 +91,8 @@ def encode(obj: Any, *, by_value: bool = False, out_of_band: bool = False, at_bi
         try:
             by_reference: Any = _at_start if at_birth else _by_reference
             return _dump(_Batch if out_of_band else by_reference, obj, out_of_band)
-        except Exception:  # any __reduce__ may run here; by value is the second try, and that one reports
+        except Exception:
+            # any __reduce__ may run here; by value is the second try, and that one reports
             pass
     try:
         return _dump(_ByValueAtStart if at_birth else _ByValue, obj, out_of_band)
@@ -96,13 +103,16 @@ def encode(obj: Any, *, by_value: bool = False, out_of_band: bool = False, at_bi
 def decode(head: Any, buffers: Sequence[Any] = (), fds: Sequence[int] = ()) -> Any:
     """The object again, on the memory of ``buffers``.
 
-    Takes ownership of ``fds``: those of which no segment was made are closed, also when the pickle cannot be loaded.
+    Takes ownership of ``fds``: those of which no segment was made are closed, also when the pickle
+    cannot be loaded.
     """
     if not fds:
         return _Unpickler(io.BytesIO(head), buffers=buffers, attach=_segment).load()
     left = dict(enumerate(fds))
     try:
-        return _Unpickler(io.BytesIO(head), buffers=buffers, attach=functools.partial(_attached, left)).load()
+        return _Unpickler(
+            io.BytesIO(head), buffers=buffers, attach=functools.partial(_attached, left)
+        ).load()
     finally:
         close_all(left.values())
 
@@ -110,8 +120,9 @@ def decode(head: Any, buffers: Sequence[Any] = (), fds: Sequence[int] = ()) -> A
 class MainModule:
     """The functions and classes of ``__main__`` as workers know them from their birth.
 
-    A function that is defined anew afterwards (a notebook's cell that is run again) has a name that workers resolve to the
-    old one. So as soon as one of them is another object, what refers to ``__main__`` travels by value.
+    A function that is defined anew afterwards (a notebook's cell that is run again) has a name that
+    workers resolve to the old one. So as soon as one of them is another object, what refers to
+    ``__main__`` travels by value.
     """
 
     def __init__(self) -> None:
@@ -124,10 +135,14 @@ class MainModule:
 
     @property
     def changed(self) -> bool:
-        """Whether one of them was defined anew. It stays so: what refers to it may come by any name."""
+        """Whether one of them was defined anew. It stays so: what refers to it may come by any
+        name.
+        """
         if not self._changed:
             module = vars(sys.modules["__main__"])
-            self._changed = any(module.get(name) is not known() for name, known in self._known.items())
+            self._changed = any(
+                module.get(name) is not known() for name, known in self._known.items()
+            )
         return self._changed
 
 
@@ -163,10 +178,16 @@ def _segment(number: int, nbytes: int) -> Segment:
 
 
 def _by_reference(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler:
-    """A pickler with a table of the special types: unlike reducer_override it costs nothing for all other objects."""
+    """A pickler with a table of the special types: unlike reducer_override it costs nothing for
+    all other objects.
+    """
     pickler = pickle.Pickler(sink, protocol=5, buffer_callback=keep)
     special = functools.partial(_special, fds=fds)
-    pickler.dispatch_table = {**copyreg.dispatch_table, Segment: special, **dict.fromkeys(tensors.tensor_types(), special)}
+    pickler.dispatch_table = {
+        **copyreg.dispatch_table,
+        Segment: special,
+        **dict.fromkeys(tensors.tensor_types(), special),
+    }
     return pickler
 
 
@@ -177,9 +198,13 @@ def _at_start(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler:
 
 
 def _shared_at_start() -> dict[type, Any]:
-    """How multiprocessing pickles connections, memory maps, shared values. Those of tensors are left out: see `_special`."""
+    """How multiprocessing pickles connections, memory maps, shared values. Those of tensors are
+    left out: see `_special`.
+    """
     known: dict[type, Any] = getattr(reduction.ForkingPickler, "_extra_reducers", {})
-    return {kind: reduce for kind, reduce in known.items() if not kind.__module__.startswith("torch")}
+    return {
+        kind: reduce for kind, reduce in known.items() if not kind.__module__.startswith("torch")
+    }
 
 
 class _Batch(pickle.Pickler):
@@ -216,11 +241,14 @@ def _attached(left: dict[int, int], number: int, nbytes: int) -> Segment:
 
 
 class _Unpickler(pickle.Unpickler):
-    """What `find_class` returns stays in the unpickler's memo, which the collector of Python 3.11.2 does not look into. So it
-    must not lead back to the unpickler, or that, and every object that was loaded, would stay for good.
+    """What `find_class` returns stays in the unpickler's memo, which the collector of Python 3.11.2
+    does not look into. So it must not lead back to the unpickler, or that, and every object that
+    was loaded, would stay for good.
     """
 
-    def __init__(self, file: Any, *, buffers: Sequence[Any], attach: Callable[[int, int], Segment]) -> None:
+    def __init__(
+        self, file: Any, *, buffers: Sequence[Any], attach: Callable[[int, int], Segment]
+    ) -> None:
         super().__init__(file, buffers=buffers)
         self._attach = attach
 

@@ -42,7 +42,8 @@ class InlineTasks:
             raise Closed("the loader was dropped")
         if arena.current() is None:
             return state.do(spec.number, spec.first + seq, task, stream=spec.stream)
-        with arena.within(None):  # in a worker of another loader: its slot is not for batches that its dataset may keep
+        # in a worker of another loader: its slot is not for batches that its dataset may keep
+        with arena.within(None):
             return state.do(spec.number, spec.first + seq, task, stream=spec.stream)
 
     def outcome(self, seq: int, task: Any) -> Outcome:
@@ -63,7 +64,11 @@ class TaskDispatch:
     """Tasks of any kind, for the workers of a pool. See `Dispatch`."""
 
     def __init__(
-        self, pool: WorkerPool | ThreadPool, assembler: ChunkAssembler | None, spec: IterationSpec, ready: TrainQueue
+        self,
+        pool: WorkerPool | ThreadPool,
+        assembler: ChunkAssembler | None,
+        spec: IterationSpec,
+        ready: TrainQueue,
     ) -> None:
         self.jobs: list[Job] = []
         """Under way."""
@@ -139,7 +144,18 @@ class PlanDispatch:
         if self._assembler is not None:
             return self._assembler.cut(self._spec, seq, self._ready, plan, self._reader)
         job = Job(seq, len(plan), None, True, self._ready, chunks=1)
-        return [Chunk(job, self._spec, "work", 0, 0, len(plan), NO_PAYLOAD, task=(seq, plan, self._readers))]
+        return [
+            Chunk(
+                job,
+                self._spec,
+                "work",
+                0,
+                0,
+                len(plan),
+                NO_PAYLOAD,
+                task=(seq, plan, self._readers),
+            )
+        ]
 
     def _meet_reader(self) -> None:
         """A table without a schema has no reader before its first step, which the plan has waited
@@ -147,11 +163,17 @@ class PlanDispatch:
         """
         reader = self._reader = self._source.reader()
         if reader is None:
-            raise AsyncLoaderError(f"{type(self._source).__name__} planned rows and has no reader for them")
+            raise AsyncLoaderError(
+                f"{type(self._source).__name__} planned rows and has no reader for them"
+            )
         if self._assembler is not None:
             self._spec.encode_state(reader)
         pool = self._pool
-        others = [self._source.reader() or reader for _ in range(1, pool.size)] if isinstance(pool, ThreadPool) else []
+        others = (
+            [self._source.reader() or reader for _ in range(1, pool.size)]
+            if isinstance(pool, ThreadPool)
+            else []
+        )
         self._readers = LocalReaders([reader, *others])
 
 

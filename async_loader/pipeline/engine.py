@@ -145,13 +145,21 @@ class Engine:
         worker_pool = self._core.pool if self._core is not None else None
         # One that is being replaced has none yet; 0 would mean the caller's own group to whoever
         # sends a signal.
-        return [handle.pid for handle in list(worker_pool.handles) if handle.pid] if isinstance(worker_pool, WorkerPool) else []
+        return (
+            [handle.pid for handle in list(worker_pool.handles) if handle.pid]
+            if isinstance(worker_pool, WorkerPool)
+            else []
+        )
 
     @property
     def processes(self) -> list[Any]:
         """The worker processes that there are at this moment, as `multiprocessing` has them."""
         worker_pool = self._core.pool if self._core is not None else None
-        return [handle.process for handle in list(worker_pool.handles)] if isinstance(worker_pool, WorkerPool) else []
+        return (
+            [handle.process for handle in list(worker_pool.handles)]
+            if isinstance(worker_pool, WorkerPool)
+            else []
+        )
 
     @property
     def ring(self) -> SlotRing | None:
@@ -184,7 +192,9 @@ class Engine:
             return None
         if self._core is None or self._core.pool is None:
             return StageStats(0, 0, 0.0, 0.0, 0)
-        return self._core.pool.stage(sum(iteration.depth for iteration in list(self._core.iterations)))
+        return self._core.pool.stage(
+            sum(iteration.depth for iteration in list(self._core.iterations))
+        )
 
     def start(self) -> None:
         """Start the workers now; idempotent.
@@ -204,7 +214,9 @@ class Engine:
             self._renew()
 
     def _renew(self) -> None:
-        """New workers: the first ones, after all of the old ones broke down, or in a forked child."""
+        """New workers: the first ones, after all of the old ones broke down, or in a forked
+        child.
+        """
         if self._core is not None and self._core.pid == os.getpid():
             self._core.close(CLOSE_TIMEOUT_S)
         if self._dropped is not None:
@@ -221,7 +233,9 @@ class Engine:
             ahead=max(1, self.prefetch) + (DEVICE_AHEAD if self._transfer else 0),
         )
         output = HostOutput(to_tensors=False, keep_slots=self._transfer == "device")
-        core = self._core = EngineCore(settings, output, None if self.kind == "inline" else EndFlag())
+        core = self._core = EngineCore(
+            settings, output, None if self.kind == "inline" else EndFlag()
+        )
         if self.kind == "process":
             known = weakref.ref(self._config)
             self._assembler = ChunkAssembler(core.slots, output)
@@ -269,8 +283,8 @@ class Engine:
         timeout_s : float | None
             For each `next`.
         static : bool
-            Task n goes to worker process n modulo their number, not to any that is free: slower, but
-            what a worker's global generators give is the same in every run.
+            Task n goes to worker process n modulo their number, not to any that is free: slower,
+            but what a worker's global generators give is the same in every run.
         first : int
             Number of the first task, where seeds and workers follow from it: for a pass that goes
             on where another one was left.
@@ -283,7 +297,9 @@ class Engine:
         spec = self._spec(state, seed, stream=False, first=first)
         workers = self.workers if static and self.kind == "process" else 0
         supplier = IterableTasks(tasks, workers, first)
-        return self._begin(spec, supplier, prefetch, in_order, timeout_s, (opening, self.workers), transfer)
+        return self._begin(
+            spec, supplier, prefetch, in_order, timeout_s, (opening, self.workers), transfer
+        )
 
     def streams(
         self,
@@ -311,7 +327,9 @@ class Engine:
         spec = self._spec(state, seed, stream=True, first=0)
         streams = self.workers if self.kind == "process" else 1
         supplier = StreamTasks(streams, turn)
-        return self._begin(spec, supplier, prefetch, in_order, timeout_s, (opening, streams), transfer)
+        return self._begin(
+            spec, supplier, prefetch, in_order, timeout_s, (opening, streams), transfer
+        )
 
     def _spec(self, state: Any, seed: int | None, *, stream: bool, first: int) -> IterationSpec:
         self.start()
@@ -374,7 +392,9 @@ class Engine:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a pool of workers cannot be pickled: build one in each process that needs batches")
+        raise TypeError(
+            "a pool of workers cannot be pickled: build one in each process that needs batches"
+        )
 
 
 def _config_of(config: WorkerConfig | None, number: int) -> WorkerConfig:

@@ -123,14 +123,19 @@ class EngineCore:
         self.broken: Broken | None = None
         self.live: set[int] = set()
         self.iterations: weakref.WeakSet[Stages] = weakref.WeakSet()
-        self.slots = SlotAllocator(settings.ahead, SPARE_SLOTS, settings.slot_bytes, always_slots=settings.always_slots)
+        self.slots = SlotAllocator(
+            settings.ahead, SPARE_SLOTS, settings.slot_bytes, always_slots=settings.always_slots
+        )
         self.output = output
         self.pool: WorkerPool | ThreadPool | None = None
         self._closers = 0
         self._released = False
-        self._closers_lock = threading.RLock()  # reentrant: a signal handler may close inside of close
+        # reentrant: a signal handler may close inside of close
+        self._closers_lock = threading.RLock()
 
-    def use_processes(self, assembler: ChunkAssembler, config: Callable[[int], WorkerConfig]) -> None:
+    def use_processes(
+        self, assembler: ChunkAssembler, config: Callable[[int], WorkerConfig]
+    ) -> None:
         assert self.end is not None
         s = self.settings
         self.pool = WorkerPool(s.workers, s.context, self.end, assembler, config, self.break_)
@@ -174,20 +179,31 @@ class EngineCore:
         except CannotSend as error:
             if not self.settings.torch_workers:
                 raise
-            text = f"{self.settings.work_name} cannot be sent to worker processes that are not forked"
+            text = (
+                f"{self.settings.work_name} cannot be sent to worker processes that are not forked"
+            )
             remedy = 'make what it holds picklable, or use multiprocessing_context="fork"'
             raise CannotSend(f"{text}: {error.__cause__ or error}: {remedy}") from error
 
-    # -- what iterations ask -----------------------------------------------------------------------------------------
+    # -- what iterations ask -----------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise when no more batches can come."""
         unit = self.settings.unit
         if os.getpid() != self.pid:
             if unit == "loader":
-                raise Closed(f"this loader belongs to process {self.pid}: build one in each process that needs batches")
-            raise Broken(f"this {unit} belongs to process {self.pid}: begin one in each process that needs batches")
-        if (self.end is not None and self.end.is_set()) or self.life.state in (State.CLOSING, State.CLOSED):
+                raise Closed(
+                    f"this loader belongs to process {self.pid}: build one in each process that "
+                    "needs batches"
+                )
+            raise Broken(
+                f"this {unit} belongs to process {self.pid}: begin one in each process that needs "
+                "batches"
+            )
+        if (self.end is not None and self.end.is_set()) or self.life.state in (
+            State.CLOSING,
+            State.CLOSED,
+        ):
             raise Closed("the loader is closed")
         if self.broken is not None:
             # A new one each time: raising the same object again would grow its traceback.
@@ -203,7 +219,7 @@ class EngineCore:
         for iteration in list(self.iterations):
             iteration.break_(self.broken)
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self, timeout_s: float, used: bool = True) -> bool:
         """See NOTE [close order]. Any thread, any number of times; whether everything has ended.
@@ -212,7 +228,8 @@ class EngineCore:
         """
         if os.getpid() != self.pid:
             return True
-        with SignalsDeferred():  # the waits within let signals through; what is between them is done as a whole
+        # the waits within let signals through; what is between them is done as a whole
+        with SignalsDeferred():
             return self._close(timeout_s, used)
 
     def _close(self, timeout_s: float, used: bool) -> bool:
@@ -249,7 +266,10 @@ class EngineCore:
         if first:
             for name in late:
                 what = f" on {self.settings.work_name}" if name == _POOL else ""
-                text = "closed, but the %s is still at work%s and was left behind: its thread ends with the process"
+                text = (
+                    "closed, but the %s is still at work%s and was left behind: its thread ends "
+                    "with the process"
+                )
                 log.warning(text, name, what)
         with self._closers_lock:
             if not late and not self._closers and not self._released:
@@ -267,7 +287,9 @@ class EngineCore:
         late = [name for iteration in iterations for name in iteration.join_transfer(deadline)]
         if self.pool is not None and not self.pool.join(deadline.left()):
             late.append(_POOL)
-        return late + [name for iteration in iterations for name in iteration.join_producer(deadline)]
+        return late + [
+            name for iteration in iterations for name in iteration.join_producer(deadline)
+        ]
 
     def _raise_end(self) -> None:
         if self.end is not None:
@@ -291,7 +313,7 @@ class EngineCore:
         if os.getpid() == self.pid and not self._released:
             self._raise_end()
 
-    # -- forks, see process_hooks ------------------------------------------------------------------------------------
+    # -- forks, see process_hooks ------------------------------------------------------------------
 
     def retire_leased(self) -> None:
         """See NOTE [what a fork does to leases]."""

@@ -105,7 +105,7 @@ class Iteration:
                 self.transfer.start()
             note_own_threads()
 
-    # -- openings ----------------------------------------------------------------------------------------------------
+    # -- openings ----------------------------------------------------------------------------------
 
     def open(self, task: Any, workers: int) -> None:
         """Have each of ``workers`` do this task before any other.
@@ -154,10 +154,11 @@ class Iteration:
             return item
         return END if isinstance(item, StreamEnd) else self.core.output.hand_out(item)
 
-    # -- what the consumer asks --------------------------------------------------------------------------------------
+    # -- what the consumer asks --------------------------------------------------------------------
 
     def draw_in(self, where: Literal["caller", "thread"]) -> None:
-        """Who draws tasks and does them from now on: the thread that calls `next`, or the producer thread.
+        """Who draws tasks and does them from now on: the thread that calls `next`, or the producer
+        thread.
 
         Any thread, any time, any number of times: no task is lost or done twice.
 
@@ -167,7 +168,9 @@ class Iteration:
             Workers do the tasks, or a device follows.
         """
         if self.producer is None or self.core.pool is not None or self.transfer is not None:
-            raise ConfigError("only tasks of a source that are done in one thread can change over to another one")
+            raise ConfigError(
+                "only tasks of a source that are done in one thread can change over to another one"
+            )
         self.producer.park(where == "caller")
 
     def produce_here(self, deadline: Deadline) -> None:
@@ -191,21 +194,32 @@ class Iteration:
         here = threading.current_thread()
         if any(t is not here and t not in package_threads for t in threading.enumerate()):
             return
-        reason = self._source_waits()  # again: a thread that has just ended may have added what the source waited for
+        # again: a thread that has just ended may have added what the source waited for
+        reason = self._source_waits()
         if reason is not None:
             raise WouldDeadlock(
-                f"{reason}, and this thread, the only one that could add to it, would wait for ever: "
+                f"{reason}, and this thread, the only one that could add to it, would wait for "
+                "ever: "
                 "add steps before next(), or add them from another thread"
             )
 
     def _source_waits(self) -> str | None:
-        """What the source waits for while no batch is on its way; ``None`` when it does not wait, or one is."""
+        """What the source waits for while no batch is on its way; ``None`` when it does not
+        wait, or one is.
+        """
         producer = self.producer
         if producer is None:
             return None
         reason = self.supplier.waiting_for()
-        # In this order: a plan that has just drawn what there was has ended its wait before, and then it counts.
-        return reason if reason is not None and (producer.waits or self._patience.waiting) and self.supply.out <= 0 else None
+        # In this order: a plan that has just drawn what there was has ended its wait before, and
+        # then it counts.
+        return (
+            reason
+            if reason is not None
+            and (producer.waits or self._patience.waiting)
+            and self.supply.out <= 0
+            else None
+        )
 
     def diagnosis(self) -> str:
         """Which stage the consumer waits for, in words."""
@@ -222,10 +236,14 @@ class Iteration:
         if held is not None:
             return f"the workers: {held}"
         if self.train_queue.depth:
-            return "the copy to the device" if self.transfer is not None else "batches that come before the finished ones"
+            return (
+                "the copy to the device"
+                if self.transfer is not None
+                else "batches that come before the finished ones"
+            )
         return "the workers: the job is at work in the producer thread"
 
-    # -- what the core asks, see `Stages` ----------------------------------------------------------------------------
+    # -- what the core asks, see `Stages` ----------------------------------------------------------
 
     @property
     def depth(self) -> int:
@@ -255,7 +273,10 @@ class Iteration:
         if left is None or left > _TELL_AFTER_S:
             if producer.join(_TELL_AFTER_S):
                 return []
-            text = "close() waits up to %.0f s more for the %s, which has not come back: Ctrl-C ends the wait"
+            text = (
+                "close() waits up to %.0f s more for the %s, which has not come back: Ctrl-C "
+                "ends the wait"
+            )
             log.warning(text, deadline.left() or 0.0, self.supplier.name)
         return [] if producer.join(deadline.left()) else [self.supplier.name]
 
@@ -271,7 +292,7 @@ class Iteration:
         """
         self.core.break_(error)
 
-    # -- its own end -------------------------------------------------------------------------------------------------
+    # -- its own end -------------------------------------------------------------------------------
 
     def abandon(self) -> None:
         """Cancel what is under way, and wait for nothing.

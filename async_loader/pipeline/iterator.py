@@ -80,7 +80,8 @@ class BatchIterator(Iterator[Any]):
         self.held: Any = NOTHING
         self.yielded = self.skipped = 0
         self.closed = self.exhausted = False
-        self._engine: object = engine  # kept: an iteration in use outlives a loader that was dropped
+        # kept: an iteration in use outlives a loader that was dropped
+        self._engine: object = engine
         self._iteration = iteration
         self._core = iteration.core
         self._queue = iteration.queue
@@ -89,8 +90,12 @@ class BatchIterator(Iterator[Any]):
         self._credits = iteration.credits
         self._inline = iteration.inline
         self._fills = isinstance(iteration.tasks, TaskDispatch)
-        self._jobs: list[Job] = iteration.tasks.jobs if isinstance(iteration.tasks, TaskDispatch) else []
-        self._read = self._core.output.hand_out if iteration.transfer is None else iteration.transfer.receive
+        self._jobs: list[Job] = (
+            iteration.tasks.jobs if isinstance(iteration.tasks, TaskDispatch) else []
+        )
+        self._read = (
+            self._core.output.hand_out if iteration.transfer is None else iteration.transfer.receive
+        )
         self._on_error = on_error
         self._timeout_s = timeout_s
         self._warned = not warns
@@ -98,7 +103,8 @@ class BatchIterator(Iterator[Any]):
         self._item: Any = NOTHING  # what was found and paid for, and is not read yet
         self._owed = False  # what was found is still in the queue, and its credit is not given back
         self._outcomes = 0
-        self._lease: object = None  # of the batch that is held, or was handed out last, until that is used
+        # of the batch that is held, or was handed out last, until that is used
+        self._lease: object = None
         self._pid = os.getpid()
         iteration.iterator = weakref.ref(self)
 
@@ -176,7 +182,8 @@ class BatchIterator(Iterator[Any]):
             batch = self._read(item)
             if self._finish is not None:
                 batch = self._finish(batch)
-        except Exception as error:  # of this batch alone, as far as can be known: the next call goes on with the next one
+        except Exception as error:
+            # of this batch alone, as far as can be known: the next call goes on with the next one
             self.held, self._owed, self._item = Failure(error), not self._fills, NOTHING
             return True
         # Last of all: what Ctrl-C ends before goes back unseen.
@@ -219,7 +226,9 @@ class BatchIterator(Iterator[Any]):
                 break
             self._skip()
             if failed == _MAX_SKIPS:
-                item.error.add_note(f"{_MAX_SKIPS} batches in a row have failed; the others were skipped")
+                item.error.add_note(
+                    f"{_MAX_SKIPS} batches in a row have failed; the others were skipped"
+                )
                 raise item.error
         if self._on_error == "fatal":
             self._core.break_(self.held.error)
@@ -247,7 +256,7 @@ class BatchIterator(Iterator[Any]):
             self.close()
         raise StopIteration
 
-    # -- work in this thread -----------------------------------------------------------------------------------------
+    # -- work in this thread -----------------------------------------------------------------------
 
     def _do_here(self, tasks: InlineTasks) -> None:
         """Draw a task and do it. One that a signal interrupts is done again by the next call."""
@@ -274,14 +283,15 @@ class BatchIterator(Iterator[Any]):
             self._exhaust()
         self.held, supplier.drawn, supply.seq = batch, NOTHING, supply.seq + 1
 
-    # -- waiting -----------------------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------
 
     def _wait(self, deadline: Deadline) -> Any:
         part = Deadline(_WARN_AFTER_S) if not self._warned and deadline.left() is None else deadline
         while True:
             self._core.check()
             if self._fills:
-                self._supply.fill()  # a signal may have cut the last one short, and nothing would be under way
+                # a signal may have cut the last one short, and nothing would be under way
+                self._supply.fill()
             self._iteration.refuse_deadlock()
             try:
                 self._iteration.produce_here(part)
@@ -299,15 +309,19 @@ class BatchIterator(Iterator[Any]):
         if deadline.expired:
             raise Timeout(f"no batch within {self._timeout_s:g} s: {self._iteration.diagnosis()}")
         self._warned = True
-        text = f"no batch for {_WARN_AFTER_S:g} s: {self._iteration.diagnosis()}. next() goes on waiting; "
+        text = (
+            f"no batch for {_WARN_AFTER_S:g} s: {self._iteration.diagnosis()}. next() goes on "
+            "waiting; "
+        )
         text += "a loader with timeout_s= raises Timeout instead"
         warnings.warn(text, RuntimeWarning, stacklevel=7)
 
-    # -- the iteration -----------------------------------------------------------------------------------------------
+    # -- the iteration -----------------------------------------------------------------------------
 
     @property
     def passed(self) -> int:
-        """Tasks, from the first on, that are not to be done again: their batch was given, or their error raised.
+        """Tasks, from the first on, that are not to be done again: their batch was given, or their
+        error raised.
 
         While a batch is ``held``, it may or may not count.
         """
@@ -317,7 +331,9 @@ class BatchIterator(Iterator[Any]):
 
     @property
     def beyond(self) -> tuple[int, ...]:
-        """Numbers of later tasks that are not to be done again either: where the order is not kept."""
+        """Numbers of later tasks that are not to be done again either: where the order is not
+        kept.
+        """
         return () if self._inline is not None else self._queue.beyond
 
     def openings(self) -> list[Any]:
@@ -333,7 +349,10 @@ class BatchIterator(Iterator[Any]):
         try:
             return self._iteration.take_openings(Deadline(self._timeout_s))
         except Timeout:
-            text = f"not all workers have begun within {self._timeout_s:g} s: {self._iteration.diagnosis()}"
+            text = (
+                f"not all workers have begun within {self._timeout_s:g} s: "
+                f"{self._iteration.diagnosis()}"
+            )
             raise Timeout(text) from None
 
     def stage(self) -> StageStats | None:
@@ -376,7 +395,8 @@ class BatchIterator(Iterator[Any]):
         """Cancel what is under way; idempotent. The workers go on."""
         if not self.closed:
             self.closed = True
-            if os.getpid() == self._pid:  # a child has none of the threads, and locks may be held there for ever
+            # a child has none of the threads, and locks may be held there for ever
+            if os.getpid() == self._pid:
                 self._iteration.close()
             self._engine = None
 

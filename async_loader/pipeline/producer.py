@@ -68,7 +68,9 @@ class Credits:
             self._gate.open()
 
     def close(self) -> None:
-        """A thread that waits, or asks later, gets Closed. Takes no lock: it may run in a finalizer."""
+        """A thread that waits, or asks later, gets Closed. Takes no lock: it may run in a
+        finalizer.
+        """
         self._closed = True
         self._gate.open()
 
@@ -97,7 +99,9 @@ class Supply:
         The number that drawing failed at: it has no task.
     """
 
-    def __init__(self, supplier: TaskSupplier, dispatch: Dispatch, credits: Credits, ready: TrainQueue) -> None:
+    def __init__(
+        self, supplier: TaskSupplier, dispatch: Dispatch, credits: Credits, ready: TrainQueue
+    ) -> None:
         self.supplier = supplier
         self.credits = credits
         self.seq = 0
@@ -172,7 +176,8 @@ class Supply:
         return outcome
 
     def produce_here(self, do: Callable[[int, Any], Outcome], patience: Patience) -> None:
-        """As `produce`, in the consumer's thread: what a signal interrupts is done again by the next call.
+        """As `produce`, in the consumer's thread: what a signal interrupts is done again by the
+        next call.
 
         Raises
         ------
@@ -186,7 +191,9 @@ class Supply:
         except (KeyboardInterrupt, GeneratorExit, WouldDeadlock):
             raise
         except BaseException as error:  # data for the consumer: it is raised there
-            if isinstance(error, Closed | Timeout) and (patience.deadline.expired or (patience.end and patience.end.is_set())):
+            if isinstance(error, Closed | Timeout) and (
+                patience.deadline.expired or (patience.end and patience.end.is_set())
+            ):
                 raise
             outcome = Failure(guarded(error))
         with SignalsDeferred():
@@ -198,7 +205,8 @@ class Supply:
 
     def noted(self) -> None:
         """What was drawn is on its way."""
-        self.seq, self.supplier.drawn = self.seq + 1, NOTHING  # in one step: no signal comes in between
+        # in one step: no signal comes in between
+        self.seq, self.supplier.drawn = self.seq + 1, NOTHING
 
     def _end(self) -> None:
         self.ended = True
@@ -225,10 +233,17 @@ class Producer:
     Attributes
     ----------
     parked : bool
-        The thread draws nothing, and nothing that it drew is under way: the consumer draws, holding `turn`.
+        The thread draws nothing, and nothing that it drew is under way: the consumer draws, holding
+        `turn`.
     """
 
-    def __init__(self, supply: Supply, ready: TrainQueue, end: EndFlag, on_broken: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        supply: Supply,
+        ready: TrainQueue,
+        end: EndFlag,
+        on_broken: Callable[[BaseException], None],
+    ) -> None:
         self._supply = supply
         self._ready = ready
         self._on_broken = on_broken
@@ -250,7 +265,9 @@ class Producer:
         return self._patience.waiting
 
     def park(self, parks: bool) -> None:
-        """Draw nothing more from the next task on, or draw again. Any thread, any number of times."""
+        """Draw nothing more from the next task on, or draw again. Any thread, any number of
+        times.
+        """
         self._parks = parks
         self._gate.open()
 
@@ -259,7 +276,8 @@ class Producer:
         self._ready.wake_consumer()
         while self._parks and not self._end.is_set():
             self._gate.pass_through()
-        if not self._end.is_set():  # else a consumer that closes within its turn, in a handler of a signal, would wait for us
+        # else a consumer that closes within its turn, in a handler of a signal, would wait for us
+        if not self._end.is_set():
             with self.turn:
                 self.parked = False
 

@@ -84,7 +84,8 @@ class SourceEngine:
         slots = core.slots
         work = SampleWork(None, collate_fn, worker_init_fn, seed, slots, output)
         reader = source.reader()
-        # Where the source knows its rows already, take the memory now: what does not fit is refused before anything runs.
+        # Where the source knows its rows already, take the memory now: what does not fit is refused
+        # before anything runs.
         if reader is not None and reader.schema is not None and collate_fn is None:
             layout = slots.layout(reader.schema, batch_size)
             if num_workers > 1:
@@ -95,7 +96,9 @@ class SourceEngine:
             core.use_threads(self._worker_states)
         elif settings.kind == "process":
             collator = LocalCollator(slots, collate_fn)
-            assembler = ChunkAssembler(slots, output, collator, chunk_size, whole=collate_fn is not None)
+            assembler = ChunkAssembler(
+                slots, output, collator, chunk_size, whole=collate_fn is not None
+            )
             assembler.main = MainModule()
             core.use_processes(assembler, config)
         ready = TrainQueue(in_order)
@@ -104,8 +107,12 @@ class SourceEngine:
         self._tasks = PlanDispatch(source, SampleTasks(work), core.pool, assembler, spec, ready)
         self._supplier = SourceTasks(source, batch_size)
         transfer = None if backend is None else _streamer(backend)
-        self.iteration = Iteration(core, spec, self._supplier, self._tasks, ready, Credits(prefetch), transfer)
-        self.iterator = BatchIterator(None, self.iteration, timeout_s, on_error=on_error, warns=True, finish=finish)
+        self.iteration = Iteration(
+            core, spec, self._supplier, self._tasks, ready, Credits(prefetch), transfer
+        )
+        self.iterator = BatchIterator(
+            None, self.iteration, timeout_s, on_error=on_error, warns=True, finish=finish
+        )
 
     def start(self) -> None:
         """See NOTE [start order]."""
@@ -114,7 +121,12 @@ class SourceEngine:
 
     def stats(self) -> LoaderStats:
         """A snapshot; cheap, takes no lock."""
-        pool, ring, output, iterator = self.core.pool, self.core.slots.ring, self.core.output, self.iterator
+        pool, ring, output, iterator = (
+            self.core.pool,
+            self.core.slots.ring,
+            self.core.output,
+            self.iterator,
+        )
         depth = self.iteration.train_queue.depth
         source = self._supplier.meter.snapshot(0 if pool is None else len(pool.jobs))
         workers = self._tasks.meter.snapshot(depth) if pool is None else pool.stage(depth)

@@ -156,7 +156,10 @@ class IterableTasks(TaskSupplier):
                 raise
         torn, self._torn = self._torn, False
         if torn and self.drawn is NOTHING:
-            raise Broken("a signal (Ctrl-C) ended what gives the order (a sampler): the rest of this pass is lost, begin another")
+            raise Broken(
+                "a signal (Ctrl-C) ended what gives the order (a sampler): the rest of this pass "
+                "is lost, begin another"
+            )
         return self.drawn is not NOTHING
 
     def worker(self, seq: int) -> int | None:
@@ -195,7 +198,8 @@ class StreamTasks(TaskSupplier):
         if self.under_way is not None:
             busy = Counter(job.worker for job in self.under_way if not job.over)
             turns.sort(key=busy.__getitem__)
-        self._at, self.drawn = turns[0], None  # together: a signal in between would pass a worker over
+        # together: a signal in between would pass a worker over
+        self._at, self.drawn = turns[0], None
         return True
 
     def worker(self, seq: int) -> int | None:

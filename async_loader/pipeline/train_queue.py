@@ -18,7 +18,9 @@ _NOTHING: Any = object()
 
 
 class Progress:
-    """Which turns are over: all before one number, and some behind it where the order is not kept."""
+    """Which turns are over: all before one number, and some behind it where the order is not
+    kept.
+    """
 
     def __init__(self) -> None:
         self._next = 0
@@ -63,11 +65,13 @@ class TrainQueue(Progress):
     def __init__(self, in_order: bool = True) -> None:
         super().__init__()
         self._in_order = in_order
-        self._lock = threading.RLock()  # reentrant: a signal handler may close the loader while we hold it
+        # reentrant: a signal handler may close the loader while we hold it
+        self._lock = threading.RLock()
         self._changed = AutoResetEvent()
         self._ready: dict[int, Outcome | None] = {}  # None: this job's turn is passed over
         self._urgent: deque[Failure | Wakeup] = deque()
-        self._found: Any = _NOTHING  # what `drop` lets go of, and whose turn it is: -1 for what is urgent
+        # what `drop` lets go of, and whose turn it is: -1 for what is urgent
+        self._found: Any = _NOTHING
         self._found_seq = -1
         self._end: int | None = None
         self._closed = False

@@ -1,4 +1,6 @@
-"""The memory of one batch, and the plan of a source whose batches lie in slots already. Allocates nothing."""
+"""The memory of one batch, and the plan of a source whose batches lie in slots already.
+Allocates nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from async_loader.source import Ready
 
 @dataclass(slots=True, eq=False)
 class BatchBuffer:
-    """A slot, or one block of memory. Dropping the last reference to ``root``, or to a view of it, frees the slot.
+    """A slot, or one block of memory. Dropping the last reference to ``root``, or to a view of it,
+    frees the slot.
 
     Attributes
     ----------
@@ -29,7 +32,8 @@ class BatchBuffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadySlot(Ready):
-    """A batch as it stands, in a slot: copied to a device from there, and on the CPU as any that is ``lent``.
+    """A batch as it stands, in a slot: copied to a device from there, and on the CPU as any that is
+    ``lent``.
 
     Attributes
     ----------

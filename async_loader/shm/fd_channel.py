@@ -66,7 +66,9 @@ class FdChannel:
     def set_blocking(self, blocking: bool) -> None:
         self._sock.setblocking(blocking)
 
-    def send(self, message: Message, payload: bytes | Segment = b"", fds: Sequence[int] = ()) -> None:
+    def send(
+        self, message: Message, payload: bytes | Segment = b"", fds: Sequence[int] = ()
+    ) -> None:
         """Send one record.
 
         Raises
@@ -81,10 +83,15 @@ class FdChannel:
             payload = _spill(payload)
         beside = [part for part in (head, payload) if isinstance(part, Segment)]
         if len(fds) + len(beside) > _MAX_FDS:
-            raise CannotSend(f"it holds {len(fds)} shared segments, {_MAX_FDS} can be sent at once: put them into one")
+            raise CannotSend(
+                f"it holds {len(fds)} shared segments, {_MAX_FDS} can be sent at once: put them "
+                "into one"
+            )
         descriptors = array.array("i", [*(segment.fileno() for segment in beside), *fds])
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)] if descriptors else []
-        header = _HEADER.pack(_size(head), _size(payload), isinstance(head, Segment), isinstance(payload, Segment))
+        header = _HEADER.pack(
+            _size(head), _size(payload), isinstance(head, Segment), isinstance(payload, Segment)
+        )
         inline = [part for part in (head, payload) if isinstance(part, bytes)]
         self._sock.sendmsg([header, *inline], ancillary, socket.MSG_NOSIGNAL)
 
@@ -96,7 +103,9 @@ class FdChannel:
         BlockingIOError
             On a non-blocking channel without a record.
         """
-        data, ancillary, _, _ = self._sock.recvmsg(_RECORD, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = self._sock.recvmsg(
+            _RECORD, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+        )
         if not data:
             return None
         fds = array.array("i")

@@ -48,7 +48,9 @@ def aligned(fd: int, nbytes: int) -> Any:
         return None
     begin = -(-start // HUGE) * HUGE
     whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    mapped = libc.mmap(begin, whole, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
+    mapped = libc.mmap(
+        begin, whole, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd, 0
+    )
     if mapped == _FAILED:
         libc.munmap(start, nbytes + HUGE)
         return None

@@ -59,7 +59,9 @@ def _cgroup() -> int | None:
 
 
 def _cgroup_v1(entries: list[str]) -> int | None:
-    path = next((e.split(":", 2)[2] for e in entries if "memory" in e.split(":", 2)[1].split(",")), None)
+    path = next(
+        (e.split(":", 2)[2] for e in entries if "memory" in e.split(":", 2)[1].split(",")), None
+    )
     if path is None:
         return None
     base = Path("/sys/fs/cgroup/memory")

@@ -31,11 +31,14 @@ def keep_freed_memory() -> None:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as in glibc's malloc.h
 _MMAP_BYTES = 32 << 20  # the most that glibc takes
 KEPT_BYTES = 256 << 20
-"""Free memory at the end of the heap at most: as much as one session of a feeder may have in flight."""
+"""Free memory at the end of the heap at most: as much as one session of a feeder may have in
+flight.
+"""
 
 
 def keep_freed() -> None:
-    """Let malloc keep blocks below 32 MiB when they are freed: new pages cost more than filling them.
+    """Let malloc keep blocks below 32 MiB when they are freed: new pages cost more than filling
+    them.
 
     For the whole process: call it where the process does nothing else. A no-op without glibc.
     """

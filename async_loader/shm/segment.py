@@ -96,7 +96,9 @@ class Segment:
             segment.close()
             if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
-            raise OutOfMemory(f"{purpose}: {human(nbytes)} of shared memory could not be taken: {error}") from error
+            raise OutOfMemory(
+                f"{purpose}: {human(nbytes)} of shared memory could not be taken: {error}"
+            ) from error
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Segment:
@@ -107,7 +109,9 @@ class Segment:
         """A fresh array on the mapping. Fresh matters: a finalizer on it sees every view made of it
         (and only those).
         """
-        return np.frombuffer(self._map, np.uint8, self.nbytes - offset if count is None else count, offset)
+        return np.frombuffer(
+            self._map, np.uint8, self.nbytes - offset if count is None else count, offset
+        )
 
     def view(self, offset: int = 0, count: int | None = None) -> memoryview:
         """Return the same bytes for writing by slices."""
@@ -127,7 +131,9 @@ class Segment:
         """
         if not hasattr(fcntl, "F_ADD_SEALS"):
             raise Unsupported("this platform cannot seal shared memory: use another transport")
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(
+            self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
 
     def close(self) -> None:
         """Close the descriptor. The mapping goes with the last array on it."""

@@ -67,7 +67,9 @@ class SlotRing:
         self.count = count
         self.spare = spare
         self.slot_bytes = whole_pages(slot_bytes)
-        self.segment = Segment.create(count * self.slot_bytes, f"{count} batch slots of {slot_bytes} bytes")
+        self.segment = Segment.create(
+            count * self.slot_bytes, f"{count} batch slots of {slot_bytes} bytes"
+        )
         self._free: deque[int] = deque(range(count))
         self._dead: deque[weakref.ref[Lease]] = deque()
         self._leases: dict[int, _LeaseReturn] = {}

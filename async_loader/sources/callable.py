@@ -49,12 +49,18 @@ class CallableSource:
         if isinstance(data, str | bytes) or not isinstance(data, Sequence):
             raise SchemaError(f"{self._name} returned {type(data).__name__}: {_EXPECTED}")
         if len(data) != batch_size:
-            raise SchemaError(f"{self._name} returned {len(data)} entries, batch_size is {batch_size}: {_EXPECTED}")
+            raise SchemaError(
+                f"{self._name} returned {len(data)} entries, batch_size is {batch_size}: "
+                f"{_EXPECTED}"
+            )
         jobs = sum(map(callable, data))
         if jobs == len(data):
             return Jobs(data)
         if jobs:
-            raise SchemaError(f"{self._name} returned {jobs} callables and {len(data) - jobs} other entries: {_EXPECTED}")
+            raise SchemaError(
+                f"{self._name} returned {jobs} callables and {len(data) - jobs} other entries: "
+                f"{_EXPECTED}"
+            )
         return Samples(data)
 
     @property
@@ -65,7 +71,13 @@ class CallableSource:
         return None
 
     def update_priorities(self, index: Any, priority: Any) -> Applied:
-        raise Unsupported("a callable data_source has no priorities: use a ReplayBuffer with a prioritized sampler")
+        raise Unsupported(
+            "a callable data_source has no priorities: use a ReplayBuffer with a prioritized "
+            "sampler"
+        )
 
 
-_EXPECTED = "return batch_size sample dicts, batch_size zero-argument callables, one dict of arrays, or async_loader.END"
+_EXPECTED = (
+    "return batch_size sample dicts, batch_size zero-argument callables, one dict of "
+    "arrays, or async_loader.END"
+)

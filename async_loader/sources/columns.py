@@ -41,13 +41,21 @@ class ColumnsSource:
     def __init__(self, columns: Mapping[str, Any], seed: int | None) -> None:
         structure = tree.structure_of(columns)
         names = list(tree.names(structure))
-        arrays = [_column(n, v) for n, v in zip(names, tree.leaves(columns, structure), strict=True)]
+        arrays = [
+            _column(n, v) for n, v in zip(names, tree.leaves(columns, structure), strict=True)
+        ]
         self._rows = _common_length(names, arrays)
         reserved = [name for name in RESERVED if name in columns]
         if reserved:
-            raise ConfigError(f"column {reserved[0]!r} has a reserved name ({', '.join(RESERVED)}): rename it")
-        fields = tuple(Field(a.shape[1:], a.dtype, name=n) for n, a in zip(names, arrays, strict=True))
-        self._reader = ColumnsReader(Schema(structure, fields).with_field("index", np.int64), arrays)
+            raise ConfigError(
+                f"column {reserved[0]!r} has a reserved name ({', '.join(RESERVED)}): rename it"
+            )
+        fields = tuple(
+            Field(a.shape[1:], a.dtype, name=n) for n, a in zip(names, arrays, strict=True)
+        )
+        self._reader = ColumnsReader(
+            Schema(structure, fields).with_field("index", np.int64), arrays
+        )
         self._rng = np.random.default_rng(seed)
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
@@ -57,7 +65,9 @@ class ColumnsSource:
         return self._reader
 
     def update_priorities(self, index: Any, priority: Any) -> Applied:
-        raise Unsupported("a dict of columns has no priorities: use a ReplayBuffer with a prioritized sampler")
+        raise Unsupported(
+            "a dict of columns has no priorities: use a ReplayBuffer with a prioritized sampler"
+        )
 
 
 class ColumnsReader:
@@ -91,7 +101,9 @@ class ColumnsReader:
         return _from_segment, (self.schema, self._segment, shapes)
 
 
-def _from_segment(schema: Schema, segment: Segment, shapes: list[tuple[tuple[int, ...], str]]) -> ColumnsReader:
+def _from_segment(
+    schema: Schema, segment: Segment, shapes: list[tuple[tuple[int, ...], str]]
+) -> ColumnsReader:
     return ColumnsReader(schema, _views(segment, shapes))
 
 
@@ -99,14 +111,18 @@ def _shared(arrays: list[npt.NDArray[Any]]) -> tuple[Segment, list[npt.NDArray[A
     """Copy the columns once into memory that any process can map."""
     shapes = [(a.shape, a.dtype.str) for a in arrays]
     nbytes = sum(-(-a.nbytes // _ALIGN) * _ALIGN for a in arrays)
-    segment = Segment.create(max(nbytes, _ALIGN), "the columns of the dataset, shared with workers that were not forked")
+    segment = Segment.create(
+        max(nbytes, _ALIGN), "the columns of the dataset, shared with workers that were not forked"
+    )
     views = _views(segment, shapes)
     for view, array in zip(views, arrays, strict=True):
         view[...] = array
     return segment, views
 
 
-def _views(segment: Segment, shapes: Sequence[tuple[tuple[int, ...], str]]) -> list[npt.NDArray[Any]]:
+def _views(
+    segment: Segment, shapes: Sequence[tuple[tuple[int, ...], str]]
+) -> list[npt.NDArray[Any]]:
     root, offset, views = segment.bytes(), 0, []
     for shape, dtype in shapes:
         view: npt.NDArray[Any] = np.ndarray(shape, dtype, root, offset)
@@ -118,12 +134,19 @@ def _views(segment: Segment, shapes: Sequence[tuple[tuple[int, ...], str]]) -> l
 def _column(name: str, value: Any) -> npt.NDArray[Any]:
     array = tensors.as_array(value)
     if array is None and isinstance(value, bool | int | float | complex):
-        raise ConfigError(f"column {name!r} is a single number: columns are arrays, give numpy.asarray(...) instead of a list")
+        raise ConfigError(
+            f"column {name!r} is a single number: columns are arrays, give numpy.asarray(...) "
+            "instead of a list"
+        )
     if array is None or not supported(array.dtype):
         kind = type(value).__name__ if array is None else f"dtype {array.dtype}"
-        raise ConfigError(f"column {name!r} is {kind}: give an array of bool, integers, floats or complex numbers")
+        raise ConfigError(
+            f"column {name!r} is {kind}: give an array of bool, integers, floats or complex numbers"
+        )
     if array.ndim == 0:
-        raise ConfigError(f"column {name!r} is a single number: columns are arrays with one entry per step")
+        raise ConfigError(
+            f"column {name!r} is a single number: columns are arrays with one entry per step"
+        )
     return np.ascontiguousarray(array)
 
 
@@ -135,7 +158,8 @@ def _common_length(names: list[str], arrays: list[npt.NDArray[Any]]) -> int:
         shortest = min(lengths, key=lengths.__getitem__)
         longest = max(lengths, key=lengths.__getitem__)
         raise ConfigError(
-            f"columns are of unequal length: {shortest!r} has {lengths[shortest]} rows, {longest!r} has {lengths[longest]}"
+            f"columns are of unequal length: {shortest!r} has {lengths[shortest]} rows, "
+            f"{longest!r} has {lengths[longest]}"
         )
     if not len(arrays[0]):
         raise ConfigError("the columns have 0 rows: give at least one")

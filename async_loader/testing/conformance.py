@@ -65,7 +65,9 @@ class NotConforming(AssertionError):
     """A rule of the protocol is broken."""
 
 
-def check_source(make_source: MakeSource, batch_size: int = 8, *, seeded: bool = False, workers: bool = True) -> None:
+def check_source(
+    make_source: MakeSource, batch_size: int = 8, *, seeded: bool = False, workers: bool = True
+) -> None:
     """Run all checks for a source that has data.
 
     Parameters
@@ -117,7 +119,11 @@ def _check_plan(plan: Plan, batch_size: int) -> None:
     assert isinstance(plan, Rows | Jobs | Samples)
     _demand(len(plan) == batch_size, f"plan({batch_size}) has {len(plan)} entries")
     if isinstance(plan, Rows):
-        good = isinstance(plan.index, np.ndarray) and plan.index.dtype == np.int64 and plan.index.ndim in (1, 2)
+        good = (
+            isinstance(plan.index, np.ndarray)
+            and plan.index.dtype == np.int64
+            and plan.index.ndim in (1, 2)
+        )
         _demand(good, f"Rows.index is {plan.index!r}: give an int64 array [rows] or [rows, words]")
     elif isinstance(plan, Jobs):
         _demand(all(map(callable, plan.calls)), "Jobs.calls holds something that cannot be called")
@@ -134,7 +140,9 @@ def check_update_priorities(make_source: MakeSource, batch_size: int = 8) -> Non
         if isinstance(outcome, Unsupported):
             return
         if isinstance(outcome, BaseException):
-            raise NotConforming(f"update_priorities raised {outcome!r}: apply, count as stale, or raise Unsupported") from outcome
+            raise NotConforming(
+                f"update_priorities raised {outcome!r}: apply, count as stale, or raise Unsupported"
+            ) from outcome
         _demand(
             isinstance(outcome, Applied),
             f"update_priorities returned {outcome!r}: give Applied(applied, stale)",
@@ -159,7 +167,9 @@ def check_reader(make_source: MakeSource, batch_size: int = 8, *, seeded: bool =
     if schema is None:
         _check_fetch(reader, plan.index, seeded)
         return
-    _demand(isinstance(schema, Schema), f"the reader's schema is {schema!r}: give a Schema, or None")
+    _demand(
+        isinstance(schema, Schema), f"the reader's schema is {schema!r}: give a Schema, or None"
+    )
     _demand(reader.schema == schema, "the reader's schema changes from one look to the next")
     index = plan.index
     for make in (BatchLayout.contiguous, BatchLayout.packed):
@@ -205,8 +215,12 @@ def check_travel(make_source: MakeSource, batch_size: int = 8) -> None:
         return
     reader = _reader_of(source)
     here = _values(reader, plan.index)
-    _demand_same(here, _in_spawned_process(reader, plan.index), "a spawned process reads something else")
-    _demand_same(here, _values(reader, plan.index), "the reader reads something else after it was pickled")
+    _demand_same(
+        here, _in_spawned_process(reader, plan.index), "a spawned process reads something else"
+    )
+    _demand_same(
+        here, _values(reader, plan.index), "the reader reads something else after it was pickled"
+    )
 
 
 def check_waiting(make_source: MakeSource, batch_size: int = 8, *, local: bool = True) -> None:
@@ -222,7 +236,9 @@ def check_waiting(make_source: MakeSource, batch_size: int = 8, *, local: bool =
     _check_ends_with_the_flag(make_source(), batch_size, local)
     source = make_source()
     outcome = _in_thread(lambda: source.plan(batch_size, Patience(deadline=Deadline(0.05))))
-    _demand(isinstance(outcome, Timeout), f"at its deadline plan gave {outcome!r}: let Timeout through")
+    _demand(
+        isinstance(outcome, Timeout), f"at its deadline plan gave {outcome!r}: let Timeout through"
+    )
 
 
 def _check_ends_with_the_flag(source: Source, batch_size: int, local: bool) -> None:
@@ -291,7 +307,9 @@ def _read(
     return layout.views(root)
 
 
-def _check_bounds(reader: Reader, layout: BatchLayout, index: npt.NDArray[np.int64], start: int, stop: int) -> None:
+def _check_bounds(
+    reader: Reader, layout: BatchLayout, index: npt.NDArray[np.int64], start: int, stop: int
+) -> None:
     """Check that no byte outside the window changes."""
     root = np.full(layout.nbytes, _POISONS[-1], np.uint8)
     reader.read(index[start:stop], layout.window(root, start, stop), SEED)
@@ -321,13 +339,23 @@ def _cuts(rows: int) -> list[list[tuple[int, int]]]:
 
 def _check_fetch(reader: Reader, index: npt.NDArray[np.int64], seeded: bool) -> None:
     whole = reader.fetch(index, SEED)
-    _demand(len(whole) == len(index), f"fetch got {len(index)} rows and returned {len(whole)} samples")
-    _demand_same(whole, reader.fetch(index, SEED), "fetch gives something else for the same rows and seed")
+    _demand(
+        len(whole) == len(index), f"fetch got {len(index)} rows and returned {len(whole)} samples"
+    )
+    _demand_same(
+        whole, reader.fetch(index, SEED), "fetch gives something else for the same rows and seed"
+    )
     if not seeded:
         for cuts in _cuts(len(index)):
-            parts = {start: list(reader.fetch(index[start:stop], SEED)) for start, stop in cuts if stop > start}
+            parts = {
+                start: list(reader.fetch(index[start:stop], SEED))
+                for start, stop in cuts
+                if stop > start
+            }
             joined = [sample for start in sorted(parts) for sample in parts[start]]
-            _demand_same(list(whole), joined, f"rows {cuts} fetched part by part differ from the whole")
+            _demand_same(
+                list(whole), joined, f"rows {cuts} fetched part by part differ from the whole"
+            )
 
 
 def _values(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
@@ -345,7 +373,9 @@ def _in_spawned_process(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
         raise NotConforming(f"the reader cannot be sent to a worker: {error}") from error
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sender, encoded.head, _Fds(encoded.fds)), daemon=True)
+    process = context.Process(
+        target=_child, args=(sender, encoded.head, _Fds(encoded.fds)), daemon=True
+    )
     with receiver, sender:
         process.start()
         sender.close()
@@ -359,7 +389,9 @@ def _in_spawned_process(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
     exitcode = process.exitcode
     process.close()
     if answer is None:
-        raise NotConforming(f"the reader could not be loaded and read in a spawned process (exit code {exitcode})")
+        raise NotConforming(
+            f"the reader could not be loaded and read in a spawned process (exit code {exitcode})"
+        )
     return codec.decode(answer)
 
 
@@ -400,7 +432,9 @@ def _demand_same(one: Any, other: Any, text: str) -> None:
     for a, b in zip(tree.leaves(one, structure), tree.leaves(other, structure), strict=True):
         x, y = tensors.as_array(a), tensors.as_array(b)
         if x is None or y is None:
-            opaque = tensors.is_tensor(a) or "__eq__" not in {name for kind in type(a).__mro__[:-1] for name in vars(kind)}
+            opaque = tensors.is_tensor(a) or "__eq__" not in {
+                name for kind in type(a).__mro__[:-1] for name in vars(kind)
+            }
             _demand(type(a) is type(b) and (opaque or bool(a == b)), text)
         else:
             _demand(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes(), text)
@@ -419,7 +453,9 @@ def _in_thread(call: Callable[[], Any]) -> Any:
     return outcome[0]
 
 
-def _start(call: Callable[[], Any], outcome: list[Any], done: Callable[[], None] = lambda: None) -> threading.Thread:
+def _start(
+    call: Callable[[], Any], outcome: list[Any], done: Callable[[], None] = lambda: None
+) -> threading.Thread:
     def run() -> None:
         try:
             outcome.append(call())

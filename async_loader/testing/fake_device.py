@@ -107,7 +107,9 @@ class FakeArray:
 
     device = "fake"
 
-    def __init__(self, backend: FakeBackend, block: FakeBlock, region: Region, odd_dtype: str = "") -> None:
+    def __init__(
+        self, backend: FakeBackend, block: FakeBlock, region: Region, odd_dtype: str = ""
+    ) -> None:
         self.block = block
         self.region = region
         self.shape = region.shape
@@ -136,7 +138,11 @@ class FakeArray:
     def cpu(self) -> torch.Tensor:
         """Like `numpy`, as a tensor."""
         values = self.numpy()
-        return tensors.from_parts((values, self.shape), self._odd) if self._odd else tensors.to_tensor(values)
+        return (
+            tensors.from_parts((values, self.shape), self._odd)
+            if self._odd
+            else tensors.to_tensor(values)
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +156,11 @@ class _Mapping:
     def slice(self, address: int, nbytes: int) -> Bytes | None:
         """Return the same bytes on the mapping, so that a lease on them is not kept alive."""
         start = address - self.memory.ctypes.data
-        return self.memory[start : start + nbytes] if 0 <= start <= self.memory.nbytes - nbytes else None
+        return (
+            self.memory[start : start + nbytes]
+            if 0 <= start <= self.memory.nbytes - nbytes
+            else None
+        )
 
 
 class FakeBackend:
@@ -211,7 +221,9 @@ class FakeBackend:
         with self._lock:
             stream = self.current_stream()
             result = FakeResult(FakeEvent(stream))
-            stream.ops.append(_Op(lambda: result.values.extend(_read(memory, region) for memory, region in reads)))
+            stream.ops.append(
+                _Op(lambda: result.values.extend(_read(memory, region) for memory, region in reads))
+            )
             self._push_event(result.event)
         return result
 
@@ -221,7 +233,9 @@ class FakeBackend:
         """
         with self._lock:
             for ran in range(count):
-                if not stream.ops or (stream.ops[0].after is not None and not stream.ops[0].after.happened):
+                if not stream.ops or (
+                    stream.ops[0].after is not None and not stream.ops[0].after.happened
+                ):
                     return ran
                 stream.ops.popleft().run()
         return count
@@ -258,7 +272,9 @@ class FakeBackend:
                 self.violations.append("memory was released that is not page-locked")
                 return
             if mapping.pending:
-                self.violations.append(f"page-locked memory was released under {mapping.pending} pending copies")
+                self.violations.append(
+                    f"page-locked memory was released under {mapping.pending} pending copies"
+                )
             mapping.registered = False
             self._mappings.remove(mapping)
 
@@ -303,14 +319,18 @@ class FakeBackend:
         with self._lock:
             stream = self.current_stream()
             if stream is event.stream:
-                self.violations.append(f"stream {stream.name!r} waits for itself: it is not the consumer's")
+                self.violations.append(
+                    f"stream {stream.name!r} waits for itself: it is not the consumer's"
+                )
             stream.ops.append(_Op(_nothing, event))
 
     def protect(self, block: FakeBlock | FakeArray) -> None:
         with self._lock:
             stream = self.current_stream()
             if stream is self.side:
-                self.violations.append("a block was protected for the side stream, to which it belongs anyway")
+                self.violations.append(
+                    "a block was protected for the side stream, to which it belongs anyway"
+                )
             users = block.block.users if isinstance(block, FakeArray) else block.users
             if stream not in users:
                 users.append(stream)
@@ -360,7 +380,9 @@ class FakeBackend:
             np.copyto(target, source)
         else:
             target[:] = POISON
-            self.violations.append(f"a copy of {source.nbytes} bytes read memory that is no longer page-locked")
+            self.violations.append(
+                f"a copy of {source.nbytes} bytes read memory that is no longer page-locked"
+            )
 
     def _allocate(self, nbytes: int) -> FakeBlock:
         """Return the block that was dropped last,

@@ -48,7 +48,9 @@ class ItemsSource:
     def reader(self) -> Reader:
         return ItemsReader(self._dataset)
 
-    def update_priorities(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
+    def update_priorities(
+        self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]
+    ) -> Applied:
         raise Unsupported("items have no priorities")
 
 

@@ -92,6 +92,8 @@ def row(key: str, title: str, make: Any, workload: Workload, bounds: dict[int, f
         ):
             figure = partial(measure, door=door, make=make, workload=workload, workers=workers)
             contenders.append(Contender(name, environment, figure, names[0]))
-        text = f"ding, {workers} workers: " + (f">= {bound:g}x DI-engine" if bound > 1 else "not slower than DI-engine")
+        text = f"ding, {workers} workers: " + (
+            f">= {bound:g}x DI-engine" if bound > 1 else "not slower than DI-engine"
+        )
         targets.append(Target(text, "samples_per_s", bound, names[0], names[1:]))
     return Row(f"ding-{key}", f"ding: {title}", METRICS, tuple(contenders), tuple(targets), 1.2)

@@ -11,7 +11,9 @@ def make(data: Any, workload: Workload, setting: Setting) -> Iterable[Any]:
     """Return a loader of ``data``, which is ``gluon.data`` of either side."""
     dataset = data.ArrayDataset(*arrays()) if workload is ARRAYS else workload.dataset()
     threads = setting.kind == "threads"
-    return data.DataLoader(dataset, workload.batch, shuffle=True, num_workers=setting.workers, thread_pool=threads)
+    return data.DataLoader(
+        dataset, workload.batch, shuffle=True, num_workers=setting.workers, thread_pool=threads
+    )
 
 
 def ours(workload: Workload, setting: Setting) -> Iterable[Any]:

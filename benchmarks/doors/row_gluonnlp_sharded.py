@@ -11,10 +11,14 @@ SHARDS = 4
 
 def _make(data: Any, ArrayDataset: Any, workload: Workload, setting: Setting) -> Iterable[Any]:
     lengths = [1 + i % 10 for i in range(IMAGES)]
-    sampler = data.FixedBucketSampler(lengths, workload.batch // SHARDS, shuffle=True, num_shards=SHARDS)
+    sampler = data.FixedBucketSampler(
+        lengths, workload.batch // SHARDS, shuffle=True, num_shards=SHARDS
+    )
     threads = setting.kind == "threads"
     dataset = ArrayDataset(*arrays())
-    return data.ShardedDataLoader(dataset, batch_sampler=sampler, num_workers=setting.workers, thread_pool=threads)
+    return data.ShardedDataLoader(
+        dataset, batch_sampler=sampler, num_workers=setting.workers, thread_pool=threads
+    )
 
 
 def ours(workload: Workload, setting: Setting) -> Iterable[Any]:
@@ -36,7 +40,8 @@ def fields(batch: Any) -> tuple[Any, Any]:
 
     images, numbers = zip(*batch, strict=True)
     return tuple(
-        np.concatenate([one.asnumpy() if hasattr(one, "asnumpy") else one for one in part]) for part in (images, numbers)
+        np.concatenate([one.asnumpy() if hasattr(one, "asnumpy") else one for one in part])
+        for part in (images, numbers)
     )  # type: ignore[return-value]
 
 

@@ -4,4 +4,6 @@ from benchmarks.doors.sides import NO_WORKERS, PROCESSES, row
 from benchmarks.doors.torch import OURS, THEIRS
 from benchmarks.doors.workloads import DECODE
 
-ROW = row("torch", "torch", DECODE, OURS, THEIRS, settings=(NO_WORKERS, PROCESSES), more=((PROCESSES, 2),))
+ROW = row(
+    "torch", "torch", DECODE, OURS, THEIRS, settings=(NO_WORKERS, PROCESSES), more=((PROCESSES, 2),)
+)

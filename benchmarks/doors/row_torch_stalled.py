@@ -4,4 +4,6 @@ from benchmarks.doors.sides import NO_WORKERS, PROCESSES, row
 from benchmarks.doors.torch import OURS, THEIRS
 from benchmarks.doors.workloads import STALLED
 
-ROW = row("torch", "torch", STALLED, OURS, THEIRS, settings=(NO_WORKERS, PROCESSES), epoch_start=None)
+ROW = row(
+    "torch", "torch", STALLED, OURS, THEIRS, settings=(NO_WORKERS, PROCESSES), epoch_start=None
+)

@@ -105,7 +105,10 @@ def row(
     the same against their same setting. ``epoch_start``: our setting that has to begin an epoch
     within 5 ms.
     """
-    names = {setting: (f"async_loader {door}, {setting.name}", f"{original}, {setting.name}") for setting in settings}
+    names = {
+        setting: (f"async_loader {door}, {setting.name}", f"{original}, {setting.name}")
+        for setting in settings
+    }
     contenders = [
         Contender(
             name,
@@ -130,7 +133,9 @@ def row(
         )
     bounds = {**dict.fromkeys(settings, 1.0), **dict(more)}
     for setting, bound in bounds.items():
-        text = f"{door}, {setting.name}: " + (f">= {bound:g}x {original}" if bound > 1 else f"not slower than {original}")
+        text = f"{door}, {setting.name}: " + (
+            f">= {bound:g}x {original}" if bound > 1 else f"not slower than {original}"
+        )
         targets.append(Target(text, "samples_per_s", bound, names[setting][0], names[setting][1:]))
     if epoch_start:
         text = f"{door}, {epoch_start.name}: later epochs begin in <= 5 ms"

@@ -101,7 +101,10 @@ class Workload:
 
     def check(self, images: Any, numbers: Any) -> None:
         """Check that every image is the one of its number, so that no timing is of wrong data."""
-        images, numbers = (np.asarray(field.asnumpy() if hasattr(field, "asnumpy") else field) for field in (images, numbers))
+        images, numbers = (
+            np.asarray(field.asnumpy() if hasattr(field, "asnumpy") else field)
+            for field in (images, numbers)
+        )
         if len(images) != self.batch:
             raise AssertionError(f"{len(images)} images in a batch of {self.batch}")
         for image, number in zip(images, numbers, strict=True):
@@ -109,7 +112,9 @@ class Workload:
                 raise AssertionError(f"the image numbered {number} is another one")
 
 
-ARRAYS = Workload("arrays", "28x28 uint8 arrays, 20,000, batch 256", 256, IMAGES, Images, lambda i: arrays()[0][i])
+ARRAYS = Workload(
+    "arrays", "28x28 uint8 arrays, 20,000, batch 256", 256, IMAGES, Images, lambda i: arrays()[0][i]
+)
 ITEMS = Workload(
     "items",
     "28x28 uint8 arrays item by item, 20,000, batch 256",

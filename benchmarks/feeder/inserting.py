@@ -15,7 +15,12 @@ from benchmarks.harness import Contender, Figures, Metric
 
 ACTORS = (1, 4, 16)
 METRICS = (
-    *(Metric(f"rows_per_s_{count}", f"rows/s, {count} actor{'s' * (count > 1)}", "higher", digits=0) for count in ACTORS),
+    *(
+        Metric(
+            f"rows_per_s_{count}", f"rows/s, {count} actor{'s' * (count > 1)}", "higher", digits=0
+        )
+        for count in ACTORS
+    ),
     Metric("server_us", "server's CPU us a row, 1 actor"),
 )
 """All of a contender's actors are there from the start; those that have nothing to do wait."""

@@ -16,7 +16,11 @@ from benchmarks.feeder.processes import Child, child
 from benchmarks.feeder.workloads import Work
 from benchmarks.replay.workloads import BATCH, FRAME, STACK
 
-PRELOAD = ("async_loader.feeder.server", "async_loader.feeder.client.connect", "async_loader.replay.base.compiled")
+PRELOAD = (
+    "async_loader.feeder.server",
+    "async_loader.feeder.client.connect",
+    "async_loader.replay.base.compiled",
+)
 TABLE = "replay"
 STEPS = 100
 """Number of steps that an actor appends before it checks the clock."""
@@ -35,7 +39,11 @@ def table(work: Work) -> Any:
     if work.linked:
         del fields["next_obs"]
         atari = work.kind == "atari"
-        fields["obs"] = Field(FRAME, "uint8", stack=STACK, next="next_obs") if atari else Field(*fields["obs"], next="next_obs")
+        fields["obs"] = (
+            Field(FRAME, "uint8", stack=STACK, next="next_obs")
+            if atari
+            else Field(*fields["obs"], next="next_obs")
+        )
     return ReplayBuffer(stored.rows, fields, seed=0)
 
 
@@ -73,14 +81,18 @@ def _stop_when_told(pipe: Any, server: Any) -> None:
 
 
 @contextmanager
-def writing(address: str, work: Work, batched: bool) -> Iterator[tuple[Callable[[], int], Callable[[], None]]]:
+def writing(
+    address: str, work: Work, batched: bool
+) -> Iterator[tuple[Callable[[], int], Callable[[], None]]]:
     """Give an actor's ``write()`` and ``flush()``: steps one at a time, or in blocks of a batch."""
     from async_loader.feeder import connect
 
     with connect(address) as client:
         writer = client.table(TABLE).writer()
         write = (
-            partial(_extend, writer, work.blocks()) if batched else partial(_append, writer, cycle(_as_environments_say(work)))
+            partial(_extend, writer, work.blocks())
+            if batched
+            else partial(_append, writer, cycle(_as_environments_say(work)))
         )
         yield write, lambda: writer.flush(LIMIT_S)
 
@@ -96,7 +108,10 @@ def crossed(address: str) -> int:
 
 def _as_environments_say(work: Work) -> list[dict[str, Any]]:
     """Convert rewards, flags and discrete actions to Python numbers."""
-    return [{name: value if value.ndim else value.item() for name, value in step.items()} for step in work.steps()]
+    return [
+        {name: value if value.ndim else value.item() for name, value in step.items()}
+        for step in work.steps()
+    ]
 
 
 def _append(writer: Any, steps: Iterator[Any]) -> int:
@@ -129,7 +144,9 @@ def _fill(pipe: Any, address: str, work: Work) -> None:
 
 
 @contextmanager
-def taking(address: str, loader: bool = False, batch: int = BATCH, **options: Any) -> Iterator[Take]:
+def taking(
+    address: str, loader: bool = False, batch: int = BATCH, **options: Any
+) -> Iterator[Take]:
     """Return a function for a learner's next batch, from the source itself or through a loader.
 
     ``options`` are the source's.

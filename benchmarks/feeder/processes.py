@@ -74,7 +74,11 @@ def _run(run: Callable[..., None], pipe: Any, arguments: tuple[Any, ...]) -> Non
     except (EOFError, BrokenPipeError):
         pass  # the requesting process has ended
     except BaseException as error:
-        pipe.send(_Failure(f"{type(error).__name__}: {error} {traceback.format_exc()}".replace("\n", " | ")))
+        pipe.send(
+            _Failure(
+                f"{type(error).__name__}: {error} {traceback.format_exc()}".replace("\n", " | ")
+            )
+        )
 
 
 @contextmanager
@@ -104,7 +108,9 @@ class Crew:
         """Return the result: rows, and rows a second from the first to be written
         to the last acknowledgement.
         """
-        rows, begins, ends = zip(*(actor.hear(seconds + START_LIMIT_S) for actor in self._actors[:count]), strict=True)
+        rows, begins, ends = zip(
+            *(actor.hear(seconds + START_LIMIT_S) for actor in self._actors[:count]), strict=True
+        )
         return sum(rows), sum(rows) / (max(ends) - min(begins))
 
 
@@ -112,7 +118,9 @@ class Crew:
 def crew(preload: Sequence[str], count: int, open_writer: Open, *arguments: Any) -> Iterator[Crew]:
     """Start `count` processes, each with a writer of its own that has written something already."""
     with ExitStack() as stack:
-        actors = [stack.enter_context(child(preload, _act, open_writer, arguments)) for _ in range(count)]
+        actors = [
+            stack.enter_context(child(preload, _act, open_writer, arguments)) for _ in range(count)
+        ]
         for actor in actors:
             actor.hear()
         yield Crew(actors)

@@ -17,8 +17,12 @@ ROW = Row(
     (
         project(OURS, served, work=LINKED, transport="shm"),
         project(OURS_TWICE, served, work=TWICE, transport="shm"),
-        project("async_loader, linked frames, ipc", served, once=True, work=LINKED, transport="ipc"),
-        project("async_loader, linked frames, tcp", served, once=True, work=LINKED, transport="tcp"),
+        project(
+            "async_loader, linked frames, ipc", served, once=True, work=LINKED, transport="ipc"
+        ),
+        project(
+            "async_loader, linked frames, tcp", served, once=True, work=LINKED, transport="tcp"
+        ),
         project(
             "async_loader, linked frames, shm, AsyncDataLoader",
             served,

@@ -24,7 +24,9 @@ ROW = Row(
             transport="shm",
             prefetch=4,
         ),
-        project("async_loader, shm, AsyncDataLoader", served, work=WORK, transport="shm", loader=True),
+        project(
+            "async_loader, shm, AsyncDataLoader", served, work=WORK, transport="shm", loader=True
+        ),
         project(HERE, in_process, work=WORK),
         peer(THEIRS, work=WORK, workers=2),
         peer("reverb, 1 worker", work=WORK, workers=1, once=True),

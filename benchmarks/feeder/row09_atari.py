@@ -17,8 +17,12 @@ ROW = Row(
     (
         contender(OURS, "project", served, work=LINKED),
         contender(OURS_TWICE, "project", served, work=TWICE),
-        contender("async_loader, linked frames, extend", "project", served, work=LINKED, batched=True),
-        contender("async_loader, stacked, extend", "project", served, OURS_TWICE, work=TWICE, batched=True),
+        contender(
+            "async_loader, linked frames, extend", "project", served, work=LINKED, batched=True
+        ),
+        contender(
+            "async_loader, stacked, extend", "project", served, OURS_TWICE, work=TWICE, batched=True
+        ),
         contender(THEIRS, "reverb", reverb, OURS_TWICE, work=TWICE),
         contender(THEIRS_LINKED, "reverb", reverb, work=LINKED),
     ),

@@ -14,7 +14,9 @@ ROW = Row(
     (
         contender(ONE, "project", served, work=WORK),
         contender(MANY, "project", served, work=WORK, batched=True),
-        contender("async_loader, append, tcp", "project", served, once=True, work=WORK, transport="tcp"),
+        contender(
+            "async_loader, append, tcp", "project", served, once=True, work=WORK, transport="tcp"
+        ),
         contender(
             "async_loader, append, linked next_obs",
             "project",

@@ -57,7 +57,9 @@ def in_process(seconds: float, work: Work) -> Figures:
     return timed(lambda: buffer.sample(BATCH), work, seconds)
 
 
-def served(seconds: float, work: Work, transport: str, loader: bool = False, **options: Any) -> Figures:
+def served(
+    seconds: float, work: Work, transport: str, loader: bool = False, **options: Any
+) -> Figures:
     """``transport``: shm, or sockets of the named kind."""
     options["transport"] = "shm" if transport == "shm" else "tcp"
     with ours.serving(work, transport) as (server, address):

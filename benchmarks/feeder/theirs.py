@@ -24,7 +24,9 @@ the best of several pairs that were tried.
 def _signature(work: Work) -> dict[str, Any]:
     import tensorflow as tf
 
-    return {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in work.stored.fields.items()}
+    return {
+        name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in work.stored.fields.items()
+    }
 
 
 @contextmanager

@@ -40,12 +40,18 @@ class Work:
             return stored.chunks(size)
         if isinstance(stored, workloads.Atari):
             return stored.frames()
-        return ({name: column for name, column in chunk.items() if name != "next_obs"} for chunk in stored.episodes())
+        return (
+            {name: column for name, column in chunk.items() if name != "next_obs"}
+            for chunk in stored.episodes()
+        )
 
     def steps(self) -> list[Columns]:
         """Return the steps of one episode."""
         episode = next(self.chunks())
-        return [{name: column[i] for name, column in episode.items()} for i in range(len(episode["reward"]))]
+        return [
+            {name: column[i] for name, column in episode.items()}
+            for i in range(len(episode["reward"]))
+        ]
 
     def blocks(self) -> Iterator[Columns]:
         """Yield blocks of steps of one episode, repeatedly."""

@@ -34,7 +34,9 @@ def torch_loader(seconds: float, workers: int) -> Figures:
     from torch.utils.data import DataLoader
 
     dataset = workloads.FrameDataset()
-    loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    loader = DataLoader(
+        dataset, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+    )
     return _rate(iter(loader).__next__, seconds)
 
 
@@ -46,7 +48,9 @@ def ding(
 ) -> Figures:
     from ding.utils.data import AsyncDataLoader
 
-    loader = AsyncDataLoader(workloads.job_source(function), BATCH, "cpu", chunk_size=chunk, num_workers=workers)
+    loader = AsyncDataLoader(
+        workloads.job_source(function), BATCH, "cpu", chunk_size=chunk, num_workers=workers
+    )
     try:
         return _rate(loader.__next__, seconds)
     finally:
@@ -119,8 +123,12 @@ ROW = Row(
         Contender(DING_0, "ding", partial(ding, workers=0)),
         Contender(DING_2[0], "ding", partial(ding, workers=2, chunk=64)),
         Contender(DING_2[1], "ding", partial(ding, workers=2, chunk=16)),
-        Contender(DING_2[2], "ding", partial(ding, workers=2, chunk=16, function=workloads.load_tensors)),
-        Contender("limit: decoding alone, 2 processes", "project", partial(limit, processes=2), once=True),
+        Contender(
+            DING_2[2], "ding", partial(ding, workers=2, chunk=16, function=workloads.load_tensors)
+        ),
+        Contender(
+            "limit: decoding alone, 2 processes", "project", partial(limit, processes=2), once=True
+        ),
     ),
     (
         Target(">= 2.2x torch DataLoader with 2 workers", "samples_per_s", 2.2, OURS, TORCH[:1]),

@@ -32,7 +32,9 @@ def ours(seconds: float, kind: str) -> Figures:
 def torch_loader(seconds: float, kind: str) -> Figures:
     from torch.utils.data import DataLoader
 
-    return _time(iter(DataLoader(workloads.DictDataset(MAKE[kind]()), BATCH, shuffle=True)).__next__, seconds)
+    return _time(
+        iter(DataLoader(workloads.DictDataset(MAKE[kind]()), BATCH, shuffle=True)).__next__, seconds
+    )
 
 
 def ding(seconds: float, kind: str) -> Figures:
@@ -68,6 +70,10 @@ ROW = Row(
         ),
         Contender("DI-engine, Atari", "ding", partial(ding, kind="Atari"), ATARI, once=True),
     ),
-    (Target(">= 10x DI-engine, small dicts", "ms", 10, "async_loader, small", ("DI-engine, small",)),),
+    (
+        Target(
+            ">= 10x DI-engine, small dicts", "ms", 10, "async_loader, small", ("DI-engine, small",)
+        ),
+    ),
     seconds=1.0,
 )

@@ -106,7 +106,9 @@ def ours_columns() -> Any:
 def ours_jobs() -> Any:
     from async_loader import AsyncDataLoader
 
-    return AsyncDataLoader(workloads.job_source(workloads.load), workloads.JOBS_PER_BATCH, "cpu", num_workers=2)
+    return AsyncDataLoader(
+        workloads.job_source(workloads.load), workloads.JOBS_PER_BATCH, "cpu", num_workers=2
+    )
 
 
 def ding_dicts() -> Any:
@@ -128,7 +130,9 @@ class TorchJobs:
     def __init__(self) -> None:
         from torch.utils.data import DataLoader
 
-        loader = DataLoader(workloads.FrameDataset(), workloads.JOBS_PER_BATCH, shuffle=True, num_workers=2)
+        loader = DataLoader(
+            workloads.FrameDataset(), workloads.JOBS_PER_BATCH, shuffle=True, num_workers=2
+        )
         self._batches: Any = iter(loader)
 
     def __next__(self) -> Any:
@@ -177,12 +181,21 @@ ROW = Row(
         Metric("threads_us", "CPU us a step of other threads", digits=0),
     ),
     (
-        *(Contender(name, "project", partial(next_beside_a_learner, make=make), name) for name, make in OURS.items()),
         *(
-            Contender(name, environment, partial(next_beside_a_learner, make=make), against, once=True)
+            Contender(name, "project", partial(next_beside_a_learner, make=make), name)
+            for name, make in OURS.items()
+        ),
+        *(
+            Contender(
+                name, environment, partial(next_beside_a_learner, make=make), against, once=True
+            )
             for name, (environment, make, against) in PEERS.items()
         ),
     ),
-    tuple(Target(f"{name.split(', ')[1]}: {text}", metric, bound, name) for name in OURS for text, metric, bound in BOUNDS),
+    tuple(
+        Target(f"{name.split(', ')[1]}: {text}", metric, bound, name)
+        for name in OURS
+        for text, metric, bound in BOUNDS
+    ),
     seconds=3.5,
 )

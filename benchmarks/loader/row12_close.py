@@ -18,13 +18,17 @@ Make = Callable[[Callable[[int], Any]], Any]
 def ours(function: Callable[[int], Any]) -> Any:
     from async_loader import AsyncDataLoader
 
-    return AsyncDataLoader(workloads.job_source(function), BATCH, "cpu", chunk_size=16, num_workers=2)
+    return AsyncDataLoader(
+        workloads.job_source(function), BATCH, "cpu", chunk_size=16, num_workers=2
+    )
 
 
 def ding(function: Callable[[int], Any]) -> Any:
     from ding.utils.data import AsyncDataLoader
 
-    return AsyncDataLoader(workloads.job_source(function), BATCH, "cpu", chunk_size=16, num_workers=2)
+    return AsyncDataLoader(
+        workloads.job_source(function), BATCH, "cpu", chunk_size=16, num_workers=2
+    )
 
 
 def close(seconds: float, make: Make, full: bool) -> Figures:
@@ -88,8 +92,14 @@ ROW = Row(
     ),
     (
         *(Target(f"close() <= 1 s, {name.split(', ')[1]}", "close_s", 1, name) for name in OURS),
-        *(Target(f"nothing left after close(), {name.split(', ')[1]}", "left", 0, name) for name in OURS),
-        *(Target(f"nothing left after exit, {name.split(', ')[1]}", "left_after_exit", 0, name) for name in OURS),
+        *(
+            Target(f"nothing left after close(), {name.split(', ')[1]}", "left", 0, name)
+            for name in OURS
+        ),
+        *(
+            Target(f"nothing left after exit, {name.split(', ')[1]}", "left_after_exit", 0, name)
+            for name in OURS
+        ),
     ),
     repeats=2,
 )

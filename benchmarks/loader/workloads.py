@@ -61,7 +61,9 @@ def load_slowly(i: int) -> tuple[np.ndarray, int]:
 def job_source(function: Callable[[int], Any], seed: int = 0) -> Callable[[int], list[Job]]:
     """Return a data_source: batch_size -> that many jobs, drawn at random."""
     rng = np.random.default_rng(seed)
-    return lambda batch_size: [partial(function, i) for i in rng.integers(0, FRAMES, batch_size).tolist()]
+    return lambda batch_size: [
+        partial(function, i) for i in rng.integers(0, FRAMES, batch_size).tolist()
+    ]
 
 
 class FrameDataset:
@@ -89,7 +91,10 @@ def check_frames(batch: Any) -> None:
 def columns(rows: int) -> dict[str, np.ndarray]:
     """Return transitions as columns."""
     rng = np.random.default_rng(1)
-    return {name: rng.standard_normal((rows, *shape), dtype=np.float32) for name, shape in TRANSITION.items()}
+    return {
+        name: rng.standard_normal((rows, *shape), dtype=np.float32)
+        for name, shape in TRANSITION.items()
+    }
 
 
 def transition(table: dict[str, np.ndarray], i: int) -> dict[str, Any]:

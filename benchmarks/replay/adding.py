@@ -32,7 +32,11 @@ def _steps(width: int) -> list[workloads.Columns]:
     or for one environment without that dimension.
     """
     steps = WORK.vectors(width, STEPS)
-    return steps if width > 1 else [{name: column[0] for name, column in step.items()} for step in steps]
+    return (
+        steps
+        if width > 1
+        else [{name: column[0] for name, column in step.items()} for step in steps]
+    )
 
 
 def ours(seconds: float, width: int, linked: bool = False) -> Figures:
@@ -41,7 +45,9 @@ def ours(seconds: float, width: int, linked: bool = False) -> Figures:
     buffer = (tables.ours_linked if linked else tables.ours)(WORK)
     steps = _steps(width)
     if linked:
-        steps = [{name: value for name, value in step.items() if name != "next_obs"} for step in steps]
+        steps = [
+            {name: value for name, value in step.items() if name != "next_obs"} for step in steps
+        ]
     streams = np.arange(width)
     add = buffer.add if width == 1 else partial(buffer.extend, stream=streams)
     return _time(add, steps, seconds, width)
@@ -78,7 +84,9 @@ def sb3(seconds: float, width: int) -> Figures:
 
 
 def row(key: str, title: str, width: int) -> Row:
-    def contender(name: str, environment: str, measure: Callable[..., Figures], **options: Any) -> Contender:
+    def contender(
+        name: str, environment: str, measure: Callable[..., Figures], **options: Any
+    ) -> Contender:
         return Contender(name, environment, partial(measure, width=width, **options))
 
     return Row(

@@ -143,7 +143,10 @@ def _kept(buffer: Any, writing: Writing, seconds: float) -> Figures:
     if min(map(median, written.values())) == 0:
         raise RuntimeError("nothing was written, so nothing contended")
     return {
-        "kept_percent": 100 * median(shared / other for shared, other in zip(*(drawn[name] for name in names), strict=True)),
+        "kept_percent": 100
+        * median(
+            shared / other for shared, other in zip(*(drawn[name] for name in names), strict=True)
+        ),
         **{f"{name}_per_s": median(rates) for name, rates in drawn.items()},
         **{f"written_{name}_per_s": median(rates) for name, rates in written.items()},
     }

@@ -24,7 +24,9 @@ def ours(seconds: float, linked: bool) -> Figures:
 
 
 def cpprb(seconds: float) -> Figures:
-    buffer = tables.cpprb(WORK, Nstep={"size": STEPS, "gamma": GAMMA, "rew": "reward", "next": "next_obs"})
+    buffer = tables.cpprb(
+        WORK, Nstep={"size": STEPS, "gamma": GAMMA, "rew": "reward", "next": "next_obs"}
+    )
     workloads.check_rows(buffer.sample(BATCH))
     return time_draws(lambda: buffer.sample(BATCH), seconds)
 

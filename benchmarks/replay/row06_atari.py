@@ -38,7 +38,10 @@ def limit(seconds: float) -> Figures:
     """Only the gathering, by indices drawn beforehand, into memory that stays warm."""
     import torch
 
-    stored = [torch.empty((WORK.rows, *shape), dtype=torch.uint8) for shape, _ in (WORK.fields["obs"], WORK.fields["next_obs"])]
+    stored = [
+        torch.empty((WORK.rows, *shape), dtype=torch.uint8)
+        for shape, _ in (WORK.fields["obs"], WORK.fields["next_obs"])
+    ]
     done = 0
     for chunk in WORK.chunks():
         for column, name in zip(stored, ("obs", "next_obs"), strict=True):
@@ -65,7 +68,10 @@ def cpprb(seconds: float, compressed: bool) -> Figures:
     options = {"next_of": "obs", "stack_compress": "obs"} if compressed else {}
     buffer = tables.cpprb(WORK, **options)
     batch = buffer.sample(BATCH)
-    obs, next_obs = ((np.moveaxis(batch[name], -1, 1) if compressed else batch[name]) for name in ("obs", "next_obs"))
+    obs, next_obs = (
+        (np.moveaxis(batch[name], -1, 1) if compressed else batch[name])
+        for name in ("obs", "next_obs")
+    )
     workloads.check_stacks(obs, next_obs, batch["done"])
     return time_draws(lambda: buffer.sample(BATCH), seconds)
 

@@ -21,7 +21,9 @@ def _priorities(n: int) -> np.ndarray:
     return np.random.default_rng(5).random(n) + 0.01
 
 
-def _time(draw: Callable[[], tuple[Any, Any]], update: Callable[[Any, np.ndarray], Any], seconds: float) -> Figures:
+def _time(
+    draw: Callable[[], tuple[Any, Any]], update: Callable[[Any, np.ndarray], Any], seconds: float
+) -> Figures:
     """Drawing, reading and updating; the new priorities are made beforehand."""
     new = [_priorities(BATCH) for _ in range(64)]
     turn = 0
@@ -69,9 +71,13 @@ def torchrl(seconds: float) -> Figures:
     from torchrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictReplayBuffer
 
     sampler = PrioritizedSampler(WORK.rows, ALPHA, BETA)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(WORK.rows), sampler=sampler, batch_size=BATCH)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(WORK.rows), sampler=sampler, batch_size=BATCH
+    )
     for chunk in WORK.chunks():
-        buffer.update_priority(buffer.extend(tables.for_torchrl(chunk)), _priorities(len(chunk["obs"])))
+        buffer.update_priority(
+            buffer.extend(tables.for_torchrl(chunk)), _priorities(len(chunk["obs"]))
+        )
 
     def draw() -> tuple[Any, Any]:
         batch = buffer.sample()

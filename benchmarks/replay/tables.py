@@ -62,7 +62,9 @@ def cpprb(work: Workload, **options: Any) -> Any:
     return buffer
 
 
-def cpprb_fields(work: Workload, stacked: bool = False, linked: bool = False) -> dict[str, dict[str, Any]]:
+def cpprb_fields(
+    work: Workload, stacked: bool = False, linked: bool = False
+) -> dict[str, dict[str, Any]]:
     fields = {}
     for name, (shape, dtype) in work.fields.items():
         if linked and name == "next_obs":
@@ -95,7 +97,9 @@ def for_torchrl(chunk: Columns) -> Any:
     import torch
     from tensordict import TensorDict
 
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in chunk.items()}
+    tensors = {
+        name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in chunk.items()
+    }
     return TensorDict(tensors, [len(chunk["obs"])])
 
 

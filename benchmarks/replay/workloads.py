@@ -64,7 +64,10 @@ class Small:
     def vectors(self, width: int, count: int) -> list[Columns]:
         """Return `count` steps of ``width`` environments side by side."""
         rows = next(self.chunks(width * count))
-        return [{name: column[i * width : (i + 1) * width] for name, column in rows.items()} for i in range(count)]
+        return [
+            {name: column[i * width : (i + 1) * width] for name, column in rows.items()}
+            for i in range(count)
+        ]
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,9 @@ class Atari:
         """Yield the stacks of an episode, written out."""
         for start, n in self._spans(size):
             frames = numbered(start, n + STACK)
-            stacks = np.moveaxis(np.lib.stride_tricks.sliding_window_view(frames, STACK, axis=0), -1, 1)
+            stacks = np.moveaxis(
+                np.lib.stride_tricks.sliding_window_view(frames, STACK, axis=0), -1, 1
+            )
             yield {**self._rest(start, n), "obs": stacks[:-1], "next_obs": stacks[1:]}
 
     episodes = chunks
@@ -113,7 +118,9 @@ _noise: list[np.ndarray] = []
 def numbered(start: int, n: int) -> np.ndarray:
     """Return frames ``start`` to ``start + n - 1``."""
     if not _noise:
-        _noise.append(np.random.default_rng(SEED).integers(0, 256, (_DISTINCT, *FRAME), dtype=np.uint8))
+        _noise.append(
+            np.random.default_rng(SEED).integers(0, 256, (_DISTINCT, *FRAME), dtype=np.uint8)
+        )
     numbers = np.arange(start, start + n)
     frames = _noise[0][numbers % _DISTINCT]
     frames[:, 0, :4] = numbers.astype("<u4")[:, None].view(np.uint8)
@@ -124,10 +131,17 @@ def check_stacks(obs: Any, next_obs: Any, terminated: Any) -> None:
     """Check that stacks [batch, 4, 84, 84] are of frames in order, and the next is one frame on:
     no timing is of wrong data.
     """
-    now, after = (np.ascontiguousarray(np.asarray(stacks)[:, :, 0, :4]).view("<u4")[..., 0] for stacks in (obs, next_obs))
+    now, after = (
+        np.ascontiguousarray(np.asarray(stacks)[:, :, 0, :4]).view("<u4")[..., 0]
+        for stacks in (obs, next_obs)
+    )
     goes_on = ~np.asarray(terminated).reshape(-1).astype(bool)
-    if not np.array_equal(after[goes_on, :-1], now[goes_on, 1:]) or np.any(after[goes_on, -1] != now[goes_on, -1] + 1):
-        raise AssertionError(f"stacks of frames {now[goes_on][0]} are followed by {after[goes_on][0]}")
+    if not np.array_equal(after[goes_on, :-1], now[goes_on, 1:]) or np.any(
+        after[goes_on, -1] != now[goes_on, -1] + 1
+    ):
+        raise AssertionError(
+            f"stacks of frames {now[goes_on][0]} are followed by {after[goes_on][0]}"
+        )
 
 
 def check_rows(batch: Any) -> None:

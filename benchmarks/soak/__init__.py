@@ -18,13 +18,22 @@ def draw(path: Path, about: Mapping[str, Any], outcomes: Sequence[Any]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    measured = [one for outcome in outcomes for one in outcome.measured if one.repeats and "rss_mib" in one.repeats[0]]
-    figure, axes = pyplot.subplots(1, max(1, len(measured)), figsize=(11, 3.5), squeeze=False, layout="constrained")
+    measured = [
+        one
+        for outcome in outcomes
+        for one in outcome.measured
+        if one.repeats and "rss_mib" in one.repeats[0]
+    ]
+    figure, axes = pyplot.subplots(
+        1, max(1, len(measured)), figsize=(11, 3.5), squeeze=False, layout="constrained"
+    )
     for axis, one in zip(axes[0], measured, strict=False):
         figures = one.repeats[0]
         for number, series in enumerate(figures["rss_mib"]):
             batches = [i * figures["batches"] / len(series) for i in range(len(series))]
-            axis.plot(batches, series, label=f"worker {number}" if number else "learner", linewidth=1)
+            axis.plot(
+                batches, series, label=f"worker {number}" if number else "learner", linewidth=1
+            )
         axis.set_title(one.contender.name, fontsize=9, loc="left")
         axis.set_xlabel("batches", fontsize=8)
         axis.set_ylabel("resident memory, MiB", fontsize=8)

@@ -32,11 +32,17 @@ def rounds(seconds: float) -> Figures:
         str(last),
         "--json",
     ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S + 60, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S + 60, check=False
+    )
     lines = done.stdout.splitlines()
     if done.returncode:
         print(*[line for line in lines if not line.startswith("{")], sep="\n", file=sys.stderr)
-    left = [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+    left = [
+        one
+        for one in psutil.Process().children(recursive=True)
+        if one.status() != psutil.STATUS_ZOMBIE
+    ]
     return {**json.loads(lines[-1]), "processes_left": len(left)}
 
 

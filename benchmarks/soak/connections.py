@@ -27,7 +27,9 @@ def connections(seconds: float) -> Figures:
         str(SEED),
         "--json",
     ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S + 60, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S + 60, check=False
+    )
     lines = done.stdout.splitlines()
     if done.returncode:
         print(*lines[:-1], f"again: {' '.join(command[1:])}", sep="\n", file=sys.stderr)
@@ -48,7 +50,9 @@ ROW = Row(
     ),
     (Contender(NAME, "project", connections),),
     (
-        Target("no server ends, no acknowledged row is lost, no honest client fails", "found", 0, NAME),
+        Target(
+            "no server ends, no acknowledged row is lost, no honest client fails", "found", 0, NAME
+        ),
         Target(
             "a server grows by <= 1 MiB in 10,000 inputs, after the first 10,000",
             "growth_mib",

@@ -94,7 +94,9 @@ ROW = Row(
         Metric("more_fds", "more fds", digits=0),
         Metric("batches_per_s", "batches/s", "higher", digits=0),
     ),
-    tuple(Contender(name, "project", partial(memory, make=make), name) for name, make in NAMES.items()),
+    tuple(
+        Contender(name, "project", partial(memory, make=make), name) for name, make in NAMES.items()
+    ),
     tuple(
         Target(f"{name.split(', ')[1]}: {who} grows by <= 2 MiB over the last 90%", metric, 2, name)
         for name in NAMES

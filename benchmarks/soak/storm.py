@@ -24,7 +24,9 @@ def storm(seconds: float) -> Figures:
     """
     signals = max(100, round(SIGNALS * seconds / PATIENCE_S))
     command = [sys.executable, str(ROOT / "tests/faults/storm_play.py"), str(SEED), str(signals)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S + 60, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S + 60, check=False
+    )
     seen = json.loads(done.stdout.splitlines()[-1]) if not done.returncode else {}
     return {
         "failed": int(done.returncode != 0),
@@ -32,7 +34,9 @@ def storm(seconds: float) -> Figures:
         "within": seen.get("within the call", 0),
         "batches": seen.get("batches taken", 0),
         "steps": sum(seen.get(f"steps {way}", 0) for way in ("over a feeder", "to a process")),
-        "left": sum(seen.get(f"{what} left", 0) for what in ("processes", "descriptors", "threads")),
+        "left": sum(
+            seen.get(f"{what} left", 0) for what in ("processes", "descriptors", "threads")
+        ),
     }
 
 

@@ -14,7 +14,9 @@ def program(name: str, theirs: str, ours: str) -> types.ModuleType:
     lines = [line for line in text.splitlines() if line.startswith(f"from {theirs} import ")]
     assert len(lines) == 1, "one line says where the loader comes from"
     assert "async_loader" not in text
-    changed = text.replace(lines[0], lines[0].replace(f"from {theirs} import", f"from {ours} import"))
+    changed = text.replace(
+        lines[0], lines[0].replace(f"from {theirs} import", f"from {ours} import")
+    )
     module = types.ModuleType(f"program_{name}")
     exec(compile(changed, f"{name}.py", "exec"), module.__dict__)
     return module

@@ -48,7 +48,10 @@ def test_leaves_are_stacked_and_keep_their_kind(samples, shape, dtype):
     batch = default_collate(samples)
     assert tuple(batch.shape) == shape
     assert batch.dtype == dtype
-    assert batch.tolist() == torch.stack([torch.as_tensor(s, dtype=dtype) for s in samples]).reshape(shape).tolist()
+    assert (
+        batch.tolist()
+        == torch.stack([torch.as_tensor(s, dtype=dtype) for s in samples]).reshape(shape).tolist()
+    )
 
 
 def test_one_number_per_sample_may_keep_its_axis():
@@ -170,7 +173,9 @@ def test_decollation_of_containers():
     assert default_decollate([]) == default_decollate({}) == []
 
 
-@pytest.mark.parametrize("batch", [1, None, "text", {"a": "text"}, np.zeros(2), {"a": None}], ids=repr)
+@pytest.mark.parametrize(
+    "batch", [1, None, "text", {"a": "text"}, np.zeros(2), {"a": None}], ids=repr
+)
 def test_decollation_of_anything_else_is_a_type_error(batch):
     with pytest.raises(TypeError, match="cannot be taken apart"):
         default_decollate(batch)

@@ -34,7 +34,9 @@ def dicts(n):
 
 
 @pytest.mark.parametrize("source", [jobs, dicts])
-@pytest.mark.parametrize(("batch_size", "num_workers", "chunk_size"), [(3, 0, 1), (6, 2, 3), (6, 2, None), (6, 1, 6)])
+@pytest.mark.parametrize(
+    ("batch_size", "num_workers", "chunk_size"), [(3, 0, 1), (6, 2, 3), (6, 2, None), (6, 1, 6)]
+)
 def test_batches_are_complete_and_in_order(source, batch_size, num_workers, chunk_size):
     loader = AsyncDataLoader(source, batch_size, "cpu", chunk_size, num_workers=num_workers)
     for _ in range(10):

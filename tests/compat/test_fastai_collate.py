@@ -72,7 +72,9 @@ def test_strings_stay_and_namedtuples_survive():
     assert type(fa_collate([range(2)] * 2)) is list
 
 
-@pytest.mark.parametrize("samples", [[None], [object()], [np.array(["a"])] * 2], ids=["None", "object", "strings"])
+@pytest.mark.parametrize(
+    "samples", [[None], [object()], [np.array(["a"])] * 2], ids=["None", "object", "strings"]
+)
 def test_what_no_rule_covers_is_a_type_error(samples):
     with pytest.raises(TypeError, match="cannot be collated"):
         fa_collate(samples)
@@ -138,7 +140,9 @@ def test_a_mismatch_is_told_with_its_field_and_shapes(samples, words):
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("samples", [[{"a": object()}] * 2, [3, None], [Pair(1, None)] * 2, [{"a": 1}, {"b": 1}]])
+@pytest.mark.parametrize(
+    "samples", [[{"a": object()}] * 2, [3, None], [Pair(1, None)] * 2, [{"a": 1}, {"b": 1}]]
+)
 def test_an_error_that_is_no_mismatch_stays_itself(samples):
     with pytest.raises((TypeError, KeyError, RuntimeError)) as plain:
         fa_collate(samples)

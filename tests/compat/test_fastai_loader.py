@@ -196,7 +196,9 @@ def test_every_callback_may_be_a_keyword():
 
 
 def test_callbacks_change_what_they_should():
-    assert lists(DataLoader(range(4), bs=2, after_item=lambda x: x + 1, after_batch=lambda b: b * 2)) == [[2, 4], [6, 8]]
+    assert lists(
+        DataLoader(range(4), bs=2, after_item=lambda x: x + 1, after_batch=lambda b: b * 2)
+    ) == [[2, 4], [6, 8]]
     assert list(DataLoader(range(4), bs=2, before_batch=lambda b: b[:1], create_batch=tuple)) == [
         (0,),
         (2,),
@@ -206,7 +208,9 @@ def test_callbacks_change_what_they_should():
     assert list(DataLoader(range(4), bs=2, create_batches=lambda samps: iter("xy"))) == ["x", "y"]
     assert list(DataLoader(range(4), bs=2, do_batch=len)) == [2, 2]
     assert list(DataLoader(range(2), bs=2, retain=lambda res, b: b)) == [[0, 1]]
-    assert lists(DataLoader(range(4), bs=2, shuffle=True, shuffle_fn=lambda idxs: iter(idxs[::-1]))) == [[3, 2], [1, 0]]
+    assert lists(
+        DataLoader(range(4), bs=2, shuffle=True, shuffle_fn=lambda idxs: iter(idxs[::-1]))
+    ) == [[3, 2], [1, 0]]
 
 
 def test_a_bound_method_is_bound_to_the_loader_and_new_keeps_it():
@@ -415,7 +419,9 @@ def test_loops_within_loops():
     for dataset in (list(range(4)), Stream()):
         loader = DataLoader(dataset, bs=2)
         whole = lists(DataLoader(dataset, bs=2))
-        assert [(outer.tolist(), lists(loader)) for outer in loader] == [(batch, whole) for batch in whole]
+        assert [(outer.tolist(), lists(loader)) for outer in loader] == [
+            (batch, whole) for batch in whole
+        ]
 
 
 def test_pickling_also_after_a_break():

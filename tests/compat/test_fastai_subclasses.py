@@ -67,7 +67,9 @@ def test_transformed(number):
     class Split(list):
         split_idx = 1
 
-    loader = Transformed(Split([1, 2, 3]), bs=2, num_workers=number, after_item=[lambda x: x + 1, float])
+    loader = Transformed(
+        Split([1, 2, 3]), bs=2, num_workers=number, after_item=[lambda x: x + 1, float]
+    )
     assert loader.one_pass().tolist() == [2]
     assert loader.after_item.seen.tolist() == [2, 3]
     assert lists(loader) == [[2, 3], [4]]
@@ -173,7 +175,9 @@ class Partial(DataLoader):
         return super().get_idxs()[: self.partial_n]
 
     def __len__(self):
-        return self.partial_n // self.bs + (0 if self.drop_last or self.partial_n % self.bs == 0 else 1)
+        return self.partial_n // self.bs + (
+            0 if self.drop_last or self.partial_n % self.bs == 0 else 1
+        )
 
 
 @pytest.mark.parametrize("number", [0, 2])

@@ -80,7 +80,9 @@ def test_a_shuffled_epoch_is_a_permutation_and_differs_from_the_last():
     [(2, False, [[0, 2, 3, 8], [4, 5, 7], [9, 10, 11]]), (2, True, [[0, 2, 3, 8]])],
 )
 def test_skipped_items_are_made_up_for_by_the_same_worker(number, drop_last, batches):
-    loader = DataLoader(range(12), bs=4, num_workers=number, drop_last=drop_last, after_item=skip(1, 6))
+    loader = DataLoader(
+        range(12), bs=4, num_workers=number, drop_last=drop_last, after_item=skip(1, 6)
+    )
     assert lists(loader) == batches
 
 
@@ -235,7 +237,9 @@ def test_a_callback_may_keep_batches():
 
     arrays = [np.full(20_000, i + 0.5) for i in range(30)]
     loader = Mixing(arrays, bs=1, num_workers=1)
-    assert [batch.unique().tolist() for batch in loader] == [[i + 0.5 + min(i, 7) + 0.5] for i in range(30)]
+    assert [batch.unique().tolist() for batch in loader] == [
+        [i + 0.5 + min(i, 7) + 0.5] for i in range(30)
+    ]
 
 
 # -- workers that stay -----------------------------------------------------------------------------
@@ -255,7 +259,9 @@ def test_persistent_workers_persist_and_others_do_not():
 
 
 def test_persistent_workers_see_each_epoch_and_every_changed_attribute():
-    loader = DataLoader(list(range(40)), bs=20, num_workers=2, persistent_workers=True, shuffle=True)
+    loader = DataLoader(
+        list(range(40)), bs=20, num_workers=2, persistent_workers=True, shuffle=True
+    )
     epochs = [flat(loader) for _ in range(3)]
     assert len(set(map(str, epochs))) == 3
     assert all(sorted(epoch) == list(range(40)) for epoch in epochs)
@@ -309,13 +315,17 @@ def test_an_error_ends_the_epoch_and_not_the_loader():
 
 
 def test_a_batch_that_does_not_come_in_time_is_a_runtime_error():
-    loader = DataLoader([1], bs=1, num_workers=1, timeout=0.05, create_item=lambda i: threading.Event().wait(60))
+    loader = DataLoader(
+        [1], bs=1, num_workers=1, timeout=0.05, create_item=lambda i: threading.Event().wait(60)
+    )
     with pytest.raises(RuntimeError, match=r"timed out after 0\.05 seconds"):
         list(loader)
 
 
 def test_a_killed_worker_is_a_runtime_error():
-    loader = DataLoader([1], bs=1, num_workers=1, create_item=lambda i: os.kill(os.getpid(), signal.SIGKILL))
+    loader = DataLoader(
+        [1], bs=1, num_workers=1, create_item=lambda i: os.kill(os.getpid(), signal.SIGKILL)
+    )
     with pytest.raises(RuntimeError, match=r"worker \(pid\(s\) \d+\) exited unexpectedly.*SIGKILL"):
         list(loader)
 

@@ -31,7 +31,9 @@ def test_stack_of_lists_arrays_and_tensors():
 
 
 def test_numbers_keep_the_dtypes_that_numpy_gives_them():
-    samples = [(1, 0.5, True, np.float32(2), np.uint8([1]), torch.ones(2, dtype=torch.bfloat16))] * 2
+    samples = [
+        (1, 0.5, True, np.float32(2), np.uint8([1]), torch.ones(2, dtype=torch.bfloat16))
+    ] * 2
     expected = [torch.int64, torch.float64, torch.bool, torch.float32, torch.uint8, torch.bfloat16]
     assert [field.dtype for field in Stack()(samples)] == expected
 
@@ -156,7 +158,9 @@ def test_batches_as_mxnets_arrays(monkeypatch):
     monkeypatch.setitem(sys.modules, "mxnet", types.SimpleNamespace(nd=made))
     dataset = gluon.data.ArrayDataset(np.arange(4, dtype=np.float16), np.arange(4))
     for try_nopython in (None, False):
-        batch = next(iter(gluon.data.DataLoader(dataset, 2, try_nopython=try_nopython, array_type="mxnet")))
+        batch = next(
+            iter(gluon.data.DataLoader(dataset, 2, try_nopython=try_nopython, array_type="mxnet"))
+        )
         assert [type(field) for field in batch] == [NDArray, NDArray]
         assert [field.asnumpy().dtype for field in batch] == [np.float16, np.int64]
         assert batch[1].asnumpy().tolist() == [0, 1]
@@ -165,7 +169,9 @@ def test_batches_as_mxnets_arrays(monkeypatch):
 @pytest.mark.parametrize(("version", "place"), [("1.9.1", "nd"), ("2.0.0beta1", "np")])
 def test_arrays_are_those_that_gluon_of_this_mxnet_takes(monkeypatch, version, place):
     def module(name):
-        return types.SimpleNamespace(array=lambda array, dtype: (name, np.asarray(array, dtype).tolist()))
+        return types.SimpleNamespace(
+            array=lambda array, dtype: (name, np.asarray(array, dtype).tolist())
+        )
 
     mxnet = types.SimpleNamespace(__version__=version, nd=module("nd"), np=module("np"))
     monkeypatch.setitem(sys.modules, "mxnet", mxnet)

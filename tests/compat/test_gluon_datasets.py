@@ -28,7 +28,10 @@ def test_one_array_gives_its_items_and_several_give_tuples():
     single, pairs = ArrayDataset(x), ArrayDataset(x, y)
     assert len(single) == len(pairs) == 10
     assert all((single[i] == x[i]).all() for i in range(10))
-    assert all((pairs[i][0] == x[i]).all() and pairs[i][1] == y[i] and type(pairs[i]) is tuple for i in range(10))
+    assert all(
+        (pairs[i][0] == x[i]).all() and pairs[i][1] == y[i] and type(pairs[i]) is tuple
+        for i in range(10)
+    )
 
 
 def test_arrays_of_unequal_length_and_none_at_all_are_refused():
@@ -108,7 +111,9 @@ def test_a_tuple_comes_as_separate_arguments_and_a_list_does_not():
 def test_transform_first_leaves_the_label_alone():
     assert items(ArrayDataset([1, 2], "ab").transform_first(double)) == [(2, "a"), (4, "b")]
     assert items(SimpleDataset([1, 2]).transform_first(double, lazy=False)) == [2, 4]
-    assert items(pickle.loads(pickle.dumps(ArrayDataset([1, 2], "ab").transform_first(double)))) == [(2, "a"), (4, "b")]
+    assert items(
+        pickle.loads(pickle.dumps(ArrayDataset([1, 2], "ab").transform_first(double)))
+    ) == [(2, "a"), (4, "b")]
 
 
 def test_a_base_class_says_what_is_missing():

@@ -35,7 +35,9 @@ KINDS = {
     "processes": {"num_workers": 2, "try_nopython": False},
     "threads": {"num_workers": 2, "thread_pool": True, "try_nopython": False},
 }
-every_kind = pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()])
+every_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()]
+)
 
 
 def lists(batches):
@@ -112,7 +114,9 @@ def test_fewer_than_no_workers_are_none():
 
 def test_the_attributes_that_scripts_look_at():
     dataset, fn = SimpleDataset(range(4)), batchify.AsList()
-    loader = DataLoader(dataset, 2, batchify_fn=fn, num_workers=1, thread_pool=True, timeout=7, pin_device_id=3)
+    loader = DataLoader(
+        dataset, 2, batchify_fn=fn, num_workers=1, thread_pool=True, timeout=7, pin_device_id=3
+    )
     assert loader._dataset is dataset
     assert loader._batchify_fn is fn
     assert list(loader._batch_sampler) == [[0, 1], [2, 3]]
@@ -144,7 +148,9 @@ def test_prefetch_is_a_total_and_may_be_nothing():
 
     for prefetch, ahead in ((4, 4), (0, 1)):
         read.clear()
-        loader = DataLoader(range(9), batch_sampler=Batches(), num_workers=2, thread_pool=True, prefetch=prefetch)
+        loader = DataLoader(
+            range(9), batch_sampler=Batches(), num_workers=2, thread_pool=True, prefetch=prefetch
+        )
         batches_of_it = iter(loader)
         assert len(read) == ahead  # the sampler is read that far when the epoch begins
         assert lists(batches_of_it) == [[i] for i in range(9)]
@@ -183,7 +189,11 @@ def test_samples_that_are_lists_are_fields(workers):
 @every_kind
 def test_transforms_run_where_the_work_is(kind):
     x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20)
-    dataset = ArrayDataset(x, y).transform_first(lambda one: one * 2).filter(lambda sample: sample[1] % 3 > 0)
+    dataset = (
+        ArrayDataset(x, y)
+        .transform_first(lambda one: one * 2)
+        .filter(lambda sample: sample[1] % 3 > 0)
+    )
     batches = list(DataLoader(dataset, 8, **kind))
     kept = y[y % 3 > 0]
     assert torch.cat([batch[0] for batch in batches]).equal(torch.from_numpy(x[kept] * 2))
@@ -191,7 +201,9 @@ def test_transforms_run_where_the_work_is(kind):
 
 
 @every_kind
-@pytest.mark.parametrize(("last_batch", "counts"), [("keep", [4, 4]), ("discard", [3, 3]), ("rollover", [3, 3, 4])])
+@pytest.mark.parametrize(
+    ("last_batch", "counts"), [("keep", [4, 4]), ("discard", [3, 3]), ("rollover", [3, 3, 4])]
+)
 def test_last_batch_and_len_epoch_by_epoch(kind, last_batch, counts):
     loader = DataLoader(np.arange(10), 3, last_batch=last_batch, **kind)
     seen = []
@@ -221,7 +233,11 @@ def test_shuffling_follows_numpys_seed_and_differs_by_epoch(kind):
 @every_kind
 def test_a_batchify_fn_gives_what_it_likes(kind):
     texts = [(np.arange(i + 1), f"text {i}") for i in range(5)]
-    grouped = list(DataLoader(texts, 2, batchify_fn=batchify.Group(batchify.Pad(val=-1), batchify.AsList()), **kind))
+    grouped = list(
+        DataLoader(
+            texts, 2, batchify_fn=batchify.Group(batchify.Pad(val=-1), batchify.AsList()), **kind
+        )
+    )
     assert type(grouped[0]) is tuple
     assert grouped[0][0].tolist() == [[0, -1], [0, 1]]
     assert grouped[2][1] == ["text 4"]
@@ -242,9 +258,13 @@ def test_a_batchify_fn_gives_what_it_likes(kind):
 
 @every_kind
 def test_arrays_of_numpys_kind_when_they_are_asked_for(kind):
-    images, labels = next(iter(DataLoader(ArrayDataset(np.ones((4, 2)), np.arange(4)), 4, array_type="numpy", **kind)))
+    images, labels = next(
+        iter(DataLoader(ArrayDataset(np.ones((4, 2)), np.arange(4)), 4, array_type="numpy", **kind))
+    )
     assert type(images) is type(labels) is np.ndarray
-    padded = next(iter(DataLoader([[1], [2, 3]], 2, batchify_fn=batchify.Pad(), array_type="numpy", **kind)))
+    padded = next(
+        iter(DataLoader([[1], [2, 3]], 2, batchify_fn=batchify.Pad(), array_type="numpy", **kind))
+    )
     assert padded.tolist() == [[1, 0], [2, 3]]
     assert type(padded) is np.ndarray
 
@@ -304,11 +324,15 @@ fields = st.lists(
 
 
 @given(fields, st.integers(1, 20), st.integers(1, 6), st.booleans(), st.data())
-def test_the_bulk_loader_gives_exactly_what_the_python_loader_gives(kinds, length, batch_size, sampled, data):
+def test_the_bulk_loader_gives_exactly_what_the_python_loader_gives(
+    kinds, length, batch_size, sampled, data
+):
     rng = np.random.default_rng(length)
     arrays = [(rng.random((length, *shape)) * 100).astype(dtype) for dtype, shape in kinds]
     arrays = [one[:, ::-1] if one.ndim > 1 and data.draw(st.booleans()) else one for one in arrays]
-    dataset = ArrayDataset(*(torch.from_numpy(one.copy()) if data.draw(st.booleans()) else one for one in arrays))
+    dataset = ArrayDataset(
+        *(torch.from_numpy(one.copy()) if data.draw(st.booleans()) else one for one in arrays)
+    )
     if sampled:
         dataset = dataset.take(max(1, length - 2)).shard(2, 0)
     batches = []
@@ -344,14 +368,18 @@ def test_try_nopython_demands_forbids_or_finds_out():
     assert lists(DataLoader(slow, 5)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert Counting.asked == 10
     with pytest.raises(RuntimeError) as refusal:
-        DataLoader(slow, 5, batchify_fn=batchify.Group(batchify.AsList()), try_nopython=True, **threads)
+        DataLoader(
+            slow, 5, batchify_fn=batchify.Group(batchify.AsList()), try_nopython=True, **threads
+        )
     text = str(refusal.value)
     assert "[dataset: fail, it is Counting, not an array or a tensor]" in text
     assert "[batchify_fn: fail, Group is Python" in text
     assert "[batch_sampler: pass]" in text
     # no warning without workers, as in the original
     assert lists(DataLoader(slow, 5, try_nopython=True))
-    grouped = DataLoader([(1, "a")], 1, batchify_fn=batchify.Group(batchify.Stack(), batchify.AsList()), **threads)
+    grouped = DataLoader(
+        [(1, "a")], 1, batchify_fn=batchify.Group(batchify.Stack(), batchify.AsList()), **threads
+    )
     assert next(iter(grouped))[1] == ["a"]  # the original fails to fall back from such a function
 
 
@@ -434,7 +462,11 @@ def wait_until(what):
 
 def test_a_loader_can_be_made_in_any_thread():
     batches = []
-    thread = threading.Thread(target=lambda: batches.extend(lists(DataLoader(Failing(), 3, sampler=range(3), num_workers=1))))
+    thread = threading.Thread(
+        target=lambda: batches.extend(
+            lists(DataLoader(Failing(), 3, sampler=range(3), num_workers=1))
+        )
+    )
     thread.start()
     thread.join()
     assert batches == [[0, 1, 2]]

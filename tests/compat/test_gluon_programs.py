@@ -47,7 +47,9 @@ def test_images_with_workers_and_what_rolls_over():
 
 def test_texts_that_are_padded_in_threads():
     end = run("gluon_texts.py")
-    assert end["names"] == {name for _, _, name in (end["train"][i] for i in range(len(end["train"])))}
+    assert end["names"] == {
+        name for _, _, name in (end["train"][i] for i in range(len(end["train"])))
+    }
     assert end["accuracy"] > 0.7
 
 

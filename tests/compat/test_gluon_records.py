@@ -43,7 +43,9 @@ def write(path: Path, records: list[bytes]) -> str:
     )
 )
 def test_records_are_read_as_they_were_written(tmp_path_factory, records):
-    dataset = gluon.data.RecordFileDataset(write(tmp_path_factory.mktemp("records") / "data", records))
+    dataset = gluon.data.RecordFileDataset(
+        write(tmp_path_factory.mktemp("records") / "data", records)
+    )
     assert [dataset[i] for i in range(len(dataset))] == records
     assert pickle.loads(pickle.dumps(dataset))[-1] == records[-1]
 
@@ -52,7 +54,12 @@ def test_a_file_that_mxnet_wrote(tmp_path):
     """Two records, of which the second holds the magic word:
     the bytes are those of mxnet 1.9.1's MXIndexedRecordIO.
     """
-    text = "0a23d7ce0500000068656c6c6f000000" + "0a23d7ce0400002061626364" + "0a23d7ce020000606566" + "0000"
+    text = (
+        "0a23d7ce0500000068656c6c6f000000"
+        + "0a23d7ce0400002061626364"
+        + "0a23d7ce020000606566"
+        + "0000"
+    )
     (tmp_path / "data.rec").write_bytes(bytes.fromhex(text))
     (tmp_path / "data.idx").write_text("0\t0\n7\t16\n")
     dataset = gluon.data.RecordFileDataset(tmp_path / "data.rec")
@@ -62,11 +69,15 @@ def test_a_file_that_mxnet_wrote(tmp_path):
 @pytest.mark.parametrize("kind", [{}, {"num_workers": 2}, {"num_workers": 2, "thread_pool": True}])
 def test_workers_read_side_by_side_and_transform(tmp_path, kind):
     images = np.random.default_rng(0).integers(0, 255, (60, 5, 5), dtype=np.uint8)
-    name = write(tmp_path / "images", [bytes([i]) + image.tobytes() for i, image in enumerate(images)])
+    name = write(
+        tmp_path / "images", [bytes([i]) + image.tobytes() for i, image in enumerate(images)]
+    )
     dataset = gluon.data.RecordFileDataset(name).transform(
         lambda record: (np.frombuffer(record, np.uint8, offset=1).reshape(5, 5), record[0])
     )
-    loader = gluon.data.DataLoader(dataset.transform_first(lambda image: image.astype(np.float32) / 255), 7, **kind)
+    loader = gluon.data.DataLoader(
+        dataset.transform_first(lambda image: image.astype(np.float32) / 255), 7, **kind
+    )
     seen = 0
     for image, label in loader:
         assert np.array_equal(image.numpy(), images[label].astype(np.float32) / 255)

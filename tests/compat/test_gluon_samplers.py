@@ -45,7 +45,9 @@ def test_numpys_seed_reproduces_a_random_sampler_and_each_pass_differs():
 
 
 def test_a_filter_sampler_names_the_items_that_pass():
-    sampler = gluon.data.FilterSampler(lambda x: x % 3 == 0, gluon.data.SimpleDataset(range(10, 20)))
+    sampler = gluon.data.FilterSampler(
+        lambda x: x % 3 == 0, gluon.data.SimpleDataset(range(10, 20))
+    )
     assert list(sampler) == [2, 5, 8]
     assert len(sampler) == 3
 
@@ -64,7 +66,9 @@ def test_a_filter_sampler_asks_for_as_many_items_as_there_are():
 @given(st.integers(1, 60), st.data())
 def test_an_interval_sampler_gives_each_index_once_or_every_nth(length, data):
     interval = data.draw(st.integers(1, length))
-    rolled, cut = (gluon.data.IntervalSampler(length, interval, rollover=over) for over in (True, False))
+    rolled, cut = (
+        gluon.data.IntervalSampler(length, interval, rollover=over) for over in (True, False)
+    )
     assert sorted(rolled) == list(range(length))
     assert list(rolled)[: len(cut)] == list(cut) == list(range(0, length, interval))
     assert len(rolled) == length
@@ -110,7 +114,10 @@ def test_len_is_the_number_of_batches_that_come_in_every_pass(length, batch_size
 
 @given(sizes, batch_sizes, modes)
 def test_bulk_batches_are_those_that_come_one_by_one(length, batch_size, mode):
-    one_by_one, bulk = (gluon.data.BatchSampler(gluon.data.RandomSampler(length), batch_size, mode) for _ in range(2))
+    one_by_one, bulk = (
+        gluon.data.BatchSampler(gluon.data.RandomSampler(length), batch_size, mode)
+        for _ in range(2)
+    )
     for seed in range(3):
         np.random.seed(seed)
         expected = list(one_by_one)
@@ -141,7 +148,9 @@ def test_a_pass_that_is_broken_off_loses_what_was_rolled_over():
 
 def test_a_batch_sampler_takes_any_sampler_and_refuses_bad_arguments():
     assert list(gluon.data.BatchSampler("abcde", 2)) == [["a", "b"], ["c", "d"], ["e"]]
-    with pytest.raises(ValueError, match="last_batch is 'drop': it is 'keep', 'discard' or 'rollover'"):
+    with pytest.raises(
+        ValueError, match="last_batch is 'drop': it is 'keep', 'discard' or 'rollover'"
+    ):
         gluon.data.BatchSampler(range(3), 2, "drop")
     with pytest.raises(ValueError, match="batch_size is 0"):
         gluon.data.BatchSampler(range(3), 0)

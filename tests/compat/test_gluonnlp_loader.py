@@ -26,7 +26,9 @@ KINDS = {
     "processes": {"num_workers": 2},
     "threads": {"num_workers": 3, "thread_pool": True},
 }
-every_kind = pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()])
+every_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()]
+)
 
 X, Y = np.random.default_rng(0).random((50, 3)), np.arange(50)
 
@@ -87,7 +89,10 @@ def test_each_batch_is_a_list_of_shards_and_the_last_one_begins_earlier(kind, in
 def test_a_tuple_in_a_batch_is_a_shard_and_batches_may_differ():
     loader = ShardedDataLoader(Y, batch_sampler=[[(1, 2), (3,)], [4, 5], [[6], [7, 8]]])
     batches = list(loader)
-    assert [[shard.tolist() for shard in batch] if isinstance(batch, list) else batch.tolist() for batch in batches] == [
+    assert [
+        [shard.tolist() for shard in batch] if isinstance(batch, list) else batch.tolist()
+        for batch in batches
+    ] == [
         [[1, 2], [3]],
         [4, 5],
         [[6], [7, 8]],
@@ -101,7 +106,9 @@ def test_a_list_as_a_sample_is_one_array():
 def test_a_batchify_fn_makes_each_shard():
     samples = [(list(range(1 + i % 3)), f"text {i}") for i in range(6)]
     fn = bf.Tuple(bf.Pad(pad_val=0, ret_length=True), bf.List())
-    loader = ShardedDataLoader(samples, batch_sampler=[[[0, 1], [2, 3]]], batchify_fn=fn, num_workers=1)
+    loader = ShardedDataLoader(
+        samples, batch_sampler=[[[0, 1], [2, 3]]], batchify_fn=fn, num_workers=1
+    )
     (((padded, length), texts), _) = next(iter(loader))
     assert padded.tolist() == [[0, 0], [0, 1]]
     assert length.tolist() == [1, 2]
@@ -122,7 +129,9 @@ def test_an_error_leaves_pool_and_iterator_whole():
                 raise KeyError("boom")
             return i
 
-    batches = iter(ShardedDataLoader(Failing(), batch_sampler=[[[0], [1]], [[2], [3]]], num_workers=1))
+    batches = iter(
+        ShardedDataLoader(Failing(), batch_sampler=[[[0], [1]], [[2], [3]]], num_workers=1)
+    )
     with pytest.raises(KeyError, match="boom"):
         next(batches)
     assert [shard.tolist() for shard in next(batches)] == [[2], [3]]
@@ -151,7 +160,9 @@ def test_pad_along_one_axis():
     with pytest.warns(UserWarning, match="pad_val is not given"):
         pad = bf.Pad()
     assert pad([[1, 2, 3], [4]]).tolist() == [[1, 2, 3], [4, 0, 0]]
-    batch, lengths = bf.Pad(axis=1, pad_val=-1, ret_length=True, dtype="float32", round_to=4)([np.ones((2, 3)), np.ones((2, 5))])
+    batch, lengths = bf.Pad(axis=1, pad_val=-1, ret_length=True, dtype="float32", round_to=4)(
+        [np.ones((2, 3)), np.ones((2, 5))]
+    )
     assert batch.shape == (2, 2, 8)
     assert batch.dtype == torch.float32
     assert batch[0, :, 3:].eq(-1).all()

@@ -47,8 +47,12 @@ def _empty_buckets_are_meant():
     st.integers(0, 3),
     st.sampled_from(SCHEMES),
 )
-def test_every_sample_comes_once_or_groups_are_full(of, batch_size, buckets, ratio, shuffle, average, shards, scheme):
-    sampler = FixedBucketSampler(of, batch_size, buckets, None, ratio, shuffle, average, shards, scheme)
+def test_every_sample_comes_once_or_groups_are_full(
+    of, batch_size, buckets, ratio, shuffle, average, shards, scheme
+):
+    sampler = FixedBucketSampler(
+        of, batch_size, buckets, None, ratio, shuffle, average, shards, scheme
+    )
     for _ in range(2):
         batches = list(sampler)
         assert len(batches) == len(sampler)
@@ -59,7 +63,10 @@ def test_every_sample_comes_once_or_groups_are_full(of, batch_size, buckets, rat
         else:
             assert sorted(i for batch in batches for i in batch) == list(range(len(of)))
         if not average:
-            assert all(0 < len(batch) <= max(batch_size, max(sampler._bucket_batch_sizes)) for batch in batches)
+            assert all(
+                0 < len(batch) <= max(batch_size, max(sampler._bucket_batch_sizes))
+                for batch in batches
+            )
 
 
 def test_the_last_group_begins_earlier_so_that_it_is_full():
@@ -84,7 +91,9 @@ def test_largest_bucket_first_and_samples_in_order():
 
 
 def test_buckets_of_two_lengths():
-    sampler = FixedBucketSampler([(1, 9), (9, 1), (2, 2)], 2, num_buckets=None, bucket_keys=[(9, 9), (2, 9), (2, 2)])
+    sampler = FixedBucketSampler(
+        [(1, 9), (9, 1), (2, 2)], 2, num_buckets=None, bucket_keys=[(9, 9), (2, 9), (2, 2)]
+    )
     assert list(sampler) == [[1], [0], [2]]
     assert sampler._bucket_keys == [(2, 2), (2, 9), (9, 9)]
 
@@ -122,16 +131,21 @@ def test_the_schemes_widths():
 
 def test_compact_batches_and_larger_ones_for_shorter_samples():
     assert len(FixedBucketSampler([5] * 16, 8, num_buckets=1)) == 2
-    sampler = FixedBucketSampler([10] * 8 + [1] * 80, 4, num_buckets=None, bucket_keys=[1, 10], ratio=0.5)
+    sampler = FixedBucketSampler(
+        [10] * 8 + [1] * 80, 4, num_buckets=None, bucket_keys=[1, 10], ratio=0.5
+    )
     assert sampler._bucket_batch_sizes == [20, 4]
-    by_elements = FixedBucketSampler([10] * 8 + [1] * 80, 40, num_buckets=None, bucket_keys=[1, 10], use_average_length=True)
+    by_elements = FixedBucketSampler(
+        [10] * 8 + [1] * 80, 40, num_buckets=None, bucket_keys=[1, 10], use_average_length=True
+    )
     assert by_elements._bucket_batch_sizes == [40, 4]
 
 
 def test_stats_tell_the_buckets():
     sampler = FixedBucketSampler([1, 9, 2, 8, 3], 2, num_buckets=None, bucket_keys=[3, 9])
     assert sampler.stats() == (
-        "FixedBucketSampler:\n  sample_num=5, batch_num=3\n  key=[3, 9]\n  cnt=[3, 2]\n  batch_size=[2, 2]"
+        "FixedBucketSampler:\n  sample_num=5, batch_num=3\n  key=[3, 9]\n  cnt=[3, 2]\n  "
+        "batch_size=[2, 2]"
     )
 
 
@@ -197,7 +211,9 @@ def test_a_sorted_sampler_sorts(keys, reverse):
     st.booleans(),
     st.booleans(),
 )
-def test_sorted_buckets_give_each_sample_once_and_know_their_length(keys, batch_size, mult, reverse, shuffle):
+def test_sorted_buckets_give_each_sample_once_and_know_their_length(
+    keys, batch_size, mult, reverse, shuffle
+):
     sampler = nlp.data.SortedBucketSampler(keys, batch_size, mult, reverse, shuffle)
     batches = list(sampler)
     assert sorted(i for batch in batches for i in batch) == list(range(len(keys)))
@@ -218,7 +234,9 @@ def test_samplers_of_nothing_are_refused():
 @given(st.integers(1, 60), st.data(), st.booleans(), st.integers(1, 3))
 def test_parts_are_disjoint_and_cover_everything(length, data, shuffle, repeat):
     parts = data.draw(st.integers(1, length))
-    samplers = [SplitSampler(length, parts, i, repeat=repeat, shuffle=shuffle) for i in range(parts)]
+    samplers = [
+        SplitSampler(length, parts, i, repeat=repeat, shuffle=shuffle) for i in range(parts)
+    ]
     drawn = [list(sampler) for sampler in samplers]
     assert [len(part) for part in drawn] == [len(sampler) for sampler in samplers]
     assert sorted(chain.from_iterable(drawn)) == sorted(list(range(length)) * repeat)
@@ -234,7 +252,11 @@ def test_even_parts_are_equally_large_and_still_cover_everything(length, data):
     parts = data.draw(st.integers(1, length))
     samplers = [SplitSampler(length, parts, i, even_size=True) for i in range(parts)]
     drawn = [list(sampler) for sampler in samplers]
-    assert {len(part) for part in drawn} == {len(sampler) for sampler in samplers} == {-(-length // parts)}
+    assert (
+        {len(part) for part in drawn}
+        == {len(sampler) for sampler in samplers}
+        == {-(-length // parts)}
+    )
     assert set(chain.from_iterable(drawn)) == set(range(length))
 
 

@@ -187,7 +187,9 @@ def test_samplers_that_are_not_torchs_usual_ones_are_asked(sampler):
     sampler.generator = torch.Generator().manual_seed(1)
     expected = list(BatchSampler(sampler, 4, False))
     sampler.generator = torch.Generator().manual_seed(1)
-    assert [list(b) for b in Drawn(BatchSampler(sampler, 4, False), None, track=False).epoch(0, 0)] == expected
+    assert [
+        list(b) for b in Drawn(BatchSampler(sampler, 4, False), None, track=False).epoch(0, 0)
+    ] == expected
 
 
 def test_arrays_are_gathered_in_bulk_with_the_same_batches():
@@ -207,7 +209,9 @@ def test_arrays_are_gathered_in_bulk_with_the_same_batches():
     # torch takes the values as items, so there are no columns
     for one in ({0: 1, 1: 2}, (np.zeros(3), np.zeros(3))):
         assert DataLoader(one, batch_size=1)._columns() is None
-        assert str(list(DataLoader(one, batch_size=2))) == str(list(theirs.DataLoader(one, batch_size=2)))
+        assert str(list(DataLoader(one, batch_size=2))) == str(
+            list(theirs.DataLoader(one, batch_size=2))
+        )
 
 
 def test_a_list_of_indices_within_a_batch_is_an_index():
@@ -267,7 +271,9 @@ def test_attributes_are_frozen_as_torch_freezes_them():
 
 
 def test_lengths():
-    assert len(DataLoader(Plain(), batch_size=2)) == len(iter(DataLoader(Plain(), batch_size=2))) == 4
+    assert (
+        len(DataLoader(Plain(), batch_size=2)) == len(iter(DataLoader(Plain(), batch_size=2))) == 4
+    )
     assert len(DataLoader(Plain(), batch_size=2, drop_last=True)) == 3
     assert len(DataLoader(Plain(), batch_size=None)) == 7
     assert len(DataLoader(Stream(9, 9), batch_size=2)) == 5
@@ -279,13 +285,17 @@ def test_more_than_the_length_of_an_iterable_dataset_is_a_warning():
     loader = DataLoader(Stream(4, 3), batch_size=None)
     assert len(list(loader)) == 4  # the length was not asked for
     assert len(loader) == 3
-    with pytest.warns(UserWarning, match=r"Length of IterableDataset .* is 3 by its __len__, and 4 have come"):
+    with pytest.warns(
+        UserWarning, match=r"Length of IterableDataset .* is 3 by its __len__, and 4 have come"
+    ):
         list(loader)
 
 
 def test_iterable_datasets_are_shared_as_with_torch():
     for options in ({}, {"num_workers": 2}, {"num_workers": 2, "drop_last": True}):
-        assert plain(DataLoader(Stream(), batch_size=2, **options)) == plain(theirs.DataLoader(Stream(), batch_size=2, **options))
+        assert plain(DataLoader(Stream(), batch_size=2, **options)) == plain(
+            theirs.DataLoader(Stream(), batch_size=2, **options)
+        )
 
 
 def test_workers_are_who_torch_says():
@@ -328,7 +338,9 @@ def test_an_error_keeps_its_type_and_the_pass_goes_on(workers):
 
 def test_a_worker_that_dies_is_a_runtime_error_and_the_others_go_on():
     passing, got = iter(DataLoader(Deadly(), batch_size=1, num_workers=2)), []
-    with pytest.raises(RuntimeError, match=r"worker \(pid\(s\) \d+\) exited unexpectedly: .*SIGKILL.*batch 3"):
+    with pytest.raises(
+        RuntimeError, match=r"worker \(pid\(s\) \d+\) exited unexpectedly: .*SIGKILL.*batch 3"
+    ):
         got.extend(batch.item() for batch in passing)
     got.extend(batch.item() for batch in passing)
     assert sorted(got) == [0, 1, 2, 4, 5, 6]
@@ -347,7 +359,8 @@ def test_persistent_workers_persist_and_passes_may_be_nested():
     loader = DataLoader(Noisy(4), batch_size=2, num_workers=2, persistent_workers=True)
     list(loader)
     pids = loader._engine.pids
-    assert [len(list(loader)) for _ in loader] == [2, 2]  # torch's outer loop ends after the first inner one
+    # torch's outer loop ends after the first inner one
+    assert [len(list(loader)) for _ in loader] == [2, 2]
     assert loader._engine.pids == pids
     loader.close()
     assert len(list(loader)) == 2
@@ -578,7 +591,10 @@ MAKERS = {
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_it_goes_on_where_another_was(name, at):
     for workers in (0, 2) if at == 1 else (0,):
-        one, two = (StatefulDataLoader(**{"batch_size": 2, "num_workers": workers, **MAKERS[name]()}) for _ in range(2))
+        one, two = (
+            StatefulDataLoader(**{"batch_size": 2, "num_workers": workers, **MAKERS[name]()})
+            for _ in range(2)
+        )
         passing = iter(one)
         for _ in range(at):
             next(passing, None)
@@ -599,7 +615,10 @@ def test_batches_made_ahead_do_not_count():
 
 
 def test_the_end_of_a_pass_is_the_beginning_of_the_next():
-    one, two = (StatefulDataLoader(torch.arange(6), 2, True, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    one, two = (
+        StatefulDataLoader(torch.arange(6), 2, True, generator=torch.Generator().manual_seed(3))
+        for _ in range(2)
+    )
     list(one)
     two.load_state_dict(one.state_dict())
     assert plain(two) == plain(one)
@@ -612,7 +631,10 @@ def test_a_state_before_the_first_pass_is_of_that_pass():
 
 
 def test_persistent_workers_go_on_too():
-    one, two = (StatefulDataLoader(StatefulStream(), 2, num_workers=2, persistent_workers=True) for _ in range(2))
+    one, two = (
+        StatefulDataLoader(StatefulStream(), 2, num_workers=2, persistent_workers=True)
+        for _ in range(2)
+    )
     passing = iter(one)
     for _ in range(3):
         next(passing)

@@ -263,7 +263,11 @@ def test_a_resumed_run_is_the_rest_of_the_first(name, epochs, at, batch_size):
     _goes_on(name, epochs, at, batch_size=batch_size, later=3)
 
 
-WITH_WORKERS = [name for name in DATASETS if name not in ("items", "arrays", "with replacement", "a distributed sampler")]
+WITH_WORKERS = [
+    name
+    for name in DATASETS
+    if name not in ("items", "arrays", "with replacement", "a distributed sampler")
+]
 
 
 @pytest.mark.parametrize("name", WITH_WORKERS)
@@ -347,7 +351,9 @@ def test_out_of_order_nothing_is_lost_and_nothing_comes_twice(fails):
     three.load_state_dict(json.loads(json.dumps(two.state_dict())))
     dataset.go.set()
     for rest in (taken(epoch, N), more + taken(again, N), more + taken(iter(three), N)):
-        assert sorted(map(str, seen + rest)) == sorted(map(str, [0, 1, 2, "failed" if fails else 3, *range(4, N)]))
+        assert sorted(map(str, seen + rest)) == sorted(
+            map(str, [0, 1, 2, "failed" if fails else 3, *range(4, N)])
+        )
 
 
 def test_shuffle_has_the_order_of_a_generator_that_is_made_with_the_loader():
@@ -394,7 +400,9 @@ def test_a_mismatch_of_num_workers_is_found_by_iter():
     loader = _made("items", num_workers=2)
     loader.load_state_dict(state)
     for _ in range(2):
-        with pytest.raises(AssertionError, match="0 workers, this loader has 2: num_workers must match"):
+        with pytest.raises(
+            AssertionError, match="0 workers, this loader has 2: num_workers must match"
+        ):
             iter(loader)
 
 
@@ -418,9 +426,10 @@ def test_passing_over_a_stream_without_a_state_is_a_warning(name, caplog):
     with caplog.at_level(logging.WARNING, "async_loader"):
         iter(two)
     said = [record.getMessage() for record in caplog.records]
-    assert [text.startswith("neither the dataset nor its iterator") and "2 batches" in text for text in said] == [True] * (
-        name == "stateless stream"
-    )
+    assert [
+        text.startswith("neither the dataset nor its iterator") and "2 batches" in text
+        for text in said
+    ] == [True] * (name == "stateless stream")
 
 
 def test_a_pass_under_way_keeps_its_workers_when_a_state_is_loaded():

@@ -13,7 +13,11 @@ def same(one, two, *, kinds=True):
     if isinstance(one, torch.Tensor):
         assert one.dtype == two.dtype
         assert one.shape == two.shape
-        assert torch.equal(one.nan_to_num(7.5), two.nan_to_num(7.5)) if one.is_floating_point() else torch.equal(one, two)
+        assert (
+            torch.equal(one.nan_to_num(7.5), two.nan_to_num(7.5))
+            if one.is_floating_point()
+            else torch.equal(one, two)
+        )
     elif isinstance(one, np.ndarray):
         assert one.dtype == two.dtype
         np.testing.assert_array_equal(one, two)

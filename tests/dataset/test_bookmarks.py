@@ -84,7 +84,9 @@ class Both:
 
 
 class Own:
-    """Its own iterator, which sets itself up in ``__iter__`` and cannot load a state before that."""
+    """Its own iterator, which sets itself up in ``__iter__`` and cannot load a state before
+    that.
+    """
 
     def __iter__(self):
         self.place = [0]
@@ -136,7 +138,12 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next(kind, epochs):
 
 
 def test_a_bookmark_says_whose_states_it_has():
-    for kind, has in ((Plain, (False, False)), (Whole, (True, False)), (Items, (False, True)), (Own, (False, True))):
+    for kind, has in (
+        (Plain, (False, False)),
+        (Whole, (True, False)),
+        (Items, (False, True)),
+        (Own, (False, True)),
+    ):
         one = kind()
         mark = Bookmark.of(one, iter(one), 0, ended=False)
         assert (mark.whole is not None, mark.items is not None) == has
@@ -150,7 +157,9 @@ def test_what_version_1_saved_is_understood(kind):
     list(upto(items, 2))
     holder = items if hasattr(items, "state_dict") else one
     state = holder.state_dict() if hasattr(holder, "state_dict") else None
-    assert list(upto(Bookmark.from_state([2, state]).resume(other), None)) == list(upto(items, None))
+    assert list(upto(Bookmark.from_state([2, state]).resume(other), None)) == list(
+        upto(items, None)
+    )
 
 
 def test_items_that_are_passed_over_are_counted_in_batches():

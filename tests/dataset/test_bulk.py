@@ -24,7 +24,11 @@ def columns(draw, rows):
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     shape = (rows, *draw(st.lists(st.integers(0, 3), max_size=2)))
     array = (np.arange(np.prod(shape)) * 3 % 200).reshape(shape).astype(dtype)
-    form = draw(st.sampled_from(["array", "fortran", "reversed", "read-only", "strided", "tensor", "tensor strided"]))
+    form = draw(
+        st.sampled_from(
+            ["array", "fortran", "reversed", "read-only", "strided", "tensor", "tensor strided"]
+        )
+    )
     if form == "fortran":
         return np.asfortranarray(array)
     if form == "reversed":
@@ -49,13 +53,21 @@ def datasets(draw):
         parts = draw(st.lists(columns(rows), min_size=1, max_size=3))
         data = tuple(parts) if kind == "tuple" else {f"c{i}": p for i, p in enumerate(parts)}
         if kind == "TensorDataset":
-            data = TensorDataset(*(p if isinstance(p, torch.Tensor) else torch.from_numpy(p.copy()) for p in parts))
+            data = TensorDataset(
+                *(p if isinstance(p, torch.Tensor) else torch.from_numpy(p.copy()) for p in parts)
+            )
     if kind in ("one", "TensorDataset") and draw(st.booleans()):
         data = Subset(data, draw(st.lists(st.integers(-rows, rows - 1), min_size=1, max_size=9)))
     return data
 
 
-@given(datasets(), st.integers(1, 5), st.booleans(), st.sampled_from(["keep", "drop", "roll_over"]), st.data())
+@given(
+    datasets(),
+    st.integers(1, 5),
+    st.booleans(),
+    st.sampled_from(["keep", "drop", "roll_over"]),
+    st.data(),
+)
 @settings(deadline=None, max_examples=40)
 def test_it_gives_what_item_by_item_gives(dataset, batch_size, shuffle, last, data):
     options = {"batch_size": batch_size, "shuffle": shuffle, "last_batch": last, "seed": 3}
@@ -89,7 +101,10 @@ def test_tensors_of_dtypes_that_numpy_lacks_are_gathered_too():
 def test_memory_is_used_again_and_never_while_a_batch_is_held():
     data = np.repeat(np.arange(40, dtype=np.uint8), 100_000).reshape(40, 100_000)
     kept = list(DataLoader(data, 8, bulk=True))
-    assert all((batch == torch.arange(i * 8, i * 8 + 8).reshape(8, 1)).all() for i, batch in enumerate(kept))
+    assert all(
+        (batch == torch.arange(i * 8, i * 8 + 8).reshape(8, 1)).all()
+        for i, batch in enumerate(kept)
+    )
 
 
 def test_large_batches_are_gathered_ahead_by_a_thread():
@@ -103,7 +118,10 @@ def test_large_batches_are_gathered_ahead_by_a_thread():
 def test_shards_are_gathered_one_by_one():
     data = np.arange(10)
     loader = DataLoader(data, batch_sampler=[[[0, 1], [2]], [[3], [4, 5]]], bulk=True)
-    same(list(loader), [[torch.tensor([0, 1]), torch.tensor([2])], [torch.tensor([3]), torch.tensor([4, 5])]])
+    same(
+        list(loader),
+        [[torch.tensor([0, 1]), torch.tensor([2])], [torch.tensor([3]), torch.tensor([4, 5])]],
+    )
 
 
 @pytest.mark.parametrize("index", [[0, 10], [-11], [3, -12, 2]])

@@ -1,4 +1,6 @@
-"""DataLoader: datasets of all kinds, samplers, last batches, workers, epochs, and going on elsewhere."""
+"""DataLoader: datasets of all kinds, samplers, last batches, workers, epochs, and going on
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,9 @@ def workers(request):
     return {"num_workers": count, "worker_type": kind}
 
 
-@pytest.mark.parametrize("dataset", [Squares(), Bulk(), [Squares()[i] for i in range(10)]], ids=["items", "bulk", "list"])
+@pytest.mark.parametrize(
+    "dataset", [Squares(), Bulk(), [Squares()[i] for i in range(10)]], ids=["items", "bulk", "list"]
+)
 def test_a_map_style_dataset_comes_in_order_and_batches_are_collated(dataset, workers):
     with DataLoader(dataset, 4, **workers) as loader:
         assert len(loader) == 3
@@ -164,7 +168,11 @@ def test_shuffling_depends_on_the_seed_and_the_epoch_alone(seed, workers):
 
 @pytest.mark.parametrize(
     ("last", "sizes", "lengths"),
-    [("keep", [[4, 4, 2]] * 3, [3] * 3), ("drop", [[4, 4]] * 3, [2] * 3), ("roll_over", [[4, 4], [4, 4, 4], [4, 4]], [2, 3, 2])],
+    [
+        ("keep", [[4, 4, 2]] * 3, [3] * 3),
+        ("drop", [[4, 4]] * 3, [2] * 3),
+        ("roll_over", [[4, 4], [4, 4, 4], [4, 4]], [2, 3, 2]),
+    ],
 )
 @pytest.mark.parametrize("sampler", [None, range(10)])
 def test_the_last_batch(last, sizes, lengths, sampler):
@@ -192,19 +200,26 @@ def test_samplers_and_batch_samplers_are_followed(workers):
 
 def test_without_a_batch_size_items_come_as_tensors(workers):
     with DataLoader(Squares(3), None, **workers) as loader:
-        assert [(b["y"], b["x"].tolist()) for b in loader] == [(0, [0] * 3), (1, [1] * 3), (4, [2] * 3)]
+        assert [(b["y"], b["x"].tolist()) for b in loader] == [
+            (0, [0] * 3),
+            (1, [1] * 3),
+            (4, [2] * 3),
+        ]
 
 
 def test_columns_of_lists_and_arrays_are_items():
     loader = DataLoader({"x": np.arange(4), "name": ["a", "b", "c", "d"]}, 3)
-    assert [(b["x"].tolist(), b["name"]) for b in loader] == [([0, 1, 2], ["a", "b", "c"]), ([3], ["d"])]
+    assert [(b["x"].tolist(), b["name"]) for b in loader] == [
+        ([0, 1, 2], ["a", "b", "c"]),
+        ([3], ["d"]),
+    ]
     assert drawn(DataLoader({"y": [1, 2, 3]}, 2)) == [[1, 2], [3]]
     assert drawn(DataLoader({0: 5, 1: 6}, 2)) == [[5, 6]]  # a dataset whose items are its values
     with pytest.raises(ConfigError, match="unequal length: 'x' has 4, 'y' has 3 rows"):
         DataLoader({"x": np.arange(4), "y": np.arange(3)})
 
 
-# -- iterable datasets ---------------------------------------------------------------------------------------------------
+# -- iterable datasets -----------------------------------------------------------------------------
 
 
 def test_an_iterable_dataset_is_shared_among_processes(workers):
@@ -226,7 +241,7 @@ def test_the_length_of_an_iterable_dataset_is_its_own():
     assert list(DataLoader(Sized(3), None)) == [0, 1, 2]
 
 
-# -- workers -------------------------------------------------------------------------------------------------------------
+# -- workers ---------------------------------------------------------------------------------------
 
 
 def test_an_error_is_its_own_and_the_loader_goes_on(workers):
@@ -244,7 +259,10 @@ def test_nested_tensors_are_refused_in_torchs_words(workers):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, that nested tensors are a prototype
         items = [torch.nested.nested_tensor([torch.ones(2)]) for _ in range(4)]
-    with DataLoader(items, 2, **workers) as loader, pytest.raises(RuntimeError, match="Batches of nested tensors"):
+    with (
+        DataLoader(items, 2, **workers) as loader,
+        pytest.raises(RuntimeError, match="Batches of nested tensors"),
+    ):
         next(iter(loader))
 
 
@@ -334,14 +352,23 @@ def test_a_time_limit_names_who_is_at_work():
         assert next(epoch).tolist() == [0, 1]
 
 
-# -- going on elsewhere --------------------------------------------------------------------------------------------------
+# -- going on elsewhere ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", [0, 3, 5])
-@pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": range(10)}, {"shuffle": True, "last_batch": "roll_over"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"shuffle": True}, {"sampler": range(10)}, {"shuffle": True, "last_batch": "roll_over"}],
+)
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_loader_goes_on_where_another_was(at, options, count):
-    make = {"dataset": Squares(), "batch_size": 2, **options, "num_workers": count, "worker_type": "thread"}
+    make = {
+        "dataset": Squares(),
+        "batch_size": 2,
+        **options,
+        "num_workers": count,
+        "worker_type": "thread",
+    }
     with DataLoader(**make) as one, DataLoader(**make) as two:
         list(one)
         epoch = iter(one)
@@ -356,7 +383,10 @@ def test_a_loader_goes_on_where_another_was(at, options, count):
 
 
 def test_random_augmentation_goes_on_too():
-    with DataLoader(Noisy(), 2, num_workers=2, seed=1) as one, DataLoader(Noisy(), 2, num_workers=1) as two:
+    with (
+        DataLoader(Noisy(), 2, num_workers=2, seed=1) as one,
+        DataLoader(Noisy(), 2, num_workers=1) as two,
+    ):
         epoch = iter(one)
         next(epoch)
         two.load_state_dict(one.state_dict())
@@ -365,8 +395,14 @@ def test_random_augmentation_goes_on_too():
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_samplers_of_torch_and_with_a_state_go_on(finished):
-    for make in (lambda: RandomSampler(range(10), generator=torch.Generator().manual_seed(3)), Remembering):
-        one, two = (DataLoader(Squares(), 3, sampler=make(), num_workers=1, worker_type="thread") for _ in range(2))
+    for make in (
+        lambda: RandomSampler(range(10), generator=torch.Generator().manual_seed(3)),
+        Remembering,
+    ):
+        one, two = (
+            DataLoader(Squares(), 3, sampler=make(), num_workers=1, worker_type="thread")
+            for _ in range(2)
+        )
         with one, two:
             epoch = iter(one)
             taken = [next(epoch) for _ in range(2)]
@@ -381,7 +417,10 @@ def test_samplers_of_torch_and_with_a_state_go_on(finished):
 @pytest.mark.parametrize("dataset", [Range(11), Resumed()], ids=["passed over", "by its state"])
 def test_streams_go_on(dataset, workers):
     for at in (3,) if workers["worker_type"] == "process" and workers["num_workers"] else (0, 4):
-        with DataLoader(copy.deepcopy(dataset), 2, **workers) as one, DataLoader(copy.deepcopy(dataset), 2, **workers) as two:
+        with (
+            DataLoader(copy.deepcopy(dataset), 2, **workers) as one,
+            DataLoader(copy.deepcopy(dataset), 2, **workers) as two,
+        ):
             epoch = iter(one)
             for _ in range(at):
                 next(epoch)
@@ -401,15 +440,21 @@ def test_a_state_of_another_kind_is_refused():
             items.load_state_dict({"version": 99})
 
 
-# -- devices -------------------------------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dataset", [Squares(), {"x": np.arange(10), "y": np.arange(10) ** 2}], ids=["items", "columns"])
+@pytest.mark.parametrize(
+    "dataset", [Squares(), {"x": np.arange(10), "y": np.arange(10) ** 2}], ids=["items", "columns"]
+)
 def test_batches_are_streamed_to_a_device(dataset, workers):
     backend = FakeBackend()
     with DataLoader(dataset, 4, device=backend, **workers) as loader:
         for _ in range(2):
-            assert [batch["y"].cpu().tolist() for batch in loader] == [[0, 1, 4, 9], [16, 25, 36, 49], [64, 81]]
+            assert [batch["y"].cpu().tolist() for batch in loader] == [
+                [0, 1, 4, 9],
+                [16, 25, 36, 49],
+                [64, 81],
+            ]
         for _ in loader:
             break
     assert backend.violations == []
@@ -446,7 +491,11 @@ def test_a_function_is_called_with_each_batch_ahead_in_a_thread_of_its_own(worke
 
     with DataLoader(Squares(), 4, **workers) as loader:
         loader._backend = prepare
-        assert [batch["prepared"]["y"].tolist() for batch in loader] == [[0, 1, 4, 9], [16, 25, 36, 49], [64, 81]]
+        assert [batch["prepared"]["y"].tolist() for batch in loader] == [
+            [0, 1, 4, 9],
+            [16, 25, 36, 49],
+            [64, 81],
+        ]
     assert set(names) == {"async-loader-streamer"}
 
 
@@ -459,7 +508,9 @@ def test_a_time_limit_is_for_the_consumer_also_with_a_device():
             event.wait(60)
             return i
 
-    with DataLoader(Slow(2), 2, num_workers=1, worker_type="thread", timeout_s=0.05, device=FakeBackend()) as loader:
+    with DataLoader(
+        Slow(2), 2, num_workers=1, worker_type="thread", timeout_s=0.05, device=FakeBackend()
+    ) as loader:
         epoch = iter(loader)
         assert began.wait(60)
         with pytest.raises(Timeout, match="thread 0 is at work on batch 0"):
@@ -486,7 +537,7 @@ def test_shards_go_to_their_devices():
         next(iter(DataLoader(np.arange(4), batch_sampler=shards, device=["cpu"])))
 
 
-# -- mistakes ------------------------------------------------------------------------------------------------------------
+# -- mistakes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -495,7 +546,10 @@ def test_shards_go_to_their_devices():
         ({"batch_size": 0}, "batch_size is 0"),
         ({"shuffle": "yes"}, "shuffle is 'yes'"),
         ({"shuffle": True, "sampler": [1]}, "leave shuffle out"),
-        ({"batch_sampler": [[1]], "batch_size": 3, "shuffle": True}, "what batch_size, shuffle would"),
+        (
+            {"batch_sampler": [[1]], "batch_size": 3, "shuffle": True},
+            "what batch_size, shuffle would",
+        ),
         ({"sampler": 3}, "sampler is int"),
         ({"last_batch": "discard"}, "last_batch is 'discard'"),
         ({"batch_size": None, "last_batch": "drop"}, "there are no batches"),
@@ -522,5 +576,8 @@ def test_an_iterator_outlives_a_loader_that_is_dropped(workers):
 
 
 def test_a_loader_says_what_it_is():
-    assert repr(DataLoader(np.arange(4), 2)) == "<DataLoader of <ndarray>, batch_size=2, gathered in bulk>"
+    assert (
+        repr(DataLoader(np.arange(4), 2))
+        == "<DataLoader of <ndarray>, batch_size=2, gathered in bulk>"
+    )
     assert "num_workers=0" in repr(DataLoader(Squares(), 2))

@@ -16,7 +16,10 @@ from async_loader.pipeline.train_queue import TrainQueue
 TASKS = 12
 
 
-@given(st.lists(st.permutations(range(TASKS)), min_size=1, max_size=3), st.lists(st.integers(0, 5), min_size=3, max_size=3))
+@given(
+    st.lists(st.permutations(range(TASKS)), min_size=1, max_size=3),
+    st.lists(st.integers(0, 5), min_size=3, max_size=3),
+)
 def test_a_task_is_over_once_through_any_number_of_states(orders, counts):
     epoch_progress, over = EpochProgress({}), []
     for order, count in zip(orders, counts, strict=False):

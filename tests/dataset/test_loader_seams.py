@@ -1,4 +1,6 @@
-"""Where a loader meets what surrounds it: loaders within its datasets, forks, workers that could not be made ready."""
+"""Where a loader meets what surrounds it: loaders within its datasets, forks, workers that could
+not be made ready.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,9 @@ def test_no_batch_comes_of_a_worker_that_could_not_be_initialised():
     def fail(worker):
         raise OSError("no such device")
 
-    with DataLoader(list(range(6)), 2, num_workers=1, worker_type="thread", worker_init_fn=fail) as loader:
+    with DataLoader(
+        list(range(6)), 2, num_workers=1, worker_type="thread", worker_init_fn=fail
+    ) as loader:
         epoch = iter(loader)
         for _ in range(3):
             with pytest.raises(OSError, match="no such device"):
@@ -205,7 +209,11 @@ def test_a_batch_that_failed_counts_in_a_state(make, after):
 @pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader], ids=["core", "torch"])
 @pytest.mark.parametrize("at", [0, 3])
 def test_what_was_drawn_from_the_global_generator_is_drawn_again(make, at):
-    for sampler in (RandomSampler(range(20)), RandomSampler(range(20), True, 20), WeightedRandomSampler([1.0] * 20, 20)):
+    for sampler in (
+        RandomSampler(range(20)),
+        RandomSampler(range(20), True, 20),
+        WeightedRandomSampler([1.0] * 20, 20),
+    ):
         one, two = (make(list(range(20)), 2, sampler=sampler) for _ in range(2))
         epoch = iter(one)
         for _ in range(at):

@@ -87,7 +87,11 @@ MAKERS = {
     "epochs": lambda: {"dataset": Epochs()},
     "its own iterator": lambda: {"dataset": Own()},
     "a sampler": lambda: {"dataset": list(range(N)), "sampler": Sampler()},
-    "a sampler that rolls over": lambda: {"dataset": list(range(N)), "sampler": Sampler(), "last_batch": "roll_over"},
+    "a sampler that rolls over": lambda: {
+        "dataset": list(range(N)),
+        "sampler": Sampler(),
+        "last_batch": "roll_over",
+    },
 }
 
 
@@ -96,7 +100,10 @@ def _batches(epoch):
 
 
 def _goes_on(name, epochs, at, **how):
-    with DataLoader(batch_size=2, **MAKERS[name](), **how) as one, DataLoader(batch_size=2, **MAKERS[name](), **how) as two:
+    with (
+        DataLoader(batch_size=2, **MAKERS[name](), **how) as one,
+        DataLoader(batch_size=2, **MAKERS[name](), **how) as two,
+    ):
         for _ in range(epochs):
             list(one)
         epoch = None if at is None else iter(one)

@@ -16,7 +16,10 @@ from async_loader.pipeline.batches import arena
 
 Point = collections.namedtuple("Point", "x y")
 LEAVES = [
-    *(np.array([[1, 2], [3, 4]], dtype) for dtype in ("?", "u1", "i8", "f2", "f4", "f8", "c8", "u8")),
+    *(
+        np.array([[1, 2], [3, 4]], dtype)
+        for dtype in ("?", "u1", "i8", "f2", "f4", "f8", "c8", "u8")
+    ),
     *(np.dtype(dtype).type(1) for dtype in ("?", "u1", "i2", "i8", "f2", "f4", "f8", "c16")),
     np.array(2.5),
     np.zeros((0, 3)),
@@ -38,9 +41,12 @@ LEAVES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*'np.bool_' scalars to be interpreted:DeprecationWarning")  # torch's, of numpy 1.26
+# torch's, of numpy 1.26
+@pytest.mark.filterwarnings("ignore:.*'np.bool_' scalars to be interpreted:DeprecationWarning")
 @pytest.mark.parametrize("in_slot", [False, True])
-@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: f"{type(leaf).__name__}-{getattr(leaf, 'dtype', '')}")
+@pytest.mark.parametrize(
+    "leaf", LEAVES, ids=lambda leaf: f"{type(leaf).__name__}-{getattr(leaf, 'dtype', '')}"
+)
 def test_it_gives_what_torch_gives(leaf, in_slot):
     batch = [leaf] * 3
     with arena.within(arena.Arena(np.zeros(4096, np.uint8)) if in_slot else None):
@@ -74,7 +80,12 @@ def test_it_fails_as_torch_fails(batch):
 
 
 @pytest.mark.parametrize(
-    "batch", [[np.float32(1), np.float64(2)], [np.zeros(2, "f4"), np.zeros(2, "f8")], [torch.zeros(2), torch.zeros(2).double()]]
+    "batch",
+    [
+        [np.float32(1), np.float64(2)],
+        [np.zeros(2, "f4"), np.zeros(2, "f8")],
+        [torch.zeros(2), torch.zeros(2).double()],
+    ],
 )
 def test_mixed_dtypes_are_promoted_as_torch_does(batch):
     with arena.within(arena.Arena(np.zeros(4096, np.uint8))):

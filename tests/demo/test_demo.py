@@ -74,7 +74,11 @@ class Recorder:
         self.tensors = tensors
 
     def latest(self, name, newer_than=None, timeout_s=0.0):
-        return type("Published", (), {"tensors": self.tensors, "version": 7}) if newer_than is None else None
+        return (
+            type("Published", (), {"tensors": self.tensors, "version": 7})
+            if newer_than is None
+            else None
+        )
 
     def table(self, name):
         return self
@@ -176,7 +180,9 @@ def test_an_update_moves_the_value_to_the_target_and_the_target_network_follows(
     target = learner.target.layers[0].weight.clone()
     learner.update(batch)
     assert torch.equal(online, target)
-    torch.testing.assert_close(learner.target.layers[0].weight, target + 0.25 * (learner.online.layers[0].weight - target))
+    torch.testing.assert_close(
+        learner.target.layers[0].weight, target + 0.25 * (learner.online.layers[0].weight - target)
+    )
     for _ in range(100):
         learner.update(batch)
     assert error() < before / 2
@@ -190,7 +196,9 @@ def test_an_actor_chooses_as_the_network_would():
     network, obs = QNetwork((2.0, 1.0, 0.5, 1.0), 2, 16), torch.randn(64, 4)
     with torch.no_grad():
         expected = network(obs).numpy()
-    np.testing.assert_allclose(Policy(tensors_of(network), 3).values(obs.numpy()), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        Policy(tensors_of(network), 3).values(obs.numpy()), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_the_last_observation_of_an_episode_is_stored_before_the_reset():
@@ -203,12 +211,16 @@ def test_the_last_observation_of_an_episode_is_stored_before_the_reset():
     ]  # fmt: skip
     ends = [(step["terminated"], step["truncated"]) for step in client.steps]
     assert ends == [(False, False), (False, False), (True, False), (False, True)]
-    assert [None if step["final_obs"] is None else step["final_obs"][0] for step in client.steps] == [None, None, 2, 2]
+    assert [
+        None if step["final_obs"] is None else step["final_obs"][0] for step in client.steps
+    ] == [None, None, 2, 2]
     assert [(one.env_steps, one.returns) for one in told] == [(4, (2.0, 2.0))]
 
 
 def test_an_error_of_the_environment_reaches_whoever_called_run():
-    with pytest.raises(Broken, match=r"actor 0 \(process \d+\) failed: OSError: the environment is gone") as caught:
+    with pytest.raises(
+        Broken, match=r"actor 0 \(process \d+\) failed: OSError: the environment is gone"
+    ) as caught:
         run(replace(EASY, num_envs=2), QuietReport(), make=falling)
     assert "in step" in caught.value.__notes__[0]
 
@@ -228,7 +240,9 @@ def test_an_actor_that_is_killed_is_named_and_nothing_is_left():
             super().__init__(*arguments)
 
     with pytest.raises(Broken, match=r"actor 1 \(process \d+\) was killed by SIGKILL"):
-        Watched(replace(EASY, target=500, num_actors=2), lambda: 0.0).until_done(Killing(), make_envs)
+        Watched(replace(EASY, target=500, num_actors=2), lambda: 0.0).until_done(
+            Killing(), make_envs
+        )
 
 
 def test_the_target_is_reached_by_the_mean_of_a_full_window():
@@ -242,7 +256,10 @@ def test_the_target_is_reached_by_the_mean_of_a_full_window():
 
 
 def test_the_actors_and_the_feeder_need_no_torch():
-    code = "import async_loader.demo.actor, async_loader.feeder.serving, sys; sys.exit('torch' in sys.modules)"
+    code = (
+        "import async_loader.demo.actor, async_loader.feeder.serving, sys; sys.exit('torch' in "
+        "sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -323,7 +340,9 @@ def test_the_table_of_any_settings_is_one_that_a_feeder_takes():
         replace(EASY, steps_per_update=0.01),
         replace(EASY, steps_per_update=1000.0),
     ):
-        ServerSettings.from_plain({"replay": run_module.table_of(settings)}).make_tables()["replay"].close()
+        ServerSettings.from_plain({"replay": run_module.table_of(settings)}).make_tables()[
+            "replay"
+        ].close()
 
 
 def test_the_json_line_has_exactly_the_promised_keys():
@@ -444,7 +463,9 @@ def test_a_missing_library_is_one_error_that_names_the_extra(monkeypatch, tmp_pa
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, extra, None)
     with pytest.raises(MissingExtra, match=r'pip install "async_loader\[demo\]"'):
-        require_envs() if extra == "gymnasium" else write_curve(summary_of(), tmp_path / "curve.png")
+        require_envs() if extra == "gymnasium" else write_curve(
+            summary_of(), tmp_path / "curve.png"
+        )
     if extra == "gymnasium":
         with pytest.raises(MissingExtra):
             make_envs(1)
@@ -489,7 +510,9 @@ def test_bad_learning_settings_are_refused_by_name(bad):
 
 def test_the_command_exits_with_1_and_one_json_line_if_not_solved(tmp_path):
     curve = tmp_path / "curve.png"
-    result = CliRunner().invoke(app, ["demo", "--json", "--max-seconds", "0.5", "--curve", str(curve)])
+    result = CliRunner().invoke(
+        app, ["demo", "--json", "--max-seconds", "0.5", "--curve", str(curve)]
+    )
     assert result.exit_code == 1
     assert json.loads(result.stdout)["solved"] is False
     assert len(result.stdout.strip().splitlines()) == 1
@@ -510,7 +533,9 @@ def test_ctrl_c_at_a_terminal_ends_all_processes(tmp_path):
         "--curve",
         str(tmp_path / "curve.png"),
     ]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         assert "Starting a feeder and 2 actors" in child.stdout.readline()
         assert "learns CartPole-v1" in child.stdout.readline()

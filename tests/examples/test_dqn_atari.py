@@ -41,7 +41,11 @@ def test_some_seconds_of_pong_end_in_a_report_of_plausible_rates():
     assert found, report
     sampled, slack = 32 * int(found[1].replace(",", "")) - 5 * 32, 2 * 160 + 8 * 8 + 5 * 32
     most = 8 * sampled / (sampled - slack) if sampled > slack else math.inf
-    assert 8 * sampled / (sampled + slack) - 0.01 <= figure(report, "samples per insert") <= most + 0.01
+    assert (
+        8 * sampled / (sampled + slack) - 0.01
+        <= figure(report, "samples per insert")
+        <= most + 0.01
+    )
     assert 0 <= figure(report, "learner waits") <= 100
     assert figure(report, "stale priorities") <= 100
     table, stacks = map(int, re.findall(r"([\d,]+) MB", report))

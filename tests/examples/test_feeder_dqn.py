@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("gymnasium", reason='gymnasium is not installed: pip install "async_loader[demo]"')
+pytest.importorskip(
+    "gymnasium", reason='gymnasium is not installed: pip install "async_loader[demo]"'
+)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "feeder_dqn.py"
 

@@ -1,6 +1,8 @@
-"""What the fault tests share: jobs that misbehave, a source that hands them out, and scripts whose process may die.
+"""What the fault tests share: jobs that misbehave, a source that hands them out, and scripts whose
+process may die.
 
-Jobs tell the test where they are through a named pipe, so that no test has to guess when something happens.
+Jobs tell the test where they are through a named pipe, so that no test has to guess when something
+happens.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ from zygote import Zygote
 from async_loader import END
 
 SLACK_S = 60.0
-"""For waits that end at once unless something is broken; two shared cores may be busy with other things."""
+"""For waits that end at once unless something is broken; two shared cores may be busy with other
+things.
+"""
 
 WIDTH = 8192
 """float32 per row of `wide`: four rows are more than what is copied out because it is small."""
 
 
-# -- jobs --------------------------------------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------
 
 
 def plain(i):
@@ -91,11 +95,12 @@ class Loud(Exception):
         super().__init__(f"{fact} {number}")
 
 
-# -- a source ----------------------------------------------------------------------------------------------------------
+# -- a source --------------------------------------------------------------------------------------
 
 
 class Batches:
-    """Jobs ``make(0)``, ``make(1)``, ... in batches, but for those that are replaced, until ``last`` batches are out.
+    """Jobs ``make(0)``, ``make(1)``, ... in batches, but for those that are replaced, until
+    ``last`` batches are out.
 
     Parameters
     ----------
@@ -116,7 +121,10 @@ class Batches:
             return END
         first = self.last_number
         self.last_number += batch_size
-        return [functools.partial(self.faults.get(i, self.make), i) for i in range(first, first + batch_size)]
+        return [
+            functools.partial(self.faults.get(i, self.make), i)
+            for i in range(first, first + batch_size)
+        ]
 
 
 def first(batch):
@@ -127,7 +135,7 @@ def first(batch):
     return numbers[0]
 
 
-# -- seeing things happen ----------------------------------------------------------------------------------------------
+# -- seeing things happen --------------------------------------------------------------------------
 
 
 class NamedPipe:
@@ -164,7 +172,9 @@ class Warned(logging.Handler):
 
     def wait(self, times=1):
         for _ in range(times):
-            assert self._count.acquire(timeout=SLACK_S), f"warned {len(self.texts)} times only: {self.texts}"
+            assert self._count.acquire(timeout=SLACK_S), (
+                f"warned {len(self.texts)} times only: {self.texts}"
+            )
 
 
 @contextlib.contextmanager
@@ -186,13 +196,17 @@ def until(condition):
 
 
 def resume(pid):
-    """Continue a process that stops itself; a signal that comes before it has stopped would be lost."""
+    """Continue a process that stops itself; a signal that comes before it has stopped would be
+    lost.
+    """
     until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     os.kill(pid, signal.SIGCONT)
 
 
 def pids(loader):
-    """Of all workers. One that is being started has none yet: 0 would mean our own group to whoever sends a signal."""
+    """Of all workers. One that is being started has none yet: 0 would mean our own group to
+    whoever sends a signal.
+    """
     found = []
 
     def known():
@@ -207,7 +221,9 @@ def pids(loader):
 def thread(target, *args):
     """A thread of the user's; the block gets a function that waits for its result."""
     results = []
-    runner = threading.Thread(target=lambda: results.append(_outcome(target, args)), name="users-own")
+    runner = threading.Thread(
+        target=lambda: results.append(_outcome(target, args)), name="users-own"
+    )
     runner.start()
 
     def result():
@@ -228,7 +244,7 @@ def _outcome(target, args):
         return error
 
 
-# -- scripts -----------------------------------------------------------------------------------------------------------
+# -- scripts ---------------------------------------------------------------------------------------
 
 _PRELUDE = """\
 import ctypes, functools, gc, os, signal, sys, threading
@@ -261,7 +277,8 @@ zygote: list[Zygote] = []
 
 
 class Script:
-    """A Python process of its own session, with pipes for its output. ``with`` makes sure that nothing of it is left.
+    """A Python process of its own session, with pipes for its output. ``with`` makes sure that
+    nothing of it is left.
 
     Parameters
     ----------
@@ -274,7 +291,8 @@ class Script:
         path = folder / "script.py"
         path.write_text(_PRELUDE.format(folder=here) + textwrap.dedent(body))
         self.said: dict[str, list[str]] = {}
-        # Not below `folder`: a socket's path, which the fork server makes in it, has 108 characters at most.
+        # Not below `folder`: a socket's path, which the fork server makes in it, has 108 characters
+        # at most.
         self.tmp = Path(tempfile.mkdtemp(prefix="al-"))
         self.process: Any = self._fresh(path, args) if fresh else self._forked(path, args)
         self._buffer = b""
@@ -313,7 +331,9 @@ class Script:
             for number, line in enumerate(self._lines):
                 if line[:1] == [word]:
                     return self._lines.pop(number)[1:]
-            assert select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0], f"never said {word!r}"
+            assert select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0], (
+                f"never said {word!r}"
+            )
             found = os.read(fd, 65536)
             assert found, f"ended without saying {word!r}: {self.process.stderr.read().decode()}"
             *lines, self._buffer = (self._buffer + found).split(b"\n")
@@ -344,7 +364,9 @@ class Script:
                 with contextlib.suppress(OSError):
                     fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
                     if int(fields[3]) == self.process.pid and fields[0] not in "ZX":
-                        found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_text().replace("\0", " ")
+                        found[int(entry)] = (
+                            Path(f"/proc/{entry}/cmdline").read_text().replace("\0", " ")
+                        )
         return found
 
     def wait_until_gone(self, *but: int) -> float:

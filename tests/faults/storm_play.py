@@ -1,7 +1,9 @@
-"""A storm of Ctrl-C: real signals at seeded random moments of next, close, the constructor, add, sample and save,
-and of append and flush of writers over a feeder and of another process (storm_writers.py).
+"""A storm of Ctrl-C: real signals at seeded random moments of next, close, the constructor, add,
+sample and save, and of append and flush of writers over a feeder and of another process
+(storm_writers.py).
 
-As a script: ``storm_play.py SEED SIGNALS`` plays until that many have come, and prints what was seen as one line of JSON.
+As a script: ``storm_play.py SEED SIGNALS`` plays until that many have come, and prints what was
+seen as one line of JSON.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class Storm:
         raise KeyboardInterrupt
 
     def strike(self, call: Callable[[], Any], longest_s: float = 2e-3) -> tuple[bool, Any]:
-        """Call, with one signal on its way: whether the call came to its end, and what it returned."""
+        """Call, with one signal on its way: whether the call came to its end, and what it
+        returned.
+        """
         began = time.monotonic()
         self.sent += 1
         ended, result, delay = False, None, _DELAY.pack(self.chance.uniform(0.0, longest_s))
@@ -88,7 +92,7 @@ class Storm:
         os.waitpid(self._pid, 0)
 
 
-# -- what is struck ----------------------------------------------------------------------------------------------------
+# -- what is struck --------------------------------------------------------------------------------
 
 
 class Numbers:
@@ -121,18 +125,23 @@ class Squares:
 
 
 def strike_next(storm: Storm, workers: int, times: int) -> None:
-    """Every job is delivered once and in order, but for the batch that an interrupted call holds."""
+    """Every job is delivered once and in order, but for the batch that an interrupted call
+    holds.
+    """
     from async_loader import AsyncDataLoader
 
     source, taken = Numbers(), []
 
     def one() -> None:
-        # What a call has returned is the program's: this loop takes it before any signal is handled.
+        # What a call has returned is the program's: this loop takes it before any signal is
+        # handled.
         for batch in loader:
             taken.append(batch)
             return
 
-    with AsyncDataLoader(source, 4, num_workers=workers, multiprocessing_context="fork", timeout_s=LONGEST_S) as loader:
+    with AsyncDataLoader(
+        source, 4, num_workers=workers, multiprocessing_context="fork", timeout_s=LONGEST_S
+    ) as loader:
         for _ in range(times):
             storm.strike(one)
         held = loader.stats().interrupted
@@ -151,7 +160,12 @@ def strike_epoch(storm: Storm, workers: int, kind: str, times: int) -> None:
 
     taken: list[int] = []
     with DataLoader(
-        Squares(), 4, num_workers=workers, worker_type=kind, multiprocessing_context="fork", timeout_s=LONGEST_S
+        Squares(),
+        4,
+        num_workers=workers,
+        worker_type=kind,
+        multiprocessing_context="fork",
+        timeout_s=LONGEST_S,
     ) as loader:
         epoch = iter(loader)
 
@@ -174,9 +188,12 @@ def strike_life(storm: Storm, workers: int) -> None:
     from async_loader import AsyncDataLoader
 
     kept: list[Any] = []
-    make = lambda: kept.append(AsyncDataLoader(Numbers(), 4, num_workers=workers, multiprocessing_context="fork"))  # noqa: E731
+    make = lambda: kept.append(
+        AsyncDataLoader(Numbers(), 4, num_workers=workers, multiprocessing_context="fork")
+    )  # noqa: E731
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # struck behind the constructor, before it was kept
+        # struck behind the constructor, before it was kept
+        warnings.simplefilter("ignore", ResourceWarning)
         storm.strike(make, 3e-2)
     for loader in kept:
         storm.strike(loader.close)
@@ -211,7 +228,7 @@ def strike_buffer(storm: Storm, folder: Path, times: int) -> None:
     storm.seen["rows added"] += added
 
 
-# -- all of it ---------------------------------------------------------------------------------------------------------
+# -- all of it -------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -235,7 +252,11 @@ def beside(threads: int) -> Iterator[None]:
 
 
 def children() -> list[int]:
-    return [one.pid for one in psutil.Process().children() if "resource_tracker" not in " ".join(_command(one))]
+    return [
+        one.pid
+        for one in psutil.Process().children()
+        if "resource_tracker" not in " ".join(_command(one))
+    ]
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -246,7 +267,9 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def play(seed: int, signals: int, each: int = 40) -> dict[str, int]:
-    """Strike until so many signals have come; what was seen. Raises AssertionError for a promise that was not kept."""
+    """Strike until so many signals have come; what was seen. Raises AssertionError for a promise
+    that was not kept.
+    """
     import torch  # noqa: F401  (a second of it would be struck each time, and is held back)
 
     _load_kernels()
@@ -264,8 +287,11 @@ def play(seed: int, signals: int, each: int = 40) -> dict[str, int]:
     def left() -> dict[str, int]:
         return {
             "processes left": len(set(children()) - known),
-            "descriptors left": max(0, len(os.listdir("/proc/self/fd")) + 1 - fds),  # the storm's own is closed by now
-            "threads left": sum(one.name.startswith("async-loader") for one in threading.enumerate()),
+            # the storm's own is closed by now
+            "descriptors left": max(0, len(os.listdir("/proc/self/fd")) + 1 - fds),
+            "threads left": sum(
+                one.name.startswith("async-loader") for one in threading.enumerate()
+            ),
         }
 
     deadline = time.monotonic() + LONGEST_S
@@ -276,7 +302,9 @@ def play(seed: int, signals: int, each: int = 40) -> dict[str, int]:
 
 
 def _load_kernels() -> None:
-    """Signals are held back while they are compiled, which may take long: what is struck is what comes after."""
+    """Signals are held back while they are compiled, which may take long: what is struck is what
+    comes after.
+    """
     from async_loader import ReplayBuffer
 
     with tempfile.TemporaryDirectory() as folder:
@@ -288,7 +316,9 @@ def _load_kernels() -> None:
 
 
 def _round(storm: Storm, folder: Path, client: Any, owner: Any, times: int) -> None:
-    what = storm.chance.choice(("next", "next", "epoch", "epoch", "life", "buffer", "feeder", "process"))
+    what = storm.chance.choice(
+        ("next", "next", "epoch", "epoch", "life", "buffer", "feeder", "process")
+    )
     workers = storm.chance.choice((0, 2))
     with beside(storm.chance.choice((0, 2))):
         if what == "next":

@@ -1,4 +1,6 @@
-"""What a storm of Ctrl-C strikes beside loaders: writers over an embedded feeder, and of a table in another process."""
+"""What a storm of Ctrl-C strikes beside loaders: writers over an embedded feeder, and of a table
+in another process.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _BATCH = 8
 
 @contextlib.contextmanager
 def others() -> Iterator[tuple[Any, Any]]:
-    """A client of an embedded feeder with a queue, and an end of a pipe to a process that owns a table."""
+    """A client of an embedded feeder with a queue, and an end of a pipe to a process that owns a
+    table.
+    """
     from async_loader.feeder import connect
 
     fork = multiprocessing.get_context("fork")
@@ -67,8 +71,12 @@ def _own(pipe: Any, other_end: Any) -> None:
                 pipe.send(x[x >= asked].tolist())
 
 
-def _strike_writer(storm: Storm, writer: Any, first: int, times: int, longest_s: float, numbers: Any) -> int:
-    """Strike `append` and `flush`; how many steps the writer has added. ``numbers`` gives those that are in the table."""
+def _strike_writer(
+    storm: Storm, writer: Any, first: int, times: int, longest_s: float, numbers: Any
+) -> int:
+    """Strike `append` and `flush`; how many steps the writer has added. ``numbers`` gives those
+    that are in the table.
+    """
 
     def write() -> None:
         for _ in range(AT_ONCE):
@@ -83,12 +91,16 @@ def _strike_writer(storm: Storm, writer: Any, first: int, times: int, longest_s:
         assert added == AT_ONCE if ended else 0 <= added <= AT_ONCE, f"{added} of {AT_ONCE} steps"
         writer.flush(LONGEST_S)
         found = numbers()
-        assert found == writer.steps, f"the writer has added {writer.steps} steps, and {found} are in"
+        assert found == writer.steps, (
+            f"the writer has added {writer.steps} steps, and {found} are in"
+        )
     return int(writer.steps)
 
 
 def strike_feeder(storm: Storm, client: Any, times: int) -> None:
-    """What the writer says is in, is in; what is in is delivered once, in order, and counted as drawn."""
+    """What the writer says is in, is in; what is in is delivered once, in order, and counted as
+    drawn.
+    """
     from async_loader import AsyncDataLoader
 
     table, chance = client.table("queue"), storm.chance
@@ -97,9 +109,14 @@ def strike_feeder(storm: Storm, client: Any, times: int) -> None:
 
     def here() -> dict[str, int]:
         now = client.status()["tables"]["queue"]
-        return {name: now[name] - before[name] for name in ("inserted", "sampled", "duplicates", "redelivered")}
+        return {
+            name: now[name] - before[name]
+            for name in ("inserted", "sampled", "duplicates", "redelivered")
+        }
 
-    with table.writer(batch_rows=chance.choice((1, 7, 256)), linger_ms=chance.choice((0.0, 5.0))) as writer:
+    with table.writer(
+        batch_rows=chance.choice((1, 7, 256)), linger_ms=chance.choice((0.0, 5.0))
+    ) as writer:
         _strike_writer(storm, writer, first, times // 2, 1e-3, lambda: here()["inserted"])
         while writer.steps % _BATCH:
             writer.append(x=np.int64(first + writer.steps))
@@ -119,7 +136,9 @@ def strike_feeder(storm: Storm, client: Any, times: int) -> None:
         source.close()
     numbers = [n for batch in taken for n in batch["x"].tolist()]
     assert numbers == list(range(first, first + steps)), f"lost, doubled or out of order: {numbers}"
-    assert here() == {"inserted": steps, "sampled": steps, "duplicates": 0, "redelivered": 0}, here()
+    assert here() == {"inserted": steps, "sampled": steps, "duplicates": 0, "redelivered": 0}, (
+        here()
+    )
     storm.seen["writers of a feeder"] += 1
     storm.seen["steps over a feeder"] += steps
 

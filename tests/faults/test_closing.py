@@ -19,7 +19,13 @@ from async_loader.pipeline import iteration
 
 
 def load(source=None, **settings):
-    settings = {"num_workers": 2, "chunk_size": 2, "multiprocessing_context": "fork", "timeout_s": SLACK_S, **settings}
+    settings = {
+        "num_workers": 2,
+        "chunk_size": 2,
+        "multiprocessing_context": "fork",
+        "timeout_s": SLACK_S,
+        **settings,
+    }
     return AsyncDataLoader(source or Batches(), 4, **settings)
 
 
@@ -29,8 +35,12 @@ def workers(request):
 
 
 @pytest.mark.parametrize("make", [plain, wide])
-def test_close_when_the_consumer_stopped_pulling_and_all_queues_are_full(workers, make, start_method):
-    loader = load(Batches(make=make), num_workers=workers, multiprocessing_context=start_method, prefetch=3)
+def test_close_when_the_consumer_stopped_pulling_and_all_queues_are_full(
+    workers, make, start_method
+):
+    loader = load(
+        Batches(make=make), num_workers=workers, multiprocessing_context=start_method, prefetch=3
+    )
     first(next(loader))
     until(lambda: loader._engine.iteration.train_queue.depth == 3)
     loader.close()
@@ -159,7 +169,8 @@ def test_a_signal_handler_may_close_the_loader(tmp_path):
 
 
 def test_close_meets_its_deadline_while_workers_are_busy_and_kills_them(told, caplog, monkeypatch):
-    monkeypatch.setattr(iteration, "_TELL_AFTER_S", SLACK_S / 2)  # a moment that the machine stands still is not the source's
+    # a moment that the machine stands still is not the source's
+    monkeypatch.setattr(iteration, "_TELL_AFTER_S", SLACK_S / 2)
     loader = load(Batches({0: functools.partial(block, told.path)}))
     pid = told.pid()
     loader.close(SLACK_S)
@@ -167,7 +178,7 @@ def test_close_meets_its_deadline_while_workers_are_busy_and_kills_them(told, ca
     assert not caplog.records
 
 
-# -- without close -----------------------------------------------------------------------------------------------------
+# -- without close ---------------------------------------------------------------------------------
 
 
 def test_a_dropped_loader_warns_and_leaves_nothing(workers, start_method):
@@ -205,7 +216,13 @@ def test_a_closed_loader_does_not_warn():
 
 @pytest.mark.parametrize(
     ("method", "number", "ending", "code"),
-    [("fork", 0, "", 0), ("fork", 2, "", 0), ("spawn", 2, "", 0), ("forkserver", 2, "", 0), ("fork", 2, "sys.exit(3)", 3)],
+    [
+        ("fork", 0, "", 0),
+        ("fork", 2, "", 0),
+        ("spawn", 2, "", 0),
+        ("forkserver", 2, "", 0),
+        ("fork", 2, "sys.exit(3)", 3),
+    ],
 )
 def test_the_interpreter_ends_cleanly_without_close(tmp_path, ending, code, method, number):
     body = f"""\
@@ -244,12 +261,17 @@ def test_the_interpreter_ends_while_a_user_thread_waits_in_next(tmp_path):
 
 
 KEPT = {
-    "loader": "AsyncDataLoader(Batches(make=wide), 4, num_workers=number, multiprocessing_context='fork')",
-    "epoch": "iter(DataLoader(list(range(64)), 4, num_workers=number, multiprocessing_context='fork', bulk=False))",
-    "threads": "iter(DataLoader(list(range(64)), 4, num_workers=number, worker_type='thread', bulk=False))",
+    "loader": "AsyncDataLoader(Batches(make=wide), 4, num_workers=number, "
+    "multiprocessing_context='fork')",
+    "epoch": "iter(DataLoader(list(range(64)), 4, num_workers=number, "
+    "multiprocessing_context='fork', bulk=False))",
+    "threads": "iter(DataLoader(list(range(64)), 4, num_workers=number, worker_type='thread', "
+    "bulk=False))",
     "torch": "iter(async_loader.compat.torch.DataLoader(list(range(64)), 4, num_workers=number))",
-    "persistent": "iter(async_loader.compat.torch.DataLoader(list(range(64)), 4, num_workers=2, persistent_workers=True))",
-    "ding": "async_loader.compat.ding.AsyncDataLoader(lambda n: [plain(i) for i in range(n)], 4, 'cpu', num_workers=number)",
+    "persistent": "iter(async_loader.compat.torch.DataLoader(list(range(64)), 4, num_workers=2, "
+    "persistent_workers=True))",
+    "ding": "async_loader.compat.ding.AsyncDataLoader(lambda n: [plain(i) for i in range(n)], 4, "
+    "'cpu', num_workers=number)",
 }
 KEPT_ELSE = {
     "handle": "buffer.writer_handle()",
@@ -260,7 +282,9 @@ KEPT_ELSE = {
 
 @pytest.mark.parametrize(
     ("number", "make"),
-    [(0, KEPT["loader"])] + [(2, make) for make in KEPT.values()] + [(0, make) for make in KEPT_ELSE.values()],
+    [(0, KEPT["loader"])]
+    + [(2, make) for make in KEPT.values()]
+    + [(0, make) for make in KEPT_ELSE.values()],
     ids=["loader-0", *KEPT, *KEPT_ELSE],
 )
 def test_what_outlives_the_modules_of_an_ending_interpreter_says_nothing(tmp_path, number, make):
@@ -284,7 +308,9 @@ def test_what_outlives_the_modules_of_an_ending_interpreter_says_nothing(tmp_pat
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("make", [KEPT["loader"], KEPT["epoch"], KEPT["torch"]], ids=["loader", "epoch", "torch"])
+@pytest.mark.parametrize(
+    "make", [KEPT["loader"], KEPT["epoch"], KEPT["torch"]], ids=["loader", "epoch", "torch"]
+)
 def test_a_process_of_multiprocessing_that_fails_in_a_pass_says_that_alone(tmp_path, method, make):
     body = f"""\
         import multiprocessing
@@ -312,7 +338,7 @@ def test_a_process_of_multiprocessing_that_fails_in_a_pass_says_that_alone(tmp_p
         script.wait_until_gone()
 
 
-# -- time --------------------------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 
 
 def test_close_leaves_a_data_source_that_blocks_behind_and_names_it(workers, caplog, monkeypatch):

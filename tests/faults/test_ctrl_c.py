@@ -1,4 +1,6 @@
-"""Ctrl-C, as a signal to the process and as a terminal sends it to the whole group: the program ends by itself."""
+"""Ctrl-C, as a signal to the process and as a terminal sends it to the whole group: the program
+ends by itself.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def assert_ended(script):
     assert "Process async-loader-worker" not in err, "a worker printed a traceback of its own"
 
 
-@pytest.mark.parametrize(("method", "whole_group"), [("fork", False), ("fork", True), ("spawn", True), ("forkserver", True)])
+@pytest.mark.parametrize(
+    ("method", "whole_group"),
+    [("fork", False), ("fork", True), ("spawn", True), ("forkserver", True)],
+)
 def test_ctrl_c_in_next(tmp_path, method, whole_group):
     body = """\
         if __name__ == "__main__":
@@ -34,7 +39,8 @@ def test_ctrl_c_in_next(tmp_path, method, whole_group):
     """
     with Script(tmp_path, body, method) as script:
         script.read("ready")
-        for _ in range(2):  # both, because the fork server's children print what ends them before they are workers
+        # both, because the fork server's children print what ends them before they are workers
+        for _ in range(2):
             script.read("busy")
         interrupt(script, whole_group)
         assert_ended(script)
@@ -83,7 +89,9 @@ def test_ctrl_c_in_the_constructor_with_half_of_the_workers_born(tmp_path, metho
         assert_ended(script)
 
 
-@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGINT)", "raise ImportError('no torch')"])
+@pytest.mark.parametrize(
+    "how", ["os.kill(os.getpid(), signal.SIGINT)", "raise ImportError('no torch')"]
+)
 def test_what_interrupts_the_import_of_torch_leaves_no_worker_and_no_descriptor(tmp_path, how):
     body = f"""\
         import psutil
@@ -107,7 +115,10 @@ def test_what_interrupts_the_import_of_torch_leaves_no_worker_and_no_descriptor(
     with Script(tmp_path, body, fresh=True) as script:
         code, err = script.end_with_output()
         assert (code, err) == (0, "")
-        assert script.said == {"caught": ["KeyboardInterrupt" if "kill" in how else "ImportError"], "left": []}
+        assert script.said == {
+            "caught": ["KeyboardInterrupt" if "kill" in how else "ImportError"],
+            "left": [],
+        }
         script.wait_until_gone()
 
 

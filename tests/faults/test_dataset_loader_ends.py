@@ -1,4 +1,6 @@
-"""DataLoader and the end of the program: Ctrl-C, a killed main process, a loader that nobody closed."""
+"""DataLoader and the end of the program: Ctrl-C, a killed main process, a loader that nobody
+closed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ BODY = """\
 """
 
 
-@pytest.mark.parametrize(("door", "kind"), [("core", "process"), ("core", "thread"), ("torch", "process")])
+@pytest.mark.parametrize(
+    ("door", "kind"), [("core", "process"), ("core", "thread"), ("torch", "process")]
+)
 def test_ctrl_c_ends_the_program(tmp_path, door, kind):
     with Script(tmp_path, BODY, door, kind) as script:
         script.read("ready")

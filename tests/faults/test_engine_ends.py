@@ -1,4 +1,6 @@
-"""What a fault leaves whole: descriptors have one owner, a wait without an end is named, a new definition reaches workers."""
+"""What a fault leaves whole: descriptors have one owner, a wait without an end is named, a new
+definition reaches workers.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_descriptors_of_a_pickle_that_cannot_be_loaded_are_closed_once():
 
 
 def test_what_was_unpickled_leads_back_to_no_unpickler():
-    """Python 3.11.2 does not look into an unpickler's memo for cycles: whatever was loaded would stay."""
+    """Python 3.11.2 does not look into an unpickler's memo for cycles: whatever was loaded would
+    stay.
+    """
     one = Segment.create(4096, "a test")
     encoded = codec.encode(one)
     unpicklers = []
@@ -101,10 +105,13 @@ def test_what_was_unpickled_leads_back_to_no_unpickler():
 def alone(monkeypatch):
     """Threads that libraries started in earlier tests are not those that are meant here."""
     known, everyone = set(threading.enumerate()) - {threading.current_thread()}, threading.enumerate
-    monkeypatch.setattr(threading, "enumerate", lambda: [one for one in everyone() if one not in known])
+    monkeypatch.setattr(
+        threading, "enumerate", lambda: [one for one in everyone() if one not in known]
+    )
 
 
-@pytest.mark.timeout(120, method="signal")  # the other method has a thread, which might add data for all the loader knows
+# the other method has a thread, which might add data for all the loader knows
+@pytest.mark.timeout(120, method="signal")
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_batch_that_was_drawn_comes_before_the_word_of_a_deadlock(workers):
@@ -112,7 +119,9 @@ def test_every_batch_that_was_drawn_comes_before_the_word_of_a_deadlock(workers)
         buffer = ReplayBuffer(100, {"x": "int64"}, sampler=Fifo(), max_times_sampled=1, seed=seed)
         buffer.extend(x=np.arange(100))
         taken = []
-        with AsyncDataLoader(buffer, 10, num_workers=workers, multiprocessing_context="fork", timeout_s=SLACK_S) as loader:
+        with AsyncDataLoader(
+            buffer, 10, num_workers=workers, multiprocessing_context="fork", timeout_s=SLACK_S
+        ) as loader:
             for _ in range(10):
                 taken += next(loader)["x"].tolist()
             for _ in range(2):
@@ -148,7 +157,10 @@ def test_a_function_of_the_main_module_that_is_defined_anew_reaches_workers(tmp_
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AsyncDataLoader(lambda n: [], 4, drop_last=True), "every batch of a source is whole"),
+        (
+            lambda: AsyncDataLoader(lambda n: [], 4, drop_last=True),
+            "every batch of a source is whole",
+        ),
         (lambda: AsyncDataLoader(lambda n: [], 4, num_worker=2), "did you mean 'num_workers'"),
         (lambda: DataLoader([1], 1, drop_last=True), "say last_batch='drop'"),
         (lambda: DataLoader([1], 1, prefetch_factor=2), "say prefetch"),

@@ -1,4 +1,6 @@
-"""Batches that the consumer holds never change, and their slots come back when the last tensor on them dies (M1 to M5)."""
+"""Batches that the consumer holds never change, and their slots come back when the last tensor
+on them dies (M1 to M5).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def settled(loader, count):
 
 def test_batches_that_are_held_never_change_while_the_loader_runs_on(workers):
     with load(workers) as loader:
-        held = [(batch, {k: v.clone() for k, v in batch.items()}) for batch in (next(loader) for _ in range(25))]
+        held = [
+            (batch, {k: v.clone() for k, v in batch.items()})
+            for batch in (next(loader) for _ in range(25))
+        ]
         for _ in range(50):
             first(next(loader))
         for batch, copy in held:
@@ -54,7 +59,10 @@ def test_rows_of_columns_that_are_held_never_change(workers):
 
 
 def test_batches_of_a_collate_fn_that_are_held_never_change(workers):
-    with load(workers, collate_fn=lambda samples: {"x": np.stack([s["x"] for s in samples]), "i": samples[0]["i"]}) as loader:
+    with load(
+        workers,
+        collate_fn=lambda samples: {"x": np.stack([s["x"] for s in samples]), "i": samples[0]["i"]},
+    ) as loader:
         held = [next(loader) for _ in range(12)]
         for _ in range(40):
             next(loader)
@@ -88,7 +96,9 @@ def keep_graph(batch):
     return (batch["x"] * weight).sum()  # x is saved for backward, and nothing else holds it
 
 
-@pytest.mark.parametrize("keep", [keep_field, keep_corner, keep_storage, keep_array, keep_detached, keep_graph])
+@pytest.mark.parametrize(
+    "keep", [keep_field, keep_corner, keep_storage, keep_array, keep_detached, keep_graph]
+)
 def test_a_slot_comes_back_when_the_last_thing_made_of_it_dies_and_not_before(workers, keep):
     with load(workers) as loader:
         ring = settled(loader, 12)

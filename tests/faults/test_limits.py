@@ -1,4 +1,6 @@
-"""Too few descriptors, too little memory, too late a function, an unguarded script: one clear sentence each."""
+"""Too few descriptors, too little memory, too late a function, an unguarded script: one clear
+sentence each.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ def test_what_is_counted_for_a_worker_is_enough(tmp_path, method):
         assert script.end()[0] == 0
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -86,9 +88,14 @@ def little_memory(monkeypatch):
     monkeypatch.setattr(segment, "available_bytes", lambda: 3 << 20)
 
 
-def test_a_batch_that_does_not_fit_is_refused_at_construction_where_the_rows_are_known(little_memory):
+def test_a_batch_that_does_not_fit_is_refused_at_construction_where_the_rows_are_known(
+    little_memory,
+):
     columns = {"x": np.zeros((4, 1 << 18), np.float32)}
-    with pytest.raises(OutOfMemory, match=r"batch slots of .* bytes: needs \d+\.\d MiB, 3\.0 MiB are available: lower") as caught:
+    with pytest.raises(
+        OutOfMemory,
+        match=r"batch slots of .* bytes: needs \d+\.\d MiB, 3\.0 MiB are available: lower",
+    ) as caught:
         AsyncDataLoader(columns, 64, num_workers=2, multiprocessing_context="fork")
     assert isinstance(caught.value, MemoryError)
 
@@ -96,7 +103,11 @@ def test_a_batch_that_does_not_fit_is_refused_at_construction_where_the_rows_are
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_that_does_not_fit_is_refused_by_next_otherwise(little_memory, workers):
     with AsyncDataLoader(
-        Batches(make=wide), 32, num_workers=workers, multiprocessing_context="fork", timeout_s=SLACK_S
+        Batches(make=wide),
+        32,
+        num_workers=workers,
+        multiprocessing_context="fork",
+        timeout_s=SLACK_S,
     ) as loader:
         seen = []
         while not any(isinstance(s, OutOfMemory) for s in seen):
@@ -114,11 +125,17 @@ def test_a_hundred_gigabytes_are_refused_and_not_taken():
         AsyncDataLoader(columns, 1 << 16, num_workers=2, multiprocessing_context="fork")
 
 
-# -- how workers start -------------------------------------------------------------------------------------------------
+# -- how workers start -----------------------------------------------------------------------------
 
 
 def test_every_start_method_gives_the_same_batches(start_method):
-    with AsyncDataLoader(Batches(make=wide), 4, num_workers=2, multiprocessing_context=start_method, timeout_s=SLACK_S) as loader:
+    with AsyncDataLoader(
+        Batches(make=wide),
+        4,
+        num_workers=2,
+        multiprocessing_context=start_method,
+        timeout_s=SLACK_S,
+    ) as loader:
         assert [first(next(loader)) for _ in range(6)] == [0, 4, 8, 12, 16, 20]
 
 
@@ -200,7 +217,9 @@ def test_an_inherited_handler_of_the_main_process_does_not_run_in_workers(tmp_pa
         os.kill(os.getpid(), signal.SIGTERM)
         say("pid", os.getpid())
     """
-    body = body.replace("fault_rig.WorkerDied", "__import__('async_loader.errors').errors.WorkerDied")
+    body = body.replace(
+        "fault_rig.WorkerDied", "__import__('async_loader.errors').errors.WorkerDied"
+    )
     with Script(tmp_path, body) as script:
         pid = int(script.read("busy")[0])
         script.read("ready")  # a death overtakes what is queued, so the first batch must be out
@@ -223,5 +242,7 @@ def test_nothing_is_left_of_a_worker_that_was_made_while_another_limit_was_hit(m
     from async_loader.errors import ResourceLimit
 
     monkeypatch.setattr(popen_fork.Popen, "_launch", scarce)
-    with pytest.raises(ResourceLimit, match=r"worker 1 could not be started: .*unavailable.*ulimit"):
+    with pytest.raises(
+        ResourceLimit, match=r"worker 1 could not be started: .*unavailable.*ulimit"
+    ):
         AsyncDataLoader(Batches(make=plain), 4, num_workers=3, multiprocessing_context="fork")

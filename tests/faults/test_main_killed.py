@@ -55,7 +55,9 @@ def left_in_shm():
         ("fork", "blocked", "python"),
     ],
 )
-def test_no_worker_outlives_a_killed_main_process_and_no_file_is_left(tmp_path, method, state, other):
+def test_no_worker_outlives_a_killed_main_process_and_no_file_is_left(
+    tmp_path, method, state, other
+):
     before = left_in_shm()
     with Script(tmp_path, MAIN, method, state, other) as script:
         workers = {int(script.read("worker")[0]) for _ in range(2)}
@@ -63,8 +65,13 @@ def test_no_worker_outlives_a_killed_main_process_and_no_file_is_left(tmp_path, 
         script.read("ready")
         if state != "idle":
             assert {int(script.read("busy")[0]), int(script.read("busy")[0])} <= workers
-        # The fork server and the resource tracker are multiprocessing's own; a foreign process keeps those alive too.
-        pythons = {pid for pid, command in script.members().items() if "forkserver" in command or "tracker" in command}
+        # The fork server and the resource tracker are multiprocessing's own; a foreign process
+        # keeps those alive too.
+        pythons = {
+            pid
+            for pid, command in script.members().items()
+            if "forkserver" in command or "tracker" in command
+        }
         script.process.send_signal(signal.SIGKILL)
         script.wait_until_gone(*foreign, *((pythons - workers) if foreign else ()))
         assert not workers & set(script.members())
@@ -72,7 +79,9 @@ def test_no_worker_outlives_a_killed_main_process_and_no_file_is_left(tmp_path, 
         assert left_in_shm() <= before
 
 
-def test_workers_that_have_not_started_yet_die_with_their_main_process_as_soon_as_they_start(tmp_path):
+def test_workers_that_have_not_started_yet_die_with_their_main_process_as_soon_as_they_start(
+    tmp_path,
+):
     """Killed after the process was made and before it runs a line of ours."""
     body = """\
         if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Seeded rounds over one pool: iterations begun, read, dropped, and workers killed. Nothing comes twice, or wrong, or late."""
+"""Seeded rounds over one pool: iterations begun, read, dropped, and workers killed. Nothing
+comes twice, or wrong, or late.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Any interleaving of puts, urgent failures, nudges, END and close: in order, each once, and nobody left waiting."""
+"""Any interleaving of puts, urgent failures, nudges, END and close: in order, each once, and
+nobody left waiting.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ kinds = st.sampled_from(["good", "good", "good", "failed", "urgent"])
 
 @st.composite
 def histories(draw):
-    """Outcomes by job, the order in which they are put, and where END and nudges come in between."""
+    """Outcomes by job, the order in which they are put, and where END and nudges come in
+    between.
+    """
     outcomes = draw(st.lists(kinds, max_size=12))
     moves = [("put", seq) for seq in range(len(outcomes))] + [("end", len(outcomes))]
     moves += [("nudge", None)] * draw(st.integers(0, 3))
@@ -32,7 +36,12 @@ def play(queue, outcomes, moves):
     for move, seq in moves:
         if move == "put":
             kind = outcomes[seq]
-            queue.put(seq, Batch(tree=seq) if kind == "good" else Failure(ValueError(seq), urgent=kind == "urgent"))
+            queue.put(
+                seq,
+                Batch(tree=seq)
+                if kind == "good"
+                else Failure(ValueError(seq), urgent=kind == "urgent"),
+            )
         elif move == "end":
             queue.end(seq)
         else:
@@ -40,7 +49,9 @@ def play(queue, outcomes, moves):
 
 
 def drain(queue):
-    """What a consumer gets until END, nudges left out: job numbers of the urgent, and of the others."""
+    """What a consumer gets until END, nudges left out: job numbers of the urgent, and of the
+    others.
+    """
     urgent, ordinary = [], []
     while (item := queue.get(Deadline(SLACK_S))) is not END:
         if isinstance(item, Failure):
@@ -124,7 +135,9 @@ def test_nudges_do_not_pile_up():
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 4), st.integers(0, 60))
-def test_no_more_tasks_are_under_way_than_there_are_credits_and_a_producer_that_waits_ends(count, batches):
+def test_no_more_tasks_are_under_way_than_there_are_credits_and_a_producer_that_waits_ends(
+    count, batches
+):
     end = EndFlag()
     credits = Credits(count)
     end.on_set(credits.close)

@@ -1,4 +1,6 @@
-"""Writers that are killed or stopped at any point: no torn row is read, and no other process stops."""
+"""Writers that are killed or stopped at any point: no torn row is read, and no other process
+stops.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def write(handle, counts, place, point=None, after=0):
 
 
 def read(reader, target, careless, tell):
-    """Draw rows out of shared memory until ``target`` were read; how many of them were torn, and how many gone."""
+    """Draw rows out of shared memory until ``target`` were read; how many of them were torn, and
+    how many gone.
+    """
     storage, kernels = reader._storage, reader._kernels
     rng, ids = np.random.default_rng(os.getpid()), np.empty(1024, np.int64)
     if careless:
@@ -166,9 +170,13 @@ READ_S = 400.0
 
 
 def storm(target, careless, kills=12):
-    """Four writers, of which one after the other is killed and replaced; what was read by another process meanwhile."""
+    """Four writers, of which one after the other is killed and replaced; what was read by
+    another process meanwhile.
+    """
     with ring() as buffer, processes() as start:
-        buffer.extend({"number": np.arange(8), "words": np.stack([row(n)["words"] for n in range(8)])})
+        buffer.extend(
+            {"number": np.arange(8), "words": np.stack([row(n)["words"] for n in range(8)])}
+        )
         counts = counter(4 + kills)
         places = itertools.count()
         points = itertools.cycle(POINTS)
@@ -185,7 +193,11 @@ def storm(target, careless, kills=12):
             before = [counts[place] for place, _ in lasting]
             _, doomed = more(next(points), 20 + 37 * n)
             reap(doomed)
-            until(lambda before=before: all(counts[place] > was for (place, _), was in zip(lasting, before, strict=True)))
+            until(
+                lambda before=before: all(
+                    counts[place] > was for (place, _), was in zip(lasting, before, strict=True)
+                )
+            )
             batch = buffer.sample(64)
             assert torn(batch["number"], batch["words"]) == 0
         assert hears.poll(READ_S)
@@ -194,7 +206,11 @@ def storm(target, careless, kills=12):
         tells.close()
         assert all(process.is_alive() for _, process in lasting)
         before = [counts[place] for place, _ in lasting]
-        until(lambda: all(counts[place] > was for (place, _), was in zip(lasting, before, strict=True)))
+        until(
+            lambda: all(
+                counts[place] > was for (place, _), was in zip(lasting, before, strict=True)
+            )
+        )
         until(lambda: len(debug_state(buffer).state.writers._peers) == 3)
         assert buffer.stats().inserted > 10 * CAPACITY
         return done, bad, gone
@@ -212,7 +228,7 @@ def test_a_reader_that_does_not_look_again_sees_torn_rows():
     assert any(storm(10_000_000, careless=True)[1] for _ in range(5))
 
 
-# -- with revalidation removed, made certain ---------------------------------------------------------------------------------
+# -- with revalidation removed, made certain -------------------------------------------------------
 
 
 def careless_copy(real):
@@ -254,7 +270,9 @@ def test_a_row_that_is_overwritten_half_way_while_it_is_read_is_found_out(monkey
                     into.append(row(n))
 
         copy_items = careless_copy(kernels.copy_items) if careless else kernels.copy_items
-        reader._kernels = types.SimpleNamespace(walk=walk, copy_items=copy_items, copy_many_items=copy_items)
+        reader._kernels = types.SimpleNamespace(
+            walk=walk, copy_items=copy_items, copy_many_items=copy_items
+        )
         ids = np.array(first[:32])
         out = reader.fresh(len(ids))
         gone = set(reader.fill(ids, out).tolist())
@@ -263,7 +281,7 @@ def test_a_row_that_is_overwritten_half_way_while_it_is_read_is_found_out(monkey
         assert (torn(number, words) > 0) is careless
 
 
-# -- deaths and stops, one by one ------------------------------------------------------------------------------------------
+# -- deaths and stops, one by one ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -347,7 +365,11 @@ OWNER = """\
 
 @pytest.mark.parametrize("waits", [False, True], ids=["writing", "waiting"])
 def test_a_writer_sees_that_its_owner_was_killed_also_beside_a_foreign_process(tmp_path, waits):
-    settings = ", limiter=__import__('async_loader').RateLimiter(samples_per_insert=1.0, error_buffer=2.0)" if waits else ""
+    settings = (
+        ", limiter=__import__('async_loader').RateLimiter(samples_per_insert=1.0, error_buffer=2.0)"
+        if waits
+        else ""
+    )
     body = OWNER.format(settings=settings, end="threading.Event().wait()")
     with Script(tmp_path, body) as script:
         script.read("ready")
@@ -375,6 +397,7 @@ def test_a_limiter_keeps_its_word_across_a_kill():
         until(lambda: sum(counts) == 21)
         with pytest.raises(Timeout, match="ahead of sampling"):
             buffer.add(row(0), timeout_s=0.05)
-        until(lambda: any("writer 1" in one.reason for one in buffer.stats().waiting))  # once it has asked for the next one
+        # once it has asked for the next one
+        until(lambda: any("writer 1" in one.reason for one in buffer.stats().waiting))
         buffer.sample(5, timeout_s=SLACK_S)
         until(lambda: sum(counts) == 26)

@@ -1,4 +1,6 @@
-"""Data sources that raise, block, or give something else than they should; and waits that nobody could end."""
+"""Data sources that raise, block, or give something else than they should; and waits that nobody
+could end.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ def workers(request):
 
 
 def load(source, workers=0, **settings):
-    return AsyncDataLoader(source, 4, num_workers=workers, multiprocessing_context="fork", **{"timeout_s": SLACK_S, **settings})
+    return AsyncDataLoader(
+        source,
+        4,
+        num_workers=workers,
+        multiprocessing_context="fork",
+        **{"timeout_s": SLACK_S, **settings},
+    )
 
 
 class Moody:
@@ -92,10 +100,15 @@ def test_end_is_the_end_and_stays_it(workers):
         (lambda n: "abcd", "returned str"),
         (lambda n: 7, "returned int"),
         (lambda n: iter([]), "returned list_iterator"),
-        (lambda n: [plain(0), lambda: plain(1), plain(2), plain(3)], "returned 1 callables and 3 other entries"),
+        (
+            lambda n: [plain(0), lambda: plain(1), plain(2), plain(3)],
+            "returned 1 callables and 3 other entries",
+        ),
     ],
 )
-def test_a_source_that_gives_too_few_or_the_wrong_thing_is_told_what_it_should_give(workers, given, message):
+def test_a_source_that_gives_too_few_or_the_wrong_thing_is_told_what_it_should_give(
+    workers, given, message
+):
     with load(Moody(given), workers) as loader:
         assert first(next(loader)) == 0
         with pytest.raises(SchemaError, match=message) as caught:
@@ -126,7 +139,7 @@ def test_a_source_that_fails_for_ever_does_not_run_ahead():
         assert len(calls) <= 5 + 3
 
 
-# -- waits -------------------------------------------------------------------------------------------------------------
+# -- waits -----------------------------------------------------------------------------------------
 
 
 def test_a_blocked_source_is_named_at_the_timeout_and_the_batch_comes_later(workers):
@@ -141,7 +154,8 @@ def test_a_blocked_source_is_named_at_the_timeout_and_the_batch_comes_later(work
         assert entered.wait(SLACK_S)
         for _ in range(2):
             with pytest.raises(
-                Timeout, match=r"no batch within 0\.3 s: the source: it has been at work on one batch for"
+                Timeout,
+                match=r"no batch within 0\.3 s: the source: it has been at work on one batch for",
             ) as caught:
                 next(loader)
         assert isinstance(caught.value, TimeoutError)
@@ -181,7 +195,9 @@ def test_without_a_timeout_the_wait_is_named_once(monkeypatch, workers):
                 first(result())
         (warning,) = seen
         assert warning.category is RuntimeWarning
-        assert "no batch for 0.2 s: the source: it has been at work on one batch for" in str(warning.message)
+        assert "no batch for 0.2 s: the source: it has been at work on one batch for" in str(
+            warning.message
+        )
         assert "timeout_s=" in str(warning.message)
 
 
@@ -218,15 +234,20 @@ class Thirsty:
         return None if self.filled else "the cup is empty"
 
 
-# pytest-timeout's own thread might add data, for all the loader knows; the signal method has no thread.
+# pytest-timeout's own thread might add data, for all the loader knows; the signal method has no
+# thread.
 alone = pytest.mark.timeout(120, method="signal")
 
 
 @pytest.fixture
 def no_strangers(monkeypatch):
-    """Threads that libraries started in earlier tests (progress bars, ZeroMQ's collector) are not those that are meant here."""
+    """Threads that libraries started in earlier tests (progress bars, ZeroMQ's collector) are
+    not those that are meant here.
+    """
     known, everyone = set(threading.enumerate()) - {threading.current_thread()}, threading.enumerate
-    monkeypatch.setattr(threading, "enumerate", lambda: [one for one in everyone() if one not in known])
+    monkeypatch.setattr(
+        threading, "enumerate", lambda: [one for one in everyone() if one not in known]
+    )
 
 
 @alone
@@ -288,7 +309,8 @@ def test_a_thread_that_ends_the_wait_and_ends_itself_while_that_is_looked_into_i
         def waiting_for():
             asked.append(Thirsty.waiting_for(source))
             if len(asked) == 1:
-                with thread(fill):  # it has ended behind the block, and the producer does not know yet
+                # it has ended behind the block, and the producer does not know yet
+                with thread(fill):
                     return asked[0]
             source.bell.ring()
             return asked[-1]
@@ -333,14 +355,17 @@ def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
     with Script(tmp_path, body) as script:
         for _ in range(2):
             for _ in range(2):
-                assert " ".join(script.read("steps:")).startswith("the replay buffer holds 0 of the 1")
+                assert " ".join(script.read("steps:")).startswith(
+                    "the replay buffer holds 0 of the 1"
+                )
             assert script.read("got") == ["4"]
             assert script.read("got") == ["4"]
         assert script.end() == (0, "")
 
 
 def test_closing_a_loader_whose_source_waits_through_patience_is_quick(caplog, monkeypatch):
-    monkeypatch.setattr(iteration, "_TELL_AFTER_S", SLACK_S / 2)  # a moment that the machine stands still is not the source's
+    # a moment that the machine stands still is not the source's
+    monkeypatch.setattr(iteration, "_TELL_AFTER_S", SLACK_S / 2)
     source = Thirsty()
     loader = load(source)
     with thread(next, loader) as result:

@@ -1,4 +1,6 @@
-"""Ctrl-C at any moment: no batch is lost or comes twice, nothing wedges, nothing is left. See storm_play.py and storm_rig.py."""
+"""Ctrl-C at any moment: no batch is lost or comes twice, nothing wedges, nothing is left. See
+storm_play.py and storm_rig.py.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,13 @@ def take(loader, into):
 @pytest.mark.parametrize(("workers", "draws"), [(0, "thread"), (2, "thread"), (0, "caller")])
 def test_whichever_point_of_next_is_struck_the_following_call_gives_the_same_batch(workers, draws):
     taken = []
-    with AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, multiprocessing_context="fork", timeout_s=SLACK_S) as loader:
+    with AsyncDataLoader(
+        Batches(make=wide),
+        4,
+        num_workers=workers,
+        multiprocessing_context="fork",
+        timeout_s=SLACK_S,
+    ) as loader:
         take(loader, taken)
         while draws == "caller" and not loader._engine.iteration.producer.parked:
             loader._engine.iteration.draw_in("caller")
@@ -109,7 +117,13 @@ def test_whichever_point_of_next_is_struck_the_following_call_gives_the_same_bat
 def test_whichever_point_of_an_epoch_is_struck_each_batch_comes_once(workers, kind):
     taken = []
     with DataLoader(
-        list(range(800)), 4, num_workers=workers, worker_type=kind, multiprocessing_context="fork", timeout_s=SLACK_S, bulk=False
+        list(range(800)),
+        4,
+        num_workers=workers,
+        worker_type=kind,
+        multiprocessing_context="fork",
+        timeout_s=SLACK_S,
+        bulk=False,
     ) as loader:
         epoch = iter(loader)
         take(epoch, taken)
@@ -143,7 +157,9 @@ def test_a_sampler_that_a_signal_ended_is_not_taken_for_the_end_of_the_epoch():
 def test_a_storm_of_real_signals_wedges_nothing_loses_nothing_and_leaves_nothing():
     script = Path(storm_play.__file__)
     command = [sys.executable, "-X", "faulthandler", str(script), "7", "200"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=dict(os.environ))
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=dict(os.environ)
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["signals"] == 200

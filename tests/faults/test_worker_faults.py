@@ -34,7 +34,13 @@ from async_loader.pipeline.workers import worker_main, worker_pool
 
 
 def load(source, **settings):
-    settings = {"num_workers": 2, "chunk_size": 2, "multiprocessing_context": "fork", "timeout_s": SLACK_S, **settings}
+    settings = {
+        "num_workers": 2,
+        "chunk_size": 2,
+        "multiprocessing_context": "fork",
+        "timeout_s": SLACK_S,
+        **settings,
+    }
     return AsyncDataLoader(source, 4, **settings)
 
 
@@ -48,7 +54,9 @@ def load(source, **settings):
         (functools.partial(leave, 0), 0, "ended with exit code 0"),
     ],
 )
-def test_a_worker_that_dies_in_a_job_is_named_and_replaced_and_only_its_batch_is_lost(fault, exitcode, words):
+def test_a_worker_that_dies_in_a_job_is_named_and_replaced_and_only_its_batch_is_lost(
+    fault, exitcode, words
+):
     with load(Batches({9: fault})) as loader:
         got, died = [], []
         while len(got) < 5:
@@ -69,7 +77,10 @@ def test_a_worker_that_dies_in_a_job_is_named_and_replaced_and_only_its_batch_is
 
 
 def test_a_death_overtakes_finished_batches():
-    with warned() as deaths, load(Batches({13: functools.partial(die, signal.SIGKILL)}), prefetch=6) as loader:
+    with (
+        warned() as deaths,
+        load(Batches({13: functools.partial(die, signal.SIGKILL)}), prefetch=6) as loader,
+    ):
         deaths.wait()
         with pytest.raises(WorkerDied, match="batch 3"):
             next(loader)
@@ -77,7 +88,9 @@ def test_a_death_overtakes_finished_batches():
 
 
 def test_a_worker_killed_from_outside_while_it_holds_a_job(start_method, told):
-    with load(Batches({5: functools.partial(block, told.path)}), multiprocessing_context=start_method) as loader:
+    with load(
+        Batches({5: functools.partial(block, told.path)}), multiprocessing_context=start_method
+    ) as loader:
         pid = told.pid()
         os.kill(pid, signal.SIGKILL)
         got = []
@@ -92,7 +105,8 @@ def test_a_worker_killed_from_outside_while_it_holds_a_job(start_method, told):
 def test_a_worker_killed_while_idle_is_replaced_and_nothing_is_lost():
     with warned() as deaths, load(Batches(), prefetch=2) as loader:
         assert [first(next(loader)) for _ in range(3)] == [0, 4, 8]
-        # All tickets are used and nothing is taken, so the workers have nothing to do as soon as these are made.
+        # All tickets are used and nothing is taken, so the workers have nothing to do as soon as
+        # these are made.
         until(lambda: loader._engine.iteration.train_queue.depth == 2)
         before = pids(loader)
         os.kill(before[0], signal.SIGKILL)
@@ -103,13 +117,17 @@ def test_a_worker_killed_while_idle_is_replaced_and_nothing_is_lost():
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
-def test_workers_that_have_ended_can_still_be_asked_by_whoever_starts_a_process_in_another_thread(start_method):
+def test_workers_that_have_ended_can_still_be_asked_by_whoever_starts_a_process_in_another_thread(
+    start_method,
+):
     with load(Batches({}), multiprocessing_context=start_method) as loader:
         next(loader)
         workers = multiprocessing.active_children()
     asked = [worker._popen for worker in workers if worker.name.startswith("async-loader-worker")]
     assert len(asked) == 2
-    assert None not in asked, "Process.start() asks all that were running when it began, also those that end meanwhile"
+    assert None not in asked, (
+        "Process.start() asks all that were running when it began, also those that end meanwhile"
+    )
     assert not set(workers) & set(multiprocessing.active_children())
 
 
@@ -125,8 +143,13 @@ def test_workers_that_crash_again_and_again_do_not_hang_the_loader():
 
 
 def test_what_a_worker_had_finished_before_it_died_is_not_lost(told):
-    """It dies with a part that it has not read yet: the kernel reports that ahead of the results that are still there."""
-    jobs = {0: functools.partial(stop_then, told.path, plain), 4: functools.partial(stop_then, told.path, last_words)}
+    """It dies with a part that it has not read yet: the kernel reports that ahead of the results
+    that are still there.
+    """
+    jobs = {
+        0: functools.partial(stop_then, told.path, plain),
+        4: functools.partial(stop_then, told.path, last_words),
+    }
     with load(Batches(jobs, last=6), chunk_size=4, prefetch=4) as loader:
         stopped = {told.pid(), told.pid()}  # both, so that neither takes all that is left
         handles = loader._engine.core.pool.handles
@@ -156,7 +179,9 @@ def last_words(i):
     return plain(i)
 
 
-def test_a_replacement_that_hangs_before_its_first_line_is_replaced_too(monkeypatch, told, tmp_path):
+def test_a_replacement_that_hangs_before_its_first_line_is_replaced_too(
+    monkeypatch, told, tmp_path
+):
     """As a fork does that copied a lock of the dynamic linker while another thread held it."""
     own_signals = worker_main._own_signals
 
@@ -209,17 +234,21 @@ def test_killing_workers_at_random_moments_loses_only_what_is_reported():
         assert len(seen) + lost == 60
 
 
-# -- stopped -----------------------------------------------------------------------------------------------------------
+# -- stopped ---------------------------------------------------------------------------------------
 
 
 def test_a_stopped_worker_is_named_at_the_timeout_and_the_wait_can_be_taken_up_again(told):
-    with load(Batches({8: functools.partial(stop_then, told.path, plain)}), timeout_s=0.5) as loader:
+    with load(
+        Batches({8: functools.partial(stop_then, told.path, plain)}), timeout_s=0.5
+    ) as loader:
         pid = told.pid()
-        until(lambda: {0, 1} <= set(loader._engine.iteration.train_queue._ready))  # else one of these may be what is late
+        # else one of these may be what is late
+        until(lambda: {0, 1} <= set(loader._engine.iteration.train_queue._ready))
         got = []
         for _ in range(2):
             with pytest.raises(  # noqa: PT012
-                Timeout, match=rf"no batch within 0.5 s: the workers: worker \d \(pid {pid}\) is at work on rows 0 to 2"
+                Timeout,
+                match=rf"no batch within 0.5 s: the workers: worker \d \(pid {pid}\) is at work on rows 0 to 2",
             ):
                 while True:
                     got.append(first(next(loader)))
@@ -245,7 +274,8 @@ def test_the_other_workers_go_on_while_one_is_stopped(told):
 
 
 def test_close_meets_its_deadline_when_a_worker_is_stopped(told, caplog, monkeypatch):
-    monkeypatch.setattr(iteration, "_TELL_AFTER_S", SLACK_S / 2)  # a moment that the machine stands still is not the source's
+    # a moment that the machine stands still is not the source's
+    monkeypatch.setattr(iteration, "_TELL_AFTER_S", SLACK_S / 2)
     loader = load(Batches({8: functools.partial(stop_then, told.path, plain)}))
     pid = told.pid()
     first(next(loader))
@@ -272,7 +302,9 @@ def test_a_stopped_worker_that_is_continued_writes_into_nobodys_batch(told):
         assert [first(next(loader)) for _ in range(6)]  # from now on batches are made in slots
         pid, failed, count = told.pid(), False, 0
         (stopped,) = (h for h in loader._engine.core.pool.handles if h.pid == pid)
-        number, part = next(item for item in list(stopped.assigned.items()) if item[1].job.seq == 10)
+        number, part = next(
+            item for item in list(stopped.assigned.items()) if item[1].job.seq == 10
+        )
         ring, begin = part.job.buffer.ring, part.job.buffer.root.ctypes.data
         assert ring is loader._engine.core.slots.ring
         del part  # the test must not be what keeps the slot
@@ -296,7 +328,7 @@ def test_a_stopped_worker_that_is_continued_writes_into_nobodys_batch(told):
         assert 40 not in numbers
 
 
-# -- raising -----------------------------------------------------------------------------------------------------------
+# -- raising ---------------------------------------------------------------------------------------
 
 
 class Unpicklable(Exception):
@@ -316,7 +348,9 @@ def test_an_exception_arrives_as_itself_and_the_next_batches_go_on(workers):
     if workers:
         assert "in fail" in str(caught.value.__cause__)
         assert "raise error" in str(caught.value.__cause__)
-        assert any("worker" in note and "rows 0 to 2 of batch 1" in note for note in caught.value.__notes__)
+        assert any(
+            "worker" in note and "rows 0 to 2 of batch 1" in note for note in caught.value.__notes__
+        )
 
 
 @pytest.mark.parametrize(
@@ -359,7 +393,9 @@ def test_without_workers_too_a_stop_iteration_of_a_job_is_not_the_end(error):
 def test_closed_raised_by_a_job_is_not_the_end_either(workers):
     from async_loader.errors import Closed
 
-    with load(Batches({5: functools.partial(fail, Closed("some table"))}), num_workers=workers) as loader:
+    with load(
+        Batches({5: functools.partial(fail, Closed("some table"))}), num_workers=workers
+    ) as loader:
         assert first(next(loader)) == 0
         with pytest.raises(JobFailed, match="some table"):
             next(loader)
@@ -389,7 +425,12 @@ def test_a_sample_that_does_not_unpickle_fails_its_batch_only():
 def test_a_result_with_very_many_buffers_arrives():
     """Its table alone is larger than a record."""
     with AsyncDataLoader(
-        Batches(), 12_000, num_workers=2, collate_fn=list, multiprocessing_context="fork", timeout_s=SLACK_S
+        Batches(),
+        12_000,
+        num_workers=2,
+        collate_fn=list,
+        multiprocessing_context="fork",
+        timeout_s=SLACK_S,
     ) as loader:
         samples = next(loader)
         assert [s["i"] for s in samples] == list(range(12_000))
@@ -416,7 +457,7 @@ def test_too_little_memory_for_a_result_is_this_batchs_failure():
             next(loader)
 
 
-# -- worker_init_fn ----------------------------------------------------------------------------------------------------
+# -- worker_init_fn --------------------------------------------------------------------------------
 
 
 def raise_in_init(number):
@@ -424,9 +465,13 @@ def raise_in_init(number):
 
 
 def test_a_worker_init_fn_that_raises_breaks_the_loader_and_says_why(start_method):
-    with load(Batches(), worker_init_fn=raise_in_init, multiprocessing_context=start_method) as loader:
+    with load(
+        Batches(), worker_init_fn=raise_in_init, multiprocessing_context=start_method
+    ) as loader:
         for _ in range(2):
-            with pytest.raises(Broken, match=r"worker_init_fn failed: LookupError\('worker \d has no licence'\)") as caught:
+            with pytest.raises(
+                Broken, match=r"worker_init_fn failed: LookupError\('worker \d has no licence'\)"
+            ) as caught:
                 next(loader)
         assert isinstance(caught.value.__cause__, LookupError)
         assert "raise_in_init" in str(caught.value.__cause__.__cause__)
@@ -449,7 +494,10 @@ def test_on_error_fatal_breaks_the_loader():
 
 
 def test_on_error_skip_passes_over_and_counts():
-    faults = {5: functools.partial(fail, ValueError("bad")), 9: functools.partial(die, signal.SIGKILL)}
+    faults = {
+        5: functools.partial(fail, ValueError("bad")),
+        9: functools.partial(die, signal.SIGKILL),
+    }
     with load(Batches(faults), on_error="skip") as loader:
         assert [first(next(loader)) for _ in range(3)] == [0, 12, 16]
         assert loader.stats().skipped == 2

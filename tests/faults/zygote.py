@@ -1,7 +1,8 @@
-"""Forks a process for each script, with torch and more imported already: that takes longer than most of these tests.
+"""Forks a process for each script, with torch and more imported already: that takes longer than
+most of these tests.
 
-The other half is `Zygote`, in the tests' process. A script is the main module of its process, as if it had been started
-by itself, and ends as an interpreter does.
+The other half is `Zygote`, in the tests' process. A script is the main module of its process, as if
+it had been started by itself, and ends as an interpreter does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import types
 
 
 class Zygote:
-    """Starts scripts and learns how they ended. Any thread; of several that wait, one reads for all.
+    """Starts scripts and learns how they ended. Any thread; of several that wait, one reads for
+    all.
 
     Parameters
     ----------
@@ -36,7 +38,9 @@ class Zygote:
         with theirs:
             wanted = json.dumps([*(modules or ("torch", "async_loader.loader"))])
             command = [sys.executable, __file__, str(theirs.fileno()), wanted, *folders]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
         self._started: list[int] = []
         self._ended: dict[int, int] = {}
         self._news, self._starting = threading.Condition(), threading.Lock()
@@ -69,7 +73,9 @@ class Zygote:
                     return
 
     def _read(self, left_s: float | None) -> bool:
-        """Take one message, with the lock given up while there is none; whether there was one within the time."""
+        """Take one message, with the lock given up while there is none; whether there was one
+        within the time.
+        """
         self._reading, message = True, b""
         self._news.release()
         try:
@@ -140,7 +146,7 @@ class Started:
         return found[self.stdout], found[self.stderr]
 
 
-# -- the zygote's own process ------------------------------------------------------------------------------------------
+# -- the zygote's own process ----------------------------------------------------------------------
 
 
 def serve(channel: socket.socket, modules: list[str], folders: list[str]) -> None:

@@ -35,7 +35,12 @@ with AddressLock(parse(sys.argv[1])) as claim:
 @contextlib.contextmanager
 def holder(address: str):
     """Another process that holds an address, and what it was bound to."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         yield process, process.stdout.readline().strip()
     finally:
@@ -51,7 +56,9 @@ def bind_all(claim: AddressLock) -> list[socket.socket]:
 @pytest.fixture(autouse=True)
 def no_lock_stays_open():
     yield
-    assert not [fd for fd in Path("/proc/self/fd").iterdir() if ".lock" in os.path.basename(_leads_to(fd))]
+    assert not [
+        fd for fd in Path("/proc/self/fd").iterdir() if ".lock" in os.path.basename(_leads_to(fd))
+    ]
 
 
 def _leads_to(fd: Path) -> str:
@@ -63,7 +70,11 @@ def _leads_to(fd: Path) -> str:
 def talk(server: socket.socket, endpoint: str) -> None:
     """Whether a connection to the endpoint comes to this socket."""
     address = parse(endpoint)
-    family, where = (socket.AF_INET, (address.host, address.port)) if address.port else (socket.AF_UNIX, address.path)
+    family, where = (
+        (socket.AF_INET, (address.host, address.port))
+        if address.port
+        else (socket.AF_UNIX, address.path)
+    )
     with socket.socket(family) as client:
         client.connect(where)
         accepted, _ = server.accept()
@@ -77,10 +88,18 @@ def test_ipc_files_are_this_users_alone_and_gone_at_the_end(tmp_path):
     try:
         with AddressLock(parse(f"ipc://{tmp_path}/x")) as claim:
             sockets = bind_all(claim)
-            assert {path.name for path in tmp_path.iterdir()} == {"x", "x.insert", "x.pull", "x.lock"}
+            assert {path.name for path in tmp_path.iterdir()} == {
+                "x",
+                "x.insert",
+                "x.pull",
+                "x.lock",
+            }
             assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
             assert (tmp_path / "x.lock").read_text() == f"{os.getpid()}\n"
-            assert claim.endpoints == {"control": f"ipc://{tmp_path}/x", **{p: f"ipc://{tmp_path}/x.{p}" for p in PLANES[1:]}}
+            assert claim.endpoints == {
+                "control": f"ipc://{tmp_path}/x",
+                **{p: f"ipc://{tmp_path}/x.{p}" for p in PLANES[1:]},
+            }
             talk(sockets[1], claim.endpoints["insert"])
             for one in sockets:
                 one.close()
@@ -168,7 +187,9 @@ def test_a_tcp_port_in_use_is_refused_with_a_pid():
     with holder("tcp://127.0.0.1:*") as (process, endpoint):
         address = parse(endpoint)
         with AddressLock(address) as claim:
-            with pytest.raises(AddressInUse, match=f"in use by process {process.pid}: end that one") as caught:
+            with pytest.raises(
+                AddressInUse, match=f"in use by process {process.pid}: end that one"
+            ) as caught:
                 claim.bind("control")
             assert caught.value.pid == process.pid
     assert pid_at(address.port) is None
@@ -197,7 +218,9 @@ def test_an_insecure_bind_is_refused_or_logged_at_each_start(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             AddressLock(parse("tcp://*:5555"), allow_insecure=True).close()
-    assert [record.getMessage()[:31] for record in caplog.records] == ["tcp://*:5555 is bound without k"] * 2
+    assert [record.getMessage()[:31] for record in caplog.records] == [
+        "tcp://*:5555 is bound without k"
+    ] * 2
     assert not AddressLock(parse("tcp://*:5555"), encrypted=True).insecure
 
 

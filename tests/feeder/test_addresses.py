@@ -34,12 +34,42 @@ def test_an_address_is_read(text, address):
 
 
 BAD = [
-    "", "feeder", "127.0.0.1:5555", "udp://127.0.0.1:5", "inproc://x", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://:5555",
-    "tcp://127.0.0.1:x", "tcp://127.0.0.1:-1", "tcp://127.0.0.1:65534", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:123456",
-    "tcp://127.0.0.1:٣", "tcp://127.0.1:5", "tcp://256.0.0.1:5", "tcp://::1:5555", "tcp://[::1]", "tcp://[::g]:5", "tcp://a b:5",
-    "tcp://a/b:5", "tcp://eth0;127.0.0.1:5", "tcp://user@host:5", "ipc://", "ipc://x", "ipc://*", "ipc://@abstract", "ipc:///", "ipc:///a/",
-    "ipc:///a//b", "ipc:///a/../b", "ipc:///a/./b", "ipc:///a\0b", "ipc:///a\nb",
-]  # fmt: skip
+    "",
+    "feeder",
+    "127.0.0.1:5555",
+    "udp://127.0.0.1:5",
+    "inproc://x",
+    "tcp://",
+    "tcp://127.0.0.1",
+    "tcp://127.0.0.1:",
+    "tcp://:5555",
+    "tcp://127.0.0.1:x",
+    "tcp://127.0.0.1:-1",
+    "tcp://127.0.0.1:65534",
+    "tcp://127.0.0.1:99999",
+    "tcp://127.0.0.1:123456",
+    "tcp://127.0.0.1:٣",
+    "tcp://127.0.1:5",
+    "tcp://256.0.0.1:5",
+    "tcp://::1:5555",
+    "tcp://[::1]",
+    "tcp://[::g]:5",
+    "tcp://a b:5",
+    "tcp://a/b:5",
+    "tcp://eth0;127.0.0.1:5",
+    "tcp://user@host:5",
+    "ipc://",
+    "ipc://x",
+    "ipc://*",
+    "ipc://@abstract",
+    "ipc:///",
+    "ipc:///a/",
+    "ipc:///a//b",
+    "ipc:///a/../b",
+    "ipc:///a/./b",
+    "ipc:///a\0b",
+    "ipc:///a\nb",
+]
 
 
 @pytest.mark.parametrize("text", BAD)
@@ -50,7 +80,10 @@ def test_what_is_no_address_is_refused(text):
 
 @given(
     st.one_of(
-        st.text(max_size=60), st.builds("{}://{}:{}".format, st.sampled_from(["tcp", "ipc"]), st.text(), st.text(max_size=6))
+        st.text(max_size=60),
+        st.builds(
+            "{}://{}:{}".format, st.sampled_from(["tcp", "ipc"]), st.text(), st.text(max_size=6)
+        ),
     )
 )
 def test_any_text_is_an_address_or_a_config_error(text):
@@ -70,10 +103,18 @@ def test_every_ip_address_comes_back_and_only_loopback_is_this_machine(ip, port)
 
 def test_the_other_planes_follow():
     one = parse("ipc:///run/x")
-    assert [str(one.control), str(one.insert), str(one.pull)] == ["ipc:///run/x", "ipc:///run/x.insert", "ipc:///run/x.pull"]
+    assert [str(one.control), str(one.insert), str(one.pull)] == [
+        "ipc:///run/x",
+        "ipc:///run/x.insert",
+        "ipc:///run/x.pull",
+    ]
     assert one.memory == "/run/x.memory"
     two = parse("tcp://127.0.0.1:5555")
-    assert [str(two.insert), str(two.pull), two.memory] == ["tcp://127.0.0.1:5556", "tcp://127.0.0.1:5557", None]
+    assert [str(two.insert), str(two.pull), two.memory] == [
+        "tcp://127.0.0.1:5556",
+        "tcp://127.0.0.1:5557",
+        None,
+    ]
     assert str(parse("tcp://127.0.0.1:*").pull) == "tcp://127.0.0.1:*"
 
 
@@ -86,12 +127,21 @@ def test_a_path_has_room_for_what_is_appended():
         parse("ipc:///" + "é" * 52)
 
 
-# -- who may be bound ----------------------------------------------------------------------------------------------------
+# -- who may be bound ------------------------------------------------------------------------------
 
 FOREIGN = [
-    "tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://[::]:5555", "tcp://10.0.0.1:5555", "tcp://[fe80::1]:5555", "tcp://node7:5555",
-    "tcp://eth0:5555", "tcp://lo:5555", "tcp://localhost.localdomain:5555", "tcp://[::ffff:127.0.0.1]:5555", "tcp://[::ffff:10.0.0.1]:5",
-]  # fmt: skip
+    "tcp://0.0.0.0:5555",
+    "tcp://*:5555",
+    "tcp://[::]:5555",
+    "tcp://10.0.0.1:5555",
+    "tcp://[fe80::1]:5555",
+    "tcp://node7:5555",
+    "tcp://eth0:5555",
+    "tcp://lo:5555",
+    "tcp://localhost.localdomain:5555",
+    "tcp://[::ffff:127.0.0.1]:5555",
+    "tcp://[::ffff:10.0.0.1]:5",
+]
 
 
 @pytest.mark.parametrize("text", FOREIGN)
@@ -102,12 +152,21 @@ def test_a_bind_beyond_this_machine_needs_keys_or_leave(text):
     assert not check_bind(parse(text), encrypted=True)
 
 
-@pytest.mark.parametrize("text", ["tcp://127.0.0.1:5", "tcp://127.8.9.1:5", "tcp://[::1]:5", "tcp://localhost:5", "ipc:///run/x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tcp://127.0.0.1:5",
+        "tcp://127.8.9.1:5",
+        "tcp://[::1]:5",
+        "tcp://localhost:5",
+        "ipc:///run/x",
+    ],
+)
 def test_a_bind_on_this_machine_needs_nothing(text):
     assert not check_bind(parse(text))
 
 
-# -- the default ---------------------------------------------------------------------------------------------------------
+# -- the default -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -125,7 +184,9 @@ def test_the_default_lies_in_the_runtime_folder(short, monkeypatch):
 
 
 @pytest.mark.parametrize("runtime", [None, "", "relative", "/nowhere/at/all"])
-def test_without_a_runtime_folder_it_is_one_of_this_users_in_the_temporary_one(short, monkeypatch, runtime):
+def test_without_a_runtime_folder_it_is_one_of_this_users_in_the_temporary_one(
+    short, monkeypatch, runtime
+):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     if runtime is not None:
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)

@@ -25,11 +25,14 @@ PATIENCE_S = 60.0
 def serving(tmp_path, keys=None):
     security = SecuritySettings(keys=None if keys is None else str(keys))
     tables = {name: TableSettings(capacity=1000) for name in ("replay", "other")}
-    one = FeederProcess(ServerSettings(bind=f"ipc://{tmp_path}/s", tables=tables, security=security))
+    one = FeederProcess(
+        ServerSettings(bind=f"ipc://{tmp_path}/s", tables=tables, security=security)
+    )
     thread = threading.Thread(target=one.run)
     thread.start()
     try:
-        yield weakref.proxy(one)  # pytest would keep it, and its tables, until after the test was looked at
+        # pytest would keep it, and its tables, until after the test was looked at
+        yield weakref.proxy(one)
     finally:
         one.stop()
         thread.join()
@@ -57,7 +60,9 @@ def test_a_known_key_is_served_on_all_planes_under_its_name(server, folder):
 
 
 def test_a_client_without_keys_is_told_at_once_that_it_needs_some(server):
-    with pytest.raises(ConfigError, match=r"takes connections with known keys only: give keys= \(--keys\)"):
+    with pytest.raises(
+        ConfigError, match=r"takes connections with known keys only: give keys= \(--keys\)"
+    ):
         connect(server.address, timeout_s=PATIENCE_S)
 
 
@@ -69,16 +74,22 @@ def test_a_key_that_the_server_does_not_know_is_refused_at_once(server, folder):
 
 def test_keys_for_another_server_are_refused_within_the_deadline(server, tmp_path):
     make_keys(tmp_path / "elsewhere", ["alice"])
-    for timeout_s in (1.0, 5.0, 30.0):  # it is not for good, so that nobody is told before; and handshakes take their time
+    # it is not for good, so that nobody is told before; and handshakes take their time
+    for timeout_s in (1.0, 5.0, 30.0):
         with pytest.raises(Timeout) as refused:
-            connect(server.address, keys=tmp_path / "elsewhere" / "alice.secret", timeout_s=timeout_s)
+            connect(
+                server.address, keys=tmp_path / "elsewhere" / "alice.secret", timeout_s=timeout_s
+            )
         if "never heard of" not in str(refused.value):
             break
     assert "are the keys for another feeder" in str(refused.value)
 
 
 def test_keys_for_a_server_that_has_none_are_refused_at_once(tmp_path, folder):
-    with serving(tmp_path) as server, pytest.raises(ConfigError, match="has no keys, and this client has"):
+    with (
+        serving(tmp_path) as server,
+        pytest.raises(ConfigError, match="has no keys, and this client has"),
+    ):
         connect(server.address, keys=folder / "alice.secret", timeout_s=PATIENCE_S)
 
 
@@ -89,13 +100,19 @@ def append_and_flush(writer, x):
 
 
 def test_a_producer_is_its_keys_alone(server, folder):
-    alice, bob = (connect(server.address, keys=folder / f"{name}.secret", timeout_s=PATIENCE_S) for name in ("alice", "bob"))
+    alice, bob = (
+        connect(server.address, keys=folder / f"{name}.secret", timeout_s=PATIENCE_S)
+        for name in ("alice", "bob")
+    )
     with alice:
         mine, stolen = (client.table("replay").writer() for client in (alice, bob))
-        assert stolen.schema is None  # it is open, and opens again, as whose it says then, once there is a schema
+        # it is open, and opens again, as whose it says then, once there is a schema
+        assert stolen.schema is None
         mine.append(x=np.int64(1))
         mine.flush()
-        stolen._channel.wanted = replace(stolen._channel.wanted, producer=mine._channel.wanted.producer)
+        stolen._channel.wanted = replace(
+            stolen._channel.wanted, producer=mine._channel.wanted.producer
+        )
         with pytest.raises(ConfigError, match="belongs to another key than 'bob'"):
             append_and_flush(stolen, 2)
         mine.append(x=np.int64(3))
@@ -105,7 +122,9 @@ def test_a_producer_is_its_keys_alone(server, folder):
             bob.close()
 
 
-def test_who_owns_which_producer_is_not_remembered_for_longer_than_the_producers(server, folder, monkeypatch):
+def test_who_owns_which_producer_is_not_remembered_for_longer_than_the_producers(
+    server, folder, monkeypatch
+):
     monkeypatch.setattr(insert_queue, "GONE", 3)
     monkeypatch.setattr(insert_queue, "CLOSED", 3)
     owners = server._authenticator._owners

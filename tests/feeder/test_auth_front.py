@@ -69,7 +69,9 @@ def test_beyond_this_machine_it_takes_keys_or_leave(folder):
 
 
 @pytest.mark.parametrize("bind", ["ipc://{}/x", "tcp://127.0.0.1:*"])
-def test_a_lock_that_does_not_hold_is_found_before_anything_is_claimed(folder, tmp_path, monkeypatch, bind):
+def test_a_lock_that_does_not_hold_is_found_before_anything_is_claimed(
+    folder, tmp_path, monkeypatch, bind
+):
     monkeypatch.setattr(CurveAuthenticator, "_admit", lambda self, public: "anyone")
     with pytest.raises(Broken, match="got in"):
         lock_address(settings(bind.format(tmp_path), folder))

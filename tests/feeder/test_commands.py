@@ -1,4 +1,6 @@
-"""serve, status, drain and keys, as a user types them; with a server and a client that are fakes."""
+"""serve, status, drain and keys, as a user types them; with a server and a client that are
+fakes.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,38 @@ WIDE = {"COLUMNS": "200"}
 
 def status_of(**changes):
     table = {
-        "size": 1000, "capacity": 5000, "inserted": 1000, "sampled": 4096, "deleted": 0, "inserts_per_s": 12.5,
-        "samples_per_s": 50.0, "samples_per_insert": 4.096,
+        "size": 1000,
+        "capacity": 5000,
+        "inserted": 1000,
+        "sampled": 4096,
+        "deleted": 0,
+        "inserts_per_s": 12.5,
+        "samples_per_s": 50.0,
+        "samples_per_insert": 4.096,
         "policies": {"policy": {"newest": 11, "oldest": 9, "lag": 3, "lag_s": 0.25}},
-        "waiting": ["reader 3 waits for 24 rows"], "writers": 1, "readers": 2,
-    }  # fmt: skip
+        "waiting": ["reader 3 waits for 24 rows"],
+        "writers": 1,
+        "readers": 2,
+    }
     session = {
         "id": 7, "pid": 4321, "host": "node7", "user": "alice", "user_agent": "async_loader/0.1",
         "age_s": 3700.0, "silent_s": 0.5, "writers": 1,
         "readers": 0, "in_flight_bytes": 2048,
     }  # fmt: skip
     status = {
-        "incarnation": "ab", "uptime_s": 75.0, "address": "tcp://127.0.0.1:5555", "pid": 99, "version": 1, "draining": False,
-        "tables": {"replay": table}, "sessions": [session], "weights": {"policy": 12}, "weights_age_s": {"policy": 2.0},
-        "weights_waiting": {"policy": 3, "critic": 1}, "counters": {"received": 3},
-    }  # fmt: skip
+        "incarnation": "ab",
+        "uptime_s": 75.0,
+        "address": "tcp://127.0.0.1:5555",
+        "pid": 99,
+        "version": 1,
+        "draining": False,
+        "tables": {"replay": table},
+        "sessions": [session],
+        "weights": {"policy": 12},
+        "weights_age_s": {"policy": 2.0},
+        "weights_waiting": {"policy": 3, "critic": 1},
+        "counters": {"received": 3},
+    }
     return {**status, **changes}
 
 
@@ -61,7 +80,9 @@ class FakeServer:
         return self.result
 
     def status(self):
-        return status_of(tables={name: status_of()["tables"]["replay"] for name in self.settings.tables})
+        return status_of(
+            tables={name: status_of()["tables"]["replay"] for name in self.settings.tables}
+        )
 
 
 class FakeClient:
@@ -112,11 +133,22 @@ def invoke(*arguments):
     return CliRunner().invoke(app, list(arguments), env=WIDE)
 
 
-# -- serve ---------------------------------------------------------------------------------------------------------------
+# -- serve -----------------------------------------------------------------------------------------
 
 
 def test_serve_hands_the_server_its_settings(server):
-    assert invoke("serve", "--table", "replay:1000", "--table", "eval:1MiB", "--bind", "tcp://127.0.0.1:5555").exit_code == 0
+    assert (
+        invoke(
+            "serve",
+            "--table",
+            "replay:1000",
+            "--table",
+            "eval:1MiB",
+            "--bind",
+            "tcp://127.0.0.1:5555",
+        ).exit_code
+        == 0
+    )
     (one,) = server.made
     assert {name: (t.capacity, t.max_bytes) for name, t in one.settings.tables.items()} == {
         "replay": (1000, None),
@@ -127,7 +159,17 @@ def test_serve_hands_the_server_its_settings(server):
 
 
 def test_serve_takes_a_file_and_goes_before_it(server):
-    assert invoke("serve", "--config", str(CONFIGS / "queue.yaml"), "--table", "more:7", "--allow-insecure").exit_code == 0
+    assert (
+        invoke(
+            "serve",
+            "--config",
+            str(CONFIGS / "queue.yaml"),
+            "--table",
+            "more:7",
+            "--allow-insecure",
+        ).exit_code
+        == 0
+    )
     settings = server.made[0].settings
     assert list(settings.tables) == ["rollouts", "more"]
     assert settings.security.allow_insecure
@@ -141,7 +183,8 @@ def test_serve_ends_with_the_servers_exit_code(server):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--table", "replay"], ["--bind", "x", "--table", "a:1"], ["--config", "/nowhere.yaml"]]
+    "arguments",
+    [[], ["--table", "replay"], ["--bind", "x", "--table", "a:1"], ["--config", "/nowhere.yaml"]],
 )
 def test_serve_refuses_what_cannot_work_before_it_starts(server, arguments):
     result = invoke("serve", *arguments)
@@ -153,7 +196,10 @@ def test_serve_refuses_what_cannot_work_before_it_starts(server, arguments):
 def test_serve_says_in_a_line_what_went_wrong(server):
     server.result = AddressInUse("tcp://127.0.0.1:5555 is in use by process 12", 12)
     result = invoke("serve", "--table", "replay:1000")
-    assert (result.exit_code, result.stderr) == (1, "tcp://127.0.0.1:5555 is in use by process 12\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "tcp://127.0.0.1:5555 is in use by process 12\n",
+    )
 
 
 def test_serve_says_where_it_serves_in_the_log(server, caplog):
@@ -176,7 +222,12 @@ def test_serve_shows_one_live_line_on_a_terminal(server):
 def test_rates_are_those_between_two_statuses():
     later = status_of(uptime_s=77.0)
     later["tables"]["replay"].update(inserted=1200, sampled=4101)
-    statuses = [status_of(), RuntimeError("dictionary changed size during iteration"), later, status_of(draining=True)]
+    statuses = [
+        status_of(),
+        RuntimeError("dictionary changed size during iteration"),
+        later,
+        status_of(draining=True),
+    ]
 
     def status():
         found = statuses.pop(0)
@@ -191,7 +242,7 @@ def test_rates_are_those_between_two_statuses():
     assert pace.line().startswith("draining: ")
 
 
-# -- status and drain ----------------------------------------------------------------------------------------------------
+# -- status and drain ------------------------------------------------------------------------------
 
 
 def test_status_shows_tables_sessions_and_who_waits(client):
@@ -201,13 +252,24 @@ def test_status_shows_tables_sessions_and_who_waits(client):
     result = invoke("status", "tcp://127.0.0.1:5555")
     assert result.exit_code == 0, result.output
     for said in (
-        "process 99, up 1 min 17 s", "replay", "1,000 / 5,000", "100", "2.5", "4.1", "reader 3 waits for 24 rows",
+        "process 99, up 1 min 17 s",
+        "replay",
+        "1,000 / 5,000",
+        "100",
+        "2.5",
+        "4.1",
+        "reader 3 waits for 24 rows",
         "alice at node7:4321",
-        "1 h 1 min", "2.0 KiB", "weights policy: version 12, published 2.0 s ago, 3 wait for a newer one",
-        "replay gets steps of version 9: 3 behind, 0.2 s", "weights critic: 1 wait for the first",
-    ):  # fmt: skip
+        "1 h 1 min",
+        "2.0 KiB",
+        "weights policy: version 12, published 2.0 s ago, 3 wait for a newer one",
+        "replay gets steps of version 9: 3 behind, 0.2 s",
+        "weights critic: 1 wait for the first",
+    ):
         assert said in result.output
-    assert fake.asked == [("tcp://127.0.0.1:5555", {"on_disconnect": "raise", "timeout_s": 10.0, "keys": None})]
+    assert fake.asked == [
+        ("tcp://127.0.0.1:5555", {"on_disconnect": "raise", "timeout_s": 10.0, "keys": None})
+    ]
 
 
 def test_status_as_json_is_one_line(client):
@@ -229,7 +291,13 @@ def test_what_clients_call_themselves_cannot_command_a_terminal(client):
     status["sessions"][0].update(user_agent=evil, host=evil)
     status["tables"]["replay"]["waiting"] = [evil]
     status["tables"][evil] = status["tables"]["replay"]
-    evil_one = {**status, "address": evil, "pid": evil, "weights": {evil: 1}, "weights_waiting": {evil: 1, evil * 2: 1}}
+    evil_one = {
+        **status,
+        "address": evil,
+        "pid": evil,
+        "weights": {evil: 1},
+        "weights_waiting": {evil: 1, evil * 2: 1},
+    }
     status["tables"]["replay"]["policies"] = {evil: {"oldest": 1, "lag": 3, "lag_s": 0.0}}
     client(evil_one, evil_one)
     result = CliRunner().invoke(app, ["status", "x"], env={"COLUMNS": "400"}, color=True)
@@ -283,7 +351,7 @@ def test_without_an_address_it_is_that_of_connect(client, command):
     assert address is None
 
 
-# -- keys ----------------------------------------------------------------------------------------------------------------
+# -- keys ------------------------------------------------------------------------------------------
 
 
 def test_keys_are_made_and_not_overwritten(tmp_path):
@@ -297,7 +365,7 @@ def test_keys_are_made_and_not_overwritten(tmp_path):
     assert "not overwritten" in again.stderr
 
 
-# -- as processes --------------------------------------------------------------------------------------------------------
+# -- as processes ----------------------------------------------------------------------------------
 
 LIGHT = """
 import sys

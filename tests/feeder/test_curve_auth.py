@@ -27,7 +27,11 @@ from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline
 
 IN, REFUSED = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH
-OUT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+OUT = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_DISCONNECTED
+)
 PATIENCE_S = 20.0
 
 
@@ -39,19 +43,24 @@ def authenticator(folder):
 @pytest.fixture(params=["tcp", "ipc"])
 def where(request, tmp_path):
     return {
-        plane: "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/{plane.value}" for plane in Plane
-    }  # fmt: skip
+        plane: "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/{plane.value}"
+        for plane in Plane
+    }
 
 
 @pytest.fixture
 def ports(where, authenticator):
-    with contextlib.closing(ServerSockets(where, Limits(), mechanism=authenticator.mechanism)) as one:
+    with contextlib.closing(
+        ServerSockets(where, Limits(), mechanism=authenticator.mechanism)
+    ) as one:
         yield one
 
 
 def stranger_keys(server_public: str) -> ClientKeys:
     public, secret = zmq.curve_keypair()
-    return ClientKeys(name="alice", public=public.decode(), secret=secret.decode(), server=server_public)
+    return ClientKeys(
+        name="alice", public=public.decode(), secret=secret.decode(), server=server_public
+    )
 
 
 def knock(context, ports, keys) -> int:
@@ -80,7 +89,7 @@ def heard(ports) -> list:
     return [(route.user, frames) for route, frames in ports.receive(Plane.CONTROL, 100)]
 
 
-# -- connections ---------------------------------------------------------------------------------------------------------
+# -- connections -----------------------------------------------------------------------------------
 
 
 def test_a_known_key_gets_in_under_its_name(context, ports, authenticator, folder):
@@ -109,14 +118,24 @@ def test_a_client_without_keys_is_refused(context, ports):
 
 def test_a_client_that_expects_another_server_is_refused(context, ports, folder):
     alice = load_client_keys(folder / "alice.secret")
-    other = ClientKeys(name="alice", public=alice.public, secret=alice.secret, server=stranger_keys(alice.server).public)
+    other = ClientKeys(
+        name="alice",
+        public=alice.public,
+        secret=alice.secret,
+        server=stranger_keys(alice.server).public,
+    )
     assert knock(context, ports, other) not in (IN, -1)
     assert heard(ports) == []
 
 
 def test_a_client_with_anothers_public_key_is_refused(context, ports, folder):
     alice = load_client_keys(folder / "alice.secret")
-    stolen = ClientKeys(name="alice", public=alice.public, secret=stranger_keys(alice.server).secret, server=alice.server)
+    stolen = ClientKeys(
+        name="alice",
+        public=alice.public,
+        secret=stranger_keys(alice.server).secret,
+        server=alice.server,
+    )
     assert knock(context, ports, stolen) not in (IN, -1)
     assert heard(ports) == []
 
@@ -130,7 +149,9 @@ def test_a_client_with_keys_is_refused_by_a_server_without(context, where, folde
 def test_a_key_that_was_removed_is_refused_after_the_next_start(context, folder, where):
     (folder / "clients" / "bob.key").unlink()
     authenticator = CurveAuthenticator(load_server_keys(folder))
-    with contextlib.closing(ServerSockets(where, Limits(), mechanism=authenticator.mechanism)) as ports:
+    with contextlib.closing(
+        ServerSockets(where, Limits(), mechanism=authenticator.mechanism)
+    ) as ports:
         assert knock(context, ports, folder / "bob.secret") == REFUSED
         assert knock(context, ports, folder / "alice.secret") == IN
 
@@ -144,10 +165,12 @@ def test_a_producer_belongs_to_the_first_who_asks(authenticator):
     assert authenticator.owns("bob", b"p")
 
 
-# -- the trial at the start ----------------------------------------------------------------------------------------------
+# -- the trial at the start ------------------------------------------------------------------------
 
 
-def test_the_trial_passes_where_unknown_keys_are_refused_and_leaves_nothing(authenticator, tmp_path, monkeypatch):
+def test_the_trial_passes_where_unknown_keys_are_refused_and_leaves_nothing(
+    authenticator, tmp_path, monkeypatch
+):
     monkeypatch.setattr(own_test.tempfile, "tempdir", str(tmp_path))
     before = set(tmp_path.iterdir())
     own_test.self_test(authenticator)
@@ -162,7 +185,9 @@ def test_a_lock_that_opens_to_all_fails_the_trial(authenticator, monkeypatch):
 
 
 def test_a_lock_that_asks_for_no_key_fails_the_trial(authenticator, monkeypatch):
-    """Connections without a mechanism that has keys are refused by the client, but not by this server."""
+    """Connections without a mechanism that has keys are refused by the client, but not by this
+    server.
+    """
     monkeypatch.setattr(authenticator, "mechanism", Null)
     with pytest.raises(Broken, match="not refused by the authenticator"):
         own_test.self_test(authenticator)
@@ -181,7 +206,7 @@ def test_a_server_that_does_not_answer_fails_the_trial(authenticator, monkeypatc
         own_test.self_test(authenticator, timeout_s=0.2)
 
 
-# -- files ---------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def test_keys_are_this_users_alone(folder):
@@ -192,8 +217,14 @@ def test_keys_are_this_users_alone(folder):
         os.umask(before)
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert {path.name for path in files} == {
-        "server.secret", "alice.secret", "bob.secret", "carol.secret", "alice.key", "bob.key", "carol.key"
-    }  # fmt: skip
+        "server.secret",
+        "alice.secret",
+        "bob.secret",
+        "carol.secret",
+        "alice.key",
+        "bob.key",
+        "carol.key",
+    }
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "clients")} == {0o700}
     assert sorted(load_server_keys(folder).clients.values()) == ["alice", "bob", "carol"]
@@ -207,7 +238,9 @@ def test_nothing_is_overwritten(folder):
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("name", ["", "server", "../x", "a/b", ".x", "-x", "a b", "x" * 65, "é", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", "server", "../x", "a/b", ".x", "-x", "a b", "x" * 65, "é", "a\n"]
+)
 def test_a_name_that_is_none_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="not a name for a client"):
         make_keys(tmp_path / "keys", [name])
@@ -221,7 +254,11 @@ def test_one_name_twice_is_refused(tmp_path):
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
 def test_a_secret_that_others_can_get_at_is_refused(folder, mode):
-    for path in (folder / "server.secret", folder / "alice.secret", folder / "clients" / "alice.key"):
+    for path in (
+        folder / "server.secret",
+        folder / "alice.secret",
+        folder / "clients" / "alice.key",
+    ):
         path.chmod(mode)
         with pytest.raises(ConfigError, match=f"mode {mode:o}, others can get at it: chmod 600"):
             load_client_keys(path) if path.name == "alice.secret" else load_server_keys(folder)
@@ -244,7 +281,10 @@ def test_links_and_fifos_are_no_keys(folder, tmp_path):
         load_client_keys(tmp_path / "fifo")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[" * 2000, '{"name": "alice"}', "\0", "x" * 5000, '{"public": "a", "secret": "b"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[" * 2000, '{"name": "alice"}', "\0", "x" * 5000, '{"public": "a", "secret": "b"}'],
+)
 def test_what_is_no_key_file_is_refused(folder, text):
     for path in (folder / "server.secret", folder / "alice.secret"):
         path.write_text(text)
@@ -267,7 +307,9 @@ def test_a_clients_key_under_another_name_or_two_names_is_refused(folder):
     (clients / "bob.key").write_text((clients / "alice.key").read_text())
     with pytest.raises(ConfigError, match=r"is of 'alice': name it alice\.key"):
         load_server_keys(folder)
-    (clients / "bob.key").write_text((clients / "alice.key").read_text().replace('"alice"', '"bob"'))
+    (clients / "bob.key").write_text(
+        (clients / "alice.key").read_text().replace('"alice"', '"bob"')
+    )
     with pytest.raises(ConfigError, match="has the key of 'alice'"):
         load_server_keys(folder)
 

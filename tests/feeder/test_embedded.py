@@ -1,4 +1,6 @@
-"""A feeder for one script: there when the constructor returns, gone when its parent is, however that ends."""
+"""A feeder for one script: there when the constructor returns, gone when its parent is, however
+that ends.
+"""
 
 import contextlib
 import os
@@ -41,7 +43,12 @@ def test_steps_go_in_and_come_out():
 @pytest.mark.parametrize("other", ["terminated", "truncated"])
 @pytest.mark.parametrize("way", ["append", "extend"])
 def test_a_step_that_is_done_ends_its_episode_in_the_feeder(way, other):
-    schema = {"obs": Field((), np.int64, next="next_obs"), "reward": np.float32, "done": np.bool_, other: np.bool_}
+    schema = {
+        "obs": Field((), np.int64, next="next_obs"),
+        "reward": np.float32,
+        "done": np.bool_,
+        other: np.bool_,
+    }
     steps = [{"obs": t, "reward": 1.0, "done": t % 3 == 2, other: False} for t in range(9)]
     with connect("embedded", tables={"replay": 1000}) as client:
         with client.table("replay").writer(schema=schema) as writer:
@@ -112,7 +119,8 @@ def test_a_feeder_that_died_is_no_trouble_to_close():
 
 
 def test_whoever_needs_a_feeder_that_died_is_told_at_once():
-    with connect("embedded") as client:  # waits for ever when a feeder is lost that somebody may start anew
+    # waits for ever when a feeder is lost that somebody may start anew
+    with connect("embedded") as client:
         source, ends = client.table("replay").source(), []
 
         def learn():
@@ -152,12 +160,18 @@ PARENT = """
         ("raise ValueError", 1),
         ("os._exit(4)", 4),
         # Somebody who holds everything that the parent had.
-        ("pid = os.fork() or time.sleep(1000)\n    print(pid, flush=True)\n    os.kill(os.getpid(), 9)", -9),
+        (
+            "pid = os.fork() or time.sleep(1000)\n    print(pid, flush=True)\n    "
+            "os.kill(os.getpid(), 9)",
+            -9,
+        ),
     ],
 )
 def test_it_ends_with_its_parent(end, exitcode):
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PARENT.format(end=end))], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", textwrap.dedent(PARENT.format(end=end))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as parent:
         assert parent.stdout is not None
         pid, address = parent.stdout.readline().decode().split()
@@ -187,7 +201,9 @@ def test_a_parent_that_dies_while_it_starts_leaves_nothing():
         embedded.readable = lambda fds, left_s: os.kill(os.getpid(), signal.SIGKILL)  # it has its settings by then
         embedded.Embedded(embedded.ServerSettings.of(["replay:1000"]))
     """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    ) as parent:
         pid, *_, log = parent.stdout.readline().split()
         assert parent.wait(SLACK_S) == -9
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,6 @@
-"""A feeder whose tables were loaded from a checkpoint: environments began anew, or lost what was saved too late."""
+"""A feeder whose tables were loaded from a checkpoint: environments began anew, or lost what was
+saved too late.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import Deadline, Patience
 
-SCHEMA = {"obs": Field((), np.int64, next="next_obs"), "reward": np.float32, "done": np.bool_, "terminated": np.bool_}
+SCHEMA = {
+    "obs": Field((), np.int64, next="next_obs"),
+    "reward": np.float32,
+    "done": np.bool_,
+    "terminated": np.bool_,
+}
 STREAMS = (0, 3)
 PATIENCE_S = 60.0
 
@@ -47,7 +54,14 @@ def made() -> ReplayBuffer:
 def write(writer: Any, first: int, last: int, **ends: Any) -> None:
     for stream in STREAMS:
         for t in range(first, last):
-            writer.append(obs=1000 * stream + t, reward=0.0, done=False, terminated=False, stream=stream, **ends)
+            writer.append(
+                obs=1000 * stream + t,
+                reward=0.0,
+                done=False,
+                terminated=False,
+                stream=stream,
+                **ends,
+            )
     writer.flush(PATIENCE_S)
 
 
@@ -62,7 +76,9 @@ def transitions(client: Any, count: int) -> dict[int, int]:
 
 @pytest.mark.filterwarnings("ignore:the feeder lost")
 @pytest.mark.parametrize("same_writer", [True, False])
-def test_no_step_of_before_a_checkpoint_is_followed_by_one_of_after_it_was_loaded(tmp_path, same_writer):
+def test_no_step_of_before_a_checkpoint_is_followed_by_one_of_after_it_was_loaded(
+    tmp_path, same_writer
+):
     with contextlib.ExitStack() as stack:
         with serving(tmp_path, buffer := made()) as address:
             client = stack.enter_context(connect(address))
@@ -76,4 +92,6 @@ def test_no_step_of_before_a_checkpoint_is_followed_by_one_of_after_it_was_loade
             write(writer, 100, 105)
             found = transitions(client, 2 * 2 * 4)
             stack.close()
-    assert found == {1000 * s + t: 1000 * s + t + 1 for s in STREAMS for t in (*range(4), *range(100, 104))}
+    assert found == {
+        1000 * s + t: 1000 * s + t + 1 for s in STREAMS for t in (*range(4), *range(100, 104))
+    }

@@ -41,5 +41,6 @@ def test_sessions_that_come_and_go_leave_the_feeder_as_large_as_it_was() -> None
         before, descriptors = kib_of(pid), os.listdir(f"/proc/{pid}/fd")
         for _ in range(SESSIONS):
             come_and_go(host.address)
-        until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= len(descriptors) + 2)  # ZeroMQ closes a socket after its peer
+        # ZeroMQ closes a socket after its peer
+        until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= len(descriptors) + 2)
         assert kib_of(pid) - before < MOST_KIB

@@ -35,7 +35,7 @@ def load_table(tmp_path: Path, text: str) -> TableSettings:
     return load(tmp_path, f"tables: {{t: {{{text}}}}}").tables["t"]
 
 
-# -- what is there -------------------------------------------------------------------------------------------------------
+# -- what is there ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["feeder", "atari", "prioritized", "queue"])
@@ -49,7 +49,12 @@ def test_a_config_that_is_shipped_makes_its_tables_parts(name):
 
 
 def test_the_configs_that_are_shipped_are_all_tested():
-    assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == ["atari", "feeder", "prioritized", "queue"]
+    assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == [
+        "atari",
+        "feeder",
+        "prioritized",
+        "queue",
+    ]
 
 
 def test_the_first_config_says_the_defaults():
@@ -61,12 +66,19 @@ def test_atari_frames_are_stored_once_and_delivered_in_stacks():
     schema = ServerSettings.load(CONFIGS / "atari.yaml").tables["replay"].step_schema()
     obs = schema.fields[0]
     assert (obs.shape, obs.stack, obs.next, obs.padding) == ((84, 84), 4, "next_obs", "zero")
-    assert [field.name for field in schema.fields[1:]] == ["action", "reward", "terminated", "truncated"]
+    assert [field.name for field in schema.fields[1:]] == [
+        "action",
+        "reward",
+        "terminated",
+        "truncated",
+    ]
 
 
 def test_the_prioritized_config_anneals_beta():
     sampler = ServerSettings.load(CONFIGS / "prioritized.yaml").tables["replay"].sampler.make()
-    assert repr(sampler) == repr(samplers.Prioritized(0.6, samplers.Linear(0.4, 1.0, 500_000), 1e-6))
+    assert repr(sampler) == repr(
+        samplers.Prioritized(0.6, samplers.Linear(0.4, 1.0, 500_000), 1e-6)
+    )
 
 
 def test_the_queue_config_is_a_queue():
@@ -83,7 +95,11 @@ PARTS = [*KINDS, samplers.Linear, RateLimiter, Transitions, Field]
 @pytest.mark.parametrize("kind", PARTS)
 def test_settings_have_the_parameters_and_defaults_of_what_they_make(kind):
     settings = _PARTS[kind]
-    parameters = {name: one for name, one in inspect.signature(kind).parameters.items() if (kind, name) != (Field, "name")}
+    parameters = {
+        name: one
+        for name, one in inspect.signature(kind).parameters.items()
+        if (kind, name) != (Field, "name")
+    }
     fields = {field.name: field for field in msgspec.structs.fields(settings)}
     assert fields.keys() == parameters.keys()
     for name, field in fields.items():
@@ -102,13 +118,25 @@ def test_a_table_has_the_keywords_of_a_replay_buffer_and_of_a_queue():
 
 def test_all_samplers_of_the_package_have_a_kind():
     kinds = {_PARTS[kind].__struct_config__.tag for kind in KINDS}
-    assert kinds == {"uniform", "prioritized", "rank_prioritized", "fifo", "lifo", "min_heap", "max_heap"}
+    assert kinds == {
+        "uniform",
+        "prioritized",
+        "rank_prioritized",
+        "fifo",
+        "lifo",
+        "min_heap",
+        "max_heap",
+    }
 
 
-@pytest.mark.parametrize("name", ["uniform", "prioritized", "rank_prioritized", "fifo", "lifo", "min_heap", "max_heap"])
+@pytest.mark.parametrize(
+    "name", ["uniform", "prioritized", "rank_prioritized", "fifo", "lifo", "min_heap", "max_heap"]
+)
 def test_a_sampler_may_be_named_alone(tmp_path, name):
     short = load_table(tmp_path, f"capacity: 10, sampler: {name}, remover: {name}")
-    assert short == load_table(tmp_path, f"capacity: 10, sampler: {{kind: {name}}}, remover: {{kind: {name}}}")
+    assert short == load_table(
+        tmp_path, f"capacity: 10, sampler: {{kind: {name}}}, remover: {{kind: {name}}}"
+    )
     assert isinstance(short.remover.make(), samplers.Sampler)
 
 
@@ -121,30 +149,50 @@ RATIO = "min_size_to_sample: 9, samples_per_insert: 2"
         ("min_size_to_sample: 7", MinSize(7)),
         ("kind: rate_limiter, min_size_to_sample: 7", MinSize(7)),
         (RATIO, RateLimiter(min_size_to_sample=9, samples_per_insert=2)),
-        (f"{RATIO}, error_buffer: 8", RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=8.0)),
-        (f"{RATIO}, error_buffer: [2, 40]", RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=(2.0, 40.0))),
-        (f"{RATIO}, error_buffer: .inf", RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=float("inf"))),
+        (
+            f"{RATIO}, error_buffer: 8",
+            RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=8.0),
+        ),
+        (
+            f"{RATIO}, error_buffer: [2, 40]",
+            RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=(2.0, 40.0)),
+        ),
+        (
+            f"{RATIO}, error_buffer: .inf",
+            RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=float("inf")),
+        ),
     ],
 )
 def test_every_limiter_is_made(tmp_path, text, limiter):
     assert load_table(tmp_path, f"capacity: 10, limiter: {{{text}}}").limiter.make() == limiter
 
 
-# -- objects -------------------------------------------------------------------------------------------------------------
+# -- objects ---------------------------------------------------------------------------------------
 
 numbers = st.floats(0, 1, allow_subnormal=False)
 linears = st.builds(samplers.Linear, numbers, numbers, st.integers(1, 10**6))
 normalize = st.sampled_from(["batch", "buffer", "none"])
 OBJECTS = {
     "sampler": st.one_of(
-        st.sampled_from([samplers.Fifo, samplers.Lifo, samplers.MinHeap, samplers.MaxHeap]).map(lambda kind: kind()),
+        st.sampled_from([samplers.Fifo, samplers.Lifo, samplers.MinHeap, samplers.MaxHeap]).map(
+            lambda kind: kind()
+        ),
         st.builds(samplers.Uniform, st.booleans()),
         st.builds(
-            samplers.Prioritized, numbers, numbers | linears, numbers, stratified=st.booleans(), normalize=normalize,
+            samplers.Prioritized,
+            numbers,
+            numbers | linears,
+            numbers,
+            stratified=st.booleans(),
+            normalize=normalize,
             new_priority=st.sampled_from(["max_ever", "max_now", "given"]),
         ),
         st.builds(
-            samplers.RankPrioritized, numbers, numbers | linears, normalize=normalize, resort_every=st.none() | st.integers(1, 99)
+            samplers.RankPrioritized,
+            numbers,
+            numbers | linears,
+            normalize=normalize,
+            resort_every=st.none() | st.integers(1, 99),
         ),
     ),
     "limiter": st.one_of(
@@ -157,23 +205,30 @@ OBJECTS = {
         st.just(RateLimiter(min_size_to_sample=9, samples_per_insert=2, error_buffer=float("inf"))),
         st.just(RateLimiter(min_size_to_sample=9, samples_per_insert=2, error_buffer=(-3, 50))),
     ),
-    "view": st.builds(Transitions, st.integers(1, 99), numbers, reward=st.sampled_from(["reward", "r"])),
+    "view": st.builds(
+        Transitions, st.integers(1, 99), numbers, reward=st.sampled_from(["reward", "r"])
+    ),
     "schema": st.dictionaries(
         st.sampled_from("abcd"),
         st.builds(
-            Field, st.lists(st.integers(0, 5), max_size=3), st.sampled_from(["float32", "u1", np.int64, bool, "c16"]),
-            stack=st.integers(1, 3), padding=st.sampled_from(["repeat", "zero"]),
+            Field,
+            st.lists(st.integers(0, 5), max_size=3),
+            st.sampled_from(["float32", "u1", np.int64, bool, "c16"]),
+            stack=st.integers(1, 3),
+            padding=st.sampled_from(["repeat", "zero"]),
         ),
         min_size=1,
     ),
-}  # fmt: skip
+}
 
 
 @given(st.sampled_from(sorted(OBJECTS)), st.data())
 def test_an_object_means_the_same_in_the_tables_of_a_feeder_and_in_a_replay_buffer(name, data):
     given_ = data.draw(OBJECTS[name])
     table = ServerSettings.from_plain({"t": {"capacity": 500, name: given_}}).tables["t"]
-    sent = settings_of(msgspec.msgpack.decode(msgspec.msgpack.encode(table, enc_hook=int)), TableSettings)
+    sent = settings_of(
+        msgspec.msgpack.decode(msgspec.msgpack.encode(table, enc_hook=int)), TableSettings
+    )
     assert sent == table  # as it reaches an embedded feeder
     if name == "schema":
         assert sent.step_schema() == Schema.of(given_)
@@ -206,18 +261,27 @@ SPACE = spaces.Dict({"camera": spaces.Box(0, 255, (2, 2), np.uint8), "hit": spac
 )
 def test_a_schema_of_a_feeder_is_what_the_schema_of_a_replay_buffer_is(spec):
     table = ServerSettings.from_plain({"t": {"capacity": 5, "schema": spec}}).tables["t"]
-    plain = {key: np.int64 if isinstance(value, dict) and "dtype" in value else value for key, value in spec.items()} if (
-        isinstance(spec, dict)
-    ) else spec  # fmt: skip
+    plain = (
+        {
+            key: np.int64 if isinstance(value, dict) and "dtype" in value else value
+            for key, value in spec.items()
+        }
+        if (isinstance(spec, dict))
+        else spec
+    )
     assert table.step_schema() == Schema.of(plain)
 
 
 def test_a_schema_in_a_file_may_nest(tmp_path):
     nested = load_table(
-        tmp_path, "capacity: 9, schema: {obs: {pixels: {dtype: uint8, shape: 4}, speed: [[2], float32]}, reward: float32}"
+        tmp_path,
+        "capacity: 9, schema: {obs: {pixels: {dtype: uint8, shape: 4}, speed: [[2], float32]}, "
+        "reward: float32}",
     )
     dotted = load_table(
-        tmp_path, "capacity: 9, schema: {obs.pixels: {dtype: uint8, shape: [4]}, obs.speed: {shape: [2]}, reward: float32}"
+        tmp_path,
+        "capacity: 9, schema: {obs.pixels: {dtype: uint8, shape: [4]}, obs.speed: {shape: [2]}, "
+        "reward: float32}",
     )
     assert nested.step_schema() == dotted.step_schema()
 
@@ -233,19 +297,34 @@ class Mine(samplers.Uniform):
             {"capacity": 9, "sampler": Mine()},
             r"tables.t.sampler: Mine\(.*|tables.t.sampler: Uniform\(\): a feeder makes objects of",
         ),
-        ({"capacity": 9, "sampler": samplers.Prioritized}, "tables.t.sampler: <class .*Prioritized.*give one of these"),
-        ({"capacity": 9, "schema": spaces.Tuple((spaces.Discrete(2),))}, "tables.t.schema: it has a tuple"),
+        (
+            {"capacity": 9, "sampler": samplers.Prioritized},
+            "tables.t.sampler: <class .*Prioritized.*give one of these",
+        ),
+        (
+            {"capacity": 9, "schema": spaces.Tuple((spaces.Discrete(2),))},
+            "tables.t.schema: it has a tuple",
+        ),
         ({"capacity": 9, "schema": {"a": {"b": "f4"}, "a.b": "f4"}}, "field 'a.b' is there twice"),
         ({"queue": 5, "stack": 5}, "a table is one of them"),
         ({"queue": 5, "sampler": "lifo"}, "a queue sets sampler itself: leave it out"),
-        ({"queue": 5, "max_times_sampled": 3, "limiter": MinSize(2)}, "a queue sets limiter, max_times_sampled itself"),
+        (
+            {"queue": 5, "max_times_sampled": 3, "limiter": MinSize(2)},
+            "a queue sets limiter, max_times_sampled itself",
+        ),
         ({"queue": 5, "capacity": 3}, "a queue of 5: the table keeps 3 steps"),
         ({"stack": 5, "schema": {"a": Field(stack=2)}}, "field 'a' has a stack= or a next="),
         ({"queue": 0}, "size=0"),
-        ({"capacity": 9, "view": {"n_step": 3}}, r"tables.t.view.n_step: there is no such setting: say n_steps"),
+        (
+            {"capacity": 9, "view": {"n_step": 3}},
+            r"tables.t.view.n_step: there is no such setting: say n_steps",
+        ),
         ({"capacity": 9, "view": {"n_steps": 0}}, "tables.t.view: n_steps=0"),
         ({"stack": 9, "view": Transitions(3)}, "a stack sets view itself"),
-        ({"capacity": 9, "limiter": {"kind": "queue", "size": 7}}, "say queue: 7 in place of the limiter"),
+        (
+            {"capacity": 9, "limiter": {"kind": "queue", "size": 7}},
+            "say queue: 7 in place of the limiter",
+        ),
         ({"capacity": 9, "limiter": "stack"}, "say stack: ... in place of the limiter"),
         ("1000", "'1000' has no unit: text is bytes, as in '1000B'"),
         ({"capacity": "1000"}, "'1000' has no unit"),
@@ -267,9 +346,9 @@ def test_a_view_in_a_file_is_the_tables(tmp_path):
 
 
 def test_a_queue_is_a_size_and_a_schema():
-    table = ServerSettings.from_plain({"t": {"queue": 64, "schema": {"obs": Field((2,), next="next_obs")}, "seed": 3}}).tables[
-        "t"
-    ]
+    table = ServerSettings.from_plain(
+        {"t": {"queue": 64, "schema": {"obs": Field((2,), next="next_obs")}, "seed": 3}}
+    ).tables["t"]
     with table.make() as buffer, ReplayBuffer.queue(64, table.step_schema()) as other:
         assert (buffer.capacity, buffer.limiter) == (other.capacity, other.limiter)
 
@@ -300,13 +379,17 @@ def load_capacity(tmp_path: Path, size: str) -> dict[str, TableSettings]:
 def test_a_misspelt_tables_is_named_by_the_command_line_as_well(tmp_path):
     (tmp_path / "feeder.yaml").write_text("table: {replay: {capacity: 10}}")
     for tables in ([], ["more:10"]):
-        with pytest.raises(ConfigError, match="table: there is no such setting: did you mean 'tables'"):
+        with pytest.raises(
+            ConfigError, match="table: there is no such setting: did you mean 'tables'"
+        ):
             ServerSettings.of(tables, config=tmp_path / "feeder.yaml")
 
 
 def test_dotted_names_nest(tmp_path):
     schema = load_table(
-        tmp_path, "capacity: 9, schema: {obs.pixels: {dtype: uint8, shape: [4]}, obs.speed: float32, reward: float32}"
+        tmp_path,
+        "capacity: 9, schema: {obs.pixels: {dtype: uint8, shape: [4]}, obs.speed: float32, reward: "
+        "float32}",
     ).step_schema()
     assert [field.name for field in schema.fields] == ["obs.pixels", "obs.speed", "reward"]
     assert schema.rebuild([1, 2, 3]) == {"obs": {"pixels": 1, "speed": 2}, "reward": 3}
@@ -331,10 +414,14 @@ def test_numbers_without_a_dot_are_numbers(tmp_path):
 
 def test_the_limits_that_the_wire_is_told():
     wire = LimitSettings(message_bytes=1 << 20).wire()
-    assert (wire.message_bytes, wire.control_bytes, wire.in_flight_bytes) == (1 << 20, 64 << 10, 256 << 20)
+    assert (wire.message_bytes, wire.control_bytes, wire.in_flight_bytes) == (
+        1 << 20,
+        64 << 10,
+        256 << 20,
+    )
 
 
-# -- from the command line -----------------------------------------------------------------------------------------------
+# -- from the command line -------------------------------------------------------------------------
 
 
 def test_tables_and_an_address_are_enough():
@@ -347,15 +434,24 @@ def test_tables_and_an_address_are_enough():
 
 def test_the_command_line_goes_before_the_file():
     settings = ServerSettings.of(
-        ["replay:5", "more:6"], bind="tcp://127.0.0.1:7000", config=CONFIGS / "atari.yaml", allow_insecure=True
+        ["replay:5", "more:6"],
+        bind="tcp://127.0.0.1:7000",
+        config=CONFIGS / "atari.yaml",
+        allow_insecure=True,
     )
-    assert {name: table.capacity for name, table in settings.tables.items()} == {"replay": 5, "more": 6}
+    assert {name: table.capacity for name, table in settings.tables.items()} == {
+        "replay": 5,
+        "more": 6,
+    }
     assert settings.address().port == 7000
     assert settings.security.allow_insecure
     assert settings.limits.window_rows == 16384
 
 
-@pytest.mark.parametrize("text", ["", ":", "replay", "replay:", ":5", "replay:many", "replay:-1", "replay:0", " x:3", "a\nb:3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", ":", "replay", "replay:", ":5", "replay:many", "replay:-1", "replay:0", " x:3", "a\nb:3"],
+)
 def test_what_is_no_table_is_refused(text):
     with pytest.raises(ConfigError, match=r"as in|positive|characters|capacity"):
         ServerSettings.of([text])
@@ -371,7 +467,10 @@ def test_two_tables_of_one_name_are_refused():
         ServerSettings.of(["a:1", "a:2"])
 
 
-@given(st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=50), st.integers(1, 2**62))
+@given(
+    st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=50),
+    st.integers(1, 2**62),
+)
 def test_any_name_and_size_come_back(name, capacity):
     assert table_of(f"{name}:{capacity}") == (name, {"capacity": capacity})
 
@@ -386,56 +485,117 @@ def test_any_text_is_a_table_or_a_config_error(text):
     assert len(size) == 1
 
 
-# -- what is wrong -------------------------------------------------------------------------------------------------------
+# -- what is wrong ---------------------------------------------------------------------------------
 
 MISTAKES = [
-    ("tables: {r: {capacity: 10, samplr: uniform}}", "tables.r.samplr: there is no such setting: did you mean 'sampler'?"),
-    ("tables: {r: {capacity: 10, zzz: 1}}", "tables.r.zzz: there is no such setting: it takes capacity, max_bytes"),
-    ("tables: {r: {capacity: 10, sampler: unifom}}", "tables.r.sampler: there is no kind 'unifom': did you mean 'uniform'?"),
-    ("tables: {r: {capacity: 10, sampler: {kind: uniform, alpha: 1}}}", "tables.r.sampler.alpha: there is no such setting"),
+    (
+        "tables: {r: {capacity: 10, samplr: uniform}}",
+        "tables.r.samplr: there is no such setting: did you mean 'sampler'?",
+    ),
+    (
+        "tables: {r: {capacity: 10, zzz: 1}}",
+        "tables.r.zzz: there is no such setting: it takes capacity, max_bytes",
+    ),
+    (
+        "tables: {r: {capacity: 10, sampler: unifom}}",
+        "tables.r.sampler: there is no kind 'unifom': did you mean 'uniform'?",
+    ),
+    (
+        "tables: {r: {capacity: 10, sampler: {kind: uniform, alpha: 1}}}",
+        "tables.r.sampler.alpha: there is no such setting",
+    ),
     (
         "tables: {r: {capacity: 10, sampler: {kind: prioritized, alpha: 9}}}",
         "tables.r.sampler: alpha=9.0: it must be a number from 0 to 2",
     ),
     (
-        "tables: {r: {capacity: 10, sampler: {kind: rank_prioritized, beta: {start: 0, end: 1, draws: 0}}}}",
+        "tables: {r: {capacity: 10, sampler: {kind: rank_prioritized, beta: {start: 0, end: 1, "
+        "draws: 0}}}}",
         "tables.r.sampler.beta: draws=0",
     ),
     ("tables: {r: {capacity: ten}}", "'ten': a size is a number and a unit, as in '8GiB'"),
     ("tables: {r: {capacity: 10.5}}", "tables.r.capacity: expected int, got 10.5"),
-    ("tables: {r: {capacity: 8GiB, max_bytes: 9GiB}}", "tables.r.capacity: '8GiB' beside max_bytes='9GiB': give bytes once"),
+    (
+        "tables: {r: {capacity: 8GiB, max_bytes: 9GiB}}",
+        "tables.r.capacity: '8GiB' beside max_bytes='9GiB': give bytes once",
+    ),
     ("tables: {r: true}", "tables.r: expected a map, got True"),
     ("tables: {r: many}", "'many': a size is a number and a unit, as in '8GiB'"),
     ("tables: {r: {capacity: 0}}", "tables.r: capacity=0: it must be a positive integer"),
     ("tables: {r: {capacity: 10, seed: true}}", "tables.r.seed: expected int, got True"),
-    ("tables: {r: {capacity: 10, schema: {obs: {dtype: floot32}}}}", "schema.obs: dtype 'floot32' of a Field is unknown"),
+    (
+        "tables: {r: {capacity: 10, schema: {obs: {dtype: floot32}}}}",
+        "schema.obs: dtype 'floot32' of a Field is unknown",
+    ),
     ("tables: {r: {capacity: 10, schema: {obs: object}}}", "tables.r.schema.obs: "),
-    ("tables: {r: {capacity: 10, schema: {obs: {dtype: int8, shape: [2, x]}}}}", "schema.obs.shape.1: expected int, got 'x'"),
-    ("tables: {r: {capacity: 10, schema: {obs: {dtype: int8, stak: 2}}}}", "schema.obs.stak: there is no such setting"),
-    ("tables: {r: {capacity: 10, schema: {obs: int8, obs.x: int8}}}", "tables.r: field 'obs.x' lies in 'obs'"),
-    ("tables: {r: {capacity: 10, schema: {index: int8}}}", "tables.r: a step has the field 'index'"),
+    (
+        "tables: {r: {capacity: 10, schema: {obs: {dtype: int8, shape: [2, x]}}}}",
+        "schema.obs.shape.1: expected int, got 'x'",
+    ),
+    (
+        "tables: {r: {capacity: 10, schema: {obs: {dtype: int8, stak: 2}}}}",
+        "schema.obs.stak: there is no such setting",
+    ),
+    (
+        "tables: {r: {capacity: 10, schema: {obs: int8, obs.x: int8}}}",
+        "tables.r: field 'obs.x' lies in 'obs'",
+    ),
+    (
+        "tables: {r: {capacity: 10, schema: {index: int8}}}",
+        "tables.r: a step has the field 'index'",
+    ),
     ("tables: {r: {capacity: 10, schema: {}}}", "tables.r: a schema has at least one field"),
-    ("tables: {r: {capacity: 10, remover: lifo, schema: {o: {dtype: int8, stack: 4}}}}", "use remover: fifo, not lifo"),
-    ("tables: {r: {capacity: 10, limiter: {kind: queue}}}", "tables.r.limiter: a queue is a kind of table: say queue: ..."),
+    (
+        "tables: {r: {capacity: 10, remover: lifo, schema: {o: {dtype: int8, stack: 4}}}}",
+        "use remover: fifo, not lifo",
+    ),
+    (
+        "tables: {r: {capacity: 10, limiter: {kind: queue}}}",
+        "tables.r.limiter: a queue is a kind of table: say queue: ...",
+    ),
     (
         "tables: {r: {capacity: 10, sampler: prioritized, limiter: min_size}}",
         "tables.r.limiter: there is no kind 'min_size': say rate_limiter, with min_size_to_sample",
     ),
-    ("tables: {r: {capacity: 10, sampler: rank}}", "tables.r.sampler: there is no kind 'rank': say rank_prioritized"),
+    (
+        "tables: {r: {capacity: 10, sampler: rank}}",
+        "tables.r.sampler: there is no kind 'rank': say rank_prioritized",
+    ),
     (
         "tables: {r: {capacity: 10, sampler: {kind: prioritized, beta: {start: 0, end: 1}}}}",
         "tables.r.sampler.beta: it needs 'draws', as in {kind: linear, draws: ...}",
     ),
-    ("tables: {r: {capacity: 10}}\nsessions: 5", "sessions: there is no such setting: did you mean 'limits.sessions'?"),
-    ("tables: {r: {capacity: 10}}\nkeys: mine", "keys: there is no such setting: did you mean 'security.keys'?"),
-    ("tables: {r: {capacity: 10, limiter: {size: 10}}}", "tables.r.limiter.size: there is no such setting"),
-    ("tables: {r: {capacity: 10, sampler: {alpha: 1}}}", "tables.r.sampler: it needs a 'kind': one of fifo, lifo"),
+    (
+        "tables: {r: {capacity: 10}}\nsessions: 5",
+        "sessions: there is no such setting: did you mean 'limits.sessions'?",
+    ),
+    (
+        "tables: {r: {capacity: 10}}\nkeys: mine",
+        "keys: there is no such setting: did you mean 'security.keys'?",
+    ),
+    (
+        "tables: {r: {capacity: 10, limiter: {size: 10}}}",
+        "tables.r.limiter.size: there is no such setting",
+    ),
+    (
+        "tables: {r: {capacity: 10, sampler: {alpha: 1}}}",
+        "tables.r.sampler: it needs a 'kind': one of fifo, lifo",
+    ),
     ("tables: {r: {capacity: 10, limiter: 3}}", "tables.r.limiter: expected a map, got 3"),
-    ("tables: {r: {capacity: 10, limiter: {min_size_to_sample: 0}}}", "tables.r.limiter: min_size_to_sample=0"),
+    (
+        "tables: {r: {capacity: 10, limiter: {min_size_to_sample: 0}}}",
+        "tables.r.limiter: min_size_to_sample=0",
+    ),
     ("tables: {r: '1000'}", "tables.r.max_bytes: '1000' has no unit: text is bytes, as in '1000B'"),
     ("tables: {r: {}}", "tables.r: it needs a capacity (steps), max_bytes, or both"),
-    ("tables: {r: {max_bytes: 10 parsecs}}", "tables.r.max_bytes: '10 parsecs': a size is a number and a unit"),
-    ("tables: {r: {max_bytes: [1]}}", "tables.r.max_bytes: expected bytes, as in 1048576 or '64MiB', got a list"),
+    (
+        "tables: {r: {max_bytes: 10 parsecs}}",
+        "tables.r.max_bytes: '10 parsecs': a size is a number and a unit",
+    ),
+    (
+        "tables: {r: {max_bytes: [1]}}",
+        "tables.r.max_bytes: expected bytes, as in 1048576 or '64MiB', got a list",
+    ),
     ("tables: {}", "tables: it is empty"),
     ("tables: [1]", "tables: expected a map, got a list"),
     ("tables:", "tables: expected a map, got nothing"),
@@ -443,21 +603,38 @@ MISTAKES = [
     ("table: {r: {capacity: 10}}", "table: there is no such setting: did you mean 'tables'?"),
     ("", "it needs 'tables'"),
     ("tables: {a: {capacity: 10}, a: {capacity: 1}}", "line 1: 'a' is there twice"),
-    ("tables: {a: {capacity: 10}}\nlimits: {message_bytes: 64GiB}", "limits: message_bytes=68719476736 is above in_flight_bytes"),
-    ("tables: {a: {capacity: 10}}\nlimits: {control_bytes: 1MiB}", "limits: control_bytes=1048576: the wire allows"),
-    ("tables: {a: {capacity: 10}}\nlimits: {sessions: 0}", "limits.sessions: expected int >= 1, got 0"),
+    (
+        "tables: {a: {capacity: 10}}\nlimits: {message_bytes: 64GiB}",
+        "limits: message_bytes=68719476736 is above in_flight_bytes",
+    ),
+    (
+        "tables: {a: {capacity: 10}}\nlimits: {control_bytes: 1MiB}",
+        "limits: control_bytes=1048576: the wire allows",
+    ),
+    (
+        "tables: {a: {capacity: 10}}\nlimits: {sessions: 0}",
+        "limits.sessions: expected int >= 1, got 0",
+    ),
     ("tables: {a: {capacity: 10}}\nheartbeat_s: 20", "silence_s=10 is less than two heartbeats"),
-    ("tables: {a: {capacity: 10}}\nheartbeat_s: .nan", "heartbeat_s: expected float > 0.0, got nan"),
+    (
+        "tables: {a: {capacity: 10}}\nheartbeat_s: .nan",
+        "heartbeat_s: expected float > 0.0, got nan",
+    ),
     ("tables: {a: {capacity: 10}}\nbind: 5555", "bind: expected str, got 5555"),
     ("tables: {a: {capacity: 10}}\nbind: udp://x", "it begins with tcp:// or ipc://"),
-    ("tables: {a: {capacity: 10}}\nsecurity: {key: x}", "security.key: there is no such setting: did you mean 'keys'?"),
+    (
+        "tables: {a: {capacity: 10}}\nsecurity: {key: x}",
+        "security.key: there is no such setting: did you mean 'keys'?",
+    ),
     ("tables: !!python/object/apply:os.getcwd []", "it is not YAML"),
     ("a: [", "it is not YAML"),
     ("- 1", "it holds a list"),
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), MISTAKES, ids=[text.replace("\n", " ")[:60] for text, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("text", "said"), MISTAKES, ids=[text.replace("\n", " ")[:60] for text, _ in MISTAKES]
+)
 def test_a_mistake_is_named_with_its_file_and_place(tmp_path, text, said):
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text)
@@ -481,18 +658,36 @@ def test_settings_in_python_are_checked_as_well():
 
 def test_a_table_that_does_not_fit_is_named_and_the_others_are_closed(tmp_path):
     settings = load(
-        tmp_path, "tables: {a: {capacity: 9, schema: {x: int8}}, b: {max_bytes: 1, schema: {x: {dtype: int8, shape: [99]}}}}"
+        tmp_path,
+        "tables: {a: {capacity: 9, schema: {x: int8}}, b: {max_bytes: 1, schema: {x: {dtype: int8, "
+        "shape: [99]}}}}",
     )
     with pytest.raises(ConfigError, match=r"^tables\.b: "):
         settings.make_tables()
 
 
-WORDS = ["capacity", "sampler", "limiter", "kind", "size", "schema", "beta", "dtype", "shape", "x", "uniform", "linear", "queue"]
+WORDS = [
+    "capacity",
+    "sampler",
+    "limiter",
+    "kind",
+    "size",
+    "schema",
+    "beta",
+    "dtype",
+    "shape",
+    "x",
+    "uniform",
+    "linear",
+    "queue",
+]
 LEAVES = st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.sampled_from(WORDS)
 
 
 def _maps(inner: st.SearchStrategy) -> st.SearchStrategy:
-    return st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS) | st.integers(), inner, max_size=4)
+    return st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(WORDS) | st.integers(), inner, max_size=4
+    )
 
 
 @given(st.recursive(LEAVES, _maps, max_leaves=12))
@@ -505,7 +700,9 @@ def test_any_plain_value_is_a_table_or_a_config_error_with_its_path(value):
     assert not said or said.startswith("tables.t")
 
 
-def test_a_folder_for_checkpoints_is_relative_to_its_file_and_the_command_line_overrules_it(tmp_path):
+def test_a_folder_for_checkpoints_is_relative_to_its_file_and_the_command_line_overrules_it(
+    tmp_path,
+):
     path = tmp_path / "feeder.yaml"
     path.write_text("tables: {replay: 10}\ncheckpoint: {path: saves}\n")
     assert ServerSettings.load(path).checkpoint.path == str(tmp_path / "saves")

@@ -1,4 +1,6 @@
-"""A client's side of ZMTP in plain bytes, written without the package's own: what hostile and synchronous peers send."""
+"""A client's side of ZMTP in plain bytes, written without the package's own: what hostile and
+synchronous peers send.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,21 @@ MORE, LONG, COMMAND = 1, 2, 4
 
 
 def greeting(mechanism: bytes = b"NULL", major: int = 3, minor: int = 1) -> bytes:
-    return b"\xff" + bytes(8) + b"\x7f" + bytes([major, minor]) + mechanism.ljust(20, b"\0") + bytes(32)
+    return (
+        b"\xff"
+        + bytes(8)
+        + b"\x7f"
+        + bytes([major, minor])
+        + mechanism.ljust(20, b"\0")
+        + bytes(32)
+    )
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
     size = len(body)
-    return (bytes([flags, size]) if size < 256 else bytes([flags | LONG]) + struct.pack(">Q", size)) + bytes(body)
+    return (
+        bytes([flags, size]) if size < 256 else bytes([flags | LONG]) + struct.pack(">Q", size)
+    ) + bytes(body)
 
 
 def ready(kind: bytes = b"DEALER", identity: bytes = b"") -> bytes:
@@ -23,14 +34,19 @@ def ready(kind: bytes = b"DEALER", identity: bytes = b"") -> bytes:
 
 
 def opening(identity: bytes = b"", minor: int = 1) -> bytes:
-    """All that a client of the NULL mechanism says before its first message; it need not wait for answers."""
+    """All that a client of the NULL mechanism says before its first message; it need not wait
+    for answers.
+    """
     return greeting(minor=minor) + ready(identity=identity)
 
 
 def framed(message) -> bytes:
     """A message."""
     last = len(message) - 1
-    return b"".join(frame(bytes(memoryview(one).cast("B")), MORE if i < last else 0) for i, one in enumerate(message))
+    return b"".join(
+        frame(bytes(memoryview(one).cast("B")), MORE if i < last else 0)
+        for i, one in enumerate(message)
+    )
 
 
 def ping(context: bytes = b"", ttl: int = 0) -> bytes:
@@ -81,7 +97,9 @@ class Splitter:
 
 
 def fed(connection, data: bytes, cuts=(), most: int = 1000) -> list[list[bytes]]:
-    """The messages that come of bytes, received in pieces that end at ``cuts``; as the loop of a server would."""
+    """The messages that come of bytes, received in pieces that end at ``cuts``; as the loop of a
+    server would.
+    """
     scratch = bytearray(64 << 10)
     found: list[list[bytes]] = []
 

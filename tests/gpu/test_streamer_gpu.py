@@ -1,4 +1,6 @@
-"""The streamer on a real device. Races are widened with kernels that sleep; what arrives is compared byte by byte."""
+"""The streamer on a real device. Races are widened with kernels that sleep; what arrives is
+compared byte by byte.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.gpu
 
 SOON = Deadline(None)
 LONG = 400_000_000  # cycles; about a quarter of a second
-SCHEMA = Schema.of({"x": ((64, 64), "uint8"), "y": ((3,), "float32"), "done": ((), "bool"), "index": ((), "int64")})
+SCHEMA = Schema.of(
+    {"x": ((64, 64), "uint8"), "y": ((3,), "float32"), "done": ((), "bool"), "index": ((), "int64")}
+)
 
 
 class SlowCopies(CudaBackend):
@@ -55,7 +59,9 @@ class SlowCopies(CudaBackend):
 class Line:
     """Train queue, streamer and cuda queue around one ring."""
 
-    def __init__(self, device: torch.device, slots: int = 4, rows: int = 64, packed: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, slots: int = 4, rows: int = 64, packed: bool = False
+    ) -> None:
         make = BatchLayout.packed if packed else BatchLayout.contiguous
         self.layout = make(SCHEMA, rows)
         self.ring = SlotRing(slots, self.layout.nbytes, spare=1)
@@ -73,7 +79,9 @@ class Line:
         buffer = BatchBuffer(self.ring, *leased)
         views = self.layout.views(buffer.root)
         for view in views:
-            view[...] = self._rng.integers(0, 2 if view.dtype == bool else 250, view.shape).astype(view.dtype)
+            view[...] = self._rng.integers(0, 2 if view.dtype == bool else 250, view.shape).astype(
+                view.dtype
+            )
         self.train.put(self._sent, Batch(buffer, self.layout))
         self._sent += 1
         return [view.copy() for view in views]
@@ -101,7 +109,10 @@ def line(cuda: torch.device) -> Iterator[Line]:
 
 
 def same(batch: dict[str, torch.Tensor], written: list[np.ndarray]) -> bool:
-    return all(np.array_equal(value.cpu().numpy(), w) for value, w in zip(batch.values(), written, strict=True))
+    return all(
+        np.array_equal(value.cpu().numpy(), w)
+        for value, w in zip(batch.values(), written, strict=True)
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -114,7 +125,9 @@ def test_what_arrives_is_what_was_written_and_index_stays_on_the_cpu(cuda, packe
             assert same(batch, written)
             assert batch["index"].device.type == "cpu"
             assert {batch[name].device for name in ("x", "y", "done")} == {cuda}
-            assert len({batch[name].untyped_storage().data_ptr() for name in ("x", "y", "done")}) == 1
+            assert (
+                len({batch[name].untyped_storage().data_ptr() for name in ("x", "y", "done")}) == 1
+            )
     finally:
         line.close()
 
@@ -135,7 +148,8 @@ def test_a_consumer_on_a_stream_of_its_own_waits_too(line):
 
 def test_a_slot_is_not_used_again_while_its_copy_is_pending(line):
     line.backend.cycles = LONG
-    written = [line.send() for _ in range(12)]  # three times round the ring, as fast as slots come back
+    # three times round the ring, as fast as slots come back
+    written = [line.send() for _ in range(12)]
     for expected in written:
         assert same(line.take(), expected)
 

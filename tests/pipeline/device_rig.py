@@ -1,4 +1,6 @@
-"""A streamer between a stub of the train queue and a consumer, all in one thread, so that a test decides who moves."""
+"""A streamer between a stub of the train queue and a consumer, all in one thread, so that a test
+decides who moves.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from async_loader.shm.slot_ring import SlotRing
 from async_loader.source import END
 from async_loader.testing.fake_device import FakeArray, FakeBackend, FakeResult, FakeStream
 
-SCHEMA = Schema.of({"obs": {"pixels": ((3, 2), "uint8"), "speed": ((), "float32")}, "done": ((), "bool"), "index": ((), "int64")})
+SCHEMA = Schema.of(
+    {
+        "obs": {"pixels": ((3, 2), "uint8"), "speed": ((), "float32")},
+        "done": ((), "bool"),
+        "index": ((), "int64"),
+    }
+)
 
 
 class Inbox:
@@ -45,14 +53,20 @@ def new_ring(count: int = 3) -> SlotRing:
 def filled(ring: SlotRing | None, rng: np.random.Generator, layout: BatchLayout) -> BatchBuffer:
     """Memory with random bytes in it; bools are bools."""
     leased = ring.lease() if ring is not None else None
-    buffer = BatchBuffer(None, -1, np.empty(layout.nbytes, np.uint8)) if leased is None else BatchBuffer(ring, *leased)
+    buffer = (
+        BatchBuffer(None, -1, np.empty(layout.nbytes, np.uint8))
+        if leased is None
+        else BatchBuffer(ring, *leased)
+    )
     for view in layout.views(buffer.root):
         view[...] = rng.integers(0, 2 if view.dtype == bool else 100, view.shape).astype(view.dtype)
     return buffer
 
 
 class Rig:
-    """What each batch was written as is kept, and compared with what the consumer's kernels read."""
+    """What each batch was written as is kept, and compared with what the consumer's kernels
+    read.
+    """
 
     def __init__(self, kind: type[Streamer] = Streamer, slots: int = 3) -> None:
         self.fake, self.inbox, self.queue = FakeBackend(), Inbox(), CudaQueue()
@@ -68,11 +82,15 @@ class Rig:
         with self.fake.stream(self.fake.side):
             self.fake.open()
 
-    # -- who moves ---------------------------------------------------------------------------------------------------
+    # -- who moves ---------------------------------------------------------------------------------
 
     def make(self, rows: int = 4, form: str = "contiguous") -> None:
         """One more batch in the train queue, in a slot while there are any."""
-        layout = BatchLayout.packed(SCHEMA, rows) if form == "packed" else BatchLayout.contiguous(SCHEMA, rows)
+        layout = (
+            BatchLayout.packed(SCHEMA, rows)
+            if form == "packed"
+            else BatchLayout.contiguous(SCHEMA, rows)
+        )
         buffer = filled(self.ring, self._rng, layout)
         self._expected.append([view.copy() for view in layout.views(buffer.root)])
         if form == "loose":
@@ -100,8 +118,14 @@ class Rig:
         with self.fake.stream(self.consumers[consumer]):
             batch = self.streamer.receive(item)
             leaves = list(tree.leaves(batch, SCHEMA.structure))
-            on_device = [(leaf, e) for leaf, e in zip(leaves, expected, strict=True) if isinstance(leaf, FakeArray)]
-            self._reads.append(([e for _, e in on_device], self.fake.launch(*(leaf for leaf, _ in on_device))))
+            on_device = [
+                (leaf, e)
+                for leaf, e in zip(leaves, expected, strict=True)
+                if isinstance(leaf, FakeArray)
+            ]
+            self._reads.append(
+                ([e for _, e in on_device], self.fake.launch(*(leaf for leaf, _ in on_device)))
+            )
         if not np.array_equal(batch["index"].numpy(), expected[-1]):
             self.wrong.append("index")
         self.held.append(batch)
@@ -124,7 +148,7 @@ class Rig:
         with self.fake.stream(self.fake.side):
             self.streamer.finish()
 
-    # -- what became of it -------------------------------------------------------------------------------------------
+    # -- what became of it -------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
         """Deliver what is under way, end, run everything, and say what was not right."""
@@ -136,8 +160,15 @@ class Rig:
         for stream in (*self.consumers, self.fake.default, self.fake.side):
             self.fake.drain(stream)
         for number, (expected, result) in enumerate(self._reads):
-            if not all(np.array_equal(e, value) for e, value in zip(expected, result.values, strict=True)):
+            if not all(
+                np.array_equal(e, value) for e, value in zip(expected, result.values, strict=True)
+            ):
                 self.wrong.append(f"batch {number}")
         taken = [ring for ring in (self.ring, *self.old_rings) if ring.free != ring.count]
         kept = self.fake.registrations - self.fake.unregistrations
-        return self.wrong + self.fake.violations + ["slots are missing"] * len(taken) + ["pages are still locked"] * (kept > 0)
+        return (
+            self.wrong
+            + self.fake.violations
+            + ["slots are missing"] * len(taken)
+            + ["pages are still locked"] * (kept > 0)
+        )

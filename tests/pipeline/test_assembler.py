@@ -1,4 +1,6 @@
-"""Plans are cut into chunks for workers and put together again: what the first answers teach, and what does not fit."""
+"""Plans are cut into chunks for workers and put together again: what the first answers teach,
+and what does not fit.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class Rig:
             layout = 1
             known.add_layout(1, job.layout)
         rows = (chunk.start, chunk.stop)
-        task = TaskRecord(0, chunk.kind, job.seq, chunk.number, *rows, job.whole, ring, slot, layout, 0, 0)
+        task = TaskRecord(
+            0, chunk.kind, job.seq, chunk.number, *rows, job.whole, ring, slot, layout, 0, 0
+        )
         kind, answer = self._worker.run((task, codec.decode(chunk.payload.head), known))
         self.kinds.append(kind)
         value = None
@@ -89,7 +93,10 @@ def calls(first: int = 0, count: int = ROWS, **how: Any) -> list[Any]:
 def test_chunks_are_as_long_as_they_may_be_and_in_order():
     rig = Rig(chunk_size=4)
     chunks = rig.assembler.cut(rig.spec, 7, TrainQueue(), Jobs(calls()), None)
-    assert [(c.number, c.start, c.stop, c.kind, c.job.seq) for c in chunks] == [(0, 0, 4, "jobs", 7), (1, 4, 6, "jobs", 7)]
+    assert [(c.number, c.start, c.stop, c.kind, c.job.seq) for c in chunks] == [
+        (0, 0, 4, "jobs", 7),
+        (1, 4, 6, "jobs", 7),
+    ]
     assert chunks[0].job.chunks == 2
 
 
@@ -122,7 +129,9 @@ def test_whole_batches_are_one_chunk_and_the_next_one_has_a_slot():
 def test_a_job_that_cannot_travel_is_named():
     rig = Rig()
     with pytest.raises(CannotSend, match="job 3 of the batch"):
-        rig.assembler.cut(rig.spec, 0, TrainQueue(), Jobs([*calls(count=3), TrainQueue()._lock.acquire]), None)
+        rig.assembler.cut(
+            rig.spec, 0, TrainQueue(), Jobs([*calls(count=3), TrainQueue()._lock.acquire]), None
+        )
 
 
 def test_the_end_of_a_stream_is_an_outcome():

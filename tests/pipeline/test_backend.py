@@ -1,4 +1,6 @@
-"""What of the torch backends can be known without a device: views, page-locking through a stub of the runtime, errors."""
+"""What of the torch backends can be known without a device: views, page-locking through a stub
+of the runtime, errors.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,24 @@ DTYPES = [
 @pytest.mark.parametrize("make", [BatchLayout.contiguous, BatchLayout.packed])
 def test_views_of_a_block_are_the_arrays_of_the_batch(make):
     for dtype in DTYPES:
-        layout = make(Schema.of({"a": ((3, 2), dtype), "flag": ((), "bool"), "empty": ((0, 4), "float32"), "n": "int32"}), 5)
+        layout = make(
+            Schema.of(
+                {
+                    "a": ((3, 2), dtype),
+                    "flag": ((), "bool"),
+                    "empty": ((0, 4), "float32"),
+                    "n": "int32",
+                }
+            ),
+            5,
+        )
         root = np.zeros(-(-layout.nbytes // 64) * 64, np.uint8)
         arrays = layout.views(root)
         for array in arrays:
             array[...] = np.arange(array.size).reshape(array.shape).astype(array.dtype)
-        for view, array in zip(block_views(torch.from_numpy(root), layout.regions), arrays, strict=True):
+        for view, array in zip(
+            block_views(torch.from_numpy(root), layout.regions), arrays, strict=True
+        ):
             assert view.shape == array.shape
             assert np.array_equal(view.numpy(), array), dtype
 
@@ -149,7 +163,9 @@ def test_memory_that_somebody_else_page_locked_is_used_and_left_to_him():
 
 
 def test_the_cuda_backend_uses_streams_and_events_of_torch_cuda_only(monkeypatch):
-    """Spelled out because no test here can run it: which calls, on which stream, with which device."""
+    """Spelled out because no test here can run it: which calls, on which stream, with which
+    device.
+    """
     cuda = MagicMock()
     monkeypatch.setattr("async_loader.pipeline.device.backend._cuda", lambda: cuda)
     device = torch.device("cpu", 0)  # so that tensors can be made

@@ -21,7 +21,11 @@ from async_loader.shm.segment import Segment
 
 def roundtrip(obj, **options):
     encoded = codec.encode(obj, **options)
-    return codec.decode(encoded.head, [np.frombuffer(b, np.uint8) for b in encoded.buffers], [os.dup(fd) for fd in encoded.fds])
+    return codec.decode(
+        encoded.head,
+        [np.frombuffer(b, np.uint8) for b in encoded.buffers],
+        [os.dup(fd) for fd in encoded.fds],
+    )
 
 
 def module_level(x):
@@ -78,7 +82,15 @@ def test_by_value_sends_functions_of_main_whole():
         torch.tensor([1 + 2j]).conj(),
     ],
     ids=[
-        *("plain", "transposed", "scalar", "empty", "bfloat16", "with gradient", "bfloat16 with gradient"),
+        *(
+            "plain",
+            "transposed",
+            "scalar",
+            "empty",
+            "bfloat16",
+            "with gradient",
+            "bfloat16 with gradient",
+        ),
         *("parameter", "frozen parameter", "conjugated"),
     ],
 )
@@ -94,7 +106,9 @@ def test_tensors_travel_as_their_arrays(tensor, out_of_band):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_nested_tensors_travel_with_their_values_out_of_band(requires_grad):
-    tensor = torch.nested.nested_tensor([torch.ones(2), torch.arange(3.0)], requires_grad=requires_grad)
+    tensor = torch.nested.nested_tensor(
+        [torch.ones(2), torch.arange(3.0)], requires_grad=requires_grad
+    )
     again = roundtrip([tensor], out_of_band=True)[0]
     assert again.is_nested
     assert again.requires_grad is requires_grad
@@ -103,7 +117,12 @@ def test_nested_tensors_travel_with_their_values_out_of_band(requires_grad):
 
 def test_meta_tensors_travel_as_their_shape():
     again = roundtrip([torch.empty(2, 3, dtype=torch.int32, device="meta").t()])[0]
-    assert (again.device.type, again.shape, again.stride(), again.dtype) == ("meta", (3, 2), (1, 3), torch.int32)
+    assert (again.device.type, again.shape, again.stride(), again.dtype) == (
+        "meta",
+        (3, 2),
+        (1, 3),
+        torch.int32,
+    )
 
 
 def test_what_multiprocessing_shares_is_refused_but_for_a_birth():
@@ -175,7 +194,11 @@ class Unwilling:
     [
         (threading.Lock(), "<lock>", "lock"),
         (Unwilling(), "<Unwilling>", "not me"),
-        (functools.partial(module_level, Unwilling()), r"partial\(.*module_level .*, <Unwilling>\)", "not me"),
+        (
+            functools.partial(module_level, Unwilling()),
+            r"partial\(.*module_level .*, <Unwilling>\)",
+            "not me",
+        ),
         ((i for i in ()), "<generator>|genexpr", "generator"),
         (open, None, None),
     ],
@@ -185,7 +208,9 @@ def test_what_cannot_be_sent_is_named_with_the_reason(obj, name, reason):
     if name is None:
         assert roundtrip(obj) is obj
         return
-    with pytest.raises(CannotSend, match=rf"({name}).* cannot be sent to a worker process: .*{reason}"):
+    with pytest.raises(
+        CannotSend, match=rf"({name}).* cannot be sent to a worker process: .*{reason}"
+    ):
         codec.encode(obj)
 
 

@@ -1,4 +1,6 @@
-"""How samples become a batch: DI-engine's rules, a test each; fast path equals general path; nothing is cast silently."""
+"""How samples become a batch: DI-engine's rules, a test each; fast path equals general path;
+nothing is cast silently.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def general(samples):
 
 
 def fast(samples, *, packed=False):
-    """Column by column into rows, as tensors; ``None`` when the samples have no fixed numeric shape."""
+    """Column by column into rows, as tensors; ``None`` when the samples have no fixed numeric
+    shape.
+    """
     schema = collate.schema_of(samples[0])
     if schema is None:
         return None
@@ -53,7 +57,7 @@ def assert_same(one, other):
         assert torch.equal(a, b)
 
 
-# -- the rules ----------------------------------------------------------------------------------------------------------
+# -- the rules -------------------------------------------------------------------------------------
 
 
 def test_tensors_are_stacked():
@@ -63,7 +67,9 @@ def test_tensors_are_stacked():
     assert batch[:, 0, 0].tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("make", [lambda i: torch.tensor([i]), lambda i: np.array([i])], ids=["tensor", "array"])
+@pytest.mark.parametrize(
+    "make", [lambda i: torch.tensor([i]), lambda i: np.array([i])], ids=["tensor", "array"]
+)
 def test_shape_one_becomes_a_vector(make):
     batch = both([make(i) for i in range(4)])
     assert batch.shape == (4,)
@@ -122,7 +128,9 @@ def test_namedtuples_stay_and_other_sequences_become_lists():
 
 def test_keys_with_the_prefix_are_left_as_lists_of_what_they_were():
     infos = [np.arange(2), {"deep": (1,)}, "text"]
-    batch = general([{"collate_ignore": info, "collate_ignore_too": i, "x": i} for i, info in enumerate(infos)])
+    batch = general(
+        [{"collate_ignore": info, "collate_ignore_too": i, "x": i} for i, info in enumerate(infos)]
+    )
     assert all(a is b for a, b in zip(batch["collate_ignore"], infos, strict=True))
     assert batch["collate_ignore_too"] == [0, 1, 2]
     assert batch["x"].tolist() == [0, 1, 2]
@@ -145,18 +153,31 @@ def test_empty_containers_stay_empty():
 
 @pytest.mark.parametrize(
     "value",
-    [object(), None, {1}, 1j, np.array(["a", "b"]), np.array([object()]), np.datetime64("2026"), np.ones(2, np.longdouble)],
+    [
+        object(),
+        None,
+        {1},
+        1j,
+        np.array(["a", "b"]),
+        np.array([object()]),
+        np.datetime64("2026"),
+        np.ones(2, np.longdouble),
+    ],
     ids=["object", "None", "set", "complex", "strings", "objects", "datetime", "longdouble"],
 )
 def test_what_no_rule_covers_is_an_error_that_names_the_field_and_the_remedy(value):
-    text = r"sample 0 .* in field 'info.x', which cannot be collated: .* collate_ignore_.* collate_fn"
+    text = (
+        r"sample 0 .* in field 'info.x', which cannot be collated: .* collate_ignore_.* collate_fn"
+    )
     with pytest.raises(SchemaError, match=text):
         collate.collate([{"info": {"x": value}, "y": 1}] * 2)
     assert collate.schema_of({"x": value}) is None
 
 
 def test_samples_of_unequal_length_are_refused_instead_of_cut_to_the_shortest():
-    with pytest.raises(SchemaError, match="built differently: x has 3 entries where the first had 2"):
+    with pytest.raises(
+        SchemaError, match="built differently: x has 3 entries where the first had 2"
+    ):
         collate.collate([{"x": [1, 2]}, {"x": [1, 2, 3]}])
 
 
@@ -166,7 +187,9 @@ def test_samples_without_a_key_are_refused():
 
 
 def test_arrays_of_different_shapes_are_refused_with_both():
-    with pytest.raises(SchemaError, match=r"field 'x' has shapes \[\(2,\), \(3,\)\] in one batch: pad them"):
+    with pytest.raises(
+        SchemaError, match=r"field 'x' has shapes \[\(2,\), \(3,\)\] in one batch: pad them"
+    ):
         collate.collate([{"x": np.zeros(2)}, {"x": np.zeros(3)}])
 
 
@@ -194,7 +217,7 @@ def test_subclasses_of_numbers_are_what_they_derive_from():
     assert general([kind.one, kind.two]).dtype == torch.int64
 
 
-# -- mixtures within a column: by promotion, never by cutting ------------------------------------------------------------
+# -- mixtures within a column: by promotion, never by cutting --------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -229,11 +252,13 @@ def test_integers_that_no_integer_dtype_holds_together_are_refused():
 def test_an_int_beyond_64_bits_is_refused_by_name():
     with pytest.raises(tree.Misfit):
         fast([{"n": 2**63}, {"n": 1}])
-    with pytest.raises(SchemaError, match=r"9223372036854775808 in field 'n': int64 cannot hold it"):
+    with pytest.raises(
+        SchemaError, match=r"9223372036854775808 in field 'n': int64 cannot hold it"
+    ):
         collate.collate([{"n": 2**63}, {"n": 1}])
 
 
-# -- silent casts (M7): each of these numpy would write without a word ---------------------------------------------------
+# -- silent casts (M7): each of these numpy would write without a word -----------------------------
 
 
 def image():
@@ -259,7 +284,9 @@ def image():
         pytest.param(0.5, "0.5", id="text that reads as a number"),
         pytest.param(0.5, np.array([0.5, 0.5], np.float32), id="array for a scalar"),
         pytest.param(0.5, [0.5], id="list for a scalar"),
-        pytest.param(torch.zeros(2), torch.zeros(2, dtype=torch.float64), id="tensor of another dtype"),
+        pytest.param(
+            torch.zeros(2), torch.zeros(2, dtype=torch.float64), id="tensor of another dtype"
+        ),
         pytest.param(torch.zeros(2), torch.zeros(3), id="tensor of another shape"),
         pytest.param(torch.zeros(2), torch.zeros(1), id="broadcastable tensor"),
         pytest.param(torch.zeros(2), torch.zeros(2).bfloat16(), id="bfloat16 tensor"),
@@ -285,13 +312,15 @@ class TestSilentCasts:
 def test_tensors_among_arrays_are_a_misfit_and_a_batch_of_them_is_not():
     schema = collate.schema_of(np.zeros(2, np.float32))
     with pytest.raises(tree.Misfit, match="Tensor and ndarray in one batch"):
-        collate.fill(schema, [np.zeros(2, np.float32), torch.zeros(2)], [np.zeros((2, 2), np.float32)])
+        collate.fill(
+            schema, [np.zeros(2, np.float32), torch.zeros(2)], [np.zeros((2, 2), np.float32)]
+        )
     out = np.zeros((2, 2), np.float32)
     collate.fill(schema, [torch.ones(2)] * 2, [out])
     assert out.all()
 
 
-# -- the fast path and the general path are one rule ---------------------------------------------------------------------
+# -- the fast path and the general path are one rule -----------------------------------------------
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 DTYPES = st.sampled_from(["?", "i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8", "c8"])
@@ -345,7 +374,9 @@ def test_the_fast_path_equals_the_general_path_item_for_item(maker, count, seed)
 @settings(deadline=None)
 @given(sample_makers, st.integers(2, 6), st.integers(1, 5), st.integers(0, 2**32))
 def test_a_batch_that_was_cut_and_written_collates_to_the_same(maker, count, cut, seed):
-    """What `rows_of` makes of rows is collated by the same rules as the samples they were made of."""
+    """What `rows_of` makes of rows is collated by the same rules as the samples they were made
+    of.
+    """
     cut = min(cut, count - 1)
     rng = np.random.default_rng(seed)
     samples = [tree.transform(maker, lambda make: make(rng)) for _ in range(count)]
@@ -366,6 +397,6 @@ def test_rows_beyond_the_part_stay_untouched():
         views = layout.views(np.zeros(layout.nbytes, np.uint8))
         part = [view[2:4] for view in views]
         collate.fill(schema, [{"x": np.ones(3, np.float32), "y": 7}] * 2, part)
-        assert [view.any(axis=-1).tolist() if view.ndim > 1 else (view != 0).tolist() for view in views] == [
-            [False, False, True, True, False, False]
-        ] * 2
+        assert [
+            view.any(axis=-1).tolist() if view.ndim > 1 else (view != 0).tolist() for view in views
+        ] == [[False, False, True, True, False, False]] * 2

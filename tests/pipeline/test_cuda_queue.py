@@ -60,7 +60,9 @@ def test_put_wakes_a_consumer_that_waits():
     assert got == [1]
 
 
-@pytest.mark.parametrize(("end", "error"), [(CudaQueue.close, Closed), (lambda q: q.break_(Broken("gone")), Broken)])
+@pytest.mark.parametrize(
+    ("end", "error"), [(CudaQueue.close, Closed), (lambda q: q.break_(Broken("gone")), Broken)]
+)
 def test_the_end_wakes_all_who_wait(end, error):
     queue, errors = CudaQueue(), []
 

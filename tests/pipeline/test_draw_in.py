@@ -17,9 +17,13 @@ from async_loader.errors import ConfigError, Timeout, WouldDeadlock
 
 
 class Numbers:
-    """Single jobs in their order. ``threads`` are those that drew, ``ran`` the numbers whose job ran."""
+    """Single jobs in their order. ``threads`` are those that drew, ``ran`` the numbers whose job
+    ran.
+    """
 
-    def __init__(self, count: int | None = None, faults: dict[int, BaseException] | None = None) -> None:
+    def __init__(
+        self, count: int | None = None, faults: dict[int, BaseException] | None = None
+    ) -> None:
         self.left = iter(itertools.count() if count is None else range(count))
         self.faults = faults or {}
         self.threads: list[int] = []
@@ -44,7 +48,8 @@ def changed(loader: AsyncDataLoader, where: str) -> None:
     """Change over, and wait until it is done."""
     loader._engine.iteration.draw_in(where)
     parked = where == "caller"
-    while loader._engine.iteration.producer.parked != parked:  # what is under way is to be taken first
+    # what is under way is to be taken first
+    while loader._engine.iteration.producer.parked != parked:
         next(loader)
 
 
@@ -64,7 +69,9 @@ def test_the_caller_draws_and_does_the_tasks():
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.booleans())
 def test_no_batch_is_lost_or_repeated_by_changes_at_any_moment(seed, prefetch, beside):
-    """In half of the runs the consumer's thread changes over before each `next`, in half another thread at random."""
+    """In half of the runs the consumer's thread changes over before each `next`, in half another
+    thread at random.
+    """
     chance, count, over = random.Random(seed), 300, threading.Event()
     with loader_of(Numbers(count), prefetch=prefetch) as loader:
         iteration = loader._engine.iteration
@@ -117,7 +124,10 @@ def test_an_error_of_a_task_is_raised_once_and_the_next_call_goes_on():
 
 
 def test_a_wait_of_the_caller_has_an_end_and_is_refused_where_it_would_have_none():
-    with ReplayBuffer(100, {"x": "int64"}) as buffer, AsyncDataLoader(buffer, 4, timeout_s=LIMIT_S) as loader:
+    with (
+        ReplayBuffer(100, {"x": "int64"}) as buffer,
+        AsyncDataLoader(buffer, 4, timeout_s=LIMIT_S) as loader,
+    ):
         buffer.extend(x=np.arange(50))
         changed(loader, "caller")
         buffer.clear()
@@ -140,7 +150,10 @@ def test_a_parked_producer_ends_with_the_loader():
 
 
 def test_workers_and_iterables_do_not_change_over():
-    with loader_of(Numbers(), num_workers=2) as loader, pytest.raises(ConfigError, match="in one thread"):
+    with (
+        loader_of(Numbers(), num_workers=2) as loader,
+        pytest.raises(ConfigError, match="in one thread"),
+    ):
         loader._engine.iteration.draw_in("caller")
     with DataLoader(range(4), 2) as loader, pytest.raises(ConfigError, match="in one thread"):
         iter(loader)._iteration._iteration.draw_in("caller")

@@ -1,4 +1,6 @@
-"""A pool of workers: tasks and streams, in processes, threads and inline; errors and deaths leave it usable."""
+"""A pool of workers: tasks and streams, in processes, threads and inline; errors and deaths
+leave it usable.
+"""
 
 from __future__ import annotations
 
@@ -127,9 +129,12 @@ def test_an_error_is_its_own_and_the_next_batch_comes(pool, kind):
     with pytest.raises(KeyError, match="boom") as caught:
         next(iteration)
     if kind == "process":
-        assert "Numbers.begin" in str(caught.value.__cause__) or "in do" in str(caught.value.__cause__)
+        assert "Numbers.begin" in str(caught.value.__cause__) or "in do" in str(
+            caught.value.__cause__
+        )
     assert firsts([next(iteration)]) == [2]
-    with pytest.raises(JobFailed, match="StopIteration"):  # it would end the learner's loop without a word
+    # it would end the learner's loop without a word
+    with pytest.raises(JobFailed, match="StopIteration"):
         next(iteration)
     assert firsts(iteration) == [4]
     assert firsts(pool.iterate(tasks(3))) == [0, 1, 2]
@@ -237,7 +242,7 @@ def test_a_time_limit_passes_and_nothing_is_lost():
         assert list(iteration) == ["a", "b"]
 
 
-# -- processes alone -----------------------------------------------------------------------------------------------------
+# -- processes alone -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -249,7 +254,13 @@ def processes():
 def test_a_work_knows_where_it_is_and_torch_does_too(processes):
     places = list(processes.iterate(["where"] * 4, state={"epoch": 7}, seed=40, static=True))
     for n, (here, info) in enumerate(places):
-        assert (here.worker, here.workers, here.kind, here.state, here.seed) == (n % 2, 2, "process", {"epoch": 7}, 40 + n % 2)
+        assert (here.worker, here.workers, here.kind, here.state, here.seed) == (
+            n % 2,
+            2,
+            "process",
+            {"epoch": 7},
+            40 + n % 2,
+        )
         assert info == (n % 2, 2, 40 + n % 2, "the dataset")
     assert torch.utils.data.get_worker_info() is None
 
@@ -268,7 +279,11 @@ def test_seeds_of_workers_are_those_of_torch():
             yield torch.initial_seed(), torch.rand(1).item(), np.random.rand()
 
     torch.manual_seed(9)
-    theirs = list(torch.utils.data.DataLoader(Draws(), batch_size=None, num_workers=2, multiprocessing_context="fork"))
+    theirs = list(
+        torch.utils.data.DataLoader(
+            Draws(), batch_size=None, num_workers=2, multiprocessing_context="fork"
+        )
+    )
     base = theirs[0][0]
 
     class Work:
@@ -308,7 +323,8 @@ def test_a_stream_ends_with_its_worker():
                 got.append("died")
         assert got.count("died") == 1
         got.remove("died")
-        assert sorted(got) in ([0, 100, 101, 102], [100, 101, 102])  # what it had sent may be lost with it or not
+        # what it had sent may be lost with it or not
+        assert sorted(got) in ([0, 100, 101, 102], [100, 101, 102])
         assert list(pool.streams()) == [0, 100, 1, 101, 102]
 
 
@@ -342,13 +358,22 @@ def subclass():
 
 
 def strided():
-    return torch.arange(40_000).reshape(200, 200).t(), np.arange(30_000)[::-2], torch.zeros(0, 3), torch.tensor(2.5)
+    return (
+        torch.arange(40_000).reshape(200, 200).t(),
+        np.arange(30_000)[::-2],
+        torch.zeros(0, 3),
+        torch.tensor(2.5),
+    )
 
 
 def made_here():
     out = arena.empty((100, 1000), np.float32)
     out[:] = 1
-    return out, arena.stack([np.full((2, 2), i) for i in range(5)]), arena.stack_tensors([torch.full((9,), i) for i in range(3)])
+    return (
+        out,
+        arena.stack([np.full((2, 2), i) for i in range(5)]),
+        arena.stack_tensors([torch.full((9,), i) for i in range(3)]),
+    )
 
 
 def sparse():
@@ -395,7 +420,11 @@ def test_a_batch_that_is_kept_is_never_written_again():
     with Engine(Numbers(), 2, prefetch=3) as pool:
         kept = list(pool.iterate(tasks(15, 30_000)))
         list(pool.iterate([(99, 30_000)] * 15))
-        assert [int(batch.min()) for batch in kept] == [int(batch.max()) for batch in kept] == list(range(15))
+        assert (
+            [int(batch.min()) for batch in kept]
+            == [int(batch.max()) for batch in kept]
+            == list(range(15))
+        )
 
 
 def test_a_task_that_cannot_travel_fails_alone(processes):
@@ -421,7 +450,8 @@ def test_workers_that_are_not_forked_are_sent_the_work(method):
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_what_is_sent_by_value_may_hold_what_processes_share(method):
     context = multiprocessing.get_context(method)
-    numbers = context.Queue()  # locks and connections, which travel to a process that is being started alone
+    # locks and connections, which travel to a process that is being started alone
+    numbers = context.Queue()
 
     class Local:
         def begin(self, here):
@@ -446,7 +476,8 @@ def test_a_work_that_cannot_travel_is_refused_before_anything_starts():
 
 
 def test_a_forked_child_makes_workers_of_its_own():
-    with Engine(Numbers(), 2, context="fork") as pool:  # a forked child cannot ask its parent's forkserver for processes
+    # a forked child cannot ask its parent's forkserver for processes
+    with Engine(Numbers(), 2, context="fork") as pool:
         iteration = pool.iterate(tasks(3))
         pid = os.fork()
         if not pid:
@@ -463,7 +494,13 @@ def test_a_forked_child_makes_workers_of_its_own():
 
 
 def test_arguments_that_cannot_work_are_refused():
-    for wrong in ({"kind": "fibres"}, {"seeding": "never"}, {"prefetch": -1}, {"workers": -1}, {"context": "clone"}):
+    for wrong in (
+        {"kind": "fibres"},
+        {"seeding": "never"},
+        {"prefetch": -1},
+        {"workers": -1},
+        {"context": "clone"},
+    ):
         with pytest.raises(ConfigError):
             Engine(Numbers(), **{"workers": 1, **wrong})
     with pytest.raises(TypeError, match="cannot be pickled"):

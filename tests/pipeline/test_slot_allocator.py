@@ -1,4 +1,6 @@
-"""Where batches are written: slots when they are large, fresh memory when they are small or slots are short."""
+"""Where batches are written: slots when they are large, fresh memory when they are small or
+slots are short.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def test_slots_of_a_fixed_size_hold_what_they_say(slot_bytes):
     assert buffer.root.nbytes == p.ring.slot_bytes
     ring = p.ring
     assert p.shared_slot(ring.slot_bytes).ring is ring
-    with pytest.raises(ConfigError, match=r"a batch needs [\d.]+ [KM]iB, a slot holds [\d.]+ KiB: raise slot_bytes"):
+    with pytest.raises(
+        ConfigError, match=r"a batch needs [\d.]+ [KM]iB, a slot holds [\d.]+ KiB: raise slot_bytes"
+    ):
         p.buffer_here(max(COPY_BELOW, ring.slot_bytes) + 1)
     assert p.ring is ring
 

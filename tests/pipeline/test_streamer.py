@@ -1,4 +1,6 @@
-"""What the streamer does with each kind of item, and how it ends. Order of events: test_streamer_faults.py."""
+"""What the streamer does with each kind of item, and how it ends. Order of events:
+test_streamer_faults.py.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ NOW = Deadline(0.0)
 LAYOUT = BatchLayout.contiguous(SCHEMA, 4)
 
 
-# -- one item ---------------------------------------------------------------------------------------------------------
+# -- one item --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["contiguous", "packed"])
@@ -72,7 +74,13 @@ def test_a_loose_batch_is_copied_tensor_by_tensor_and_the_rest_stays():
     frozen = np.arange(3)
     frozen.flags.writeable = False
     half = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
-    tree = {"a": frozen, "b": [half, "text"], "index": np.array([7]), "n": None, "s": torch.eye(2).to_sparse()}
+    tree = {
+        "a": frozen,
+        "b": [half, "text"],
+        "index": np.array([7]),
+        "n": None,
+        "s": torch.eye(2).to_sparse(),
+    }
     rig.inbox.items.append(Batch(tree=tree))
     rig.step()
     with rig.fake.stream(rig.consumers[0]):
@@ -97,7 +105,11 @@ def test_a_batch_outside_the_ring_is_copied_from_pageable_memory():
 
 def test_failures_keep_their_turn_and_urgent_ones_and_nudges_overtake():
     rig = Rig()
-    plain, urgent, wake_consumer = Failure(ValueError()), Failure(ValueError(), urgent=True), Wakeup()
+    plain, urgent, wake_consumer = (
+        Failure(ValueError()),
+        Failure(ValueError(), urgent=True),
+        Wakeup(),
+    )
     for item in (plain, urgent, wake_consumer, END):
         rig.inbox.items.append(item)
         rig.step()
@@ -111,7 +123,7 @@ def test_the_consumer_never_waits_for_the_device_to_take_a_batch():
     assert not rig.fake.host_syncs
 
 
-# -- slots and pages --------------------------------------------------------------------------------------------------
+# -- slots and pages -------------------------------------------------------------------------------
 
 
 def test_copies_in_flight_are_few_and_each_holds_its_slot():
@@ -141,7 +153,9 @@ def test_a_ring_is_page_locked_once_and_released_when_a_new_one_has_taken_over()
     assert rig.fake.registrations == 1
     rig.change_ring()
     rig.send()
-    assert (rig.fake.registrations, rig.fake.unregistrations) == (2, 0), "the old ring was still copied from"
+    assert (rig.fake.registrations, rig.fake.unregistrations) == (2, 0), (
+        "the old ring was still copied from"
+    )
     rig.change_ring()
     rig.run_side()
     rig.send()
@@ -182,7 +196,7 @@ def test_a_batch_that_cannot_be_copied_is_a_failure_and_holds_its_slot_until_the
     assert rig.ring.free == 3
 
 
-# -- the thread -------------------------------------------------------------------------------------------------------
+# -- the thread ------------------------------------------------------------------------------------
 
 
 def _threaded(backend: FakeBackend) -> tuple[TrainQueue, CudaQueue, Streamer]:
@@ -268,7 +282,7 @@ def test_slots_of_a_lost_device_are_not_used_again(step):
     assert (ring.free, fake.unregistrations) == (2, 0)
 
 
-# -- in a loader ------------------------------------------------------------------------------------------------------
+# -- in a loader -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -277,7 +291,12 @@ def test_a_loader_on_the_fake_device_delivers_the_rows_of_its_source(workers):
     data = {"x": rows.astype(np.float32), "y": np.stack([rows, rows], 1)}
     fake = FakeBackend()
     with AsyncDataLoader(
-        data, 32, fake, num_workers=workers, multiprocessing_context="fork" if workers else None, timeout_s=LIMIT_S
+        data,
+        32,
+        fake,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+        timeout_s=LIMIT_S,
     ) as loader:
         for _ in range(20):
             batch = next(loader)

@@ -1,4 +1,6 @@
-"""Interleavings of streamer, copy engine and consumer on the model of a device; and faults that it must find."""
+"""Interleavings of streamer, copy engine and consumer on the model of a device; and faults that
+it must find.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ class UnregisterBeforeSync(Streamer):
         self._in_flight.clear()
 
 
-# -- a scenario for each fault, which the streamer as it is passes ----------------------------------------------------
+# -- a scenario for each fault, which the streamer as it is passes ---------------------------------
 
 
 def consumer_is_faster_than_the_copy(rig: Rig) -> None:
@@ -141,13 +143,15 @@ def _problems(kind: type[Streamer], scenario: Callable[[Rig], None]) -> list[str
     return rig.problems()
 
 
-@pytest.mark.parametrize(("fault", "scenario"), FAULTS.items(), ids=[fault.__name__ for fault in FAULTS])
+@pytest.mark.parametrize(
+    ("fault", "scenario"), FAULTS.items(), ids=[fault.__name__ for fault in FAULTS]
+)
 def test_a_seeded_fault_is_detected_where_the_streamer_passes(fault, scenario):
     assert _problems(fault, scenario)
     assert _problems(Streamer, scenario) == []
 
 
-# -- any order of events ----------------------------------------------------------------------------------------------
+# -- any order of events ---------------------------------------------------------------------------
 
 ROWS, FORMS = st.integers(1, 5), st.sampled_from(["contiguous", "packed", "loose"])
 MOVES = st.one_of(
@@ -180,5 +184,11 @@ def test_interleavings_find_each_fault_by_themselves(fault):
     find(
         st.lists(MOVES, min_size=10, max_size=40),
         lambda moves: bool(_play(fault, moves)),
-        settings=settings(max_examples=2000, deadline=None, database=None, phases=[Phase.generate], derandomize=True),
+        settings=settings(
+            max_examples=2000,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            derandomize=True,
+        ),
     )

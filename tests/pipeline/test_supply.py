@@ -1,4 +1,6 @@
-"""Tasks on their way: where they come from, how many are under way, and what a signal in between does to them."""
+"""Tasks on their way: where they come from, how many are under way, and what a signal in between
+does to them.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ NOW = Deadline(0.0)
 
 
 class Here:
-    """Does a task at once; raises Interrupted at the places that it is told, before or behind the task."""
+    """Does a task at once; raises Interrupted at the places that it is told, before or behind
+    the task.
+    """
 
-    def __init__(self, ready: TrainQueue, interrupts: frozenset[tuple[int, str]] = frozenset()) -> None:
+    def __init__(
+        self, ready: TrainQueue, interrupts: frozenset[tuple[int, str]] = frozenset()
+    ) -> None:
         self.ready, self.interrupts = ready, set(interrupts)
 
     def send(self, seq, task, worker, noted):
@@ -54,10 +60,16 @@ def test_as_many_tasks_are_sent_as_there_are_credits():
     assert supply.out == 0
 
 
-@given(st.integers(0, 12), st.integers(1, 4), st.sets(st.tuples(st.integers(0, 12), st.sampled_from(["before", "behind"]))))
+@given(
+    st.integers(0, 12),
+    st.integers(1, 4),
+    st.sets(st.tuples(st.integers(0, 12), st.sampled_from(["before", "behind"]))),
+)
 def test_a_signal_at_any_step_loses_no_task_and_repeats_none(count, credits, interrupts):
     ready = TrainQueue()
-    supply = Supply(IterableTasks(range(count)), Here(ready, frozenset(interrupts)), Credits(credits), ready)
+    supply = Supply(
+        IterableTasks(range(count)), Here(ready, frozenset(interrupts)), Credits(credits), ready
+    )
     found: list[object] = []
     for _ in range(2 * count + 2 + len(interrupts)):
         try:

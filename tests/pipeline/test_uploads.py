@@ -1,4 +1,6 @@
-"""How batches reach a device: one copy for each, from page-locked memory, wherever they come from."""
+"""How batches reach a device: one copy for each, from page-locked memory, wherever they come
+from.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ FIELDS = {"pixels": (PIXELS, "uint8"), "number": "int64"}
 
 def steps() -> dict[str, np.ndarray]:
     numbers = np.arange(ROWS)
-    return {"pixels": np.full((ROWS, *PIXELS), (numbers % 250)[:, None, None], np.uint8), "number": numbers}
+    return {
+        "pixels": np.full((ROWS, *PIXELS), (numbers % 250)[:, None, None], np.uint8),
+        "number": numbers,
+    }
 
 
 class Lent:
@@ -60,7 +65,9 @@ class InSlots:
         for name, column in steps().items():
             batch[name][:] = column[self.drawn : self.drawn + batch_size]
         self.drawn = (self.drawn + batch_size) % ROWS
-        return ReadySlot(batch, lent=True, buffer=BatchBuffer(self.ring, slot, root), layout=self.layout)
+        return ReadySlot(
+            batch, lent=True, buffer=BatchBuffer(self.ring, slot, root), layout=self.layout
+        )
 
     def reader(self):
         return None
@@ -96,7 +103,9 @@ SOURCES = {
 def test_a_batch_is_one_upload_from_page_locked_memory(source):
     fake = FakeBackend()
     with ExitStack() as stack:
-        loader = stack.enter_context(AsyncDataLoader(source(stack), BATCH, device=fake, timeout_s=60))
+        loader = stack.enter_context(
+            AsyncDataLoader(source(stack), BATCH, device=fake, timeout_s=60)
+        )
         for _ in range(8):
             batch = next(loader)
             number, pixels = batch["number"].cpu(), batch["pixels"].cpu()
@@ -107,9 +116,13 @@ def test_a_batch_is_one_upload_from_page_locked_memory(source):
 
 
 @pytest.mark.parametrize("device", ["cpu", "fake"])
-def test_a_batch_that_a_source_has_in_a_slot_is_not_copied_on_its_way_and_the_slot_comes_back(device):
+def test_a_batch_that_a_source_has_in_a_slot_is_not_copied_on_its_way_and_the_slot_comes_back(
+    device,
+):
     source, fake = InSlots(), FakeBackend()
-    with AsyncDataLoader(source, BATCH, device=fake if device == "fake" else "cpu", timeout_s=60) as loader:
+    with AsyncDataLoader(
+        source, BATCH, device=fake if device == "fake" else "cpu", timeout_s=60
+    ) as loader:
         for _ in range(3 * source.ring.count):  # far more than there are slots
             batch = next(loader)
             assert (batch["pixels"].cpu() == (batch["number"].cpu() % 250)[:, None, None]).all()

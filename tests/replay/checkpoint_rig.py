@@ -53,12 +53,21 @@ class Run:
     def add(self) -> None:
         stream = ("actor", int(self.rng.integers(0, 4)))
         value, end = self.rng.random(), int(self.rng.integers(0, 12))
-        priority = float(self.rng.random()) if debug_state(self.buffer).state.prioritized and self.rng.random() < 0.7 else None
+        priority = (
+            float(self.rng.random())
+            if debug_state(self.buffer).state.prioritized and self.rng.random() < 0.7
+            else None
+        )
         if not self.linked:
             step = {"obs": np.full(3, value, np.float32), "reward": value, "done": end == 0}
             self.log.append(self.buffer.add(step, stream=stream, priority=priority, timeout_s=0))
             return
-        step = {"obs": np.full((4, 300), 255 * value, np.uint8), "reward": value, "terminated": end == 0, "truncated": end == 1}
+        step = {
+            "obs": np.full((4, 300), 255 * value, np.uint8),
+            "reward": value,
+            "terminated": end == 0,
+            "truncated": end == 1,
+        }
         final = np.full((4, 300), end, np.uint8) if end < 2 else None
         self.log.append(self.buffer.add(step, stream=stream, priority=priority, final_obs=final))
 
@@ -71,11 +80,15 @@ class Run:
         newest = max([one for one in self.log if isinstance(one, int)], default=0)
         ids = np.unique(self.rng.integers(max(0, newest - 150), newest + 1, 3))
         if debug_state(self.buffer).state.prioritized:
-            self.log.append(tuple(vars_of(self.buffer.update_priorities(ids, self.rng.random(len(ids))))))
+            self.log.append(
+                tuple(vars_of(self.buffer.update_priorities(ids, self.rng.random(len(ids)))))
+            )
         elif self.rng.random() < 0.5:
             self.log.append(tuple(vars_of(self.buffer.delete(ids[:1]))))
         else:
-            self.log.append(tuple(vars_of(self.buffer.update(ids, reward=np.ones(len(ids), np.float32)))))
+            self.log.append(
+                tuple(vars_of(self.buffer.update(ids, reward=np.ones(len(ids), np.float32))))
+            )
 
 
 def vars_of(applied: Any) -> tuple[int, int]:
@@ -92,11 +105,21 @@ def contents(buffer: ReplayBuffer) -> dict[str, Any]:
         used = heads[:, 0] > 0
         cells = [cell[used].copy() for cell in table.storage.cells]
         heads[:, 3] &= (1 << 32) - 1
-        found = {"counters": list(counters.items()), "arrays": arrays, "heads": heads, "cells": cells}
-        found |= {"alive": table.items.alive.copy(), "given": table.given.copy(), "times": table.times.copy()}
+        found = {
+            "counters": list(counters.items()),
+            "arrays": arrays,
+            "heads": heads,
+            "cells": cells,
+        }
+        found |= {
+            "alive": table.items.alive.copy(),
+            "given": table.given.copy(),
+            "times": table.times.copy(),
+        }
         found["streams"] = list(map(str, table.streams))
         found["sampler"] = {
-            key: repr(value) if isinstance(value, dict) else np.array(value) for key, value in _state(owner.sampler)
+            key: repr(value) if isinstance(value, dict) else np.array(value)
+            for key, value in _state(owner.sampler)
         }
         return found
 

@@ -73,7 +73,9 @@ def test_kernels_of_a_program_that_serves_nothing_are_not_all_that_a_served_tabl
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT])
-def test_a_disk_that_takes_nothing_costs_one_warning_with_the_remedy(home, told, monkeypatch, number):
+def test_a_disk_that_takes_nothing_costs_one_warning_with_the_remedy(
+    home, told, monkeypatch, number
+):
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
@@ -132,7 +134,9 @@ def test_a_folder_without_space_for_all_kernels_is_passed_over(tmp_path: Path, m
 
     real = compiled.tempfile.TemporaryFile
     monkeypatch.setattr(
-        compiled.tempfile, "TemporaryFile", lambda dir: Full() if str(dir).startswith(str(full)) else real(dir=dir)
+        compiled.tempfile,
+        "TemporaryFile",
+        lambda dir: Full() if str(dir).startswith(str(full)) else real(dir=dir),
     )
     with pytest.raises(OSError, match="No space"):
         compiled._prepared(full, "kernels")

@@ -36,7 +36,11 @@ def test_clearing_takes_in_what_writers_of_other_processes_have_added() -> None:
             writer.append(x=x, reward=1.0, terminated=x == 12)
         writer.flush()
         found = buffer.get(range(40))
-        assert dict(zip(found["x"].tolist(), found["y"].tolist(), strict=True)) == {10: 11, 11: 12, 12: 12}
+        assert dict(zip(found["x"].tolist(), found["y"].tolist(), strict=True)) == {
+            10: 11,
+            11: 12,
+            12: 12,
+        }
 
 
 def test_a_cleared_queue_takes_as_many_as_ever() -> None:
@@ -77,7 +81,11 @@ def test_what_is_closed_says_so() -> None:
         one.close()
         assert one.closed
         assert "closed" in repr(one)
-    for call in (lambda: buffer.get([0]), lambda: buffer.clear(), lambda: buffer.sample(1, timeout_s=0)):
+    for call in (
+        lambda: buffer.get([0]),
+        lambda: buffer.clear(),
+        lambda: buffer.sample(1, timeout_s=0),
+    ):
         with pytest.raises(Closed):
             call()
 

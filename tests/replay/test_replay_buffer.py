@@ -29,14 +29,20 @@ from async_loader.replay.views import Transitions
 from async_loader.schema import Field, Schema
 from async_loader.testing.debug import debug_state
 
-SCHEMA = {"obs": {"small": ((3,), np.float32), "image": ((20, 60), np.uint8), "none": ((0,), np.int8)}, "done": np.bool_}
+SCHEMA = {
+    "obs": {"small": ((3,), np.float32), "image": ((20, 60), np.uint8), "none": ((0,), np.int8)},
+    "done": np.bool_,
+}
 
 
 def step_of(n: int) -> dict[str, Any]:
     """A step that says which one it is in every field."""
     image = np.full((20, 60), n % 251, np.uint8)
     small = np.arange(n, n + 3, dtype=np.float32)
-    return {"obs": {"small": small, "image": image, "none": np.empty(0, np.int8)}, "done": n % 3 == 0}
+    return {
+        "obs": {"small": small, "image": image, "none": np.empty(0, np.int8)},
+        "done": n % 3 == 0,
+    }
 
 
 def batch_of(numbers: list[int]) -> dict[str, Any]:
@@ -60,7 +66,12 @@ def numbers_in(batch: dict[str, Any]) -> list[int]:
     capacity=st.integers(1, 12),
     spare=st.integers(4, 9),
     given_schema=st.booleans(),
-    moves=st.lists(st.one_of(st.just("add"), st.integers(1, 40), st.tuples(st.just("sample"), st.integers(1, 9))), max_size=25),
+    moves=st.lists(
+        st.one_of(
+            st.just("add"), st.integers(1, 40), st.tuples(st.just("sample"), st.integers(1, 9))
+        ),
+        max_size=25,
+    ),
 )
 def test_every_row_drawn_equals_what_was_added_under_its_id(
     capacity: int, spare: int, given_schema: bool, moves: list[Any]
@@ -123,7 +134,9 @@ def test_large_fields_start_on_a_cache_line() -> None:
 def test_every_live_step_is_drawn_equally_often() -> None:
     buffer = ReplayBuffer(20, seed=3)
     buffer.extend(x=np.arange(1_010))
-    counts = np.bincount(np.concatenate([buffer.sample(500)["x"] for _ in range(80)]) - 990, minlength=20)
+    counts = np.bincount(
+        np.concatenate([buffer.sample(500)["x"] for _ in range(80)]) - 990, minlength=20
+    )
     assert len(counts) == 20
     chi_square = float(((counts - 2000.0) ** 2 / 2000.0).sum())
     assert chi_square < 43.8  # 19 degrees of freedom, p = 0.001
@@ -141,15 +154,23 @@ def test_the_same_seed_draws_the_same_steps() -> None:
 
 
 def test_any_number_of_threads_add_and_sample() -> None:
-    buffer = ReplayBuffer(64, {"thread": np.int64, "n": np.int64, "check": ((200,), np.int64)}, seed=0)
+    buffer = ReplayBuffer(
+        64, {"thread": np.int64, "n": np.int64, "check": ((200,), np.int64)}, seed=0
+    )
     buffer.add(thread=0, n=0, check=np.zeros(200, np.int64))
     wrong: list[object] = []
     ids: list[list[int]] = [[] for _ in range(4)]
 
     def write(thread: int) -> None:
         for n in range(150):
-            ids[thread].append(buffer.add(thread=thread, n=n, check=np.full(200, thread * 1000 + n)))
-            nine = {"thread": np.full(9, thread), "n": np.full(9, n), "check": np.full((9, 200), thread * 1000 + n)}
+            ids[thread].append(
+                buffer.add(thread=thread, n=n, check=np.full(200, thread * 1000 + n))
+            )
+            nine = {
+                "thread": np.full(9, thread),
+                "n": np.full(9, n),
+                "check": np.full((9, 200), thread * 1000 + n),
+            }
             ids[thread].extend(buffer.extend(nine).tolist())
 
     def read() -> None:
@@ -159,7 +180,9 @@ def test_any_number_of_threads_add_and_sample() -> None:
             if (batch["check"] != expected[:, None]).any():
                 wrong.append(batch)
 
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(4)] + [threading.Thread(target=read) for _ in range(3)]
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(4)] + [
+        threading.Thread(target=read) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -174,14 +197,19 @@ def test_the_first_steps_of_two_threads_agree_on_one_schema() -> None:
         gate = threading.Barrier(2)
         refused: list[str] = []
 
-        def first(value: Any, buffer: ReplayBuffer, gate: threading.Barrier, refused: list[str]) -> None:
+        def first(
+            value: Any, buffer: ReplayBuffer, gate: threading.Barrier, refused: list[str]
+        ) -> None:
             gate.wait()
             try:
                 buffer.add(x=value)
             except SchemaError as error:
                 refused.append(str(error))
 
-        threads = [threading.Thread(target=first, args=(v, buffer, gate, refused)) for v in (np.zeros(3), np.zeros(4))]
+        threads = [
+            threading.Thread(target=first, args=(v, buffer, gate, refused))
+            for v in (np.zeros(3), np.zeros(4))
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -199,7 +227,13 @@ def test_the_schema_is_that_of_the_first_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", [{"x": np.int16}, [Field((), np.int16, name="x")], {"x": ((), "int16")}, {"x": Field((), np.int16)}]
+    "schema",
+    [
+        {"x": np.int16},
+        [Field((), np.int16, name="x")],
+        {"x": ((), "int16")},
+        {"x": Field((), np.int16)},
+    ],
 )
 def test_a_schema_may_be_given_in_any_form(schema: Any) -> None:
     buffer = ReplayBuffer(10, schema)
@@ -208,7 +242,9 @@ def test_a_schema_may_be_given_in_any_form(schema: Any) -> None:
     assert buffer.sample(1)["x"].tolist() == [5]
 
 
-@pytest.mark.parametrize("name", ["index", "weight", "stream", "priority", "timeout_s", "final_obs"])
+@pytest.mark.parametrize(
+    "name", ["index", "weight", "stream", "priority", "timeout_s", "final_obs"]
+)
 def test_reserved_names_are_refused(name: str) -> None:
     with pytest.raises(SchemaError, match=f"{name}.*reserved"):
         ReplayBuffer(10).add({name: 1, "x": 2})
@@ -239,7 +275,9 @@ def test_a_bad_schema_is_refused_by_name(schema: Any, said: str) -> None:
         ReplayBuffer(10, schema)
 
 
-@pytest.mark.parametrize("capacity", [0, -1, 1.5, None, True, "8 parsecs", "GiB", "1.2.3GB", "", ".GB", "1e3KB"])
+@pytest.mark.parametrize(
+    "capacity", [0, -1, 1.5, None, True, "8 parsecs", "GiB", "1.2.3GB", "", ".GB", "1e3KB"]
+)
 def test_a_capacity_is_a_positive_integer(capacity: Any) -> None:
     with pytest.raises(ConfigError, match="capacity="):
         ReplayBuffer(capacity)
@@ -248,7 +286,10 @@ def test_a_capacity_is_a_positive_integer(capacity: Any) -> None:
 @pytest.mark.parametrize("digits", ["1000000", " 64 ", "1.5", "0"])
 def test_digits_alone_are_no_size_as_text(digits: str) -> None:
     for make in (lambda: ReplayBuffer(digits), lambda: ReplayBuffer(9, max_bytes=digits)):
-        with pytest.raises(ConfigError, match=r"has no unit: text is bytes, as in .* or '8GiB'; a count is a plain number"):
+        with pytest.raises(
+            ConfigError,
+            match=r"has no unit: text is bytes, as in .* or '8GiB'; a count is a plain number",
+        ):
             make()
 
 
@@ -288,7 +329,9 @@ def test_steps_that_are_no_steps_are_refused() -> None:
 
 
 def test_too_large_a_capacity_is_refused_at_once_and_the_buffer_remains_usable() -> None:
-    with pytest.raises(OutOfMemory, match=r"replay buffer of 1000000000000 steps.*needs .* GiB.*available"):
+    with pytest.raises(
+        OutOfMemory, match=r"replay buffer of 1000000000000 steps.*needs .* GiB.*available"
+    ):
         ReplayBuffer(10**12, {"x": np.float32})
     buffer = ReplayBuffer(10**12)
     before = len(os.listdir("/proc/self/fd"))
@@ -306,7 +349,9 @@ def test_an_empty_extend_adds_nothing() -> None:
 
 def test_sampling_an_empty_buffer_or_no_rows_is_an_error_in_words() -> None:
     for buffer in (ReplayBuffer(10), ReplayBuffer(10, {"x": np.int64})):
-        with pytest.raises(ConfigError, match="cannot draw 4 items, the table holds 0 that can be drawn"):
+        with pytest.raises(
+            ConfigError, match="cannot draw 4 items, the table holds 0 that can be drawn"
+        ):
             buffer.sample(4)
         for bad in (0, -3, 2.0, None):
             with pytest.raises(ConfigError, match="batch_size="):
@@ -316,7 +361,8 @@ def test_sampling_an_empty_buffer_or_no_rows_is_an_error_in_words() -> None:
 def test_a_forked_child_samples_and_cannot_add() -> None:
     buffer = ReplayBuffer(8, seed=0)
     buffer.extend(x=np.arange(8))
-    debug_state(buffer).state.lock.acquire()  # as another thread of the parent may at the moment of the fork
+    # as another thread of the parent may at the moment of the fork
+    debug_state(buffer).state.lock.acquire()
     pid = os.fork()
     if pid == 0:
         signal.alarm(60)
@@ -334,7 +380,10 @@ def test_a_forked_child_samples_and_cannot_add() -> None:
 
 
 def test_a_buffer_is_not_pickled() -> None:
-    with pytest.raises(CannotSend, match=r"stays in its process: send its writer_handle\(\) .* the reader\(\) of its source\(\)"):
+    with pytest.raises(
+        CannotSend,
+        match=r"stays in its process: send its writer_handle\(\) .* the reader\(\) of its source\(\)",
+    ):
         pickle.dumps(ReplayBuffer(8))
 
 
@@ -365,7 +414,8 @@ def test_torch_is_not_imported() -> None:
         "import sys, numpy as np\n"
         "from async_loader.replay import ReplayBuffer\n"
         "from async_loader.lifecycle import Patience\n"
-        "b = ReplayBuffer(8); b.add(x=1.0, y=np.float64(2)); b.extend(x=np.ones(3), y=np.ones(3)); b.sample(4)\n"
+        "b = ReplayBuffer(8); b.add(x=1.0, y=np.float64(2)); b.extend(x=np.ones(3), y=np.ones(3)); "
+        "b.sample(4)\n"
         "b.source().reader().fetch(b.source().plan(4, Patience()).index, (1,))\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -376,7 +426,10 @@ def test_ctrl_c_while_the_table_of_streams_grows_leaves_no_stream_without_a_plac
     buffer = ReplayBuffer(1000, {"x": np.int64}, seed=0)
     for stream in range(64):
         buffer.add(x=stream, stream=stream)  # episodes that go on
-    with mock.patch.object(np, "full", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with (
+        mock.patch.object(np, "full", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         buffer.add(x=64, stream=64)
     buffer.add(x=64, stream=64)  # went into memory behind the array
     table = debug_state(buffer).state.table
@@ -401,14 +454,17 @@ def test_a_weighted_sampler_that_gives_no_weights_has_weights_of_one() -> None:
 
 @pytest.mark.parametrize("writers", [False, True])
 def test_a_forked_child_that_samples_changes_nothing_for_its_parent(writers: bool) -> None:
-    with ReplayBuffer(100, {"x": np.int64, "reward": np.float32}, sampler=Prioritized(), max_times_sampled=1) as buffer:
+    with ReplayBuffer(
+        100, {"x": np.int64, "reward": np.float32}, sampler=Prioritized(), max_times_sampled=1
+    ) as buffer:
         ids = buffer.extend(x=np.arange(10), reward=np.ones(10))
         handle = buffer.writer_handle() if writers else None  # then counts are in shared memory
         pid = os.fork()
         if not pid:
             done = 1
             with contextlib.suppress(BaseException):
-                buffer.sample(4, view=Transitions(n_steps=3))  # uses items up, and makes others wait
+                # uses items up, and makes others wait
+                buffer.sample(4, view=Transitions(n_steps=3))
                 done = len(buffer) != 4
             os._exit(done)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

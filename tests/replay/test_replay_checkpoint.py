@@ -38,12 +38,20 @@ TABLES = {
     "different": (PLAIN, {"sampler": Uniform(replacement=False)}, None),
     "deleted": (PLAIN, {"max_times_sampled": 3}, None),
     "prioritized": (PLAIN, {"sampler": Prioritized(0.7, Linear(0.4, 1.0, 30))}, None),
-    "largest now": (PLAIN, {"sampler": Prioritized(new_priority="max_now", normalize="buffer", stratified=False)}, None),
+    "largest now": (
+        PLAIN,
+        {"sampler": Prioritized(new_priority="max_now", normalize="buffer", stratified=False)},
+        None,
+    ),
     "rank": (PLAIN, {"sampler": RankPrioritized(resort_every=40)}, None),
     "queue": (PLAIN, {"sampler": Fifo(), "max_times_sampled": 1}, None),
     "stack": (PLAIN, {"sampler": Lifo(), "remover": Lifo(), "max_times_sampled": 1}, None),
     "lowest goes": (PLAIN, {"remover": MinHeap()}, None),
-    "highest first": (PLAIN, {"sampler": MaxHeap(), "remover": MinHeap(), "max_times_sampled": 2}, None),
+    "highest first": (
+        PLAIN,
+        {"sampler": MaxHeap(), "remover": MinHeap(), "max_times_sampled": 2},
+        None,
+    ),
     "linked": (LINKED, {"sampler": Prioritized()}, None),
     "returns": (LINKED, {}, Transitions(n_steps=3, gamma=0.9)),
     "plain returns": (PLAIN, {}, Transitions(n_steps=4)),
@@ -52,7 +60,11 @@ TABLES = {
 
 def made(name: str, capacity: int = 100) -> tuple[ReplayBuffer, Transitions | None]:
     schema, given, view = TABLES[name]
-    kinds = {key: settings._decoded(settings.sampler_json(one)) for key, one in given.items() if key != "max_times_sampled"}
+    kinds = {
+        key: settings._decoded(settings.sampler_json(one))
+        for key, one in given.items()
+        if key != "max_times_sampled"
+    }
     times = given.get("max_times_sampled", 0)
     return ReplayBuffer(capacity, schema, **kinds, max_times_sampled=times, seed=11), view
 
@@ -73,7 +85,9 @@ def test_a_loaded_table_goes_on_as_the_one_whose_episodes_ended_where_it_was_sav
     for more in range(3):
         run.step(40)
         report = buffer.save(tmp_path)
-        assert report.nbytes == sum(file.stat().st_size for file in (tmp_path / f"save-{report.number:08}").iterdir())
+        assert report.nbytes == sum(
+            file.stat().st_size for file in (tmp_path / f"save-{report.number:08}").iterdir()
+        )
         loaded = ReplayBuffer.from_checkpoint(tmp_path)
         assert same(contents(loaded), contents(buffer))
         assert Run(loaded, 100 + more, view).step(0) == []
@@ -92,27 +106,41 @@ def test_a_loaded_table_is_saved_incrementally_on_top_of_what_it_came_from(tmp_p
     loaded = ReplayBuffer.from_checkpoint(tmp_path)
     loaded.add(obs=np.zeros(3, np.float32), reward=1.0, done=True)
     report = loaded.save(tmp_path)
-    assert (report.kind, report.rows) == ("incremental", 3)  # the step, the one before it, the one that made room
+    # the step, the one before it, the one that made room
+    assert (report.kind, report.rows) == ("incremental", 3)
     assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(loaded))
 
 
 @pytest.mark.parametrize("sampler", [Uniform, Prioritized, RankPrioritized, Fifo])
-def test_after_one_percent_of_the_rows_changed_a_save_writes_three_percent_at_most(sampler, tmp_path):
-    buffer = ReplayBuffer(200_000, {"obs": ((40,), "float32"), "reward": "float32"}, sampler=sampler(), seed=0)
+def test_after_one_percent_of_the_rows_changed_a_save_writes_three_percent_at_most(
+    sampler, tmp_path
+):
+    buffer = ReplayBuffer(
+        200_000, {"obs": ((40,), "float32"), "reward": "float32"}, sampler=sampler(), seed=0
+    )
     rng = np.random.default_rng(0)
     for _ in range(3):
-        buffer.extend(obs=rng.random((80_000, 40), np.float32), reward=rng.random(80_000, np.float32))
+        buffer.extend(
+            obs=rng.random((80_000, 40), np.float32), reward=rng.random(80_000, np.float32)
+        )
     buffer.sample(256)
     full = buffer.save(tmp_path)
     for change in range(4):
         if change == 0:
-            buffer.extend(obs=rng.random((2000, 40), np.float32), reward=rng.random(2000, np.float32))
+            buffer.extend(
+                obs=rng.random((2000, 40), np.float32), reward=rng.random(2000, np.float32)
+            )
         elif change == 1:
-            buffer.update(rng.choice(np.arange(60_000, 240_000), 2000, replace=False), reward=np.ones(2000, np.float32))
+            buffer.update(
+                rng.choice(np.arange(60_000, 240_000), 2000, replace=False),
+                reward=np.ones(2000, np.float32),
+            )
         elif change == 2:
             buffer.delete(rng.choice(np.arange(60_000, 240_000), 2000, replace=False))
         elif debug_state(buffer).state.prioritized:
-            buffer.update_priorities(rng.choice(np.arange(60_000, 240_000), 2000, replace=False), rng.random(2000))
+            buffer.update_priorities(
+                rng.choice(np.arange(60_000, 240_000), 2000, replace=False), rng.random(2000)
+            )
         report = buffer.save(tmp_path)
         assert report.kind == "incremental"
         assert report.nbytes <= 0.03 * full.nbytes
@@ -140,7 +168,10 @@ def test_two_folders_are_saved_to_in_turn(tmp_path):
         for name in "ab":
             buffer.add(obs=np.zeros(3, np.float32), reward=turn, done=False)
             assert buffer.save(tmp_path / "in" / "new folders" / name).kind == "full"
-            assert same(contents(ReplayBuffer.from_checkpoint(tmp_path / "in" / "new folders" / name)), contents(buffer))
+            assert same(
+                contents(ReplayBuffer.from_checkpoint(tmp_path / "in" / "new folders" / name)),
+                contents(buffer),
+            )
 
 
 # -- while others write ----------------------------------------------------------------------------
@@ -151,7 +182,9 @@ class Writers:
 
     def __init__(self, buffer: ReplayBuffer, count: int = 4) -> None:
         self.buffer, self.end = buffer, threading.Event()
-        self.threads = [threading.Thread(target=self.write, args=(number,)) for number in range(count)]
+        self.threads = [
+            threading.Thread(target=self.write, args=(number,)) for number in range(count)
+        ]
 
     def write(self, number: int) -> None:
         count, rng = 0, np.random.default_rng(number)
@@ -159,7 +192,14 @@ class Writers:
             n = int(rng.integers(1, 40))
             steps = np.arange(count, count + n)
             block = np.repeat((steps * 7 + number)[:, None], 300, 1)
-            self.buffer.extend(stream=number, who=np.full(n, number), count=steps, block=block, check=block.sum(1), patched=steps)
+            self.buffer.extend(
+                stream=number,
+                who=np.full(n, number),
+                count=steps,
+                block=block,
+                check=block.sum(1),
+                patched=steps,
+            )
             if rng.random() < 0.1:
                 ids = np.unique(self.buffer.sample(20)["index"])
                 self.buffer.update(ids, patched=np.full(len(ids), -1))
@@ -189,11 +229,13 @@ def check_cut(buffer: ReplayBuffer) -> None:
     assert (block[used] == block[used][:, :1]).all()
     assert (block[used, 0] == count[used] * 7 + who[used]).all()
     assert (check[used] == block[used].sum(1)).all()
-    total, unseen = 0, len(set(range(4)) - set(table.streams))  # whose last step has left the table: they are forgotten
+    # whose last step has left the table: they are forgotten
+    total, unseen = 0, len(set(range(4)) - set(table.streams))
     for name, number in table.streams.items():
         last = table.last[number]
         mine = used[who[used] == name]
-        if not len(mine):  # its thread was not run for so long that the others have wrapped the ring
+        # its thread was not run for so long that the others have wrapped the ring
+        if not len(mine):
             unseen += 1
             continue
         mine = mine[np.argsort(names[mine])]
@@ -209,7 +251,13 @@ def check_cut(buffer: ReplayBuffer) -> None:
 
 
 def test_a_save_beside_four_writers_shows_one_moment(tmp_path):
-    schema = {"who": "int64", "count": "int64", "block": ((300,), "int64"), "check": "int64", "patched": "int64"}
+    schema = {
+        "who": "int64",
+        "count": "int64",
+        "block": ((300,), "int64"),
+        "check": "int64",
+        "patched": "int64",
+    }
     buffer = ReplayBuffer(3000, schema, sampler=Prioritized(), seed=0)
     reports = []
     with Writers(buffer):
@@ -230,7 +278,10 @@ def test_a_save_beside_four_writers_shows_one_moment(tmp_path):
 def test_saves_of_several_threads_come_one_after_the_other(tmp_path):
     buffer = filled()
     numbers = []
-    threads = [threading.Thread(target=lambda: numbers.append(buffer.save(tmp_path).number)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: numbers.append(buffer.save(tmp_path).number))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -284,7 +335,9 @@ def test_another_seed_draws_otherwise_and_the_same_one_twice_alike(tmp_path):
     buffer.sample(10)
     buffer.save(tmp_path)
     here = buffer.sample(30)["index"]
-    drawn = [ReplayBuffer.from_checkpoint(tmp_path, seed=seed).sample(30)["index"] for seed in (5, 5, 6)]
+    drawn = [
+        ReplayBuffer.from_checkpoint(tmp_path, seed=seed).sample(30)["index"] for seed in (5, 5, 6)
+    ]
     assert same(drawn[0], drawn[1])
     assert not same(drawn[0], drawn[2])
     assert not same(drawn[0], here)
@@ -311,9 +364,13 @@ def test_a_sampler_of_the_users_own_has_to_be_passed_and_goes_on(tmp_path):
     buffer = filled(sampler=Mine())
     buffer.sample(10)
     buffer.save(tmp_path)
-    with pytest.raises(ConfigError, match=r"Mine is no class of async_loader.replay.samplers: pass sampler="):
+    with pytest.raises(
+        ConfigError, match=r"Mine is no class of async_loader.replay.samplers: pass sampler="
+    ):
         ReplayBuffer.from_checkpoint(tmp_path)
-    assert same(ReplayBuffer.from_checkpoint(tmp_path, sampler=Mine()).sample(20), buffer.sample(20))
+    assert same(
+        ReplayBuffer.from_checkpoint(tmp_path, sampler=Mine()).sample(20), buffer.sample(20)
+    )
 
 
 def test_an_unknown_setting_is_refused(tmp_path):
@@ -341,7 +398,9 @@ def test_another_capacity_holds_what_a_table_of_that_capacity_would(name, capaci
     loaded = ReplayBuffer.from_checkpoint(tmp_path, capacity=capacity)
     still_there = set(debug_state(buffer).state.table.ids.tolist())
     assert set(live(loaded)) <= set(live(other))
-    assert [one for one in live(other) if one in set(live(buffer)) or capacity < 100] == live(loaded)
+    assert [one for one in live(other) if one in set(live(buffer)) or capacity < 100] == live(
+        loaded
+    )
     assert set(live(loaded)) <= still_there
     stats = loaded.stats()
     assert (stats.capacity, stats.size) == (capacity, stats.inserted - stats.deleted)
@@ -359,11 +418,16 @@ def test_a_smaller_table_delivers_what_the_larger_one_did(tmp_path):
     buffer.save(tmp_path)
     loaded = ReplayBuffer.from_checkpoint(tmp_path, capacity=60)
     small = {
-        int(i): (o, n, r) for i, o, n, r in zip(*map(loaded.sample(300).get, ("index", "obs", "next_obs", "reward")), strict=True)
+        int(i): (o, n, r)
+        for i, o, n, r in zip(
+            *map(loaded.sample(300).get, ("index", "obs", "next_obs", "reward")), strict=True
+        )
     }
     large = {
         int(i): (o, n, r)
-        for i, o, n, r in zip(*map(buffer.sample(3000).get, ("index", "obs", "next_obs", "reward")), strict=True)
+        for i, o, n, r in zip(
+            *map(buffer.sample(3000).get, ("index", "obs", "next_obs", "reward")), strict=True
+        )
     }
     both = set(small) & set(large)
     assert len(both) > 20
@@ -420,7 +484,8 @@ def test_streams_keep_their_names_and_new_ones_are_new(tmp_path):
     assert len(loaded) == len(buffer) == 0
     assert loaded.stats().streams == buffer.stats().streams == len(names) + 1
     for name in names:
-        loaded.end_episode(stream=name, final_obs=obs)  # the observation after the last step is known after all
+        # the observation after the last step is known after all
+        loaded.end_episode(stream=name, final_obs=obs)
     assert len(loaded) == len(names)
     assert loaded.writer().stream != own.stream
     loaded.end_episode(stream=own.stream, final_obs=obs)
@@ -462,7 +527,10 @@ Pair = namedtuple("Pair", "left right")
 
 
 def test_nested_schemas_come_back(tmp_path):
-    step = {"obs": {"image": np.zeros((4, 4), np.uint8), "pair": Pair(np.zeros(2), np.int16(3))}, "tuple": (1.0, (2, True))}
+    step = {
+        "obs": {"image": np.zeros((4, 4), np.uint8), "pair": Pair(np.zeros(2), np.int16(3))},
+        "tuple": (1.0, (2, True)),
+    }
     buffer = ReplayBuffer(20, seed=0)
     for _ in range(5):
         buffer.add(step)
@@ -476,11 +544,19 @@ def test_nested_schemas_come_back(tmp_path):
 
 
 def test_large_fields_and_complex_ones_come_back(tmp_path):
-    schema = {"image": Field((40, 40), np.uint8), "wave": ((3,), "complex128"), "none": ((0,), "float32")}
+    schema = {
+        "image": Field((40, 40), np.uint8),
+        "wave": ((3,), "complex128"),
+        "none": ((0,), "float32"),
+    }
     buffer = ReplayBuffer(50, schema, seed=0)
     rng = np.random.default_rng(0)
     for _ in range(80):
-        buffer.add(image=rng.integers(0, 255, (40, 40), np.uint8), wave=rng.random(3) * 1j, none=np.zeros(0, np.float32))
+        buffer.add(
+            image=rng.integers(0, 255, (40, 40), np.uint8),
+            wave=rng.random(3) * 1j,
+            none=np.zeros(0, np.float32),
+        )
     buffer.save(tmp_path)
     assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
 
@@ -506,7 +582,11 @@ def test_samplers_of_sources_get_new_seeds_after_loading(tmp_path):
     buffer.source(sampler=Uniform())
     buffer.save(tmp_path)
     loaded = ReplayBuffer.from_checkpoint(tmp_path)
-    assert debug_state(loaded).state.seeds.n_children_spawned == debug_state(buffer).state.seeds.n_children_spawned == 3
+    assert (
+        debug_state(loaded).state.seeds.n_children_spawned
+        == debug_state(buffer).state.seeds.n_children_spawned
+        == 3
+    )
     state = [debug_state(one).state.seeds.spawn(1)[0].generate_state(4) for one in (buffer, loaded)]
     assert same(*state)
 
@@ -514,7 +594,9 @@ def test_samplers_of_sources_get_new_seeds_after_loading(tmp_path):
 def test_a_fork_does_not_save(tmp_path):
     buffer = filled()
     debug_state(buffer).state.foreign = True
-    with pytest.raises(Unsupported, match="only the process that made a replay buffer saves and loads it"):
+    with pytest.raises(
+        Unsupported, match="only the process that made a replay buffer saves and loads it"
+    ):
         buffer.save(tmp_path)
 
 
@@ -523,14 +605,17 @@ def test_a_state_that_is_no_json_is_refused():
         encoding.split({"rng": object()}, "sampler", encoding.Copies({}))
 
 
-def test_a_writer_of_a_loaded_table_does_not_go_on_with_the_episode_of_one_before(tmp_path: Path) -> None:
+def test_a_writer_of_a_loaded_table_does_not_go_on_with_the_episode_of_one_before(
+    tmp_path: Path,
+) -> None:
     schema = {"x": Field((), np.int64, stack=2)}
     with ReplayBuffer(100, schema, seed=0) as buffer, buffer.writer_handle().open() as writer:
         writer.extend(x=np.arange(3))
         writer.flush()
         buffer.save(tmp_path)
     with ReplayBuffer.from_checkpoint(tmp_path) as again, again.writer_handle().open() as later:
-        assert later.stream != writer.stream  # though the pid is the same, as it often is in containers
+        # though the pid is the same, as it often is in containers
+        assert later.stream != writer.stream
         later.extend(x=np.arange(10, 13))
         later.flush()
         assert [10, 10] in again.sample(200)["x"].tolist()

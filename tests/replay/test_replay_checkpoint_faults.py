@@ -61,7 +61,9 @@ def test_a_save_that_fails_at_any_call_leaves_the_one_before_it(kind, half, save
     counting = debug_state(buffer).saver.disk = CountingDisk()
     buffer.save(copy_of(saved, "counted"))
     fails = list(counting.calls)
-    assert {"make_folder", "create", "write", "sync", "close", "sync_folder", "rename"} <= set(fails)
+    assert {"make_folder", "create", "write", "sync", "close", "sync_folder", "rename"} <= set(
+        fails
+    )
     for at, name in enumerate(fails):
         if half and name != "write":
             continue
@@ -75,7 +77,9 @@ def test_a_save_that_fails_at_any_call_leaves_the_one_before_it(kind, half, save
             with pytest.raises(OSError, match="No space left"):
                 buffer.save(root)
         found = contents(ReplayBuffer.from_checkpoint(root))
-        assert same(found, contents(buffer) if removing or at > fails.index("rename") else contents(before))
+        assert same(
+            found, contents(buffer) if removing or at > fails.index("rename") else contents(before)
+        )
         if not removing:
             assert left(root) == []
         debug_state(buffer).saver.disk = CountingDisk()
@@ -118,7 +122,10 @@ def test_a_process_that_is_killed_at_any_call_leaves_the_save_before_it(kind, sa
         buffer, before = whole(root, kind)
         assert child(root, kind, at, half=at % 2 == 1) == -signal.SIGKILL
         loaded = ReplayBuffer.from_checkpoint(root)
-        new, old = same(contents(loaded), contents(buffer)), same(contents(loaded), contents(before))
+        new, old = (
+            same(contents(loaded), contents(buffer)),
+            same(contents(loaded), contents(before)),
+        )
         assert new != old
         assert new >= renamed  # once the new one is there it stays
         renamed = new
@@ -164,7 +171,11 @@ def chain(tmp_path_factory):
     root = tmp_path_factory.mktemp("chain") / "saved"
     buffer = ReplayBuffer(8000, PLAIN, sampler=Prioritized(), seed=0)
     for _ in range(3):
-        buffer.extend(obs=np.ones((6000, 3), np.float32), reward=np.arange(6000, dtype=np.float32), done=np.zeros(6000, np.bool_))
+        buffer.extend(
+            obs=np.ones((6000, 3), np.float32),
+            reward=np.arange(6000, dtype=np.float32),
+            done=np.zeros(6000, np.bool_),
+        )
     buffer.sample(10)
     kinds = [buffer.save(root).kind]
     for turn in range(2):
@@ -174,7 +185,9 @@ def chain(tmp_path_factory):
     return root
 
 
-FILES = [f"save-{number:08}/{name}" for number in (1, 2, 3) for name in ("manifest.json", "data.bin")]
+FILES = [
+    f"save-{number:08}/{name}" for number in (1, 2, 3) for name in ("manifest.json", "data.bin")
+]
 
 
 def flip(file, place: int) -> None:
@@ -191,7 +204,10 @@ def test_a_file_that_is_not_as_it_was_written_is_refused_by_name(name, chain):
         "cut off": lambda file: os.truncate(file, size - 1),
         "emptied": lambda file: os.truncate(file, 0),
         "longer": lambda file: file.write_bytes(file.read_bytes() + b" "),
-        **{f"flipped {at}": lambda file, at=at: flip(file, at) for at in (0, 9, size // 3, size // 2, size - 40, size - 1)},
+        **{
+            f"flipped {at}": lambda file, at=at: flip(file, at)
+            for at in (0, 9, size // 3, size // 2, size - 40, size - 1)
+        },
     }
     for what, damage in damages.items():
         root = copy_of(chain, f"{what}")
@@ -223,7 +239,9 @@ def test_a_manifest_of_another_format_or_byte_order_is_refused(chain, monkeypatc
     monkeypatch.setattr(manifest, "FORMAT", 2)
     newer = found.text().encode()
     monkeypatch.undo()
-    with pytest.raises(CorruptCheckpoint, match=r"manifest.json: is of format 2, and this version reads 1"):
+    with pytest.raises(
+        CorruptCheckpoint, match=r"manifest.json: is of format 2, and this version reads 1"
+    ):
         manifest.Manifest.of(newer, file)
     monkeypatch.setattr(manifest.sys, "byteorder", "big")
     other = found.text().encode()
@@ -255,7 +273,9 @@ def test_saves_that_were_moved_about_are_refused(chain):
 
 def test_an_older_save_is_loaded_by_its_number(chain):
     root = copy_of(chain, "older")
-    lengths = [ReplayBuffer.from_checkpoint(root, number=number).stats().inserted for number in (1, 2, 3)]
+    lengths = [
+        ReplayBuffer.from_checkpoint(root, number=number).stats().inserted for number in (1, 2, 3)
+    ]
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[2]
     older = ReplayBuffer.from_checkpoint(root, number=2)

@@ -29,7 +29,12 @@ def save_until(folder: Path, end: Any, saved: Any) -> None:
     buffer = ReplayBuffer(CAPACITY, schema, sampler=Prioritized(), seed=0)
     for count in itertools.count(EACH, EACH):
         x = np.arange(count - EACH, count)  # which are the ids too
-        buffer.extend(x=x, rewritten=np.full(EACH, -1), block=np.repeat(3 * x[:, None], 64, 1), priority=x + 1.0)
+        buffer.extend(
+            x=x,
+            rewritten=np.full(EACH, -1),
+            block=np.repeat(3 * x[:, None], 64, 1),
+            priority=x + 1.0,
+        )
         if count % REWRITTEN == 0:
             ids = np.arange(max(0, count - CAPACITY), count)
             buffer.update(ids, rewritten=np.full(len(ids), count))
@@ -52,7 +57,9 @@ def check(buffer: ReplayBuffer) -> int:
     last = count // REWRITTEN * REWRITTEN
     assert (rewritten == np.where(x < last, last, -1)).all()
     assert (block == 3 * x[:, None]).all()
-    assert (np.diff(debug_state(buffer).state.sampler.state()["mass"][rows]) > 0).all(), "priorities rise with x"
+    assert (np.diff(debug_state(buffer).state.sampler.state()["mass"][rows]) > 0).all(), (
+        "priorities rise with x"
+    )
     assert set(buffer.sample(100)["index"].tolist()) <= set(x.tolist())
     return count
 
@@ -86,12 +93,18 @@ def test_a_load_beside_a_process_that_saves_without_end_is_one_whole_save(tmp_pa
     assert counts == sorted(counts), "never an older save than the one before"
 
 
-def test_a_save_that_is_asked_for_by_its_number_is_that_one_or_is_said_to_be_gone(tmp_path: Path) -> None:
+def test_a_save_that_is_asked_for_by_its_number_is_that_one_or_is_said_to_be_gone(
+    tmp_path: Path,
+) -> None:
     with saving(tmp_path) as saved:
         assert saved.acquire(timeout=PATIENCE_S)
         gone, loaded = [], 0
         while not gone or loaded < 10:
-            there = sorted(int(one.name.removeprefix("save-")) for one in tmp_path.glob("save-*") if one.suffix == "")
+            there = sorted(
+                int(one.name.removeprefix("save-"))
+                for one in tmp_path.glob("save-*")
+                if one.suffix == ""
+            )
             try:
                 with ReplayBuffer.from_checkpoint(tmp_path, number=there[0]) as one:
                     assert check(one) == EACH * there[0]

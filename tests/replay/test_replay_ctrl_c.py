@@ -32,7 +32,12 @@ def in_order(buffer: ReplayBuffer) -> list[int]:
     table = debug_state(buffer).state.table
     with debug_state(buffer).state.lock:
         debug_state(buffer).state.own()
-        assert table.items.count == len(table) == int((table.items.alive != 0).sum()) == table.inserted - table.deleted
+        assert (
+            table.items.count
+            == len(table)
+            == int((table.items.alive != 0).sum())
+            == table.inserted - table.deleted
+        )
         heads = table.storage.heads()
         names = np.sort(heads[heads[:, 0] > 0, 0] - 1)
         rows = table.find(names)
@@ -48,12 +53,20 @@ def writers(kind: str) -> tuple[ReplayBuffer, Any, Any]:
     if kind == "remover":
         buffer = ReplayBuffer(8, {"obs": np.int64}, sampler=Uniform(), remover=MinHeap(), seed=0)
         writer = buffer.writer()
-        return buffer, writer, lambda n: [writer.append(obs=n + i, priority=float(n + i)) for i in range(3)]
+        return (
+            buffer,
+            writer,
+            lambda n: [writer.append(obs=n + i, priority=float(n + i)) for i in range(3)],
+        )
     buffer = ReplayBuffer(64, LINKED, sampler=Prioritized(alpha=0), seed=0)
     steps = {"reward": np.zeros(3), "terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool)}
     if kind == "vector":
         vector = buffer.vector_writer(3)
-        return buffer, vector, lambda n: vector.append(obs=np.arange(n, n + 3), next_obs=np.arange(3), **steps)
+        return (
+            buffer,
+            vector,
+            lambda n: vector.append(obs=np.arange(n, n + 3), next_obs=np.arange(3), **steps),
+        )
     writer = buffer.writer()
     if kind == "extend":
         return buffer, writer, lambda n: writer.extend(obs=np.arange(n, n + 3), **steps)
@@ -79,7 +92,9 @@ def test_a_step_that_ctrl_c_interrupts_is_in_or_is_not_and_the_writer_says_which
         assert kind != "vector" or steps in (3, 6), "all environments or none"
         add(steps)
         assert writer.steps == steps + 3
-        assert in_order(buffer) == list(range(steps + 3))[-8 if kind == "remover" else 0 :], struck.where
+        assert in_order(buffer) == list(range(steps + 3))[-8 if kind == "remover" else 0 :], (
+            struck.where
+        )
         if len(buffer):
             assert len(drawn(buffer)) == len(buffer), struck.where
         if kind in ("append", "extend"):
@@ -88,14 +103,25 @@ def test_a_step_that_ctrl_c_interrupts_is_in_or_is_not_and_the_writer_says_which
 
 
 def test_what_takes_several_kernels_is_completed_after_ctrl_c() -> None:
-    steps = {"obs": np.arange(7), "reward": np.zeros(7), "terminated": np.zeros(7, bool), "truncated": np.zeros(7, bool)}
+    steps = {
+        "obs": np.arange(7),
+        "reward": np.zeros(7),
+        "terminated": np.zeros(7, bool),
+        "truncated": np.zeros(7, bool),
+    }
 
     def made() -> tuple[ReplayBuffer, Any, Any]:
-        buffer = ReplayBuffer(16, {**LINKED, "big": ((100_000,), np.uint8)}, sampler=Prioritized(alpha=0), seed=0)
+        buffer = ReplayBuffer(
+            16, {**LINKED, "big": ((100_000,), np.uint8)}, sampler=Prioritized(alpha=0), seed=0
+        )
         assert debug_state(buffer).state.table.storage.layout.burst < 7
         vector = buffer.vector_writer(7, autoreset="disabled")
         big = np.zeros((7, 100_000), np.uint8)
-        return buffer, vector, lambda: vector.append(**steps, big=big, next_obs=np.zeros(7, np.int64))
+        return (
+            buffer,
+            vector,
+            lambda: vector.append(**steps, big=big, next_obs=np.zeros(7, np.int64)),
+        )
 
     made()[2]()  # what is imported or compiled is so from here on
     _, _, call = made()
@@ -113,7 +139,13 @@ def test_what_takes_several_kernels_is_completed_after_ctrl_c() -> None:
 def test_what_changes_steps_may_be_interrupted_and_called_again(kind: str) -> None:
     def made() -> tuple[ReplayBuffer, Any]:
         buffer = ReplayBuffer(64, LINKED, sampler=Prioritized(alpha=0), seed=0)
-        buffer.extend(stream=0, obs=np.arange(9), reward=np.zeros(9), terminated=np.zeros(9, bool), truncated=np.zeros(9, bool))
+        buffer.extend(
+            stream=0,
+            obs=np.arange(9),
+            reward=np.zeros(9),
+            terminated=np.zeros(9, bool),
+            truncated=np.zeros(9, bool),
+        )
         calls = {
             "end": lambda: buffer.end_episode(final_obs=9),
             "update": lambda: buffer.update([3], reward=np.ones(1)),
@@ -133,14 +165,17 @@ def test_what_changes_steps_may_be_interrupted_and_called_again(kind: str) -> No
         assert isinstance(struck.raised, KeyboardInterrupt), struck
         call()
         expected = {"end": 9, "delete": 7, "view": 6}.get(kind, 8)
-        assert len(buffer) == expected == buffer.stats().inserted - buffer.stats().deleted, struck.where
+        assert len(buffer) == expected == buffer.stats().inserted - buffer.stats().deleted, (
+            struck.where
+        )
         assert len(drawn(buffer)) == expected, struck.where
         batch = buffer.sample(200)
         if kind == "update":
             assert set(batch["reward"][batch["obs"] == 3].tolist()) == {1.0}, struck.where
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python says so of a signal in __del__
+# Python says so of a signal in __del__
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_signals_at_random_moments_neither_lose_nor_double_a_step() -> None:
     buffer = ReplayBuffer(4096, LINKED, sampler=Prioritized(alpha=0), seed=0)
     writer = buffer.writer()
@@ -149,7 +184,9 @@ def test_signals_at_random_moments_neither_lose_nor_double_a_step() -> None:
         for _ in range(50):
             try:
                 arm()
-                for _ in range(500):  # the signal comes before; a handler's error that is raised in a destructor is dropped
+                # the signal comes before; a handler's error that is raised in a destructor is
+                # dropped
+                for _ in range(500):
                     writer.append(obs=writer.steps, reward=0.0)
             except KeyboardInterrupt:
                 continue
@@ -160,11 +197,16 @@ def test_signals_at_random_moments_neither_lose_nor_double_a_step() -> None:
 
 
 @pytest.mark.timeout(600)  # of a hundred saves, each of which waits for the disk
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python says so of a strike in __del__
-def test_a_save_that_ctrl_c_interrupts_leaves_no_descriptor_and_the_saves_before_it(tmp_path: Path) -> None:
+# Python says so of a strike in __del__
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_save_that_ctrl_c_interrupts_leaves_no_descriptor_and_the_saves_before_it(
+    tmp_path: Path,
+) -> None:
     buffer = ReplayBuffer(100, {"x": "int64"}, seed=0)
     buffer.extend(x=np.arange(60))
-    within = tuple(f"{PACKAGE}replay{os.sep}checkpoint{os.sep}{name}.py" for name in ("disk", "writing"))
+    within = tuple(
+        f"{PACKAGE}replay{os.sep}checkpoint{os.sep}{name}.py" for name in ("disk", "writing")
+    )
     buffer.save(tmp_path / "saved")
 
     def save() -> None:
@@ -176,7 +218,8 @@ def test_a_save_that_ctrl_c_interrupts_leaves_no_descriptor_and_the_saves_before
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for at in some_points(total, 100):
-        raised = type(strike(save, at, within=within).raised)  # the error itself keeps what the call had open
+        # the error itself keeps what the call had open
+        raised = type(strike(save, at, within=within).raised)
         assert raised in (KeyboardInterrupt, type(None))
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) == before, at

@@ -17,7 +17,9 @@ from async_loader.errors import ConfigError
 LINKED: dict[str, Callable[[], ReplayBuffer]] = {
     "next": lambda: ReplayBuffer(50, {"x": Field((), "int64", next="y"), "done": "bool"}),
     "stack": lambda: ReplayBuffer(50, {"x": Field((), "int64", stack=2), "done": "bool"}),
-    "view": lambda: ReplayBuffer(50, {"x": "int64", "reward": "float32", "done": "bool"}, view=Transitions(3)),
+    "view": lambda: ReplayBuffer(
+        50, {"x": "int64", "reward": "float32", "done": "bool"}, view=Transitions(3)
+    ),
     "view of an unknown schema": lambda: ReplayBuffer(50, view=Transitions(3)),
 }
 
@@ -38,7 +40,9 @@ def in_thread(call: Callable[[], Any]) -> Any:
 
 
 def step(buffer: ReplayBuffer, x: int, done: bool = False, **more: Any) -> int:
-    reward = {} if buffer.schema is not None and "reward" not in str(buffer.schema) else {"reward": 0.0}
+    reward = (
+        {} if buffer.schema is not None and "reward" not in str(buffer.schema) else {"reward": 0.0}
+    )
     return buffer.add(x=x, done=done, **reward, **more)
 
 

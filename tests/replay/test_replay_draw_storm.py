@@ -21,7 +21,9 @@ MOST = 120
 
 
 def queue(sampler: Any = Fifo) -> ReplayBuffer:
-    buffer = ReplayBuffer(32, SCHEMA, sampler=sampler(), limiter=Queue(24), max_times_sampled=1, seed=0)
+    buffer = ReplayBuffer(
+        32, SCHEMA, sampler=sampler(), limiter=Queue(24), max_times_sampled=1, seed=0
+    )
     for t in range(24):
         buffer.add(obs=t, reward=0.0)
     return buffer
@@ -34,7 +36,9 @@ def drained(buffer: ReplayBuffer) -> list[int]:
     return got
 
 
-@pytest.mark.parametrize("sampler", [Fifo, Lifo, Uniform, Prioritized], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "sampler", [Fifo, Lifo, Uniform, Prioritized], ids=lambda one: one.__name__
+)
 def test_a_draw_that_is_struck_gives_its_items_back(sampler: Any) -> None:
     queue_sample(queue(sampler))  # what is imported or compiled is so from here on
     total = count_points(functools.partial(queue_sample, queue(sampler)))
@@ -60,7 +64,9 @@ def test_a_draw_of_a_limited_table_that_is_struck_is_not_counted() -> None:
         buffer = ReplayBuffer(
             64,
             {"x": "int64"},
-            limiter=RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)),
+            limiter=RateLimiter(
+                min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)
+            ),
             seed=0,
         )
         for t in range(20):
@@ -86,12 +92,16 @@ CALLS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # struck between open() and its `with`, in -X dev
+# struck between open() and its `with`, in -X dev
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:.*Descriptor.__del__:pytest.PytestUnraisableExceptionWarning")  # struck there
+# struck there
+@pytest.mark.filterwarnings("ignore:.*Descriptor.__del__:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.timeout(600)  # of hundreds of saves, each of which waits for the disk
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_that_is_struck_leaves_a_table_that_goes_on_and_saves_whole(call: str, tmp_path: Path) -> None:
+def test_a_call_that_is_struck_leaves_a_table_that_goes_on_and_saves_whole(
+    call: str, tmp_path: Path
+) -> None:
     def made() -> ReplayBuffer:
         buffer = ReplayBuffer(32, SCHEMA, sampler=Prioritized(alpha=0), seed=0)
         for t in range(40):

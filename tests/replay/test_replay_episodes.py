@@ -33,14 +33,18 @@ def pairs(buffer: ReplayBuffer) -> set[tuple[int, int]]:
     return set(zip(batch["obs"].tolist(), batch["next_obs"].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("schema", [{**OBS, "terminated": np.bool_, "done": np.bool_}, {**OBS, **ENDS, "done": np.bool_}])
+@pytest.mark.parametrize(
+    "schema", [{**OBS, "terminated": np.bool_, "done": np.bool_}, {**OBS, **ENDS, "done": np.bool_}]
+)
 @pytest.mark.parametrize("way", ["add", "extend", "writer", "process"])
 def test_done_ends_the_episode_as_terminated_also_beside_terminated(schema: Any, way: str) -> None:
     with ReplayBuffer(100, schema, seed=0) as buffer:
         others = {name: False for name in schema if name in ENDS}
         steps = [{"obs": t, "reward": 1.0, "done": t % 3 == 2, **others} for t in range(9)]
         if way == "extend":
-            buffer.extend({name: np.array([step[name] for step in steps]) for name in steps[0]}, stream=0)
+            buffer.extend(
+                {name: np.array([step[name] for step in steps]) for name in steps[0]}, stream=0
+            )
         else:
             writer = buffer.writer_handle().open() if way == "process" else buffer.writer()
             for step in steps:
@@ -61,7 +65,9 @@ def test_done_of_a_truncated_step_is_truncated() -> None:
 
 
 @pytest.mark.parametrize(
-    "stream", [[0, 1], (0, 1), range(2), np.array([0, 1]), torch.tensor([0, 1])], ids=lambda s: type(s).__name__
+    "stream",
+    [[0, 1], (0, 1), range(2), np.array([0, 1]), torch.tensor([0, 1])],
+    ids=lambda s: type(s).__name__,
 )
 def test_a_sequence_of_names_is_one_for_each_row(stream: Any) -> None:
     buffer = ReplayBuffer(100, OBS, seed=0)
@@ -86,7 +92,10 @@ def test_the_name_of_a_writer_is_one_stream_and_a_name_that_could_be_many_is_ref
     for wrong in ([1], {1: 2}, iter("ab"), np.zeros(2)):
         with pytest.raises(ConfigError, match="stream="):
             buffer.add(obs=1, reward=0.0, stream=wrong)  # type: ignore[arg-type]
-    assert buffer.add(obs=11, reward=0.0, stream=torch.tensor(7)) == buffer.add(obs=12, reward=0.0, stream=7) - 1
+    assert (
+        buffer.add(obs=11, reward=0.0, stream=torch.tensor(7))
+        == buffer.add(obs=12, reward=0.0, stream=7) - 1
+    )
     assert (11, 12) in pairs(buffer)
 
 
@@ -110,14 +119,25 @@ def test_streams_whose_numbers_were_given_out_again_are_not_linked() -> None:
         for t in range(length):
             ends = np.full(3, t == length - 1)
             obs = 1000 * n + 100 * np.arange(3) + t
-            buffer.extend(obs=obs, reward=np.zeros(3), terminated=ends, truncated=np.zeros(3, bool), stream=names)
+            buffer.extend(
+                obs=obs,
+                reward=np.zeros(3),
+                terminated=ends,
+                truncated=np.zeros(3, bool),
+                stream=names,
+            )
     assert all(after - before in (0, 1) for before, after in pairs(buffer))
 
 
 def test_the_first_step_after_a_load_does_not_follow_the_last_one_before(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(100, {**OBS, "terminated": np.bool_}, sampler=Uniform(replacement=False), seed=0)
+    buffer = ReplayBuffer(
+        100, {**OBS, "terminated": np.bool_}, sampler=Uniform(replacement=False), seed=0
+    )
     with buffer, buffer.writer_handle().open(stream="far") as far:
-        named, vector = buffer.writer("left"), buffer.vector_writer(2, streams=["a", "b"], autoreset="disabled")
+        named, vector = (
+            buffer.writer("left"),
+            buffer.vector_writer(2, streams=["a", "b"], autoreset="disabled"),
+        )
         del vector
         for t in range(4):
             buffer.add(obs=t, reward=0.0, terminated=False)
@@ -134,7 +154,10 @@ def test_the_first_step_after_a_load_does_not_follow_the_last_one_before(tmp_pat
                 again.writer("left").append(obs=1100 + t, reward=0.0)
                 far.append(obs=1200 + t, reward=0.0)
             far.flush()
-        found = {int(o): int(n) for o, n in zip(*map(again.sample(len(again)).get, ("obs", "next_obs")), strict=True)}
+        found = {
+            int(o): int(n)
+            for o, n in zip(*map(again.sample(len(again)).get, ("obs", "next_obs")), strict=True)
+        }
     assert all(after == before + 1 for before, after in found.items())
     assert 103 in found
     assert not {3, 203} & set(found)
@@ -155,10 +178,14 @@ def test_a_refused_first_step_fixes_no_schema() -> None:
         buffer.add(other=1)
 
 
-def test_extend_under_a_limiter_says_how_many_rows_are_in_whatever_refuses_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extend_under_a_limiter_says_how_many_rows_are_in_whatever_refuses_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     buffer = ReplayBuffer(
-        100, {"x": np.int64}, limiter=RateLimiter(min_size_to_sample=3, samples_per_insert=1.0, error_buffer=2.0)
+        100,
+        {"x": np.int64},
+        limiter=RateLimiter(min_size_to_sample=3, samples_per_insert=1.0, error_buffer=2.0),
     )
     writer = buffer.writer()
     with pytest.raises(WouldDeadlock, match="5 of 20 steps are in"):
@@ -170,13 +197,22 @@ def test_extend_under_a_limiter_says_how_many_rows_are_in_whatever_refuses_the_o
 
 def test_a_vector_is_in_as_a_whole_or_not_at_all_under_a_limiter() -> None:
     limiter = RateLimiter(min_size_to_sample=3, samples_per_insert=1.0, error_buffer=6)
-    buffer = ReplayBuffer(200, {**OBS, **ENDS}, limiter=limiter, sampler=Uniform(replacement=False), seed=0)
+    buffer = ReplayBuffer(
+        200, {**OBS, **ENDS}, limiter=limiter, sampler=Uniform(replacement=False), seed=0
+    )
     writer, no, t, refused = buffer.vector_writer(4), np.zeros(4, bool), 0, 0
     for _ in range(60):
         before = writer.steps
         try:
             obs = np.arange(4) * 100 + t
-            writer.append(obs=obs, reward=np.zeros(4), next_obs=obs + 1, terminated=no, truncated=no, timeout_s=0)
+            writer.append(
+                obs=obs,
+                reward=np.zeros(4),
+                next_obs=obs + 1,
+                terminated=no,
+                truncated=no,
+                timeout_s=0,
+            )
             t += 1
             assert writer.steps == before + 4
         except Timeout:
@@ -188,7 +224,9 @@ def test_a_vector_is_in_as_a_whole_or_not_at_all_under_a_limiter() -> None:
     assert all(after == before + 1 for before, after in pairs_once(buffer))
     small, ends = (
         ReplayBuffer(
-            200, {"x": np.int64, **ENDS}, limiter=RateLimiter(min_size_to_sample=1, samples_per_insert=1.0, error_buffer=2.0)
+            200,
+            {"x": np.int64, **ENDS},
+            limiter=RateLimiter(min_size_to_sample=1, samples_per_insert=1.0, error_buffer=2.0),
         ),
         np.zeros(8, bool),
     )
@@ -207,12 +245,31 @@ def test_reset_ends_the_open_episodes_of_a_vector_without_a_link() -> None:
         for t in range(3):
             ends = np.array([False, t == 2])
             obs = np.array([t, 100 + t])
-            writer.append(obs=obs, reward=np.zeros(2), next_obs=obs + 1, terminated=ends, truncated=NO)
+            writer.append(
+                obs=obs, reward=np.zeros(2), next_obs=obs + 1, terminated=ends, truncated=NO
+            )
         writer.reset()  # the second environment is not reset by the next call any more
         for t in range(10, 13):
             obs = np.array([t, 100 + t])
-            assert len(writer.append(obs=obs, reward=np.zeros(2), next_obs=obs + 1, terminated=NO, truncated=NO)) == 2
-    assert pairs(buffer) == {(0, 1), (1, 2), (100, 101), (101, 102), (102, 103), (10, 11), (11, 12), (110, 111), (111, 112)}
+            assert (
+                len(
+                    writer.append(
+                        obs=obs, reward=np.zeros(2), next_obs=obs + 1, terminated=NO, truncated=NO
+                    )
+                )
+                == 2
+            )
+    assert pairs(buffer) == {
+        (0, 1),
+        (1, 2),
+        (100, 101),
+        (101, 102),
+        (102, 103),
+        (10, 11),
+        (11, 12),
+        (110, 111),
+        (111, 112),
+    }
     with pytest.raises(Closed):
         writer.append(obs=obs, reward=np.zeros(2), next_obs=obs, terminated=NO, truncated=NO)
 
@@ -232,15 +289,31 @@ def test_environments_say_how_many_they_are_and_how_they_reset() -> None:
     finals = np.array([None, np.int64(7)], object)
     info = {"final_obs": finals, "_final_obs": np.array([False, True])}
     obs = np.array([1, 6])
-    writer.append(obs=obs, reward=NO, next_obs=np.array([2, 0]), terminated=NO, truncated=~NO & [False, True], info=info)
+    writer.append(
+        obs=obs,
+        reward=NO,
+        next_obs=np.array([2, 0]),
+        terminated=NO,
+        truncated=~NO & [False, True],
+        info=info,
+    )
     assert pairs(buffer) == {(6, 7)}
     with pytest.raises(ConfigError, match="does not say how it resets"):
         buffer.vector_writer(Envs(None))
     with pytest.raises(ConfigError, match="these environments say 'SameStep'"):
         buffer.vector_writer(Envs("SameStep"), autoreset="next_step")
     late = buffer.vector_writer(2)
-    with pytest.raises(SchemaError, match="environment 1 was reset in the step that ended its episode"):
-        late.append(obs=obs, reward=NO, next_obs=obs, terminated=~NO & [False, True], truncated=NO, info=info)
+    with pytest.raises(
+        SchemaError, match="environment 1 was reset in the step that ended its episode"
+    ):
+        late.append(
+            obs=obs,
+            reward=NO,
+            next_obs=obs,
+            terminated=~NO & [False, True],
+            truncated=NO,
+            info=info,
+        )
     late.append(obs=obs, reward=NO, next_obs=obs, terminated=~NO, truncated=NO)
     with pytest.raises(SchemaError, match="environment 0 ended twice in a row"):
         late.append(obs=obs, reward=NO, next_obs=obs, terminated=~NO, truncated=NO)
@@ -251,18 +324,24 @@ def test_final_observations_may_be_tensors() -> None:
     no, obs = torch.zeros(2, dtype=torch.bool), torch.tensor([1, 11])
     writer = buffer.vector_writer(2, autoreset="disabled")
     writer.append(obs=obs, reward=torch.zeros(2), next_obs=obs + 1, terminated=~no, truncated=no)
-    buffer.extend(obs=obs + 20, reward=no, terminated=no, truncated=~no, final_obs=obs + 21, stream=[1, 2])
+    buffer.extend(
+        obs=obs + 20, reward=no, terminated=no, truncated=~no, final_obs=obs + 21, stream=[1, 2]
+    )
     assert pairs(buffer) == {(1, 2), (11, 12), (21, 22), (31, 32)}
 
 
 def test_a_vector_without_a_schema_stores_rewards_as_networks_take_them() -> None:
     buffer = ReplayBuffer(100)
-    buffer.vector_writer(2).append(obs=np.zeros(2), reward=np.zeros(2), next_obs=np.zeros(2), terminated=NO, truncated=NO)
+    buffer.vector_writer(2).append(
+        obs=np.zeros(2), reward=np.zeros(2), next_obs=np.zeros(2), terminated=NO, truncated=NO
+    )
     assert {field.name: field.dtype.name for field in buffer.schema.fields}["reward"] == "float32"  # type: ignore[union-attr]
 
 
 def test_a_late_value_reaches_a_step_that_is_an_item_no_more() -> None:
-    buffer = ReplayBuffer(10, {"x": np.int64, "reward": np.float32}, sampler=Uniform(replacement=False), seed=0)
+    buffer = ReplayBuffer(
+        10, {"x": np.int64, "reward": np.float32}, sampler=Uniform(replacement=False), seed=0
+    )
     buffer.extend(x=np.arange(4), reward=np.zeros(4))
     buffer.delete([1])
     assert buffer.update([1], reward=np.array([5.0])).applied == 1

@@ -1,4 +1,6 @@
-"""What a field takes and what it refuses: nothing is cast silently, and a refusal writes nothing."""
+"""What a field takes and what it refuses: nothing is cast silently, and a refusal writes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,12 @@ REFUSED = [
     ("int64", (), 1 << 70, "the integer 1180591620717411303424"),
     ("uint8", (4, 4), 1, r"has shape \(\).*says \(4, 4\)"),
     ("uint8", (4, 4), np.zeros((4, 4, 1), np.uint8), r"has shape \(4, 4, 1\).*says \(4, 4\)"),
-    ("float32", (3,), np.zeros(1, np.float32), r"has shape \(1,\).*says \(3,\).*nothing is broadcast"),
+    (
+        "float32",
+        (3,),
+        np.zeros(1, np.float32),
+        r"has shape \(1,\).*says \(3,\).*nothing is broadcast",
+    ),
     ("float32", (), np.zeros(1, np.float32), r"has shape \(1,\).*says \(\)"),
     ("float32", (), None, "is NoneType.*a number that float32 holds"),
     ("float32", (2,), None, "is NoneType.*an array"),
@@ -70,7 +77,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("dtype", "shape", "value", "stored"), TAKEN)
-def test_a_field_takes_what_it_can_hold(dtype: str, shape: tuple[int, ...], value: Any, stored: Any) -> None:
+def test_a_field_takes_what_it_can_hold(
+    dtype: str, shape: tuple[int, ...], value: Any, stored: Any
+) -> None:
     buffer = ReplayBuffer(4, {"x": (shape, dtype)})
     buffer.add(x=value)
     drawn = buffer.sample(1)["x"]
@@ -82,7 +91,9 @@ def test_a_field_takes_what_it_can_hold(dtype: str, shape: tuple[int, ...], valu
 
 
 @pytest.mark.parametrize(("dtype", "shape", "value", "said"), REFUSED)
-def test_a_field_refuses_what_it_cannot_hold_and_nothing_is_written(dtype: str, shape: Any, value: Any, said: str) -> None:
+def test_a_field_refuses_what_it_cannot_hold_and_nothing_is_written(
+    dtype: str, shape: Any, value: Any, said: str
+) -> None:
     buffer = ReplayBuffer(4, {"first": np.int64, "x": (shape, dtype)})
     with pytest.raises(SchemaError, match=f"field 'x'.*{said}"):
         buffer.add(first=1, x=value)
@@ -119,7 +130,12 @@ def test_a_column_that_does_not_fit_writes_no_row_of_any_field() -> None:
 def test_a_step_built_differently_is_refused() -> None:
     buffer = ReplayBuffer(8)
     buffer.add(a={"b": 1, "c": 2.0}, d=True)
-    for step in ({"a": {"b": 1}, "d": True}, {"a": 1, "d": True}, {"d": True}, {"a": {"b": 1, "c": 2.0}, "d": True, "e": 1}):
+    for step in (
+        {"a": {"b": 1}, "d": True},
+        {"a": 1, "d": True},
+        {"d": True},
+        {"a": {"b": 1, "c": 2.0}, "d": True, "e": 1},
+    ):
         with pytest.raises(SchemaError, match="does not fit the schema"):
             buffer.add(step)
     flat = ReplayBuffer(8, {"x": np.int64})
@@ -153,12 +169,15 @@ def test_tensors_are_taken_like_arrays() -> None:
     assert (batch["obs"] == 1).all()
     assert (batch["action"] == 2).all()
     assert (batch["reward"] == 0.5).all()
-    with pytest.raises(SchemaError, match=r"field 'reward' is a tensor of torch\.bfloat16, which numpy"):
+    with pytest.raises(
+        SchemaError, match=r"field 'reward' is a tensor of torch\.bfloat16, which numpy"
+    ):
         buffer.add(obs=torch.ones(3), action=2, reward=torch.tensor(1, dtype=torch.bfloat16))
 
 
 @pytest.mark.filterwarnings(
-    "ignore:Sparse CSR tensor support is in beta:UserWarning", "ignore:The PyTorch API of nested:UserWarning"
+    "ignore:Sparse CSR tensor support is in beta:UserWarning",
+    "ignore:The PyTorch API of nested:UserWarning",
 )
 def test_a_tensor_that_is_not_dense_is_refused_with_the_call_that_makes_it_so():
     torch = pytest.importorskip("torch")

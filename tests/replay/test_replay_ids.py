@@ -20,17 +20,26 @@ from async_loader.testing.debug import debug_state
 
 def numbered(capacity: int, count: int, **options: Any) -> ReplayBuffer:
     buffer = ReplayBuffer(
-        capacity, {"x": np.int64, "nested": {"y": ((2,), np.float32)}, "terminated": np.bool_}, seed=0, **options
+        capacity,
+        {"x": np.int64, "nested": {"y": ((2,), np.float32)}, "terminated": np.bool_},
+        seed=0,
+        **options,
     )
     x = np.arange(count)
-    buffer.extend(x=x, nested={"y": np.repeat(x[:, None], 2, 1).astype(np.float32)}, terminated=np.zeros(count, bool))
+    buffer.extend(
+        x=x,
+        nested={"y": np.repeat(x[:, None], 2, 1).astype(np.float32)},
+        terminated=np.zeros(count, bool),
+    )
     return buffer
 
 
 def test_a_late_reward_reaches_its_step_or_nobody() -> None:
     buffer = numbered(10, 25)
     assert buffer.update([16, 3, 24, 99, -1], x=np.array([-16, -3, -24, -99, -1])) == Applied(2, 3)
-    assert buffer.update(torch.tensor([20]), nested={"y": torch.full((1, 2), -20.0)}) == Applied(1, 0)
+    assert buffer.update(torch.tensor([20]), nested={"y": torch.full((1, 2), -20.0)}) == Applied(
+        1, 0
+    )
     batch = buffer.sample(500)
     assert set(batch["x"].tolist()) == {15, -16, 17, 18, 19, 20, 21, 22, 23, -24}
     assert set(batch["nested"]["y"][batch["index"] == 20].ravel()) == {-20.0}
@@ -87,7 +96,9 @@ def test_a_deleted_step_that_was_no_item_yet_never_becomes_one() -> None:
 
 
 def test_a_priority_for_a_step_that_is_no_item_yet_waits_for_it() -> None:
-    buffer = ReplayBuffer(10, {"x": Field(dtype=np.int64, next="y")}, sampler=Prioritized(alpha=1.0, eps=0.0))
+    buffer = ReplayBuffer(
+        10, {"x": Field(dtype=np.int64, next="y")}, sampler=Prioritized(alpha=1.0, eps=0.0)
+    )
     buffer.add(x=0, priority=1.0)
     buffer.add(x=1, priority=1.0)
     assert buffer.update_priorities([1], [0.0]) == Applied(1, 0)
@@ -129,7 +140,9 @@ def test_priorities_are_checked_before_any_is_changed() -> None:
     with pytest.raises(Unsupported, match="no priorities to update"):
         numbered(10, 10).update_priorities([1], [1.0])
     with pytest.raises(Unsupported, match="leave them out"):
-        numbered(10, 10).add(x=1, nested={"y": np.zeros(2, np.float32)}, terminated=False, priority=1.0)
+        numbered(10, 10).add(
+            x=1, nested={"y": np.zeros(2, np.float32)}, terminated=False, priority=1.0
+        )
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -202,7 +215,9 @@ def test_the_memory_that_is_told_is_what_the_system_gives(schema: Any, capacity:
     buffer = ReplayBuffer(capacity, schema)
     assert buffer.nbytes == told
     maps = [
-        line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:async_loader" in line
+        line.split()[0].split("-")
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "memfd:async_loader" in line
     ]
     assert told in [int(end, 16) - int(start, 16) for start, end in maps]
 
@@ -229,7 +244,9 @@ def test_too_many_bytes_are_refused_before_they_are_taken() -> None:
 
 
 def test_any_number_of_threads_update_delete_and_draw() -> None:
-    buffer = ReplayBuffer(200, {"x": np.int64, "y": ((8,), np.int64)}, sampler=Prioritized(), seed=0)
+    buffer = ReplayBuffer(
+        200, {"x": np.int64, "y": ((8,), np.int64)}, sampler=Prioritized(), seed=0
+    )
     buffer.extend(x=np.arange(200), y=np.repeat(np.arange(200)[:, None], 8, 1))
     torn: list[Any] = []
     stop = threading.Event()
@@ -264,8 +281,12 @@ def test_any_number_of_threads_update_delete_and_draw() -> None:
 
 @pytest.mark.parametrize("when", ["before any", "after one", "after all"])
 @pytest.mark.parametrize("remover", ["Fifo", "Lifo"])
-def test_ctrl_c_in_the_middle_of_an_add_leaves_a_whole_table(when: str, remover: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = ReplayBuffer(4, {"x": np.int64}, sampler=Fifo(), remover=Lifo() if remover == "Lifo" else Fifo())
+def test_ctrl_c_in_the_middle_of_an_add_leaves_a_whole_table(
+    when: str, remover: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = ReplayBuffer(
+        4, {"x": np.int64}, sampler=Fifo(), remover=Lifo() if remover == "Lifo" else Fifo()
+    )
     table = debug_state(buffer).state.table
     for n in range(6):
         buffer.add(x=n)

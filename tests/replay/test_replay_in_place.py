@@ -75,7 +75,9 @@ def test_rows_that_are_read_meanwhile_are_never_torn(tmp_path: Path) -> None:
     assert sum(read) > 0
 
 
-def test_a_row_that_was_loaded_while_it_was_copied_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_was_loaded_while_it_was_copied_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reader stops between copying and looking again; the same id is there before and after."""
     buffer = ReplayBuffer(100, {"x": Field((), "int64", next="y")}, seed=0)
     buffer.extend(x=np.arange(20), stream=0)
@@ -230,7 +232,9 @@ def test_writers_of_other_processes_have_to_be_closed_before(tmp_path: Path) -> 
     with filled() as buffer:
         buffer.save(tmp_path)
         handle = buffer.writer_handle()
-        with pytest.raises(ConfigError, match=r"there are 1 handles that were not opened: close them"):
+        with pytest.raises(
+            ConfigError, match=r"there are 1 handles that were not opened: close them"
+        ):
             buffer.load(tmp_path)
         with handle.open() as writer:
             writer.extend(steps(7000, 5))
@@ -257,7 +261,9 @@ def test_files_that_were_changed_are_refused_before_anything_is(tmp_path: Path) 
     assert len(buffer) == 503
 
 
-def test_files_that_change_while_they_are_read_leave_an_empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_change_while_they_are_read_leave_an_empty_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     buffer = filled()
     source = buffer.source(sampler=Fifo())
     buffer.save(tmp_path)
@@ -268,7 +274,9 @@ def test_files_that_change_while_they_are_read_leave_an_empty_table(tmp_path: Pa
     monkeypatch.setattr(loading._Loading, "_states", broken)
     with pytest.raises(CorruptCheckpoint, match="changed just now") as caught:
         buffer.load(tmp_path)
-    assert caught.value.__notes__ == ["this came after the table's own steps had been taken out: the table is empty now"]
+    assert caught.value.__notes__ == [
+        "this came after the table's own steps had been taken out: the table is empty now"
+    ]
     assert len(buffer) == 0
     assert len(buffer.get(range(500))["index"]) == 0
     buffer.extend(steps(0, 4))
@@ -292,7 +300,9 @@ def test_a_closed_table_and_a_fork_load_nothing(tmp_path: Path) -> None:
     buffer = filled()
     buffer.save(tmp_path)
     debug_state(buffer).state.foreign = True
-    with pytest.raises(Unsupported, match="only the process that made a replay buffer saves and loads it"):
+    with pytest.raises(
+        Unsupported, match="only the process that made a replay buffer saves and loads it"
+    ):
         buffer.load(tmp_path)
     debug_state(buffer).state.foreign = False
     buffer.close()
@@ -303,7 +313,9 @@ def test_a_closed_table_and_a_fork_load_nothing(tmp_path: Path) -> None:
 def test_readers_of_before_deliver_what_was_loaded_or_another_step(tmp_path: Path) -> None:
     buffer = filled()
     filled(10_000, 40).save(tmp_path)
-    reader = ReplayReader(debug_state(buffer).state.table.storage, debug_state(buffer).table_sampler.read_plan(None))
+    reader = ReplayReader(
+        debug_state(buffer).state.table.storage, debug_state(buffer).table_sampler.read_plan(None)
+    )
     buffer.load(tmp_path)
     samples = reader.fetch(np.arange(30, 60), (1,))
     assert all((sample["words"] == sample["x"]).all() for sample in samples)

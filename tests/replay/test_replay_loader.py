@@ -26,19 +26,33 @@ def episodes(buffer: ReplayBuffer, count: int) -> None:
     for n in range(count):
         ends = n % 10 == 9
         final = np.full((20, 60), 255, np.uint8) if ends else None
-        buffer.add(obs=np.full((20, 60), n % 250, np.uint8), reward=float(n), n=n, terminated=ends, final_obs=final)
+        buffer.add(
+            obs=np.full((20, 60), n % 250, np.uint8),
+            reward=float(n),
+            n=n,
+            terminated=ends,
+            final_obs=final,
+        )
 
 
 def check(batch: dict[str, Any], n_step: int) -> None:
     for n, obs, after, reward, discount in zip(
-        batch["n"].tolist(), batch["obs"], batch["next_obs"], batch["reward"].tolist(), batch["discount"].tolist(), strict=True
+        batch["n"].tolist(),
+        batch["obs"],
+        batch["next_obs"],
+        batch["reward"].tolist(),
+        batch["discount"].tolist(),
+        strict=True,
     ):
         first = n // 10 * 10
         shown = [max(first, k) % 250 for k in (n - 2, n - 1, n)]
         assert [int(frame[0, 0]) for frame in obs] == shown
         assert all((frame == frame[0, 0]).all() for frame in (*obs, *after))
         taken = min(n_step, first + 10 - n)
-        later = [255 if k == first + 10 else max(first, k) % 250 for k in (n + taken - 2, n + taken - 1, n + taken)]
+        later = [
+            255 if k == first + 10 else max(first, k) % 250
+            for k in (n + taken - 2, n + taken - 1, n + taken)
+        ]
         assert [int(frame[0, 0]) for frame in after] == later
         assert reward == sum(0.5**k * (n + k) for k in range(taken))
         assert discount == (0.0 if n + taken == first + 10 else 0.5**taken)
@@ -51,12 +65,18 @@ def test_stacks_returns_and_weights_arrive_whole(workers: int, method: str | Non
     live = np.arange(200, 1000)
     buffer.update_priorities(live, 1.0 + live % 7)
     source = buffer.source(view=Transitions(n_steps=4, gamma=0.5))
-    with AsyncDataLoader(source, 32, num_workers=workers, multiprocessing_context=method, timeout_s=60, chunk_size=8) as loader:
+    with AsyncDataLoader(
+        source, 32, num_workers=workers, multiprocessing_context=method, timeout_s=60, chunk_size=8
+    ) as loader:
         for _ in range(12):
             batch = next(loader)
             check(batch, 4)
             weight, index = batch["weight"], batch["index"]
-            assert (weight.dtype, index.dtype, weight.max().item()) == (torch.float32, torch.int64, 1.0)
+            assert (weight.dtype, index.dtype, weight.max().item()) == (
+                torch.float32,
+                torch.int64,
+                1.0,
+            )
             relative = weight * (1.0 + index % 7)  # weights are inverse to priorities
             assert torch.allclose(relative, relative[0].expand(32), rtol=1e-5)
             applied = loader.update_priorities(index, 1.0 + index % 7)
@@ -66,10 +86,14 @@ def test_stacks_returns_and_weights_arrive_whole(workers: int, method: str | Non
 def test_a_device_gets_everything_but_the_ids() -> None:
     buffer = ReplayBuffer(500, SCHEMA, sampler=Prioritized(), seed=0)
     episodes(buffer, 300)
-    with AsyncDataLoader(buffer.source(view=Transitions(n_steps=4, gamma=0.5)), 16, device="fake", timeout_s=60) as loader:
+    with AsyncDataLoader(
+        buffer.source(view=Transitions(n_steps=4, gamma=0.5)), 16, device="fake", timeout_s=60
+    ) as loader:
         batch = next(loader)
         assert isinstance(batch["index"], torch.Tensor)
-        assert not any(isinstance(batch[key], torch.Tensor) for key in ("obs", "weight", "discount"))
+        assert not any(
+            isinstance(batch[key], torch.Tensor) for key in ("obs", "weight", "discount")
+        )
         check({key: value.cpu() for key, value in batch.items()}, 4)
 
 
@@ -77,13 +101,18 @@ def test_actors_write_while_workers_read() -> None:
     buffer = ReplayBuffer(200, SCHEMA, sampler=Prioritized(), seed=0)
     episodes(buffer, 200)
     with AsyncDataLoader(
-        buffer.source(view=Transitions(n_steps=4, gamma=0.5)), 32, num_workers=2, prefetch=4, timeout_s=60
+        buffer.source(view=Transitions(n_steps=4, gamma=0.5)),
+        32,
+        num_workers=2,
+        prefetch=4,
+        timeout_s=60,
     ) as loader:
         stale = 0
         for lap in range(15):
             batch = next(loader)
             if not lap:
-                until(lambda: loader.stats().workers.batches > 1)  # another is read, of steps that are overwritten next
+                # another is read, of steps that are overwritten next
+                until(lambda: loader.stats().workers.batches > 1)
             check(batch, 4)
             applied = loader.update_priorities(batch["index"], torch.ones(32))
             stale += applied.stale
@@ -91,5 +120,11 @@ def test_actors_write_while_workers_read() -> None:
             for n in range(start, start + 100):
                 ends = n % 10 == 9
                 final = np.full((20, 60), 255, np.uint8) if ends else None
-                buffer.add(obs=np.full((20, 60), n % 250, np.uint8), reward=float(n), n=n, terminated=ends, final_obs=final)
+                buffer.add(
+                    obs=np.full((20, 60), n % 250, np.uint8),
+                    reward=float(n),
+                    n=n,
+                    terminated=ends,
+                    final_obs=final,
+                )
         assert stale > 0

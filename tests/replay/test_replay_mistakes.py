@@ -52,7 +52,9 @@ def test_a_seed_that_is_none_is_refused(seed: Any):
 
 def test_priorities_of_an_empty_prioritized_table_are_stale_before_and_after_its_schema_is_known():
     for schema in (None, STEP):
-        assert ReplayBuffer(10, schema, sampler=Prioritized()).update_priorities([0], [1.0]) == Applied(0, 1)
+        assert ReplayBuffer(10, schema, sampler=Prioritized()).update_priorities(
+            [0], [1.0]
+        ) == Applied(0, 1)
 
 
 def test_a_prioritized_sampler_beside_a_uniform_one_gets_priorities():
@@ -67,7 +69,10 @@ def test_a_prioritized_sampler_beside_a_uniform_one_gets_priorities():
 
 def test_a_next_observation_that_the_table_reads_by_itself_is_refused_with_the_reason():
     buffer = ReplayBuffer(10, {"obs": Field((), "float32", next="next_obs"), "reward": "float32"})
-    with pytest.raises(SchemaError, match=r"'next_obs' is read from the step that follows .*: leave it out, and give final_obs="):
+    with pytest.raises(
+        SchemaError,
+        match=r"'next_obs' is read from the step that follows .*: leave it out, and give final_obs=",
+    ):
         buffer.add(obs=0.0, next_obs=1.0, reward=0.0)
 
 
@@ -78,7 +83,10 @@ def test_a_wrong_word_for_what_an_addition_takes_beside_fields_is_answered_with_
 
 @pytest.mark.parametrize("name", ["sampler", "remover"])
 def test_a_class_in_the_place_of_a_sampler_is_refused(name: str):
-    with pytest.raises(ConfigError, match=rf"{name} is the class Prioritized: give an instance, as in {name}=Prioritized\(\)"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{name} is the class Prioritized: give an instance, as in {name}=Prioritized\(\)",
+    ):
         ReplayBuffer(10, STEP, **{name: Prioritized})  # type: ignore[arg-type]
 
 
@@ -92,9 +100,14 @@ def test_a_queue_says_how_many_items_may_wait():
     queue = ReplayBuffer.queue(2, STEP)
     for _ in range(2):
         queue.add(obs=1.0, reward=1.0)
-    with pytest.raises(Timeout, match="2 items that wait to be sampled, and at most 2 may: sample at least 1 more"):
+    with pytest.raises(
+        Timeout, match="2 items that wait to be sampled, and at most 2 may: sample at least 1 more"
+    ):
         queue.add(obs=1.0, reward=1.0, timeout_s=0)
-    with pytest.raises(ConfigError, match=r"3 can never be sampled .*at most 2 items wait here.* a size of 3 or more"):
+    with pytest.raises(
+        ConfigError,
+        match=r"3 can never be sampled .*at most 2 items wait here.* a size of 3 or more",
+    ):
         queue.sample(3)
 
 

@@ -27,16 +27,33 @@ LINKED = {
     "terminated": "bool",
     "truncated": "bool",
 }
-FLAT = {"obs": Field((2,), np.dtype(np.int32)), "reward": "float64", "terminated": "bool", "truncated": "bool"}
+FLAT = {
+    "obs": Field((2,), np.dtype(np.int32)),
+    "reward": "float64",
+    "terminated": "bool",
+    "truncated": "bool",
+}
 LARGE = {**FLAT, "frame": Field((600,), np.dtype(np.int32), next="next_frame")}
 
-step = st.tuples(st.just("step"), st.integers(0, 3), st.sampled_from(["", "", "", "", "T", "T+", "X", "X+"]), st.integers(0, 5))
-end = st.tuples(st.just("end"), st.integers(0, 3), st.sampled_from(["T", "X", "T+", "X+"]), st.just(0))
+step = st.tuples(
+    st.just("step"),
+    st.integers(0, 3),
+    st.sampled_from(["", "", "", "", "T", "T+", "X", "X+"]),
+    st.integers(0, 5),
+)
+end = st.tuples(
+    st.just("end"), st.integers(0, 3), st.sampled_from(["T", "X", "T+", "X+"]), st.just(0)
+)
 operations = st.lists(st.one_of(step, step, step, step, end), min_size=1, max_size=60)
 
 
 def row(schema, number: int, terminated: bool = False, truncated: bool = False) -> dict:
-    made = {"obs": np.full(2, number, np.int32), "reward": float(number), "terminated": terminated, "truncated": truncated}
+    made = {
+        "obs": np.full(2, number, np.int32),
+        "reward": float(number),
+        "terminated": terminated,
+        "truncated": truncated,
+    }
     return {**made, "frame": np.full(600, number, np.int32)} if "frame" in schema else made
 
 
@@ -49,9 +66,17 @@ class Sides:
 
     def __init__(self, schema, capacity: int = 24, prioritized: bool = False, limiter=None) -> None:
         self.schema, self.prioritized = schema, prioritized
-        self.linked = any(isinstance(one, Field) and one.next is not None for one in schema.values())
+        self.linked = any(
+            isinstance(one, Field) and one.next is not None for one in schema.values()
+        )
         made = [
-            ReplayBuffer(capacity, schema, seed=3, limiter=limiter, **({"sampler": Prioritized(0.6)} if prioritized else {}))
+            ReplayBuffer(
+                capacity,
+                schema,
+                seed=3,
+                limiter=limiter,
+                **({"sampler": Prioritized(0.6)} if prioritized else {}),
+            )
             for _ in "ab"
         ]
         self.plain, self.buffer = made
@@ -70,19 +95,26 @@ class Sides:
             terminated, shown, number = how[0] == "T", how[1:] == "+" and self.linked, self.number
             final = final_of(self.schema, -number) if shown else None
             ends = {"terminated": terminated, "truncated": not terminated}
-            self.calls.append((1, lambda: self.plain.end_episode(final_obs=final, stream=stream, **ends)))
+            self.calls.append(
+                (1, lambda: self.plain.end_episode(final_obs=final, stream=stream, **ends))
+            )
             flags = FINAL | (TERMINATED if terminated else TRUNCATED) | SHOWN * shown
             self.rows.append((stream, flags, np.nan, row(self.schema, -number)))
             return
         self.number += 1
         number, given = self.number, float(priority) if priority and self.prioritized else None
-        terminated, truncated, followed = how[:1] == "T", how[:1] == "X", how[1:] == "+" and self.linked
+        terminated, truncated, followed = (
+            how[:1] == "T",
+            how[:1] == "X",
+            how[1:] == "+" and self.linked,
+        )
         flags = TERMINATED * terminated + TRUNCATED * truncated
         nan = np.nan if given is None else given
         self.rows.append((stream, flags, nan, row(self.schema, number, terminated, truncated)))
         if followed:
             self.rows.append((stream, FINAL, np.nan, row(self.schema, -number)))
-        lost = truncated and self.linked and not followed  # its observation is all that is left of it
+        # its observation is all that is left of it
+        lost = truncated and self.linked and not followed
         said = row(self.schema, number, terminated, truncated and not lost)
         final = final_of(self.schema, -number) if followed else None
 
@@ -96,7 +128,8 @@ class Sides:
     def message(self, start: int, stop: int) -> Incoming:
         rows = self.rows[start:stop]
         columns = [
-            np.array([one[3][name] for one in rows], self.served.schema.fields[i].dtype) for i, name in enumerate(self.schema)
+            np.array([one[3][name] for one in rows], self.served.schema.fields[i].dtype)
+            for i, name in enumerate(self.schema)
         ]
         streams, flags = (np.array([one[k] for one in rows], np.int64) for k in (0, 1))
         return Incoming(streams, flags, np.array([one[2] for one in rows]), columns)
@@ -130,11 +163,17 @@ class Sides:
             for a, b in zip(*read, strict=True):
                 np.testing.assert_array_equal(a, b)
         if self.prioritized:
-            np.testing.assert_array_equal(one.given[one.items.alive != 0], two.given[two.items.alive != 0])
+            np.testing.assert_array_equal(
+                one.given[one.items.alive != 0], two.given[two.items.alive != 0]
+            )
 
 
 @pytest.mark.parametrize("schema", [LINKED, FLAT, LARGE], ids=["linked", "flat", "large"])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(operations, st.lists(st.integers(0, 100), max_size=6), st.booleans())
 def test_messages_make_the_table_that_single_steps_make(schema, script, cuts, prioritized):
     sides = Sides(schema, prioritized=prioritized)
@@ -144,17 +183,23 @@ def test_messages_make_the_table_that_single_steps_make(schema, script, cuts, pr
         call()
     for start, stop in sides.groups(cuts):
         steps = sides.message(start, stop)
-        sides.served.check(steps) if prioritized or not np.isfinite(steps.priorities).any() else None
+        sides.served.check(steps) if prioritized or not np.isfinite(
+            steps.priorities
+        ).any() else None
         assert sides.served.insert(steps, 0) == stop - start
     sides.same()
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(operations, st.lists(st.integers(0, 100), max_size=6), st.booleans(), st.integers(2, 5))
-def test_a_limiter_stops_messages_at_the_step_at_which_it_stops_single_steps(script, cuts, linked, least):
+def test_a_limiter_stops_messages_at_the_step_at_which_it_stops_single_steps(
+    script, cuts, linked, least
+):
     sides = Sides(
         LINKED if linked else FLAT,
-        limiter=RateLimiter(min_size_to_sample=least, samples_per_insert=1.5, error_buffer=(0.0, 12.0)),
+        limiter=RateLimiter(
+            min_size_to_sample=least, samples_per_insert=1.5, error_buffer=(0.0, 12.0)
+        ),
     )
     for operation in script:
         sides.add(*operation)
@@ -177,10 +222,15 @@ def test_a_limiter_stops_messages_at_the_step_at_which_it_stops_single_steps(scr
             if inserted == stop:
                 break
             assert sides.served.why_not_insert() is not None
-            plain, drawing = sides.plain.sample(2, timeout_s=0), sides.served.drawing(None, 0, 1, None)
+            plain, drawing = (
+                sides.plain.sample(2, timeout_s=0),
+                sides.served.drawing(None, 0, 1, None),
+            )
             assert drawing.why_not(2) is None
             for a, b in zip(
-                sides.plain.schema.leaves({k: plain[k] for k in ("obs", "reward", "terminated", "truncated")}),
+                sides.plain.schema.leaves(
+                    {k: plain[k] for k in ("obs", "reward", "terminated", "truncated")}
+                ),
                 drawing.arrays(2),
                 strict=False,
             ):
@@ -199,7 +249,9 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_message_that_lies_is_refused_whole(lie):
     sides = Sides(LINKED)
-    sides.rows = [(stream, flags, np.nan, row(LINKED, 1)) for stream, flags in [(0, 0), (1, 0), *LIES[lie]]]
+    sides.rows = [
+        (stream, flags, np.nan, row(LINKED, 1)) for stream, flags in [(0, 0), (1, 0), *LIES[lie]]
+    ]
     before = debug_state(sides.buffer).state.table.storage.heads().copy()
     with pytest.raises(SchemaError, match=r"row [2-9] is a final observation"):
         sides.served.check(sides.message(0, len(sides.rows)))
@@ -223,7 +275,9 @@ def test_one_learner_alone_draws_as_the_buffer_does_and_ranks_draw_others():
     alone = sides.served.drawing(None, 0, 1, None)
     for _ in range(5):
         plain = sides.plain.sample(32)
-        arrays = dict(zip((field.name for field in alone.schema.fields), alone.arrays(32), strict=True))
+        arrays = dict(
+            zip((field.name for field in alone.schema.fields), alone.arrays(32), strict=True)
+        )
         np.testing.assert_array_equal(plain["index"], arrays["index"])
     ranks = [sides.served.drawing(None, rank, 2, seed) for rank in (0, 1) for seed in (None, 7)]
     drawn = {tuple(one.arrays(32)[-1].tolist()) for one in ranks}
@@ -233,9 +287,13 @@ def test_one_learner_alone_draws_as_the_buffer_does_and_ranks_draw_others():
     assert len(debug_state(sides.buffer).state.table.samplers) == 1
 
 
-@pytest.mark.parametrize("sampler", [Uniform, lambda: Uniform(replacement=False), lambda: Prioritized(0.6)])
+@pytest.mark.parametrize(
+    "sampler", [Uniform, lambda: Uniform(replacement=False), lambda: Prioritized(0.6)]
+)
 def test_a_batch_of_many_rows_is_drawn_into_memory_as_by_the_table_itself(sampler):
-    buffers = [ReplayBuffer(4000, {"a": ((100,), np.float64)}, sampler=sampler(), seed=5) for _ in "ab"]
+    buffers = [
+        ReplayBuffer(4000, {"a": ((100,), np.float64)}, sampler=sampler(), seed=5) for _ in "ab"
+    ]
     for one in buffers:
         one.extend(a=np.arange(390_000, dtype=np.float64).reshape(3900, 100))
     drawing = NonblockingTable(parts_of(buffers[0])).drawing(None, 0, 1, None)
@@ -253,7 +311,13 @@ def test_a_batch_of_many_rows_is_drawn_into_memory_as_by_the_table_itself(sample
 def test_what_uses_something_up_says_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        queue = NonblockingTable(parts_of(ReplayBuffer(10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1)))
+        queue = NonblockingTable(
+            parts_of(
+                ReplayBuffer(
+                    10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1
+                )
+            )
+        )
     assert queue.leased
     assert queue.uses_up
     table = NonblockingTable(parts_of(ReplayBuffer(10, {"a": "float32"})))
@@ -262,7 +326,9 @@ def test_what_uses_something_up_says_so():
 
 
 def test_how_many_can_be_drawn_now_is_what_a_queue_holds():
-    queue = ReplayBuffer(10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1)
+    queue = ReplayBuffer(
+        10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1
+    )
     drawing = NonblockingTable(parts_of(queue)).drawing(None, 0, 1, None)
     assert drawing.most(4) == 0
     queue.extend(a=np.arange(3, dtype=np.float32))
@@ -273,8 +339,12 @@ def test_how_many_can_be_drawn_now_is_what_a_queue_holds():
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-@pytest.mark.parametrize(("schema", "view"), [(FLAT, None), (LINKED, None), (LINKED, Transitions(n_steps=3, gamma=0.5))])
-def test_batches_that_are_drawn_into_somebodys_memory_are_the_same_batches(schema, view, prioritized):
+@pytest.mark.parametrize(
+    ("schema", "view"), [(FLAT, None), (LINKED, None), (LINKED, Transitions(n_steps=3, gamma=0.5))]
+)
+def test_batches_that_are_drawn_into_somebodys_memory_are_the_same_batches(
+    schema, view, prioritized
+):
     samplers = [{"sampler": Prioritized(0.6)} if prioritized else {} for _ in "ab"]
     buffers = [ReplayBuffer(100, schema, seed=5, **sampler) for sampler in samplers]
     for one in buffers:
@@ -282,7 +352,10 @@ def test_batches_that_are_drawn_into_somebodys_memory_are_the_same_batches(schem
         for i in range(80):
             writer.append(row(schema, i))
     filling, plain = (NonblockingTable(parts_of(one)).drawing(view, 0, 1, None) for one in buffers)
-    memory = [[np.zeros((8, *field.shape), field.dtype) for field in plain.schema.fields] for _ in range(2)]
+    memory = [
+        [np.zeros((8, *field.shape), field.dtype) for field in plain.schema.fields]
+        for _ in range(2)
+    ]
     targets = [filling.target(arrays) for arrays in memory]
     for i in range(6):
         assert filling.why_not(8) is None

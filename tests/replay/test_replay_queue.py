@@ -40,9 +40,13 @@ OBS = Field((), "int64", next="next_obs")
 
 
 class Program:
-    """A queue table and what was written to it, as lists; every call that would wait draws instead."""
+    """A queue table and what was written to it, as lists; every call that would wait draws
+    instead.
+    """
 
-    def __init__(self, capacity: int, size: int, stack: int, linked: bool, n: int, sampler: Any, batch: int) -> None:
+    def __init__(
+        self, capacity: int, size: int, stack: int, linked: bool, n: int, sampler: Any, batch: int
+    ) -> None:
         obs = Field((), "int64", stack=stack, next="next_obs" if linked else None)
         schema = {"obs": obs, "reward": "float64", "terminated": "bool", "truncated": "bool"}
         self.settings = {"limiter": Queue(size), "max_times_sampled": 1}
@@ -71,7 +75,12 @@ class Program:
 
     def add(self, stream: int, how: str) -> None:
         final = np.int64(-1) if self.linked and how == "truncated" else None
-        step = {"obs": len(self.written), "reward": 1.0, "terminated": how == "terminated", "truncated": how == "truncated"}
+        step = {
+            "obs": len(self.written),
+            "reward": 1.0,
+            "terminated": how == "terminated",
+            "truncated": how == "truncated",
+        }
         new = self.write(lambda: self.buffer.add(step, stream=stream, final_obs=final, timeout_s=0))
         self.written.append(new)
         self.last[stream] = new if how == "go on" else None
@@ -119,7 +128,14 @@ class Program:
 
 
 operation = st.one_of(
-    *[st.tuples(st.just("add"), st.integers(0, 2), st.sampled_from(["go on"] * 4 + ["terminated", "truncated"]))] * 5,
+    *[
+        st.tuples(
+            st.just("add"),
+            st.integers(0, 2),
+            st.sampled_from(["go on"] * 4 + ["terminated", "truncated"]),
+        )
+    ]
+    * 5,
     st.tuples(st.just("end"), st.integers(0, 2), st.booleans()),
     st.tuples(st.just("draw"), st.integers(1, 6)),
     st.tuples(st.just("delete"), st.integers(0, 9)),
@@ -139,9 +155,12 @@ operation = st.one_of(
     sampler=st.sampled_from([Fifo, Fifo, Lifo, Uniform, MinHeap, MaxHeap]),
     operations=st.lists(operation, min_size=5, max_size=80),
 )
-def test_every_item_of_a_queue_is_drawn_exactly_once(size, more, stack, linked, n, batch, sampler, operations):
+def test_every_item_of_a_queue_is_drawn_exactly_once(
+    size, more, stack, linked, n, batch, sampler, operations
+):
     streams, lookahead = 3, n if linked else n - 1
-    capacity = size + streams * (stack + lookahead) + more  # so that three open episodes leave room to write in
+    # so that three open episodes leave room to write in
+    capacity = size + streams * (stack + lookahead) + more
     program = Program(capacity, size, stack, linked, n, sampler(), batch)
     for name, *arguments in operations:
         getattr(program, name)(*arguments)
@@ -159,10 +178,16 @@ def test_a_queue_as_large_as_its_table_loses_nothing(length: int, stack: int) ->
         end = t % length == length - 1
         while True:
             try:
-                buffer.add(obs=t, truncated=end, final_obs=np.int64(-t) if end else None, timeout_s=0)
+                buffer.add(
+                    obs=t, truncated=end, final_obs=np.int64(-t) if end else None, timeout_s=0
+                )
                 break
             except Timeout:
-                got += buffer.sample(min(4, len(buffer)), timeout_s=0)["obs"].reshape(-1, stack)[:, -1].tolist()
+                got += (
+                    buffer.sample(min(4, len(buffer)), timeout_s=0)["obs"]
+                    .reshape(-1, stack)[:, -1]
+                    .tolist()
+                )
     got += buffer.sample(len(buffer), timeout_s=0)["obs"].reshape(-1, stack)[:, -1].tolist()
     assert got == list(range(200 if 200 % length == 0 else 199))
 
@@ -178,9 +203,16 @@ def test_a_full_queue_of_linked_steps_is_drawn_in_one_batch() -> None:
 def test_a_batch_that_full_rows_never_hold_is_refused_with_numbers() -> None:
     schema = {"obs": OBS, "truncated": "bool"}
     buffer = ReplayBuffer(8, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
-    actor = Doing(lambda: [buffer.add(obs=t, truncated=True, final_obs=np.int64(0), timeout_s=60) for t in range(9)])
+    actor = Doing(
+        lambda: [
+            buffer.add(obs=t, truncated=True, final_obs=np.int64(0), timeout_s=60) for t in range(9)
+        ]
+    )
     until(lambda: buffer.stats().waiting)
-    with pytest.raises(ConfigError, match=r"8 can never be drawn at once: 10 rows are full with 5 items .* raise the capacity"):
+    with pytest.raises(
+        ConfigError,
+        match=r"8 can never be drawn at once: 10 rows are full with 5 items .* raise the capacity",
+    ):
         buffer.sample(8, timeout_s=60)
     for _ in range(3):
         buffer.sample(3, timeout_s=60)
@@ -194,7 +226,10 @@ def test_who_waits_names_the_stream_whose_open_episode_keeps_the_rows() -> None:
         buffer.add(obs=t, stream="busy")
     buffer.sample(3, timeout_s=0)
     buffer.add(obs=4, stream="busy", timeout_s=0)
-    with pytest.raises(Timeout, match=r"the open episode of stream 'idle': add its next step, or end_episode\(\) lets it go"):
+    with pytest.raises(
+        Timeout,
+        match=r"the open episode of stream 'idle': add its next step, or end_episode\(\) lets it go",
+    ):
         buffer.add(obs=5, stream="busy", timeout_s=0)
     buffer.add(obs=1, stream="idle", timeout_s=0)  # for which two rows were kept
     assert buffer.sample(2, timeout_s=0)["obs"].tolist() == [3, 0]
@@ -210,12 +245,15 @@ def test_episodes_that_take_turns_in_any_order_never_stop_each_other(length: int
     streams_of = [iter(range(100)) for _ in range(3)]
     todo, got = [int(one) for one in order], []
     while todo:
-        for at, who in enumerate(todo):  # the first stream that can go on; a blocked actor keeps no other from it
+        # the first stream that can go on; a blocked actor keeps no other from it
+        for at, who in enumerate(todo):
             step = next(streams_of[who])
             end = step % length == length - 1
             try:
                 final = np.int64(-1) if end else None
-                buffer.add(obs=step, who=who, truncated=end, final_obs=final, stream=who, timeout_s=0)
+                buffer.add(
+                    obs=step, who=who, truncated=end, final_obs=final, stream=who, timeout_s=0
+                )
                 del todo[at]
                 break
             except Timeout:
@@ -234,7 +272,9 @@ def test_episodes_that_take_turns_in_any_order_never_stop_each_other(length: int
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("collate", [False, True])
-def test_a_loader_delivers_each_item_of_a_queue_once_however_few_the_rows(workers: int, collate: bool) -> None:
+def test_a_loader_delivers_each_item_of_a_queue_once_however_few_the_rows(
+    workers: int, collate: bool
+) -> None:
     """Rows of a large step have four spare ones: what was drawn would be overwritten before it is
     read.
     """
@@ -246,7 +286,10 @@ def test_a_loader_delivers_each_item_of_a_queue_once_however_few_the_rows(worker
             buffer.add(x=t, pixels=np.full((200, 200), t, np.float32), timeout_s=60)
 
     def stacked(samples: list[Any]) -> dict[str, Any]:
-        return {"x": np.array([one["x"] for one in samples]), "pixels": np.stack([one["pixels"] for one in samples])}
+        return {
+            "x": np.array([one["x"] for one in samples]),
+            "pixels": np.stack([one["pixels"] for one in samples]),
+        }
 
     buffer.add(x=-1, pixels=np.zeros((200, 200), np.float32))  # compiled before waiting is timed
     buffer.sample(1)
@@ -254,7 +297,9 @@ def test_a_loader_delivers_each_item_of_a_queue_once_however_few_the_rows(worker
     got: list[int] = []
     collate_fn = stacked if collate else None
     with pytest.warns(UserWarning, match="2 ahead"):
-        loader = AsyncDataLoader(buffer, 8, num_workers=workers, prefetch=2, timeout_s=60, collate_fn=collate_fn)
+        loader = AsyncDataLoader(
+            buffer, 8, num_workers=workers, prefetch=2, timeout_s=60, collate_fn=collate_fn
+        )
     with loader:
         for _ in range(20):
             batch = next(loader)
@@ -265,7 +310,9 @@ def test_a_loader_delivers_each_item_of_a_queue_once_however_few_the_rows(worker
 
 
 def test_writers_of_other_processes_overwrite_no_item_of_a_queue() -> None:
-    buffer = ReplayBuffer(16, {"obs": OBS, "who": "int64"}, sampler=Fifo(), limiter=Queue(16), max_times_sampled=1)
+    buffer = ReplayBuffer(
+        16, {"obs": OBS, "who": "int64"}, sampler=Fifo(), limiter=Queue(16), max_times_sampled=1
+    )
     handles = [buffer.writer_handle() for _ in range(3)]
     idle = handles[2].open()
 
@@ -313,7 +360,11 @@ def test_as_many_items_as_its_size_can_wait_in_a_queue_however_episodes_end(
         for number in range(6 * (size + 3 * streams)):
             stream, how = number % streams, ends[number % len(ends)]  # actors take turns
             final = -1 if linked and how == "truncated" else None
-            step = {"obs": number, "terminated": how == "terminated", "truncated": how == "truncated"}
+            step = {
+                "obs": number,
+                "terminated": how == "terminated",
+                "truncated": how == "truncated",
+            }
             try:
                 queue.add(step, stream=stream, final_obs=final, timeout_s=0)
             except Timeout:
@@ -348,7 +399,8 @@ def test_a_queue_of_returns_has_room_for_the_steps_that_wait(linked: bool) -> No
     schema = {"obs": OBS if linked else "int64", "reward": "float32", "terminated": "bool"}
     with ReplayBuffer.queue(16, schema, view=Transitions(n_steps=5, gamma=1.0)) as queue:
         for t in range(16 + (5 if linked else 4)):
-            for stream in range(OPEN_EPISODES if t < 4 else 1):  # all but one stand still after four steps
+            # all but one stand still after four steps
+            for stream in range(OPEN_EPISODES if t < 4 else 1):
                 queue.add(obs=t, reward=1.0, terminated=False, stream=stream, timeout_s=0)
         batch = queue.sample(16)
         assert (batch["obs"].tolist(), batch["reward"].tolist()) == (list(range(16)), [5.0] * 16)
@@ -364,9 +416,18 @@ def test_a_queue_takes_more_capacity_and_names_ours_for_other_words() -> None:
 # -- settings that can never be served -------------------------------------------------------------
 
 REFUSED = {
-    "min_size beyond the capacity": (lambda: ReplayBuffer(1000, limiter=MinSize(5000)), "min_size_to_sample=5,000"),
-    "a queue beyond the capacity": (lambda: ReplayBuffer(1000, limiter=Queue(5000), max_times_sampled=1), "a queue of 5,000"),
-    "a stack beyond the capacity": (lambda: ReplayBuffer.stack(1001, capacity=1000), "a size of 1,000"),
+    "min_size beyond the capacity": (
+        lambda: ReplayBuffer(1000, limiter=MinSize(5000)),
+        "min_size_to_sample=5,000",
+    ),
+    "a queue beyond the capacity": (
+        lambda: ReplayBuffer(1000, limiter=Queue(5000), max_times_sampled=1),
+        "a queue of 5,000",
+    ),
+    "a stack beyond the capacity": (
+        lambda: ReplayBuffer.stack(1001, capacity=1000),
+        "a size of 1,000",
+    ),
     "a stack of linked steps": (
         lambda: ReplayBuffer.stack(10, {"obs": OBS}),
         r"field 'obs' has a stack= or a next=.*use ReplayBuffer.queue\(size, schema\)",
@@ -376,33 +437,49 @@ REFUSED = {
         r"max_times_sampled=0 says otherwise: use ReplayBuffer.queue\(64, schema\)",
     ),
     "the limiter of a queue where items are drawn twice": (
-        lambda: ReplayBuffer(64, limiter=Queue(64), max_times_sampled=2), "max_times_sampled=2 says otherwise",
+        lambda: ReplayBuffer(64, limiter=Queue(64), max_times_sampled=2),
+        "max_times_sampled=2 says otherwise",
     ),
     "the limiter of a queue that is set later": (
-        lambda: setattr(ReplayBuffer(64), "limiter", Queue(64)), "max_times_sampled=0 says otherwise",
+        lambda: setattr(ReplayBuffer(64), "limiter", Queue(64)),
+        "max_times_sampled=0 says otherwise",
     ),
-    "a queue with a view of another type": (lambda: ReplayBuffer.queue(9, view="n_steps"), "view='n_steps'"),
+    "a queue with a view of another type": (
+        lambda: ReplayBuffer.queue(9, view="n_steps"),
+        "view='n_steps'",
+    ),
     "a queue of no items": (lambda: ReplayBuffer.queue(0), "size=0: it must be a positive integer"),
-    "what is no limiter": (lambda: ReplayBuffer(9, limiter=3), r"limiter=3: give a RateLimiter or MinSize\(n\)"),
+    "what is no limiter": (
+        lambda: ReplayBuffer(9, limiter=3),
+        r"limiter=3: give a RateLimiter or MinSize\(n\)",
+    ),
     "min_size of linked steps": (
         lambda: ReplayBuffer(50, {"obs": OBS}, limiter=MinSize(50)),
-        "50 steps, of which 49 can be drawn while an episode is open.* use 49 or less, or raise the capacity by 1",
+        "50 steps, of which 49 can be drawn while an episode is open.* use 49 or less, or raise "
+        "the capacity by 1",
     ),
     "a stack of frames beyond the capacity": (
         lambda: ReplayBuffer(3, {"x": Field((), "int64", stack=4)}),
         "3 before it, and the table keeps 3 steps: raise the capacity to 4",
     ),
-    "min_size of a source": (lambda: ReplayBuffer(50, {"obs": OBS}).source(min_size=50), "min_size=50.*49 can be drawn"),
+    "min_size of a source": (
+        lambda: ReplayBuffer(50, {"obs": OBS}).source(min_size=50),
+        "min_size=50.*49 can be drawn",
+    ),
     "n beyond the capacity": (
         lambda: ReplayBuffer(100, {"reward": "float32"}).source(view=Transitions(n_steps=1000)),
         "999 after it.*use n_steps of 99 or less",
     ),
     "n that leaves fewer items than the minimum": (
-        lambda: ReplayBuffer(100, {"reward": "float32"}, limiter=MinSize(95)).source(view=Transitions(n_steps=10)),
+        lambda: ReplayBuffer(100, {"reward": "float32"}, limiter=MinSize(95)).source(
+            view=Transitions(n_steps=10)
+        ),
         "min_size_to_sample=95.*91 can be drawn",
     ),
     "a queue of n-step returns": (
-        lambda: ReplayBuffer(10, {"reward": "float32"}, limiter=Queue(10), max_times_sampled=1).source(view=Transitions(5)),
+        lambda: ReplayBuffer(
+            10, {"reward": "float32"}, limiter=Queue(10), max_times_sampled=1
+        ).source(view=Transitions(5)),
         "a queue of 10.*raise the capacity by 4",
     ),
     "tables of a feeder, min_size": (
@@ -413,8 +490,11 @@ REFUSED = {
         lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "queue": 5000}}),
         "a queue of 5,000",
     ),
-    "a limiter that is set later": (lambda: setattr(ReplayBuffer(10), "limiter", MinSize(11)), "min_size_to_sample=11"),
-}  # fmt: skip
+    "a limiter that is set later": (
+        lambda: setattr(ReplayBuffer(10), "limiter", MinSize(11)),
+        "min_size_to_sample=11",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -443,7 +523,9 @@ def test_a_batch_without_replacement_that_the_limiter_stops_short_of_is_refused(
         seed=0,
     )
     buffer.extend(x=np.arange(20))
-    with pytest.raises(ConfigError, match=r"100 can never be sampled at once.*stop inserting at 60 items"):
+    with pytest.raises(
+        ConfigError, match=r"100 can never be sampled at once.*stop inserting at 60 items"
+    ):
         buffer.sample(100, timeout_s=0)
 
 
@@ -456,12 +538,21 @@ def test_a_batch_without_replacement_that_the_limiter_stops_short_of_is_refused(
     spi=st.sampled_from([0.5, 1.0, 4.0]),
     buffer_size=st.integers(8, 40),
     linked=st.booleans(),
-    operations=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["go on"] * 6 + ["terminated", "end"])), max_size=120),
+    operations=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["go on"] * 6 + ["terminated", "end"])),
+        max_size=120,
+    ),
 )
-def test_ends_of_episodes_leave_the_cursor_within_its_bounds(n, spi, buffer_size, linked, operations):
-    limiter = RateLimiter(min_size_to_sample=5, samples_per_insert=spi, error_buffer=(0.0, 5 * spi + buffer_size))
+def test_ends_of_episodes_leave_the_cursor_within_its_bounds(
+    n, spi, buffer_size, linked, operations
+):
+    limiter = RateLimiter(
+        min_size_to_sample=5, samples_per_insert=spi, error_buffer=(0.0, 5 * spi + buffer_size)
+    )
     obs = OBS if linked else Field((), "int64")
-    buffer = ReplayBuffer(500, {"obs": obs, "reward": "float32", "terminated": "bool"}, limiter=limiter, seed=0)
+    buffer = ReplayBuffer(
+        500, {"obs": obs, "reward": "float32", "terminated": "bool"}, limiter=limiter, seed=0
+    )
     view = Transitions(n_steps=n)
     buffer.source(view=view)
     low, high = limiter.bounds
@@ -472,7 +563,9 @@ def test_ends_of_episodes_leave_the_cursor_within_its_bounds(n, spi, buffer_size
             buffer.end_episode(stream=stream, terminated=True)
         else:
             try:
-                buffer.add(obs=1, reward=0.0, terminated=how == "terminated", stream=stream, timeout_s=0)
+                buffer.add(
+                    obs=1, reward=0.0, terminated=how == "terminated", stream=stream, timeout_s=0
+                )
                 free += size < limiter.min_size_to_sample
             except Timeout:
                 buffer.sample(1, view=view, timeout_s=0)
@@ -522,22 +615,39 @@ def test_samplers_of_sources_that_are_gone_are_told_of_nothing() -> None:
     assert len(debug_state(buffer).state.table.samplers) == 1
     with pytest.raises(AsyncLoaderError, match="no priorities"):
         buffer.update_priorities([1], [2.0])
-    with AsyncDataLoader(kept, 4) as loader, pytest.raises(AsyncLoaderError, match="source was closed"):
+    with (
+        AsyncDataLoader(kept, 4) as loader,
+        pytest.raises(AsyncLoaderError, match="source was closed"),
+    ):
         next(loader)
 
 
 # -- waits that nothing ends -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("as_source", [lambda buffer: buffer.source(), lambda buffer: buffer], ids=["source", "buffer"])
+@pytest.mark.parametrize(
+    "as_source", [lambda buffer: buffer.source(), lambda buffer: buffer], ids=["source", "buffer"]
+)
 @pytest.mark.parametrize(
     "settings_",
-    [{"sampler": Uniform}, {"limiter": lambda: RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=100)}],
+    [
+        {"sampler": Uniform},
+        {
+            "limiter": lambda: RateLimiter(
+                min_size_to_sample=10, samples_per_insert=2, error_buffer=100
+            )
+        },
+    ],
     ids=["each once", "limited"],
 )
-def test_a_loader_of_a_buffer_itself_says_that_it_would_wait_for_ever(as_source, settings_, monkeypatch) -> None:
+def test_a_loader_of_a_buffer_itself_says_that_it_would_wait_for_ever(
+    as_source, settings_, monkeypatch
+) -> None:
     monkeypatch.setattr("threading.enumerate", lambda: [threading.current_thread()])
-    made = {name: make(replacement=False) if make is Uniform else make() for name, make in settings_.items()}
+    made = {
+        name: make(replacement=False) if make is Uniform else make()
+        for name, make in settings_.items()
+    }
     buffer = ReplayBuffer(1000, {"x": "int64"}, seed=0, **made)
     buffer.extend(x=np.arange(20))
     with (

@@ -32,7 +32,8 @@ TRACES: dict[str, tuple[RateLimiter, Trace]] = {
             ("sample", 1, NO, 105, 0),  # 105 * 4 = 420
             ("insert", 99, YES, 6, 0),
             ("sample", 1, NO, 6, 0),
-            ("insert", 1, YES, 5, 20),  # cursor 400: 20 above the lower bound, 20 = 5 * 4 below the upper one
+            # cursor 400: 20 above the lower bound, 20 = 5 * 4 below the upper one
+            ("insert", 1, YES, 5, 20),
             ("sample", 21, NO, 5, 20),
             ("insert", 6, NO, 5, 20),
             ("insert", 5, YES, 0, 40),  # cursor 420
@@ -45,7 +46,8 @@ TRACES: dict[str, tuple[RateLimiter, Trace]] = {
         ],
     ),
     "one batch of 256 for 64 inserts": (
-        RateLimiter(min_size_to_sample=1000, samples_per_insert=4, error_buffer=512),  # [3488, 4512]
+        # [3488, 4512]
+        RateLimiter(min_size_to_sample=1000, samples_per_insert=4, error_buffer=512),
         [
             ("insert", 1000, YES, 128, 512),  # 4000
             ("sample", 256, YES, 192, 256),
@@ -156,7 +158,11 @@ def test_a_trace_worked_out_by_hand(config: RateLimiter, trace: Trace) -> None:
             assert getattr(limits, f"may_{act}")(n) is may, (number, act, n)
         if may:
             getattr(limits, act)(n)
-        assert (limits.insertable(), limits.sampleable()) == (insertable, sampleable), (number, act, n)
+        assert (limits.insertable(), limits.sampleable()) == (insertable, sampleable), (
+            number,
+            act,
+            n,
+        )
 
 
 @dataclass
@@ -174,7 +180,9 @@ class Reverb:
     def can_insert(self, num_inserts: int) -> bool:
         if self.inserts + num_inserts - self.deletes <= self.min_size_to_sample:
             return True
-        return (num_inserts + self.inserts) * self.samples_per_insert - self.samples <= self.max_diff
+        return (
+            num_inserts + self.inserts
+        ) * self.samples_per_insert - self.samples <= self.max_diff
 
     def can_sample(self, num_samples: int) -> bool:
         if self.inserts - self.deletes < self.min_size_to_sample:
@@ -189,7 +197,9 @@ def limiters(draw: st.DrawFn) -> RateLimiter:
     size = draw(st.integers(1, 50))
     start = spi * size
     low = start - draw(st.floats(0, 100)) if draw(st.booleans()) else -math.inf
-    high = draw(st.sampled_from([math.inf, max(start, low + least), low + least + 7.3, low + 2 * least]))
+    high = draw(
+        st.sampled_from([math.inf, max(start, low + least), low + least + 7.3, low + 2 * least])
+    )
     if high < start or math.isnan(high - low):
         high = math.inf
     if low == -math.inf and high == math.inf:
@@ -199,12 +209,19 @@ def limiters(draw: st.DrawFn) -> RateLimiter:
     return RateLimiter(min_size_to_sample=size, samples_per_insert=spi, error_buffer=(low, high))
 
 
-ACTS = st.lists(st.tuples(st.sampled_from(["insert", "sample", "delete"]), st.integers(1, 60)), max_size=40)
+ACTS = st.lists(
+    st.tuples(st.sampled_from(["insert", "sample", "delete"]), st.integers(1, 60)), max_size=40
+)
 
 
 @given(limiters(), ACTS)
-def test_it_says_what_reverbs_formulas_say(config: RateLimiter, acts: list[tuple[str, int]]) -> None:
-    limits, reverb = LimiterState(config), Reverb(config.samples_per_insert, config.min_size_to_sample, *config.bounds)
+def test_it_says_what_reverbs_formulas_say(
+    config: RateLimiter, acts: list[tuple[str, int]]
+) -> None:
+    limits, reverb = (
+        LimiterState(config),
+        Reverb(config.samples_per_insert, config.min_size_to_sample, *config.bounds),
+    )
     for act, n in acts:
         assert limits.may_insert(n) == reverb.can_insert(n)
         assert limits.may_sample(n) == reverb.can_sample(n)
@@ -220,7 +237,9 @@ def test_it_says_what_reverbs_formulas_say(config: RateLimiter, acts: list[tuple
 
 
 @given(limiters(), ACTS)
-def test_what_may_be_done_at_most_may_be_done_and_no_more(config: RateLimiter, acts: list[tuple[str, int]]) -> None:
+def test_what_may_be_done_at_most_may_be_done_and_no_more(
+    config: RateLimiter, acts: list[tuple[str, int]]
+) -> None:
     limits = LimiterState(config)
     for act, n in acts:
         _check_most(limits.insertable(), limits.may_insert)
@@ -256,7 +275,9 @@ def test_a_batch_is_hopeless_only_if_no_number_of_inserts_makes_room_for_it(
 
 
 @given(limiters(), ACTS)
-def test_what_fits_into_the_window_less_an_insert_is_never_hopeless(config: RateLimiter, acts: list[tuple[str, int]]) -> None:
+def test_what_fits_into_the_window_less_an_insert_is_never_hopeless(
+    config: RateLimiter, acts: list[tuple[str, int]]
+) -> None:
     limits = LimiterState(config)
     for act, n in acts:
         if act != "delete" and getattr(limits, f"may_{act}")(n):
@@ -280,7 +301,9 @@ def test_a_batch_that_can_never_be_sampled_is_told_from_one_that_waits() -> None
 
 def test_a_wider_buffer_as_told_lets_the_batch_through_in_every_state() -> None:
     for sampled in range(4):
-        limits = LimiterState(RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=22))
+        limits = LimiterState(
+            RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=22)
+        )
         limits.insert(100)
         limits.sample(sampled)
         assert limits.can_ever_sample(40)
@@ -292,7 +315,10 @@ def test_a_minimum_size_alone_refuses_no_batch_for_good() -> None:
 
 def test_bounds_of_an_error_buffer() -> None:
     assert WORKED.bounds == (380, 420)
-    assert RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=(-3, 9)).bounds == (-3, 9)
+    assert RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=(-3, 9)).bounds == (
+        -3,
+        9,
+    )
     assert Queue(7).bounds == (0, 7)
     assert (Queue(7).samples_per_insert, Queue(7).min_size_to_sample) == (1, 1)
     assert MinSize(5).bounds == (-math.inf, math.inf)
@@ -310,8 +336,14 @@ def test_bounds_of_an_error_buffer() -> None:
         ((1, math.nan, 10), "samples_per_insert=nan"),
         ((1, math.inf, 10), "samples_per_insert=inf"),
         ((1, "4", 10), "samples_per_insert='4': it must be a number"),
-        ((1, 1, 0.9), "leaves 1.8 samples between the bounds.*= 2: use an error buffer of 1 or more"),
-        ((10, 8, 7.9), "leaves 15.8 samples between the bounds.*= 16: use an error buffer of 8 or more"),
+        (
+            (1, 1, 0.9),
+            "leaves 1.8 samples between the bounds.*= 2: use an error buffer of 1 or more",
+        ),
+        (
+            (10, 8, 7.9),
+            "leaves 15.8 samples between the bounds.*= 16: use an error buffer of 8 or more",
+        ),
         ((1, 1, -5), "leaves -10 samples between the bounds"),
         ((1, 1, math.nan), "leaves nan samples"),
         ((1, 1, (0, 1)), "leaves 1 samples between the bounds.*use bounds 2 or more apart"),
@@ -329,9 +361,16 @@ def test_a_limiter_that_would_block_is_refused(arguments: tuple, message: str) -
 
 
 def test_a_limiter_is_told_by_keyword_alone_and_names_ours_for_others() -> None:
-    with pytest.raises(TypeError, match=r"takes nothing by place.*min_size_to_sample=, samples_per_insert=, error_buffer="):
+    with pytest.raises(
+        TypeError,
+        match=r"takes nothing by place.*min_size_to_sample=, samples_per_insert=, error_buffer=",
+    ):
         RateLimiter(4, 1000, 5000)  # type: ignore[call-arg]
-    for word, ours in (("min_size", "min_size_to_sample"), ("replay_ratio", "samples_per_insert"), ("max_diff", "error_buffer")):
+    for word, ours in (
+        ("min_size", "min_size_to_sample"),
+        ("replay_ratio", "samples_per_insert"),
+        ("max_diff", "error_buffer"),
+    ):
         with pytest.raises(TypeError, match=rf"RateLimiter\(\) has no {word}: say {ours}"):
             RateLimiter(**{word: 1})  # type: ignore[arg-type]
 
@@ -354,7 +393,9 @@ def test_the_error_buffer_that_a_ratio_has_by_default_blocks_nothing(n: int, rat
     low, high = limiter.bounds
     assert low <= 0 or math.isclose(low, 0, abs_tol=1e-6)
     assert high >= n * ratio
-    assert limiter == RateLimiter(min_size_to_sample=n, samples_per_insert=ratio, error_buffer=max(1.0, n * ratio))
+    assert limiter == RateLimiter(
+        min_size_to_sample=n, samples_per_insert=ratio, error_buffer=max(1.0, n * ratio)
+    )
     limits = LimiterState(limiter)
     assert limits.can_ever_insert(1)
     limits.insert(n)
@@ -364,7 +405,11 @@ def test_the_error_buffer_that_a_ratio_has_by_default_blocks_nothing(n: int, rat
 @given(
     st.one_of(
         st.integers(1, 99).map(MinSize),
-        st.builds(lambda n, r: RateLimiter(min_size_to_sample=n, samples_per_insert=r), st.integers(1, 99), st.floats(0.1, 9)),
+        st.builds(
+            lambda n, r: RateLimiter(min_size_to_sample=n, samples_per_insert=r),
+            st.integers(1, 99),
+            st.floats(0.1, 9),
+        ),
     )
 )
 def test_a_limiter_says_in_its_repr_what_makes_it_again(limiter: RateLimiter) -> None:
@@ -379,7 +424,10 @@ def test_the_least_error_buffers_are_taken() -> None:
 
 
 def test_bounds_that_end_before_the_minimum_are_warned_of_at_the_callers_line() -> None:
-    with pytest.warns(UserWarning, match="ends below 20.*with 10 rows inserted the next waits.*20 or more avoids that") as caught:
+    with pytest.warns(
+        UserWarning,
+        match="ends below 20.*with 10 rows inserted the next waits.*20 or more avoids that",
+    ) as caught:
         RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=(0, 19))
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
@@ -389,7 +437,9 @@ def test_bounds_that_end_before_the_minimum_are_warned_of_at_the_callers_line() 
 
 @pytest.mark.filterwarnings("ignore:error_buffer")
 def test_below_the_minimum_inserting_is_free_even_beyond_the_upper_bound() -> None:
-    limits = LimiterState(RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=(0, 8)))
+    limits = LimiterState(
+        RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=(0, 8))
+    )
     assert limits.insertable() == 10
     limits.insert(10)  # 20
     assert limits.insertable() == 0
@@ -406,20 +456,32 @@ def test_a_queue_holds_at_least_one(size: float) -> None:
 
 
 def test_messages_for_sampling_say_the_numbers_and_what_to_add() -> None:
-    limits = LimiterState(RateLimiter(min_size_to_sample=1000, samples_per_insert=2, error_buffer=1000))  # [1000, 3000]
+    # [1000, 3000]
+    limits = LimiterState(
+        RateLimiter(min_size_to_sample=1000, samples_per_insert=2, error_buffer=1000)
+    )
     limits.insert(37)
-    assert limits.why_not_sample(256) == "sampling 256 needs the table to hold 1,000 items, it holds 37: add 963 more"
+    assert (
+        limits.why_not_sample(256)
+        == "sampling 256 needs the table to hold 1,000 items, it holds 37: add 963 more"
+    )
     limits.insert(963)  # 2000
     limits.sample(1000)  # 1000
     assert limits.why_not_sample(256) == (
-        "sampling 256 more would be 256 samples further ahead of inserting than 2 samples per insert and an error buffer of "
+        "sampling 256 more would be 256 samples further ahead of inserting than 2 samples per "
+        "insert and an error buffer of "
         "1,000 allow: insert at least 128 more"
     )
 
 
 def test_the_inserts_asked_for_suffice_where_both_rules_refuse() -> None:
-    limits = LimiterState(RateLimiter(min_size_to_sample=4, samples_per_insert=2, error_buffer=(6, 40)))
-    assert limits.why_not_sample(10) == "sampling 10 needs the table to hold 4 items, it holds 0: add 8 more"
+    limits = LimiterState(
+        RateLimiter(min_size_to_sample=4, samples_per_insert=2, error_buffer=(6, 40))
+    )
+    assert (
+        limits.why_not_sample(10)
+        == "sampling 10 needs the table to hold 4 items, it holds 0: add 8 more"
+    )
     limits.insert(8)
     assert limits.may_sample(10)
 
@@ -428,7 +490,8 @@ def test_messages_for_inserting_say_the_numbers_and_what_to_sample() -> None:
     limits = LimiterState(WORKED)
     limits.insert(100)
     assert limits.why_not_insert(7) == (
-        "inserting 7 more would be 8 samples further ahead of sampling than 4 samples per insert and an error buffer of 20 "
+        "inserting 7 more would be 8 samples further ahead of sampling than 4 samples per insert "
+        "and an error buffer of 20 "
         "allow: sample at least 8 more"
     )
     limits.sample(8)
@@ -437,15 +500,21 @@ def test_messages_for_inserting_say_the_numbers_and_what_to_sample() -> None:
 
 
 def test_a_message_for_bounds_names_them() -> None:
-    limits = LimiterState(RateLimiter(min_size_to_sample=5, samples_per_insert=2, error_buffer=(-10, 14)))
+    limits = LimiterState(
+        RateLimiter(min_size_to_sample=5, samples_per_insert=2, error_buffer=(-10, 14))
+    )
     assert "2 samples per insert and bounds of -10 to 14" in limits.why_not_insert(9)
 
 
 def test_a_loader_that_samples_further_ahead_than_the_window_is_warned_of() -> None:
-    limits = LimiterState(RateLimiter(min_size_to_sample=1000, samples_per_insert=4, error_buffer=512))  # 1024 samples
+    # 1024 samples
+    limits = LimiterState(
+        RateLimiter(min_size_to_sample=1000, samples_per_insert=4, error_buffer=512)
+    )
     assert limits.window_warning(256, ahead=3) is None
     assert limits.window_warning(256, ahead=4) == (
-        "batches of 256 with 4 ahead are 1,280 samples, and 4 samples per insert and an error buffer of 512 leave a window of "
+        "batches of 256 with 4 ahead are 1,280 samples, and 4 samples per insert and an error "
+        "buffer of 512 leave a window of "
         "1,024: prefetch at most 3, or use an error buffer of 642 or more"
     )
     assert "sample at most 1,024 at a time" in str(limits.window_warning(2000, ahead=0))
@@ -462,13 +531,16 @@ def test_the_limiter_may_be_replaced_while_running() -> None:
     limits.config = RateLimiter(min_size_to_sample=200, samples_per_insert=4, error_buffer=20)
     assert not limits.may_sample(1)
     assert limits.insertable() == 100  # [780, 820]: up to 205
-    limits.config = RateLimiter(min_size_to_sample=100, samples_per_insert=2, error_buffer=100)  # [100, 300]; 210
+    # [100, 300]; 210
+    limits.config = RateLimiter(min_size_to_sample=100, samples_per_insert=2, error_buffer=100)
     assert (limits.insertable(), limits.sampleable()) == (45, 110)
 
 
 def test_a_limiter_is_a_value() -> None:
     assert RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=20) == WORKED
-    assert hash(RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=20)) == hash(WORKED)
+    assert hash(RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=20)) == hash(
+        WORKED
+    )
     assert pickle.loads(pickle.dumps(Queue(1))) == Queue(1)
     assert RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=[0, 5]) == Queue(5)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):

@@ -25,13 +25,21 @@ from async_loader.testing.debug import debug_state
 
 CHECKED = {"check": ((400,), np.int64), "number": np.int64, "byte": np.uint8}
 SMALL = {"check": ((16,), np.int64), "number": np.int64, "byte": np.uint8}
-LINKED = {"check": Field((16,), np.int64, stack=3, next="after"), "number": np.int64, "byte": np.uint8}
+LINKED = {
+    "check": Field((16,), np.int64, stack=3, next="after"),
+    "number": np.int64,
+    "byte": np.uint8,
+}
 
 
 def checked(first: int, count: int, width: int) -> dict[str, Any]:
     """Rows in which every word is the row's id."""
     ids = np.arange(first, first + count)
-    return {"check": np.repeat(ids[:, None], width, 1), "number": ids, "byte": (ids % 256).astype(np.uint8)}
+    return {
+        "check": np.repeat(ids[:, None], width, 1),
+        "number": ids,
+        "byte": (ids % 256).astype(np.uint8),
+    }
 
 
 def window(schema: Any, rows: int, kind: str = "contiguous") -> Window:
@@ -48,14 +56,21 @@ def bad_rows(into: Window) -> int:
 def bad_stacks(into: Window) -> int:
     check, number, byte, after, index = into.fields
     stack = index[:, None, None] + np.arange(-2, 1)[None, :, None]
-    good = (check == stack).all(axis=(1, 2)) & (after == stack + 1).all(axis=(1, 2)) & (number == index) & (byte == index % 256)
+    good = (
+        (check == stack).all(axis=(1, 2))
+        & (after == stack + 1).all(axis=(1, 2))
+        & (number == index)
+        & (byte == index % 256)
+    )
     return int((~good).sum())
 
 
 def full(capacity: int, schema: Any) -> ReplayBuffer:
     buffer = ReplayBuffer(capacity, schema, seed=0)
     check = schema["check"]
-    buffer.extend(checked(0, capacity, check.shape[0] if isinstance(check, Field) else check[0][0]), stream=0)
+    buffer.extend(
+        checked(0, capacity, check.shape[0] if isinstance(check, Field) else check[0][0]), stream=0
+    )
     return buffer
 
 
@@ -145,7 +160,9 @@ def test_a_row_that_is_gone_is_replaced_by_another_of_its_part() -> None:
     assert set(delivered[::2]) <= {45, 47}
 
 
-def test_rows_overwritten_between_finding_and_copying_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_overwritten_between_finding_and_copying_them_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     buffer = full(64, LINKED)
     made = reader_of(buffer)
     kernels, laps = made._kernels, []
@@ -156,18 +173,25 @@ def test_rows_overwritten_between_finding_and_copying_them_are_caught(monkeypatc
             buffer.extend(checked(64, 5000, 16), stream=0)
         return kernels.copy_items(*arguments)
 
-    monkeypatch.setattr(made, "_kernels", SimpleNamespace(walk=kernels.walk, copy_items=overtaken, names_of=kernels.names_of))
+    monkeypatch.setattr(
+        made,
+        "_kernels",
+        SimpleNamespace(walk=kernels.walk, copy_items=overtaken, names_of=kernels.names_of),
+    )
     into = window(made.schema, 20)
     ids = np.arange(20, 40)
     gone = made.fill(ids, into)
     assert laps
-    assert gone.tolist() == list(range(20))  # read from the same places, these rows hold other steps now
+    # read from the same places, these rows hold other steps now
+    assert gone.tolist() == list(range(20))
     made.read(ids, into, (5,))
     assert bad_stacks(into) == 0
     assert into.fields[-1].min() >= 5000
 
 
-def test_rows_patched_between_finding_and_copying_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_patched_between_finding_and_copying_them_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     buffer = full(64, LINKED)
     made = reader_of(buffer)
     kernels = made._kernels
@@ -204,7 +228,9 @@ def test_a_row_that_a_killed_writer_left_half_written_is_not_read() -> None:
     assert made.fill(np.arange(20, 40), window(made.schema, 20)).tolist() == [10]
 
 
-def test_a_sample_overtaken_by_the_writer_is_whole_and_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_overtaken_by_the_writer_is_whole_and_drawn_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     buffer = full(64, LINKED)
     buffer.sample(1)
     read, laps = ReplayReader._read, []
@@ -226,7 +252,10 @@ def test_fetch_gives_samples() -> None:
     buffer = ReplayBuffer(8)
     buffer.extend(obs={"a": np.arange(8), "b": np.arange(8) * 2.0})
     samples = reader_of(buffer).fetch(np.array([3, 5]), (0,))
-    assert [(s["obs"]["a"], s["obs"]["b"], s["index"]) for s in samples] == [(3, 6.0, 3), (5, 10.0, 5)]
+    assert [(s["obs"]["a"], s["obs"]["b"], s["index"]) for s in samples] == [
+        (3, 6.0, 3),
+        (5, 10.0, 5),
+    ]
 
 
 def test_reading_no_rows_and_ids_that_never_were() -> None:
@@ -247,7 +276,9 @@ def test_a_table_in_which_nothing_can_be_read_is_broken_not_a_hang() -> None:
         made.read(np.array([100]), window(made.schema, 1), (0,))
 
 
-def test_planned_rows_are_replaced_in_a_table_that_holds_few_since_it_was_loaded(tmp_path: Path) -> None:
+def test_planned_rows_are_replaced_in_a_table_that_holds_few_since_it_was_loaded(
+    tmp_path: Path,
+) -> None:
     with ReplayBuffer(50_000, SMALL) as few:
         few.extend(checked(0, 3, 16), stream=0)
         few.save(tmp_path)
@@ -279,7 +310,9 @@ def test_a_reader_waits_for_a_table_that_is_being_loaded(monkeypatch: pytest.Mon
     assert bad_rows(into) == 0
 
 
-def test_a_reader_waits_for_a_load_that_never_ends_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_waits_for_a_load_that_never_ends_no_longer_than_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     buffer = full(8, SMALL)
     made, storage = reader_of(buffer), debug_state(buffer).state.table.storage
     storage.heads()[:, ID // 8], storage.loading = 0, True

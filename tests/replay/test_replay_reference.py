@@ -36,8 +36,17 @@ class Episode:
 class Reference:
     """Episodes in lists. Slow, and nothing to get wrong."""
 
-    def __init__(self, capacity: int, stack: int, padding: str, linked: bool, n: int, gamma: float) -> None:
-        self.capacity, self.stack, self.padding, self.linked, self.n, self.gamma = capacity, stack, padding, linked, n, gamma
+    def __init__(
+        self, capacity: int, stack: int, padding: str, linked: bool, n: int, gamma: float
+    ) -> None:
+        self.capacity, self.stack, self.padding, self.linked, self.n, self.gamma = (
+            capacity,
+            stack,
+            padding,
+            linked,
+            n,
+            gamma,
+        )
         self.streams: dict[int, list[Episode]] = {}
         self.cursor = 0
 
@@ -51,7 +60,15 @@ class Reference:
             episodes.append(Episode())
         return episodes[-1]
 
-    def add(self, stream: int, obs: int, reward: float, terminated: bool, truncated: bool, final: int | None) -> int:
+    def add(
+        self,
+        stream: int,
+        obs: int,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        final: int | None,
+    ) -> int:
         episode = self.open_episode(stream)
         step = Step(self.take_id(), obs, reward, terminated, truncated)
         episode.steps.append(step)
@@ -72,7 +89,8 @@ class Reference:
         if final is not None:
             episode.final = final
             self.take_id()
-        elif self.linked and not terminated:  # what followed is not known: the last observation is all that is left of that step
+        elif self.linked and not terminated:
+            # what followed is not known: the last observation is all that is left of that step
             episode.final = last.obs
             episode.steps.pop()
             if episode.steps:
@@ -105,7 +123,14 @@ class Reference:
         frames.append(episode.final if episode.final is not None else frames[-1])
         reward = sum(self.gamma**i * s.reward for i, s in enumerate(summed))
         discount = 0.0 if summed[-1].terminated else self.gamma ** len(summed)
-        return self.stacked(frames, t), self.stacked(frames, end), reward, discount, summed[-1].terminated, summed[-1].truncated
+        return (
+            self.stacked(frames, t),
+            self.stacked(frames, end),
+            reward,
+            discount,
+            summed[-1].terminated,
+            summed[-1].truncated,
+        )
 
     def stacked(self, frames: list[int], t: int) -> list[int]:
         if t >= len(frames):  # an unlinked table shows no next observation
@@ -118,20 +143,33 @@ class Reference:
 step = st.tuples(
     st.just("add"),
     st.integers(0, 3),
-    st.sampled_from(["go on", "go on", "go on", "go on", "terminated", "terminated without", "truncated"]),
+    st.sampled_from(
+        ["go on", "go on", "go on", "go on", "terminated", "terminated without", "truncated"]
+    ),
 )
-many = st.tuples(st.just("extend"), st.integers(1, 12), st.sampled_from(["one stream", "each its own"]), st.integers(0, 2**31))
-end = st.tuples(st.just("end"), st.integers(0, 3), st.sampled_from(["final", "nothing", "terminated"]))
+many = st.tuples(
+    st.just("extend"),
+    st.integers(1, 12),
+    st.sampled_from(["one stream", "each its own"]),
+    st.integers(0, 2**31),
+)
+end = st.tuples(
+    st.just("end"), st.integers(0, 3), st.sampled_from(["final", "nothing", "terminated"])
+)
 delete = st.tuples(st.just("delete"), st.integers(0, 60))
 update = st.tuples(st.just("update"), st.integers(0, 60))
-operations = st.lists(st.one_of(step, step, step, many, end, delete, update), min_size=1, max_size=40)
+operations = st.lists(
+    st.one_of(step, step, step, many, end, delete, update), min_size=1, max_size=40
+)
 
 
 class Both:
     """The same calls to a table and to the reference."""
 
     def __init__(self, capacity: int, stack: int, padding: str, linked: bool, n: int) -> None:
-        obs = Field((2,), np.int32, stack=stack, next="next_obs" if linked else None, padding=padding)
+        obs = Field(
+            (2,), np.int32, stack=stack, next="next_obs" if linked else None, padding=padding
+        )
         schema = {"obs": obs, "reward": "float64", "terminated": "bool", "truncated": "bool"}
         self.buffer = ReplayBuffer(capacity, schema, seed=0)
         self.reference = Reference(capacity, stack, padding, linked, n, 0.5)
@@ -161,7 +199,11 @@ class Both:
 
     def extend(self, count: int, how: str, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        streams = rng.integers(0, 4, count) if how == "each its own" else np.full(count, rng.integers(0, 4))
+        streams = (
+            rng.integers(0, 4, count)
+            if how == "each its own"
+            else np.full(count, rng.integers(0, 4))
+        )
         ends = rng.random(count) < 0.2
         terminated = ends & (rng.random(count) < 0.5)
         truncated = ends & ~terminated
@@ -179,18 +221,29 @@ class Both:
         )
         for i in range(count):
             final = int(finals[i]) if self.linked and ends[i] else None
-            new = self.reference.add(int(streams[i]), int(obs[i]), float(obs[i]), bool(terminated[i]), bool(truncated[i]), final)
+            new = self.reference.add(
+                int(streams[i]),
+                int(obs[i]),
+                float(obs[i]),
+                bool(terminated[i]),
+                bool(truncated[i]),
+                final,
+            )
             assert ids[i] == new
 
     def end(self, stream: int, how: str) -> None:
         final = self.next_number() if how == "final" and self.linked else None
         self.buffer.end_episode(
-            stream=stream, final_obs=None if final is None else np.full(2, final, np.int32), terminated=how == "terminated"
+            stream=stream,
+            final_obs=None if final is None else np.full(2, final, np.int32),
+            terminated=how == "terminated",
         )
         self.reference.end(stream, final, how == "terminated")
 
     def known(self, back: int) -> Step | None:
-        steps = [s for episodes in self.reference.streams.values() for e in episodes for s in e.steps]
+        steps = [
+            s for episodes in self.reference.streams.values() for e in episodes for s in e.steps
+        ]
         return sorted(steps, key=lambda s: -s.id)[back] if back < len(steps) else None
 
     def delete(self, back: int) -> None:
@@ -206,7 +259,8 @@ class Both:
             applied = self.buffer.update([target.id], reward=np.array([reward])).applied
             if applied:
                 target.reward = reward
-            elif self.reference.live(target):  # no item any more, but still part of its neighbours' returns
+            elif self.reference.live(target):
+                # no item any more, but still part of its neighbours' returns
                 assert target.id not in dict(self.reference.items())
 
     def check(self) -> None:
@@ -219,7 +273,10 @@ class Both:
         if not len(ids):
             return
         reader = ReplayReader(
-            table.storage, debug_state(self.buffer).table_sampler.read_plan(self.view, debug_state(self.buffer).state.sampler)
+            table.storage,
+            debug_state(self.buffer).table_sampler.read_plan(
+                self.view, debug_state(self.buffer).state.sampler
+            ),
         )
         into = reader.fresh(len(ids))
         assert not len(reader.fill(ids, into))
@@ -260,8 +317,11 @@ class Both:
     operations=operations,
     view_first=st.booleans(),
 )
-def test_every_draw_equals_a_list_of_episodes(more, stack, padding, linked, n, operations, view_first):
-    capacity = stack + (n if linked else n - 1) + more  # with less there is no item in the middle of an episode
+def test_every_draw_equals_a_list_of_episodes(
+    more, stack, padding, linked, n, operations, view_first
+):
+    # with less there is no item in the middle of an episode
+    capacity = stack + (n if linked else n - 1) + more
     both = Both(capacity, stack, padding, linked, n)
     read_plan = (both.view, debug_state(both.buffer).state.sampler)
     if view_first:

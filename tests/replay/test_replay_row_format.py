@@ -25,7 +25,9 @@ def test_a_shown_observation_does_not_mark_its_row_as_deleted() -> None:
     stream = np.full(1, table.stream("s"))
     for flags in (0, r.FINAL | r.TRUNCATED | r.SHOWN):
         columns = [np.ones(1, np.float32)]
-        assert table.insert(Incoming(stream, np.full(1, flags), np.full(1, np.nan), columns), 0) == 1
+        assert (
+            table.insert(Incoming(stream, np.full(1, flags), np.full(1, np.nan), columns), 0) == 1
+        )
     heads = debug_state(buffer).state.table.storage.heads()[:2]
     assert (heads[:, r.FLAGS // 8] & r.DELETED == 0).all()
     assert (heads[1, r.FLAGS // 8] & r.FINAL) == r.FINAL

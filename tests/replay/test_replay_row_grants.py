@@ -27,7 +27,15 @@ from async_loader.testing.debug import debug_state
 
 WRITERS, STREAMS, MOST = 3, 2, 6
 LINKED = Schema.of({"obs": Field((2,), np.float32, stack=3, next="next_obs"), "reward": np.float32})
-STEPS = [(0,), (0,), (0,), (TERMINATED,), (TRUNCATED,), (TRUNCATED | AWAITS, FINAL), (FINAL | TRUNCATED,)]
+STEPS = [
+    (0,),
+    (0,),
+    (0,),
+    (TERMINATED,),
+    (TRUNCATED,),
+    (TRUNCATED | AWAITS, FINAL),
+    (FINAL | TRUNCATED,),
+]
 NOTES = [ring_format.ENDED | TRUNCATED, ring_format.ENDED | TERMINATED, ring_format.SKIPPED]
 
 
@@ -39,7 +47,9 @@ class Hand:
         self.grant_log = GrantLog(self.ring.address)
         self.streams = table.numbers((number, k) for k in range(STREAMS))
         self.rows: deque[int] = deque()
-        block = self.ring.segment.bytes(ring_format.RECORDS, ring_format.NBYTES - ring_format.RECORDS)
+        block = self.ring.segment.bytes(
+            ring_format.RECORDS, ring_format.NBYTES - ring_format.RECORDS
+        )
         self.numbers = np.frombuffer(block, np.int64).reshape(3, ring_format.SIZE)
         self.given = np.frombuffer(block, np.float64).reshape(3, ring_format.SIZE)[2]
         self.written = self.published = 0
@@ -79,7 +89,9 @@ class Owning:
     def __init__(self, max_times_sampled: int = 0) -> None:
         self.sampler = Prioritized(1.0)
         storage = Storage.create(StorageLayout.of(LINKED, 100, spare=24))
-        self.table = Table(storage, [self.sampler], Fifo(), np.random.SeedSequence(0), max_times_sampled)
+        self.table = Table(
+            storage, [self.sampler], Fifo(), np.random.SeedSequence(0), max_times_sampled
+        )
         self.sampler.bind(self.table.items, np.random.SeedSequence(1))
         self.hands = [Hand(self.table, number) for number in range(WRITERS)]
 
@@ -116,22 +128,34 @@ class Owning:
             "masses": self.sampler.state()["mass"],
         }
         facts = {name: np.nan_to_num(array, nan=-1.0).tolist() for name, array in arrays.items()}
-        grant_logs = [(hand.grant_log.held, hand.grant_log.stepped, hand.ring.room(hand.written)) for hand in self.hands]
-        return {**facts, "counts": (len(table), table.inserted, table.deleted, table.granted, table.state()[0]), "of": grant_logs}
+        grant_logs = [
+            (hand.grant_log.held, hand.grant_log.stepped, hand.ring.room(hand.written))
+            for hand in self.hands
+        ]
+        return {
+            **facts,
+            "counts": (len(table), table.inserted, table.deleted, table.granted, table.state()[0]),
+            "of": grant_logs,
+        }
 
 
 deed = st.tuples(
     st.integers(0, WRITERS - 1),
     st.sampled_from([*STEPS, *((note,) for note in NOTES)]),
     st.integers(0, STREAMS - 1),
-    st.sampled_from([0.5, 1.0, 3.0]),  # a step without one gets the largest so far, those told of with it included
+    # a step without one gets the largest so far, those told of with it included
+    st.sampled_from([0.5, 1.0, 3.0]),
 )
-rounds = st.lists(st.tuples(st.integers(1, 7), st.lists(deed, max_size=MOST)), min_size=1, max_size=30)
+rounds = st.lists(
+    st.tuples(st.integers(1, 7), st.lists(deed, max_size=MOST)), min_size=1, max_size=30
+)
 
 
 @given(rounds, st.sampled_from([0, 2]))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_adopting_many_lanes_at_once_equals_adopting_them_record_by_record(rounds: Any, max_times_sampled: int) -> None:
+def test_adopting_many_lanes_at_once_equals_adopting_them_record_by_record(
+    rounds: Any, max_times_sampled: int
+) -> None:
     both = Owning(max_times_sampled), Owning(max_times_sampled)
     for extent, deeds in rounds:
         for owning in both:
@@ -168,7 +192,9 @@ def test_all_that_many_writers_have_published_is_told_once_and_in_order() -> Non
     assert len(told) == 1
 
 
-def test_what_was_adopted_when_ctrl_c_came_is_told_later_and_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_adopted_when_ctrl_c_came_is_told_later_and_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     owning = Owning()
     table = owning.table
     for hand in owning.hands:
@@ -185,7 +211,8 @@ def test_what_was_adopted_when_ctrl_c_came_is_told_later_and_counted_once(monkey
             owning.at_once()
     assert table.granted == sum(hand.grant_log.held for hand in owning.hands) == WRITERS
     assert owning.at_once() == 0
-    assert len(table) == table.inserted == table.items.count == WRITERS * 4  # the last of each waits for what comes after
+    # the last of each waits for what comes after
+    assert len(table) == table.inserted == table.items.count == WRITERS * 4
     assert np.count_nonzero(owning.sampler.state()["mass"]) == WRITERS * 4
 
 
@@ -220,7 +247,9 @@ def test_a_lane_that_says_what_cannot_be_is_read_no_further_and_others_are(wrong
     assert owning.at_once() == 1
 
 
-def test_a_writer_whose_lane_is_wrong_is_closed_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_writer_whose_lane_is_wrong_is_closed_and_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with ReplayBuffer(1000, {"x": np.int64}, seed=0) as buffer:
         good, bad = (buffer.writer_handle().open() for _ in range(2))
         good.append(x=1)
@@ -239,5 +268,7 @@ def test_a_writer_whose_lane_is_wrong_is_closed_and_others_go_on(caplog: pytest.
         good.close()
         with debug_state(
             buffer
-        ).state.lock:  # it answers a writer that closes before it has let go of everything, both under the lock
+            # it answers a writer that closes before it has let go of everything, both under the
+            # lock
+        ).state.lock:
             assert debug_state(buffer).state.table.granted == 0

@@ -73,7 +73,10 @@ def test_a_second_sampler_is_told_what_comes_and_goes() -> None:
 def test_ranks_draw_on_their_own() -> None:
     buffer = ReplayBuffer(1000, seed=5)
     buffer.extend(x=np.arange(1000))
-    one, two = (buffer.source(rank=rank, world_size=2).plan(10, Patience()).index.tolist() for rank in range(2))
+    one, two = (
+        buffer.source(rank=rank, world_size=2).plan(10, Patience()).index.tolist()
+        for rank in range(2)
+    )
     assert one != two
     for rank, world_size in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(ConfigError, match="ranks count from 0"):
@@ -120,9 +123,14 @@ def test_there_is_a_reader_as_soon_as_the_schema_is_known() -> None:
 def test_plan_waits_for_the_first_step_and_says_for_what() -> None:
     buffer = ReplayBuffer(8)
     source = buffer.source()
-    assert source.waiting_for() == "steps: the replay buffer holds 0 of the 1 that sampling needs, add more"
+    assert (
+        source.waiting_for()
+        == "steps: the replay buffer holds 0 of the 1 that sampling needs, add more"
+    )
     planned: list[Rows] = []
-    thread = threading.Thread(target=lambda: planned.append(source.plan(4, Patience(deadline=Deadline(PATIENCE_S)))))
+    thread = threading.Thread(
+        target=lambda: planned.append(source.plan(4, Patience(deadline=Deadline(PATIENCE_S))))
+    )
     thread.start()
     until(lambda: buffer.stats().waiting)
     buffer.add(x=1)
@@ -137,7 +145,11 @@ def test_plan_waits_for_min_size_however_it_is_reached() -> None:
     sources = [buffer.source(min_size=5), buffer.source(min_size=6)]
     planned: list[int] = []
     threads = [
-        threading.Thread(target=lambda s=s: planned.append(int(s.plan(4, Patience(deadline=Deadline(PATIENCE_S))).index.max())))
+        threading.Thread(
+            target=lambda s=s: planned.append(
+                int(s.plan(4, Patience(deadline=Deadline(PATIENCE_S))).index.max())
+            )
+        )
         for s in sources
     ]
     for thread in threads:

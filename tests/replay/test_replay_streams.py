@@ -58,7 +58,8 @@ class Counting(gym.Env):  # type: ignore[type-arg]
 def check_transitions(batch: dict[str, Any]) -> None:
     """Every row is one true transition of `Counting`."""
     for obs, action, reward, after, terminated, truncated in zip(
-        *(batch[key] for key in ("obs", "action", "reward", "next_obs", "terminated", "truncated")), strict=True
+        *(batch[key] for key in ("obs", "action", "reward", "next_obs", "terminated", "truncated")),
+        strict=True,
     ):
         episode, step = obs
         assert action == (episode * 7 + step) % 10
@@ -86,9 +87,13 @@ def everything(buffer: ReplayBuffer, view: Transitions | None = None) -> dict[st
     return rebuilt
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize(
+    "mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+)
 @pytest.mark.parametrize("schema", [LINKED, PLAIN, None])
-def test_a_vector_of_environments_gives_true_transitions_only(mode: AutoresetMode, schema: Any) -> None:
+def test_a_vector_of_environments_gives_true_transitions_only(
+    mode: AutoresetMode, schema: Any
+) -> None:
     envs = SyncVectorEnv([lambda i=i: Counting(i) for i in range(3)], autoreset_mode=mode)
     buffer = ReplayBuffer(1000, schema, seed=0)
     writer = buffer.vector_writer(3, autoreset=envs.metadata["autoreset_mode"])
@@ -132,10 +137,17 @@ def test_a_writer_gives_true_transitions(schema: Any) -> None:
             after, reward, terminated, truncated, _ = env.step(action)
             step = {"obs": seen[i], "action": action, "reward": reward}
             if schema is PLAIN:
-                writer.append({**step, "next_obs": after}, terminated=terminated, truncated=truncated)
+                writer.append(
+                    {**step, "next_obs": after}, terminated=terminated, truncated=truncated
+                )
             else:
                 ends = terminated or truncated
-                writer.append(step, terminated=terminated, truncated=truncated, final_obs=after if ends else None)
+                writer.append(
+                    step,
+                    terminated=terminated,
+                    truncated=truncated,
+                    final_obs=after if ends else None,
+                )
             seen[i] = env.reset()[0] if terminated or truncated else after
     check_transitions(everything(buffer))
 
@@ -182,7 +194,11 @@ def test_an_episode_may_be_ended_later_with_what_followed() -> None:
     writer.append(obs=1)
     writer.end_episode(final_obs=2, truncated=True)
     batch = everything(buffer)
-    assert (batch["obs"].tolist(), batch["next_obs"].tolist(), batch["truncated"].tolist()) == ([1], [2], [True])
+    assert (batch["obs"].tolist(), batch["next_obs"].tolist(), batch["truncated"].tolist()) == (
+        [1],
+        [2],
+        [True],
+    )
     writer.append(obs=5)
     writer.append(obs=6)
     assert everything(buffer)["next_obs"].tolist() == [2, 6]
@@ -216,14 +232,18 @@ def test_a_truncated_step_needs_what_followed() -> None:
     for call in (
         lambda: buffer.add(obs=1, terminated=False, truncated=True),
         lambda: buffer.writer().append(obs=1, truncated=True),
-        lambda: buffer.extend(stream=0, obs=np.arange(2), terminated=np.zeros(2, bool), truncated=np.ones(2, bool)),
+        lambda: buffer.extend(
+            stream=0, obs=np.arange(2), terminated=np.zeros(2, bool), truncated=np.ones(2, bool)
+        ),
     ):
         with pytest.raises(SchemaError, match="a truncated step needs final_obs"):
             call()
     with pytest.raises(SchemaError, match="neither terminated nor truncated"):
         buffer.add(obs=1, terminated=False, truncated=False, final_obs=2)
     with pytest.raises(SchemaError, match="no field of the schema has a next"):
-        ReplayBuffer(10, {"x": np.int64, "terminated": np.bool_}).add(x=1, terminated=True, final_obs=2)
+        ReplayBuffer(10, {"x": np.int64, "terminated": np.bool_}).add(
+            x=1, terminated=True, final_obs=2
+        )
     assert len(buffer) == 0
     with pytest.raises(ConfigError, match="ends in one way"):
         buffer.end_episode(terminated=True, truncated=True)
@@ -248,7 +268,9 @@ def test_nested_observations_are_followed_under_the_same_names() -> None:
     }
     buffer = ReplayBuffer(100, schema)
     for n in range(5):
-        last = {"image": np.full(2, 99, np.uint8), "goal": np.zeros(3, np.float32)} if n == 4 else None
+        last = (
+            {"image": np.full(2, 99, np.uint8), "goal": np.zeros(3, np.float32)} if n == 4 else None
+        )
         obs = {"image": np.full(2, n, np.uint8), "goal": np.full(3, n, np.float32)}
         buffer.add({"obs": obs, "reward": 1.0, "terminated": n == 4}, final_obs=last)
     batch = everything(buffer)
@@ -265,15 +287,34 @@ def test_nested_observations_are_followed_under_the_same_names() -> None:
         (lambda: Transitions(n_steps=0), "n_steps=0"),
         (lambda: Transitions(gamma=1.5), "gamma=1.5"),
         (lambda: Transitions(reward=""), "reward=''"),
-        (lambda: ReplayBuffer(9, {"x": np.float32}).source(view=Transitions(n_steps=2)), "sums up 'reward', and steps have x"),
-        (lambda: ReplayBuffer(9, {"reward": np.int64}).source(view=Transitions(n_steps=2)), "over float32 or float64"),
-        (lambda: ReplayBuffer(9, {"reward": np.float16}).source(view=Transitions(n_steps=2)), "over float32 or float64"),
-        (lambda: ReplayBuffer(9, {"reward": np.float32, "discount": np.float32}).source(view=Transitions()), "'discount'"),
+        (
+            lambda: ReplayBuffer(9, {"x": np.float32}).source(view=Transitions(n_steps=2)),
+            "sums up 'reward', and steps have x",
+        ),
+        (
+            lambda: ReplayBuffer(9, {"reward": np.int64}).source(view=Transitions(n_steps=2)),
+            "over float32 or float64",
+        ),
+        (
+            lambda: ReplayBuffer(9, {"reward": np.float16}).source(view=Transitions(n_steps=2)),
+            "over float32 or float64",
+        ),
+        (
+            lambda: ReplayBuffer(9, {"reward": np.float32, "discount": np.float32}).source(
+                view=Transitions()
+            ),
+            "'discount'",
+        ),
         (lambda: ReplayBuffer(9, {"x": Field(next="x")}), "this name is taken"),
         (lambda: ReplayBuffer(9, {"x": Field(next="index")}), "this name is taken"),
         (lambda: ReplayBuffer(9, {"x": Field(next="y"), "z": Field(next="y")}), "x, z: give each"),
         (lambda: ReplayBuffer(9, {"x": Field(stack=2)}, remover=MinHeap()), "use the Fifo remover"),
-        (lambda: ReplayBuffer(9, {"reward": "f4"}, remover=MinHeap()).source(view=Transitions(n_steps=2)), "out of order"),
+        (
+            lambda: ReplayBuffer(9, {"reward": "f4"}, remover=MinHeap()).source(
+                view=Transitions(n_steps=2)
+            ),
+            "out of order",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_words(make: Any, said: str) -> None:
@@ -305,12 +346,21 @@ def test_what_the_step_of_a_writer_says_of_its_end_ends_the_episode(end: str, re
 
 
 @pytest.mark.parametrize("ends", [{}, {"terminated": np.bool_}, {"truncated": np.bool_}])
-def test_a_vector_writer_ends_episodes_also_where_the_schema_has_no_field_for_that(ends: dict[str, Any]) -> None:
-    buffer = ReplayBuffer(100, {"obs": Field((), np.int64, stack=2), "reward": np.float32, **ends}, seed=0)
+def test_a_vector_writer_ends_episodes_also_where_the_schema_has_no_field_for_that(
+    ends: dict[str, Any],
+) -> None:
+    buffer = ReplayBuffer(
+        100, {"obs": Field((), np.int64, stack=2), "reward": np.float32, **ends}, seed=0
+    )
     writer = buffer.vector_writer(1, autoreset="disabled")
     for t in range(6):
         said = {name: np.array([t == when]) for name, when in (("terminated", 1), ("truncated", 3))}
-        writer.append(obs=np.array([t]), reward=np.ones(1, np.float32), next_obs=np.array([t + 1]), **said)
+        writer.append(
+            obs=np.array([t]), reward=np.ones(1, np.float32), next_obs=np.array([t + 1]), **said
+        )
     batch = buffer.sample(300, view=Transitions(n_steps=2, gamma=1.0))
-    found = {(*obs, reward) for obs, reward in zip(batch["obs"].tolist(), batch["reward"].tolist(), strict=True)}
+    found = {
+        (*obs, reward)
+        for obs, reward in zip(batch["obs"].tolist(), batch["reward"].tolist(), strict=True)
+    }
     assert found == {(0, 0, 2.0), (0, 1, 1.0), (2, 2, 2.0), (2, 3, 1.0), (4, 4, 2.0)}

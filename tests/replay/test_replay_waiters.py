@@ -87,7 +87,11 @@ def test_inserting_waits_for_samples_in_reverbs_proportion() -> None:
     until(lambda: buffer.stats().waiting)
     assert "sample at least 4 more" in buffer.stats().waiting[0].reason
     buffer.sample(3)
-    until(lambda: buffer.stats().waiting and "sample at least 1 more" in buffer.stats().waiting[0].reason)
+    until(
+        lambda: (
+            buffer.stats().waiting and "sample at least 1 more" in buffer.stats().waiting[0].reason
+        )
+    )
     buffer.sample(1)
     assert actor.done() == 105
     assert buffer.stats().inserted == 106
@@ -96,10 +100,14 @@ def test_inserting_waits_for_samples_in_reverbs_proportion() -> None:
 
 @pytest.mark.parametrize("call", ["add", "sample", "extend"])
 def test_a_deadline_ends_a_wait_and_nothing_is_lost(call: str) -> None:
-    buffer = filled(RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4)
+    buffer = filled(
+        RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4
+    )
     if call == "sample":
         buffer.sample(4)
-        with pytest.raises(Timeout, match=r"0.01 s have passed, and still cannot sample: sampling 1 more"):
+        with pytest.raises(
+            Timeout, match=r"0.01 s have passed, and still cannot sample: sampling 1 more"
+        ):
             buffer.sample(1, timeout_s=0.01)
     elif call == "add":
         with pytest.raises(Timeout, match="still cannot insert"):
@@ -112,9 +120,14 @@ def test_a_deadline_ends_a_wait_and_nothing_is_lost(call: str) -> None:
     assert len(buffer) == (6 if call == "extend" else 4)
 
 
-def test_a_wait_that_only_this_thread_could_end_raises_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("threading.active_count", lambda: 1)  # the one that watches over this test's time is another
-    buffer = filled(RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4)
+def test_a_wait_that_only_this_thread_could_end_raises_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # the one that watches over this test's time is another
+    monkeypatch.setattr("threading.active_count", lambda: 1)
+    buffer = filled(
+        RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4
+    )
     with pytest.raises(WouldDeadlock, match="No other thread"):
         buffer.add(x=1)
     with pytest.raises(WouldDeadlock, match="needs the table to hold 10 items, it holds 0"):
@@ -135,16 +148,22 @@ def test_without_a_limit_an_empty_table_raises_or_waits_as_it_is_told() -> None:
 
 
 def test_a_batch_that_the_window_never_holds_is_refused_not_waited_for() -> None:
-    buffer = filled(RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4)
+    buffer = filled(
+        RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4
+    )
     with pytest.raises(ConfigError, match="can never be sampled at once"):
         buffer.sample(5)
 
 
 def test_the_limiter_changes_while_others_wait() -> None:
-    buffer = filled(RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4)
+    buffer = filled(
+        RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4
+    )
     actor = Doing(lambda: [buffer.add(x=n) for n in range(10)])
     until(lambda: buffer.stats().waiting)
-    buffer.limiter = RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 8.0))
+    buffer.limiter = RateLimiter(
+        min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 8.0)
+    )
     until(lambda: len(buffer) == 8)
     buffer.limiter = None
     assert len(actor.done()) == 10
@@ -180,12 +199,15 @@ def test_a_warning_comes_once_after_a_while(monkeypatch: pytest.MonkeyPatch) -> 
     buffer.extend(x=np.arange(6))
     learner.done()
     assert heard == [
-        "waiting to sample for 0.02 s: sampling 1 needs the table to hold 10 items, it holds 4: add 6 more. "
+        "waiting to sample for 0.02 s: sampling 1 needs the table to hold 10 items, it holds 4: "
+        "add 6 more. "
         "The call goes on waiting; with timeout_s= it raises Timeout instead"
     ]
 
 
-def test_a_warning_comes_also_where_the_table_changes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_comes_also_where_the_table_changes_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("async_loader.replay.table.waiters.WARN_AFTER_S", 0.3)
     waiters, deadline = Waiters(threading.Lock()), Deadline(PATIENCE_S)
     with warnings.catch_warnings(record=True) as caught:
@@ -200,7 +222,8 @@ def test_a_warning_comes_also_where_the_table_changes_all_the_time(monkeypatch: 
         waiters.until(lambda: bool(caught) or deadline.expired, "sample", lambda: "reasons", None)
     actor.done()
     assert [str(one.message) for one in caught] == [
-        "waiting to sample for 0.3 s: reasons. The call goes on waiting; with timeout_s= it raises Timeout instead"
+        "waiting to sample for 0.3 s: reasons. The call goes on waiting; with timeout_s= it raises "
+        "Timeout instead"
     ]
 
 
@@ -225,7 +248,9 @@ def test_a_stack_hands_out_the_newest_first_and_its_room_again() -> None:
 
 
 def test_a_loader_waits_for_the_limiter_too() -> None:
-    buffer = filled(RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)), 4)
+    buffer = filled(
+        RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)), 4
+    )
     with AsyncDataLoader(buffer, 4, prefetch=1, timeout_s=PATIENCE_S) as loader:
         assert next(loader)["x"].shape == (4,)
         learner = Doing(lambda: next(loader))
@@ -235,7 +260,9 @@ def test_a_loader_waits_for_the_limiter_too() -> None:
 
 
 def test_a_loader_that_the_window_cannot_serve_is_warned_of() -> None:
-    buffer = filled(RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)), 4)
+    buffer = filled(
+        RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)), 4
+    )
     with pytest.warns(UserWarning, match="batches of 16 with 4 ahead are 80 samples"):
         AsyncDataLoader(buffer, 16, prefetch=4).close()
 
@@ -309,12 +336,16 @@ def test_inserting_or_sampling_can_go_on_however_many_steps_wait_for_their_succe
             error_buffer=math.ceil((batch + per_insert * envs) / 2) + 2 + more,
         )
     view, steps, no = Transitions(n_steps=n), 0, np.zeros(envs, bool)
-    with ReplayBuffer(1000, schema, limiter=limiter, sampler=Uniform(replacement=repeats), seed=0) as buffer:
+    with ReplayBuffer(
+        1000, schema, limiter=limiter, sampler=Uniform(replacement=repeats), seed=0
+    ) as buffer:
         writer = buffer.vector_writer(envs)
 
         def append() -> None:
             obs = np.arange(envs) + 10 * steps
-            writer.append(obs=obs, next_obs=obs + 10, reward=no, terminated=no, truncated=no, timeout_s=0)
+            writer.append(
+                obs=obs, next_obs=obs + 10, reward=no, terminated=no, truncated=no, timeout_s=0
+            )
 
         for _ in range(60):
             if went(append):

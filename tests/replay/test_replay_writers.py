@@ -60,7 +60,10 @@ def episodes(into: Any) -> None:
     up, open.
     """
     obs = iter(np.arange(200, dtype=np.float32).reshape(100, 2))
-    for length, last in ((5, {"terminated": True}), (4, {"truncated": True, "final_obs": np.array([900, 901], np.float32)})):
+    for length, last in (
+        (5, {"terminated": True}),
+        (4, {"truncated": True, "final_obs": np.array([900, 901], np.float32)}),
+    ):
         for k in range(length):
             into.append(obs=next(obs), reward=float(k), **(last if k == length - 1 else {}))
     for k in range(3):
@@ -69,7 +72,9 @@ def episodes(into: Any) -> None:
     for k in range(4):
         into.append({"obs": next(obs), "reward": float(k)})
     into.end_episode()
-    into.append(obs=next(obs), reward=7.0, terminated=True, final_obs=np.array([920, 921], np.float32))
+    into.append(
+        obs=next(obs), reward=7.0, terminated=True, final_obs=np.array([920, 921], np.float32)
+    )
 
 
 def write_episodes(handle: WriterHandle) -> None:
@@ -89,11 +94,16 @@ def contents(buffer: ReplayBuffer, view: Transitions | None = None) -> dict[floa
     batch = reader.schema.rebuild(out.fields)
     del batch["index"]
     keys = batch["obs"][:, -1, 0].tolist()
-    return {key: {name: column[i].tolist() for name, column in batch.items()} for i, key in enumerate(keys)}
+    return {
+        key: {name: column[i].tolist() for name, column in batch.items()}
+        for i, key in enumerate(keys)
+    }
 
 
 @pytest.mark.parametrize("view", [None, Transitions(n_steps=1), Transitions(n_steps=3, gamma=0.5)])
-def test_episodes_of_another_process_are_those_of_this_one(start_method: str, view: Transitions | None) -> None:
+def test_episodes_of_another_process_are_those_of_this_one(
+    start_method: str, view: Transitions | None
+) -> None:
     here, there = (ReplayBuffer(1000, LINKED, seed=0) for _ in range(2))
     for buffer in (here, there):
         buffer.source(view=view)  # so that steps wait for as many successors
@@ -138,7 +148,13 @@ def write_many(handle: WriterHandle) -> None:
         for t in range(50):
             ends = np.array([t % 10 == 9, t % 7 == 6, False, False])
             obs = np.full((4, 2), t, np.float32) + 100 * np.arange(4, dtype=np.float32)[:, None]
-            into.extend(obs=obs, reward=np.ones(4, np.float32), terminated=ends, truncated=np.zeros(4, np.bool_), stream=names)
+            into.extend(
+                obs=obs,
+                reward=np.ones(4, np.float32),
+                terminated=ends,
+                truncated=np.zeros(4, np.bool_),
+                stream=names,
+            )
         into.extend(
             obs=np.arange(600, dtype=np.float32).reshape(300, 2) + 1000,
             reward=np.arange(300, dtype=np.float32),
@@ -187,12 +203,17 @@ def write_some(handle: WriterHandle, first: int, count: int) -> None:
 def test_writers_beside_each_other_and_beside_the_owner_lose_nothing() -> None:
     buffer = ReplayBuffer(20_000, PLAIN, seed=0)
     fork = multiprocessing.get_context("fork")
-    started = [fork.Process(target=write_some, args=(buffer.writer_handle(), 10_000 * n, 3000)) for n in (1, 2, 3)]
+    started = [
+        fork.Process(target=write_some, args=(buffer.writer_handle(), 10_000 * n, 3000))
+        for n in (1, 2, 3)
+    ]
     for process in started:
         process.start()
     for i in range(1000):
         buffer.add(plain(i))
-    buffer.extend(x=np.arange(1000, 3000), y=np.repeat(np.arange(1000, 3000, dtype=np.float32)[:, None], 4, 1))
+    buffer.extend(
+        x=np.arange(1000, 3000), y=np.repeat(np.arange(1000, 3000, dtype=np.float32)[:, None], 4, 1)
+    )
     for process in started:
         process.join(PATIENCE_S)
         assert process.exitcode == 0
@@ -201,7 +222,9 @@ def test_writers_beside_each_other_and_beside_the_owner_lose_nothing() -> None:
     table = debug_state(buffer).state.table
     rows = np.flatnonzero(table.items.alive)
     found = table.storage.cell(0)[rows]
-    assert sorted(found.tolist()) == [i for n in range(4) for i in range(10_000 * n, 10_000 * n + 3000)]
+    assert sorted(found.tolist()) == [
+        i for n in range(4) for i in range(10_000 * n, 10_000 * n + 3000)
+    ]
     assert (table.storage.cell(1)[rows] == found[:, None]).all()
     for n in range(4):
         mine = found[np.argsort(table.ids[rows])]
@@ -228,14 +251,19 @@ def test_the_owner_goes_around_rows_that_writers_hold_and_tells_samplers_the_tru
 
 
 def test_priorities_come_with_the_rows_and_are_checked_as_here() -> None:
-    with ReplayBuffer(1000, PLAIN, sampler=Prioritized(1.0), seed=0) as buffer, buffer.writer_handle().open() as into:
+    with (
+        ReplayBuffer(1000, PLAIN, sampler=Prioritized(1.0), seed=0) as buffer,
+        buffer.writer_handle().open() as into,
+    ):
         for i in range(20):
             into.append(plain(i), priority=1.0 if i == 7 else 0.0)
         assert set(buffer.sample(50)["x"].tolist()) <= {7}
         for wrong in (-1.0, float("inf")):
             with pytest.raises(ConfigError, match="priorities are numbers from 0"):
                 into.append(plain(0), priority=wrong)
-        assert into.extend(x=np.arange(2), y=np.zeros((2, 4), np.float32), priority=[0.0, 0.0]).tolist() == [20, 21]
+        assert into.extend(
+            x=np.arange(2), y=np.zeros((2, 4), np.float32), priority=[0.0, 0.0]
+        ).tolist() == [20, 21]
         assert buffer.update_priorities([20, 21], [1.0, 2.0]).applied == 2
     with ReplayBuffer(1000, PLAIN) as buffer, buffer.writer_handle().open() as into:
         with pytest.raises(Unsupported, match="use no priorities"):
@@ -250,7 +278,9 @@ def test_priorities_come_with_the_rows_and_are_checked_as_here() -> None:
         ({"x": 1, "y": np.zeros(5, np.float32)}, "nothing is broadcast"),
     ],
 )
-def test_a_step_that_does_not_fit_is_refused_as_here_and_nothing_is_written(step: Any, text: str) -> None:
+def test_a_step_that_does_not_fit_is_refused_as_here_and_nothing_is_written(
+    step: Any, text: str
+) -> None:
     with ReplayBuffer(1000, PLAIN) as buffer, buffer.writer_handle().open() as into:
         with pytest.raises(SchemaError, match=text) as there:
             into.append(step)
@@ -287,13 +317,20 @@ def test_a_handle_is_used_once_and_one_that_is_dropped_gives_its_place_to_anothe
             pickle.dumps(handle)
         into.close()
         other = buffer.writer_handle()
-        copy = WriterHandle(*(os.dup(fd) for fd in other._fds), other._ring, other._clock, other._storage, other._terms)
+        copy = WriterHandle(
+            *(os.dup(fd) for fd in other._fds),
+            other._ring,
+            other._clock,
+            other._storage,
+            other._terms,
+        )
         with copy.open():
             with pytest.raises(ConfigError, match=f"process {os.getpid()} has opened"):
                 other.open()
         del other, copy, handle
         gc.collect()
-        with buffer.writer_handle().open() as into:  # a question that is answered after the thread has seen the others go
+        # a question that is answered after the thread has seen the others go
+        with buffer.writer_handle().open() as into:
             into.flush(PATIENCE_S)
             state = debug_state(buffer).state
             with state.lock:  # it may answer before it has let go of the others, all under the lock
@@ -320,7 +357,9 @@ def test_more_episodes_may_end_than_the_lane_has_records() -> None:
     buffer = ReplayBuffer(20_000, PLAIN)
     with buffer, buffer.writer_handle().open() as into:
         count = ring_format.SIZE + 100
-        into.extend(x=np.arange(count), y=np.zeros((count, 4), np.float32), stream=list(range(count)))
+        into.extend(
+            x=np.arange(count), y=np.zeros((count, 4), np.float32), stream=list(range(count))
+        )
         into.flush(PATIENCE_S)
         with debug_state(buffer).state.lock:  # no thread commits
             helper = threading.Timer(0.05, buffer.stats)
@@ -334,13 +373,18 @@ def test_more_episodes_may_end_than_the_lane_has_records() -> None:
         assert (debug_state(buffer).state.table.last == -1).all()
 
 
-def write_a_stream_for_each_episode(handle: WriterHandle, count: int, written: Any, end: Any) -> None:
+def write_a_stream_for_each_episode(
+    handle: WriterHandle, count: int, written: Any, end: Any
+) -> None:
     with handle.open(stream="long") as into:
         no = {"terminated": False, "truncated": False}
         into.append(obs=np.full(2, -2.0), reward=0.0, **no)
         for n in range(count):
             obs = np.repeat(np.arange(3 * n, 3 * n + 3, dtype=np.float32)[:, None], 2, 1)
-            ends = {"terminated": np.array([False, False, n % 2 == 0]), "truncated": np.zeros(3, np.bool_)}
+            ends = {
+                "terminated": np.array([False, False, n % 2 == 0]),
+                "truncated": np.zeros(3, np.bool_),
+            }
             into.extend(obs=obs, reward=np.zeros(3, np.float32), **ends, stream=f"episode {n}")
             if n % 2:
                 into.end_episode(stream=f"episode {n}", terminated=True)
@@ -351,11 +395,16 @@ def write_a_stream_for_each_episode(handle: WriterHandle, count: int, written: A
         assert end.wait(PATIENCE_S)
 
 
-def test_the_owner_forgets_streams_that_a_writer_drops_and_links_none_that_has_their_numbers_later() -> None:
+def test_the_owner_forgets_streams_that_a_writer_drops_and_links_none_that_has_their_numbers_later() -> (
+    None
+):
     fork, count = multiprocessing.get_context("fork"), 3000
     written, end = fork.Event(), fork.Event()
     with ReplayBuffer(20_000, LINKED, seed=0) as buffer:
-        process = fork.Process(target=write_a_stream_for_each_episode, args=(buffer.writer_handle(), count, written, end))
+        process = fork.Process(
+            target=write_a_stream_for_each_episode,
+            args=(buffer.writer_handle(), count, written, end),
+        )
         process.start()
         assert written.wait(PATIENCE_S)
         (link,) = debug_state(buffer).state.writers._peers.values()  # type: ignore[union-attr]
@@ -368,7 +417,11 @@ def test_the_owner_forgets_streams_that_a_writer_drops_and_links_none_that_has_t
         items = contents(buffer, Transitions(n_steps=1, gamma=0.5))
     expected = {float(obs): (float(obs + 1), 0.5) for obs in range(3 * count) if obs % 3 < 2}
     expected |= {-2.0: (-1.0, 0.5)}
-    found = {obs: (item["next_obs"][-1][0], item["discount"]) for obs, item in items.items() if item["discount"]}
+    found = {
+        obs: (item["next_obs"][-1][0], item["discount"])
+        for obs, item in items.items()
+        if item["discount"]
+    }
     assert found == expected
     assert sorted(items) == sorted([-2.0, -1.0, *map(float, range(3 * count))])
 
@@ -377,12 +430,19 @@ def test_the_owner_forgets_streams_that_a_writer_drops_and_links_none_that_has_t
 
 
 def test_a_limiter_holds_a_writer_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_grants, "_ANSWER_S", PATIENCE_S)  # a second may pass before the owner's thread is run
+    # a second may pass before the owner's thread is run
+    monkeypatch.setattr(row_grants, "_ANSWER_S", PATIENCE_S)
     limiter = RateLimiter(min_size_to_sample=5, samples_per_insert=1.0, error_buffer=5)
-    with ReplayBuffer(1000, PLAIN, limiter=limiter) as buffer, buffer.writer_handle().open() as into:
+    with (
+        ReplayBuffer(1000, PLAIN, limiter=limiter) as buffer,
+        buffer.writer_handle().open() as into,
+    ):
         for i in range(10):
             into.append(plain(i), timeout_s=PATIENCE_S)
-        with pytest.raises(Timeout, match=r"0\.05 s have passed, and still cannot insert: inserting .* sample at least"):
+        with pytest.raises(
+            Timeout,
+            match=r"0\.05 s have passed, and still cannot insert: inserting .* sample at least",
+        ):
             into.append(plain(10), timeout_s=0.05)
         assert buffer.stats().inserted == 10
         deadline = Deadline(PATIENCE_S)
@@ -427,7 +487,9 @@ def test_whoever_waits_for_rows_is_woken_by_a_writer() -> None:
     with ReplayBuffer(1000, PLAIN) as buffer, buffer.writer_handle().open() as into:
         into.flush()
         drawn: list[Any] = []
-        waiting = threading.Thread(target=lambda: drawn.append(buffer.sample(1, timeout_s=PATIENCE_S)))
+        waiting = threading.Thread(
+            target=lambda: drawn.append(buffer.sample(1, timeout_s=PATIENCE_S))
+        )
         waiting.start()
         while not buffer.stats().waiting:
             continue
@@ -440,7 +502,9 @@ def test_flush_makes_rows_visible_to_readers_of_the_memory() -> None:
     with ReplayBuffer(1000, PLAIN) as buffer, buffer.writer_handle().open() as into:
         ids = [into.append(plain(i)) for i in range(10)]
         into.flush(PATIENCE_S)
-        assert debug_state(buffer).state.table.storage.heads()[ids, 0].tolist() == [i + 1 for i in ids]
+        assert debug_state(buffer).state.table.storage.heads()[ids, 0].tolist() == [
+            i + 1 for i in ids
+        ]
         owner = debug_state(buffer).state
         with owner.lock, pytest.raises(Timeout, match="has not answered in time"):
             into.flush(0.02)
@@ -452,7 +516,9 @@ def test_a_slow_writers_rows_are_not_old_when_they_are_added() -> None:
         for round_ in range(10):
             new = into.append(plain(10**6 + round_))
             assert buffer.stats().size
-            assert debug_state(buffer).state.table.items.alive[new % debug_state(buffer).state.table.storage.layout.rows]
+            assert debug_state(buffer).state.table.items.alive[
+                new % debug_state(buffer).state.table.storage.layout.rows
+            ]
             buffer.extend(x=np.arange(700), y=np.zeros((700, 4), np.float32))
         assert debug_state(buffer).state.table.granted < 600
 
@@ -466,7 +532,12 @@ def test_a_buffer_that_is_closed_says_so_to_everyone_and_leaves_nothing() -> Non
     into.append(plain(0))
     buffer.close()
     buffer.close()
-    for attempt in (lambda: into.append(plain(0)), lambda: into.flush(), lambda: buffer.add(plain(0)), lambda: buffer.sample(1)):
+    for attempt in (
+        lambda: into.append(plain(0)),
+        lambda: into.flush(),
+        lambda: buffer.add(plain(0)),
+        lambda: buffer.sample(1),
+    ):
         with pytest.raises(Closed):
             attempt()
     with pytest.raises(Closed):
@@ -498,7 +569,9 @@ def test_a_source_keeps_writers_going_when_its_buffer_is_dropped() -> None:
     del source
 
 
-def test_a_thread_that_fails_breaks_the_writers_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_fails_breaks_the_writers_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     buffer = ReplayBuffer(1000, PLAIN)
     into = buffer.writer_handle().open()
     service = debug_state(buffer).state.writers

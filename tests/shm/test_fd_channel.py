@@ -26,7 +26,9 @@ def send_in_thread(channel, *args):
     return thread
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 1000, 40_000, 48 << 10, (48 << 10) + 1, 64 << 10, 200_000, 5_000_000])
+@pytest.mark.parametrize(
+    "nbytes", [0, 1, 1000, 40_000, 48 << 10, (48 << 10) + 1, 64 << 10, 200_000, 5_000_000]
+)
 def test_payloads_of_any_size_arrive_whole(ends, nbytes):
     one, two = ends
     payload = np.random.default_rng(nbytes).bytes(nbytes)

@@ -12,7 +12,9 @@ from async_loader.shm import hugepages
 from async_loader.shm.segment import Segment
 from async_loader.testing.debug import debug_state
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd and huge pages are Linux's")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="memfd and huge pages are Linux's"
+)
 MIB = 1 << 20
 
 

@@ -12,7 +12,9 @@ from table_rig import TABLES, WRITERS, Making, Writers, each, making, open_here,
 @pytest.fixture(**each(TABLES))
 def make(request: pytest.FixtureRequest) -> Iterator[Making]:
     """Makes tables, and writers of their own."""
-    with making(Writers(request.param, open_here, folder=relative if request.param is served else Path)) as made:
+    with making(
+        Writers(request.param, open_here, folder=relative if request.param is served else Path)
+    ) as made:
         yield made
 
 

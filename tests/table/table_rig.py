@@ -48,9 +48,12 @@ def served(capacity: Any = None, schema: Any = None, **settings: Any) -> Iterato
         make_keys(folder / "keys", ["actor"])
         made = ServerSettings.from_plain({"one": _settings(capacity, schema, settings)})
         made = replace(
-            made, bind="tcp://127.0.0.1:*", drain_s=0.1, checkpoint=CheckpointSettings(path=_saves()),
+            made,
+            bind="tcp://127.0.0.1:*",
+            drain_s=0.1,
+            checkpoint=CheckpointSettings(path=_saves()),
             security=SecuritySettings(keys=str(folder / "keys")),
-        )  # fmt: skip
+        )
         serving = FeederProcess(made)
         thread = threading.Thread(target=serving.run)
         thread.start()
@@ -112,7 +115,9 @@ def open_here(stack: contextlib.ExitStack, table: Table, stream: Hashable | None
     return stack.enter_context(table.writer(stream))
 
 
-def open_elsewhere(stack: contextlib.ExitStack, table: ReplayBuffer, stream: Hashable | None) -> Any:
+def open_elsewhere(
+    stack: contextlib.ExitStack, table: ReplayBuffer, stream: Hashable | None
+) -> Any:
     return stack.enter_context(Elsewhere(table.writer_handle(), stream))
 
 
@@ -151,7 +156,9 @@ class Elsewhere:
     def __init__(self, handle: Any, stream: Hashable | None) -> None:
         here, there = multiprocessing.Pipe()
         self._pipe = here
-        self._process = multiprocessing.Process(target=_serve, args=(there, here, handle, stream), daemon=True)
+        self._process = multiprocessing.Process(
+            target=_serve, args=(there, here, handle, stream), daemon=True
+        )
         self._process.start()
         there.close()
         handle.close()
@@ -194,7 +201,12 @@ def _serve(pipe: Any, other: Any, handle: Any, stream: Hashable | None) -> None:
         while (call := pipe.recv()) is not None:
             name, args, kwargs = call
             try:
-                answer = ("returned", getattr(writer, *args) if name == "get" else getattr(writer, name)(*args, **kwargs))
+                answer = (
+                    "returned",
+                    getattr(writer, *args)
+                    if name == "get"
+                    else getattr(writer, name)(*args, **kwargs),
+                )
             except BaseException as error:
                 error.add_note(traceback.format_exc())
                 answer = ("raised", error)
@@ -208,7 +220,9 @@ def until(attempt: Callable[[], bool], timeout_s: float = 60.0) -> None:
         assert not deadline.expired
 
 
-def each(values: dict[str, Any], wanted: Callable[[Any], bool] = lambda one: True) -> dict[str, Any]:
+def each(
+    values: dict[str, Any], wanted: Callable[[Any], bool] = lambda one: True
+) -> dict[str, Any]:
     """Arguments of `pytest.fixture`: one parameter for each maker."""
     there = {name: value for name, value in values.items() if wanted(value)}
     return {"params": list(there.values()), "ids": list(there)}

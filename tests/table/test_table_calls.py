@@ -90,7 +90,13 @@ def test_stats_are_numbers_of_now(make: Making) -> None:
     table.sample(3)
     table.delete([0])
     stats = table.stats()
-    assert (stats.size, stats.capacity, stats.inserted, stats.sampled, stats.deleted) == (4, 100, 5, 3, 1)
+    assert (stats.size, stats.capacity, stats.inserted, stats.sampled, stats.deleted) == (
+        4,
+        100,
+        5,
+        3,
+        1,
+    )
     assert stats.nbytes == table.nbytes
     assert stats.waiting == ()
 
@@ -159,7 +165,9 @@ def test_a_batch_size_is_a_positive_integer(make: Making, size: Any) -> None:
 
 @pytest.mark.parametrize("sampler", [None, Fifo])
 @pytest.mark.parametrize("size", [1 << 40, 1 << 63, 1 << 70])
-def test_a_batch_that_can_never_be_is_refused_at_once(make: Making, size: int, sampler: Any) -> None:
+def test_a_batch_that_can_never_be_is_refused_at_once(
+    make: Making, size: int, sampler: Any
+) -> None:
     table = filled(make, 3, sampler=None if sampler is None else sampler())
     with pytest.raises((ConfigError, OutOfMemory), match=r"batch_size=|draws no item twice"):
         table.sample(size, timeout_s=60)
@@ -167,7 +175,14 @@ def test_a_batch_that_can_never_be_is_refused_at_once(make: Making, size: int, s
 
 
 @pytest.mark.parametrize(
-    "view", [Transitions(2, 0.5, reward="nothing"), Transitions(500, 0.5), Transitions(5000, 0.5), LONG, FAR]
+    "view",
+    [
+        Transitions(2, 0.5, reward="nothing"),
+        Transitions(500, 0.5),
+        Transitions(5000, 0.5),
+        LONG,
+        FAR,
+    ],
 )
 def test_a_view_that_can_never_be_is_refused_as_one(make: Making, view: Transitions) -> None:
     table = filled(make, 3)
@@ -224,7 +239,10 @@ def test_what_others_draw_does_not_matter_to_a_seed(make: Making) -> None:
     assert drawn(0) == drawn(2)
 
 
-@pytest.mark.parametrize("wrong", [{"rank": 2, "world_size": 2}, {"rank": -1}, {"seed": -1}, {"seed": "a"}, {"min_size": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rank": 2, "world_size": 2}, {"rank": -1}, {"seed": -1}, {"seed": "a"}, {"min_size": 0}],
+)
 def test_a_source_that_cannot_be_is_refused_at_once(make: Making, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         filled(make, 3).source(**wrong)
@@ -245,7 +263,11 @@ def test_rows_are_had_by_id_and_what_is_gone_is_left_out(make: Making) -> None:
 
 def test_priorities_may_have_any_shape_with_as_many_elements(make: Making) -> None:
     table = filled(make, 5, sampler=Prioritized(1.0, eps=0.0))
-    for priority in (np.array([[0.0], [0.0], [1.0]]), torch.tensor([[[0.0, 0.0, 1.0]]]), [0.0, 0.0, 1.0]):
+    for priority in (
+        np.array([[0.0], [0.0], [1.0]]),
+        torch.tensor([[[0.0, 0.0, 1.0]]]),
+        [0.0, 0.0, 1.0],
+    ):
         assert table.update_priorities([0, 1, 2], priority) == Applied(3, 0)
     assert table.update_priorities(torch.tensor([3, 4, 77]), np.zeros((3, 1))) == Applied(2, 1)
     assert set(table.sample(50)["x"].tolist()) == {2}
@@ -253,7 +275,13 @@ def test_priorities_may_have_any_shape_with_as_many_elements(make: Making) -> No
 
 def test_priorities_that_cannot_be_are_refused(make: Making) -> None:
     table = filled(make, 5, sampler=Prioritized())
-    for ids, priority in (([0, 1], [1.0]), ([0], [math.nan]), ([0], [-1.0]), ([0], [math.inf]), ([0], ["a"])):
+    for ids, priority in (
+        ([0, 1], [1.0]),
+        ([0], [math.nan]),
+        ([0], [-1.0]),
+        ([0], [math.inf]),
+        ([0], ["a"]),
+    ):
         with pytest.raises(ConfigError):
             table.update_priorities(ids, priority)
     with pytest.raises(Unsupported):
@@ -262,7 +290,9 @@ def test_priorities_that_cannot_be_are_refused(make: Making) -> None:
 
 def test_fields_are_changed_by_id(make: Making) -> None:
     table = filled(make, 30, capacity=20)
-    assert table.update([29, 28, 2], reward=np.array([[7.0], [8.0], [9.0]], np.float32)) == Applied(2, 1)
+    assert table.update([29, 28, 2], reward=np.array([[7.0], [8.0], [9.0]], np.float32)) == Applied(
+        2, 1
+    )
     assert table.get([28, 29])["reward"].tolist() == [8.0, 7.0]
     for wrong in ({"nothing": [1.0]}, {"reward": np.zeros(2)}, {"reward": np.array(["a"])}):
         with pytest.raises(SchemaError):
@@ -272,7 +302,9 @@ def test_fields_are_changed_by_id(make: Making) -> None:
 @pytest.mark.parametrize("dtype", [">i8", "i1", "u8", "?"])
 def test_new_values_may_be_of_any_dtype_that_fits_the_field(make: Making, dtype: str) -> None:
     table = filled(make, 5)
-    assert table.update([4, 2], x=np.array([1, 0], dtype), reward=np.array([1, 0], dtype)) == Applied(2, 0)
+    assert table.update(
+        [4, 2], x=np.array([1, 0], dtype), reward=np.array([1, 0], dtype)
+    ) == Applied(2, 0)
     assert table.get([2, 4])["x"].tolist() == [0, 1]
     assert table.get([2, 4])["reward"].tolist() == [0.0, 1.0]
 
@@ -329,7 +361,9 @@ def test_clearing_ends_open_episodes(make: Making) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
-def test_a_timeout_that_is_none_is_refused_before_anything_is_done(make: Making, value: Any, folder: Any) -> None:
+def test_a_timeout_that_is_none_is_refused_before_anything_is_done(
+    make: Making, value: Any, folder: Any
+) -> None:
     table = filled(make, 5, sampler=Prioritized())
     table.save(folder)
     for call in (
@@ -387,7 +421,9 @@ def test_a_number_that_no_save_has_is_refused(make: Making, folder: Any, number:
     assert x_of(table, range(9)) == [0, 1, 2]
 
 
-def test_a_table_that_knows_no_step_yet_learns_it_from_what_is_loaded(make: Making, folder: Any) -> None:
+def test_a_table_that_knows_no_step_yet_learns_it_from_what_is_loaded(
+    make: Making, folder: Any
+) -> None:
     filled(make, 8).save(folder)
     table = make.table(100, None)
     table.load(folder)
@@ -449,4 +485,10 @@ def test_a_writer_goes_on_after_a_load_with_a_new_episode(make: Making, folder: 
     for reward in (4.0, 8.0, 16.0):
         writer.append(obs=1.0, reward=reward, terminated=reward == 16.0)
     writer.flush()
-    assert sorted(table.get(range(9))["reward"].tolist()) == [1.0 + 2.0 / 2, 2.0, 4.0 + 8.0 / 2, 8.0 + 16.0 / 2, 16.0]
+    assert sorted(table.get(range(9))["reward"].tolist()) == [
+        1.0 + 2.0 / 2,
+        2.0,
+        4.0 + 8.0 / 2,
+        8.0 + 16.0 / 2,
+        16.0,
+    ]

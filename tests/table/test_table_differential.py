@@ -26,22 +26,37 @@ from async_loader.feeder import connect
 from async_loader.table import Table, Writer
 
 KNOWN = frozenset({"named streams that two writers share", "priorities of a table without them"})
-"""Differences that programs leave out. A line that is taken out of here is compared from then on."""
+"""Differences that programs leave out. A line that is taken out of here is compared from then
+on.
+"""
 
 # -- tables ----------------------------------------------------------------------------------------
 
 SCHEMAS: dict[str, dict[str, Any] | None] = {
     "plain": {"x": "int64", "reward": "float32"},
     "linked": {
-        "x": "int64", "obs": Field((2,), "float32", next="next_obs"), "reward": "float32", "terminated": "bool",
+        "x": "int64",
+        "obs": Field((2,), "float32", next="next_obs"),
+        "reward": "float32",
+        "terminated": "bool",
         "truncated": "bool",
     },
     "nested": {
-        "obs": {"near": Field((2,), "uint8", next="next_obs"), "far": Field((), "float32", next="next_obs")}, "x": "int64",
-        "reward": "float32", "done": "bool",
+        "obs": {
+            "near": Field((2,), "uint8", next="next_obs"),
+            "far": Field((), "float32", next="next_obs"),
+        },
+        "x": "int64",
+        "reward": "float32",
+        "done": "bool",
     },
-    "stacked": {"obs": Field((2,), "float16", stack=3, padding="zero"), "x": "int32", "reward": "float64", "terminated": "bool"},
-}  # fmt: skip
+    "stacked": {
+        "obs": Field((2,), "float16", stack=3, padding="zero"),
+        "x": "int32",
+        "reward": "float64",
+        "terminated": "bool",
+    },
+}
 if not KNOWN & {"calls before a schema", "order of fields from a first step"}:
     SCHEMAS["first step"] = None  # which is a plain one, with fields of its ends
 
@@ -60,7 +75,11 @@ class Config(NamedTuple):
 
 
 def _configs() -> list[Config]:
-    samplers: dict[str, Callable[[], Any]] = {"uniform": Uniform, "prioritized": lambda: Prioritized(0.7), "fifo": Fifo}
+    samplers: dict[str, Callable[[], Any]] = {
+        "uniform": Uniform,
+        "prioritized": lambda: Prioritized(0.7),
+        "fifo": Fifo,
+    }
     views = [None, Transitions(1, 0.9), Transitions(2, 0.5), Transitions(3, 0.9)]
     sizes, times = itertools.cycle([3, 6, 13, 40, 8]), itertools.cycle([0, 0, 1, 3, 0])
     made = []
@@ -69,7 +88,11 @@ def _configs() -> list[Config]:
             capacity = max(next(sizes), 1 if view is None else 3 * view.n_steps)
             n = 0 if view is None else view.n_steps
             given = {"capacity": capacity, "seed": turn, "max_times_sampled": next(times)}
-            given |= {name: value for name, value in (("schema", SCHEMAS[steps]), ("view", view)) if value is not None}
+            given |= {
+                name: value
+                for name, value in (("schema", SCHEMAS[steps]), ("view", view))
+                if value is not None
+            }
             made.append(Config(f"{steps}-{kind}-{n}", steps, sampler, given))
     return made
 
@@ -119,7 +142,10 @@ def columns(steps: str, first: int, rows: int) -> dict[str, Any]:
     """Rows of steps whose numbers are ``first`` and those after it, without how episodes end."""
     schema = SCHEMAS[steps] or SCHEMAS["plain"]
     assert schema is not None
-    return _columns({name: one for name, one in schema.items() if name not in ENDS}, np.arange(first, first + rows))
+    return _columns(
+        {name: one for name, one in schema.items() if name not in ENDS},
+        np.arange(first, first + rows),
+    )
 
 
 def _columns(schema: dict[str, Any], n: np.ndarray) -> dict[str, Any]:
@@ -129,7 +155,9 @@ def _columns(schema: dict[str, Any], n: np.ndarray) -> dict[str, Any]:
             made[name] = _columns(one, n)
         else:
             kind = one if isinstance(one, Field) else Field((), one)
-            whole = np.multiply.outer(n % 100, np.arange(1, 1 + math.prod(kind.shape))) + (len(name) % 3)
+            whole = np.multiply.outer(n % 100, np.arange(1, 1 + math.prod(kind.shape))) + (
+                len(name) % 3
+            )
             made[name] = whole.reshape(len(n), *kind.shape).astype(kind.dtype)
     return made
 
@@ -142,7 +170,9 @@ def following(steps: str, first: int, rows: int | None) -> Any:
 
 
 def first_row(value: Any) -> Any:
-    return {key: first_row(one) for key, one in value.items()} if isinstance(value, dict) else value[0]
+    return (
+        {key: first_row(one) for key, one in value.items()} if isinstance(value, dict) else value[0]
+    )
 
 
 ODD: dict[str, Callable[[np.ndarray], Any]] = {
@@ -226,7 +256,12 @@ IDS: dict[str, Callable[[list[int]], Any]] = {
     "dict": lambda ids: {"index": ids},
     "set": set,
 }
-ids = st.lists(st.one_of(st.integers(0, 45), st.sampled_from([-1, -5, 1000, 1 << 40, (1 << 48) + 1, (1 << 63) - 1])), max_size=6)
+ids = st.lists(
+    st.one_of(
+        st.integers(0, 45), st.sampled_from([-1, -5, 1000, 1 << 40, (1 << 48) + 1, (1 << 63) - 1])
+    ),
+    max_size=6,
+)
 
 PRIORITIES: dict[str, Callable[[int], Any]] = {
     "array": lambda n: np.linspace(0, 2, n),
@@ -245,7 +280,10 @@ if "NaN priorities" not in KNOWN:
     PRIORITIES["nan"] = lambda n: np.full(n, np.nan)
 if "priorities below 0 and beyond 1e100" not in KNOWN:
     PRIORITIES |= {"negative": lambda n: np.full(n, -1.0)}
-    PRIORITIES |= {"infinite": lambda n: np.full(n, np.inf), "too large": lambda n: np.full(n, 1e200)}
+    PRIORITIES |= {
+        "infinite": lambda n: np.full(n, np.inf),
+        "too large": lambda n: np.full(n, 1e200),
+    }
 NAMES: list[Any] = [None, "a", 7, np.int64(7), "", "nul \0 é", True, np.str_("a")]
 BAD_NAMES: list[Any] = [[[1]], {"a": 1}, np.zeros((2, 2)), {1}, torch.zeros(2, 2)]
 if "float stream names" not in KNOWN:
@@ -275,8 +313,16 @@ one_odd = st.one_of(
     st.none(),
     st.none(),
     st.tuples(st.sampled_from(["fields", "fields", "final"]), odd_kinds, st.integers(0, 5)),
-    st.tuples(st.just("ends"), st.sampled_from(["array", "tensor", "text", "none", "number"]), st.integers(0, 1)),
-    st.tuples(st.just("keys"), st.sampled_from(["lacks", "more", "both", "no dict", "empty", "number"]), st.just(0)),
+    st.tuples(
+        st.just("ends"),
+        st.sampled_from(["array", "tensor", "text", "none", "number"]),
+        st.integers(0, 1),
+    ),
+    st.tuples(
+        st.just("keys"),
+        st.sampled_from(["lacks", "more", "both", "no dict", "empty", "number"]),
+        st.just(0),
+    ),
     st.tuples(st.just("priority"), st.sampled_from(sorted(PRIORITIES)), st.just(0)),
     st.tuples(st.just("stream"), st.just(""), st.integers(0, len(BAD_NAMES) - 1)),
 )
@@ -289,7 +335,17 @@ PLAIN = (st.none(), st.just(False), st.none(), st.just(False))
 def _adds(name: str, drawn: tuple[Any, Any, Any, Any], **more: Any) -> Any:
     """Calls that add steps, with odd arguments or plain ones."""
     stream, priority, odd, own = drawn
-    return _call(name, writer=writers, stream=stream, ends=ends, final=finals, priority=priority, odd=odd, own=own, **more)
+    return _call(
+        name,
+        writer=writers,
+        stream=stream,
+        ends=ends,
+        final=finals,
+        priority=priority,
+        odd=odd,
+        own=own,
+        **more,
+    )
 
 
 CALLS = st.one_of(
@@ -314,7 +370,9 @@ CALLS = st.one_of(
         timeout_s=st.sampled_from([None, None, 0, math.nan, -1, "a"]),
         how=st.sampled_from(["numpy", "numpy", "torch", "cpu", "jax", "gpu 7"]),
     ),
-    _call("sample", rows=st.integers(1, 4), view=st.none(), timeout_s=st.none(), how=st.just("numpy")),
+    _call(
+        "sample", rows=st.integers(1, 4), view=st.none(), timeout_s=st.none(), how=st.just("numpy")
+    ),
     _call("get", ids=ids, how=st.sampled_from(sorted(IDS)), view=st.sampled_from(VIEWS)),
     _call("delete", ids=ids, how=st.sampled_from(sorted(IDS))),
     _call(
@@ -385,7 +443,9 @@ class Side:
     def _added(self, writer: int) -> None:
         self.added.add(writer)
 
-    def _step(self, step: int, rows: int | None, says: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _step(
+        self, step: int, rows: int | None, says: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of `append`, or of `extend` where there are rows."""
         steps, wrong = self.config.steps, says["odd"] or ("", "", 0)
         if wrong[0] == "priority":  # the only fault: which of two is said does not matter
@@ -396,7 +456,9 @@ class Side:
         given: dict[str, Any] = {}
         for name in ("terminated", "truncated") if says["ends"] == "both" else (says["ends"],):
             if name:
-                given[name] = np.arange(rows) % 3 == 2 if rows is not None and says["each"] else True
+                given[name] = (
+                    np.arange(rows) % 3 == 2 if rows is not None and says["each"] else True
+                )
         if says["own"] and "terminated" in (SCHEMAS[steps] or ()):
             said = given.pop("terminated", False)
             fields["terminated"] = said if rows is None else np.zeros(rows, np.bool_) | said
@@ -407,22 +469,40 @@ class Side:
         stream = self._named(says["writer"], says["stream"])
         if stream is not None:
             other = self._named(says["writer"], "b")
-            given["stream"] = stream if rows is None or not says["each"] else ([stream, other] * rows)[:rows]
+            given["stream"] = (
+                stream if rows is None or not says["each"] else ([stream, other] * rows)[:rows]
+            )
         return self._with_odd(fields, given, rows, *wrong)
 
     @property
     def _prioritizes(self) -> bool:
-        return "prioritized" in self.config.name or "priorities of a table without them" not in KNOWN
+        return (
+            "prioritized" in self.config.name or "priorities of a table without them" not in KNOWN
+        )
 
     def _with_odd(
-        self, fields: dict[str, Any], given: dict[str, Any], rows: int | None, what: str, kind: str, place: int
+        self,
+        fields: dict[str, Any],
+        given: dict[str, Any],
+        rows: int | None,
+        what: str,
+        kind: str,
+        place: int,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if what == "fields":
             fields = made_odd(kind, fields, place)
         elif what == "final":
-            given["final_obs"] = made_odd(kind, given.get("final_obs", np.zeros(2, np.float32)), place)
+            given["final_obs"] = made_odd(
+                kind, given.get("final_obs", np.zeros(2, np.float32)), place
+            )
         elif what == "ends":
-            values = {"array": np.ones(2, np.bool_), "tensor": torch.ones(2), "text": "a", "none": None, "number": np.float32(1)}
+            values = {
+                "array": np.ones(2, np.bool_),
+                "tensor": torch.ones(2),
+                "text": "a",
+                "none": None,
+                "number": np.float32(1),
+            }
             where = fields if place else given
             where["terminated"] = values[kind]
         elif what == "keys":
@@ -433,7 +513,9 @@ class Side:
             given["stream"] = BAD_NAMES[place]
         return ((fields,), given)
 
-    def _with_keys(self, fields: dict[str, Any], given: dict[str, Any], kind: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _with_keys(
+        self, fields: dict[str, Any], given: dict[str, Any], kind: str
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if kind == "lacks":
             fields.pop("reward")
         elif kind == "more":
@@ -457,13 +539,30 @@ class Side:
         if rows:
             self._added(says["writer"])
 
-    def _end_episode(self, step: int, writer: int, stream: Any, ends: str, final: bool, odd: str | None, place: int) -> Any:
+    def _end_episode(
+        self,
+        step: int,
+        writer: int,
+        stream: Any,
+        ends: str,
+        final: bool,
+        odd: str | None,
+        place: int,
+    ) -> Any:
         given: dict[str, Any] = {"stream": self._named(writer, stream)}
-        given |= {name: True for name in (("terminated", "truncated") if ends == "both" else (ends,)) if name}
+        given |= {
+            name: True
+            for name in (("terminated", "truncated") if ends == "both" else (ends,))
+            if name
+        }
         if final:
             value = following(self.config.steps, step, None)
             given["final_obs"] = value if odd is None else made_odd(odd, value, place)
-        if final and writer not in self.added and "end_episode(final_obs) before the first step" in KNOWN:
+        if (
+            final
+            and writer not in self.added
+            and "end_episode(final_obs) before the first step" in KNOWN
+        ):
             return
         self._writer(writer).end_episode(**given)
 
@@ -497,7 +596,9 @@ class Side:
             return None
         return self.table.update_priorities(IDS[how](ids), PRIORITIES[priority](len(ids)))
 
-    def _update(self, step: int, ids: list[int], how: str, field: str, odd: tuple[str, int] | None) -> Any:
+    def _update(
+        self, step: int, ids: list[int], how: str, field: str, odd: tuple[str, int] | None
+    ) -> Any:
         self.flush()
         fields = columns(self.config.steps, step, len(ids))
         value = fields.get(field, np.ones(len(ids), np.bool_))
@@ -514,10 +615,19 @@ class Side:
         self.flush()
         table, stats = self.table, self.table.stats()
         numbers = {
-            name: getattr(stats, name) for name in ("size", "capacity", "inserted", "sampled", "deleted", "nbytes", "waiting")
+            name: getattr(stats, name)
+            for name in ("size", "capacity", "inserted", "sampled", "deleted", "nbytes", "waiting")
         }
         added = [writer.steps for writer in self.writers]
-        return numbers, len(table), table.capacity, table.nbytes, table.schema, added, self._batch(table.get(range(4 * step + 8)))
+        return (
+            numbers,
+            len(table),
+            table.capacity,
+            table.nbytes,
+            table.schema,
+            added,
+            self._batch(table.get(range(4 * step + 8))),
+        )
 
     def _batch(self, batch: dict[str, Any]) -> Any:
         """Arrays by their dotted names, in order."""
@@ -570,7 +680,13 @@ def play(pool: Pool, config: Config, program: list[Call]) -> None:
             stack.callback(side.end)
         step = 0
         see = Call("see", {})
-        for call in [*program, see, Call("close", {"writer": 0}), Call("close", {"writer": 1}), see]:
+        for call in [
+            *program,
+            see,
+            Call("close", {"writer": 0}),
+            Call("close", {"writer": 1}),
+            see,
+        ]:
             check(call, *(outcome(side, call, step) for side in sides))
             step += call.says.get("rows", 1) if call.name == "extend" else call.name == "append"
 
@@ -578,8 +694,8 @@ def play(pool: Pool, config: Config, program: list[Call]) -> None:
 @pytest.mark.timeout(600)  # of a hundred programs
 def test_a_feeders_table_answers_every_call_as_a_table_of_this_process_does() -> None:
     with Pool() as pool:
-
-        @settings(max_examples=100, derandomize=True, database=None, phases=[Phase.generate])  # shrinking takes minutes
+        # shrinking takes minutes
+        @settings(max_examples=100, derandomize=True, database=None, phases=[Phase.generate])
         @given(st.sampled_from(sorted(CONFIGS)), st.lists(CALLS, min_size=2, max_size=16))
         def programs(config: str, program: list[Call]) -> None:
             play(pool, CONFIGS[config], program)

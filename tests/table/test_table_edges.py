@@ -35,7 +35,9 @@ def steps(rows: int) -> dict[str, Any]:
 # -- priorities ------------------------------------------------------------------------------------
 
 
-def test_priorities_that_nothing_goes_by_are_refused_and_the_writer_goes_on(writing: Making) -> None:
+def test_priorities_that_nothing_goes_by_are_refused_and_the_writer_goes_on(
+    writing: Making,
+) -> None:
     table = writing.table()
     writer = writing.writer(table)
     for call in (
@@ -44,14 +46,19 @@ def test_priorities_that_nothing_goes_by_are_refused_and_the_writer_goes_on(writ
         lambda: writer.extend(steps(2), priority=[1.0, math.nan]),
         lambda: writer.append(x=1, reward=0.5, priority=1.0),
     ):
-        with pytest.raises(Unsupported, match=r"^this table's Uniform\(.*\) and Fifo\(\) use no priorities: leave them out"):
+        with pytest.raises(
+            Unsupported,
+            match=r"^this table's Uniform\(.*\) and Fifo\(\) use no priorities: leave them out",
+        ):
             call()
     writer.append(x=1, reward=0.5)
     writer.flush()
     assert len(table) == 1
 
 
-def test_a_first_step_whose_priority_is_refused_says_nothing_of_other_steps(learning: Making) -> None:
+def test_a_first_step_whose_priority_is_refused_says_nothing_of_other_steps(
+    learning: Making,
+) -> None:
     for settings, error in (({}, Unsupported), ({"sampler": Prioritized()}, ConfigError)):
         table = learning.table(100, None, **settings)
         writer = learning.writer(table)
@@ -109,12 +116,17 @@ def test_priorities_are_taken_from_when_a_source_goes_by_them(make: Making) -> N
         (1e200, r"is 1e\+200: " + ALLOWED),
     ],
 )
-def test_a_priority_of_many_that_cannot_be_is_named_by_its_place(writing: Making, wrong: float, said: str) -> None:
+def test_a_priority_of_many_that_cannot_be_is_named_by_its_place(
+    writing: Making, wrong: float, said: str
+) -> None:
     table = writing.table(sampler=Prioritized())
     writer = writing.writer(table)
     with pytest.raises(ConfigError, match=f"^priority 1 of 3 {said}"):
         writer.extend(steps(3), priority=[1.0, wrong, 2.0])
-    with pytest.raises(ConfigError, match="^priority is NaN: .* leave it out" if wrong != wrong else f"^priority 0 of 1 {said}"):
+    with pytest.raises(
+        ConfigError,
+        match="^priority is NaN: .* leave it out" if wrong != wrong else f"^priority 0 of 1 {said}",
+    ):
         writer.append(x=1, reward=0.0, priority=wrong)
     writer.extend(steps(3), priority=[1.0, 0.0, 2.0])
     writer.flush()
@@ -132,7 +144,10 @@ def test_no_priorities_are_updated_where_none_are_given(make: Making, schema: An
         table.update_priorities([3], [math.nan])
     plain = make.table(100, schema)
     for ids, priority in (([], []), ([0], [1.0]), ([0], [-1.0]), ([0], [math.nan])):
-        with pytest.raises(Unsupported, match=r"^this table samples by Uniform\(.*\), and has no priorities to update"):
+        with pytest.raises(
+            Unsupported,
+            match=r"^this table samples by Uniform\(.*\), and has no priorities to update",
+        ):
             plain.update_priorities(ids, priority)
 
 
@@ -195,10 +210,18 @@ def test_fields_stand_in_the_order_of_the_first_step(learning: Making, first: st
     if first == "append":
         writer.append(step, terminated=True)
     else:
-        writer.extend({"z": np.array([1]), "b": {"y": np.array([2.0]), "a": np.array([3])}}, terminated=True)
+        writer.extend(
+            {"z": np.array([1]), "b": {"y": np.array([2.0]), "a": np.array([3])}}, terminated=True
+        )
     writer.flush()
     assert table.schema is not None
-    assert [field.name for field in table.schema.fields] == ["z", "b.y", "b.a", "terminated", "truncated"]
+    assert [field.name for field in table.schema.fields] == [
+        "z",
+        "b.y",
+        "b.a",
+        "terminated",
+        "truncated",
+    ]
     for batch in (table.get([0]), table.sample(1)):
         assert list(batch) == ["z", "b", "terminated", "truncated", "index"]
         assert list(batch["b"]) == ["y", "a"]
@@ -208,7 +231,9 @@ def test_fields_stand_in_the_order_of_the_first_step(learning: Making, first: st
 
 
 @pytest.mark.parametrize("name", [1.5, ("a", (0.25, None)), np.float32(0.5), np.int64(3)], ids=repr)
-def test_a_stream_that_may_be_named_so_is_saved_and_found_again(make: Making, name: Any, folder: Any) -> None:
+def test_a_stream_that_may_be_named_so_is_saved_and_found_again(
+    make: Making, name: Any, folder: Any
+) -> None:
     table = make.table(100, {"reward": "float32"}, view=Transitions(2, 0.5))
     writer = make.writer(table, name)
     writer.append(reward=1.0)
@@ -226,7 +251,11 @@ class Name:
         return "Name"
 
 
-@pytest.mark.parametrize("name", [frozenset({1}), Name(), b"a", math.nan, math.inf, 1j, ("a", b"b"), ("a", math.nan)], ids=repr)
+@pytest.mark.parametrize(
+    "name",
+    [frozenset({1}), Name(), b"a", math.nan, math.inf, 1j, ("a", b"b"), ("a", math.nan)],
+    ids=repr,
+)
 def test_a_stream_that_could_not_be_saved_is_refused_at_once(writing: Making, name: Any) -> None:
     table = writing.table(100, {"x": "int64"})
     writer = writing.writer(table)
@@ -243,7 +272,9 @@ def test_a_stream_that_could_not_be_saved_is_refused_at_once(writing: Making, na
     assert len(table) == 0
 
 
-def test_writers_of_one_process_share_a_named_stream_and_those_of_a_feeder_do_not(make: Making) -> None:
+def test_writers_of_one_process_share_a_named_stream_and_those_of_a_feeder_do_not(
+    make: Making,
+) -> None:
     table = make.table(100, FOLLOWED)
     for obs in (0.0, 1.0, 2.0, 3.0):
         writer = make.writer(table, "left")
@@ -267,7 +298,9 @@ def test_a_view_that_is_refused_changes_nothing(make: Making) -> None:
         table.sample(50, view=Transitions(90), timeout_s=60)
     assert len(table) == 100
     with pytest.raises((ConfigError, Unsupported), match="min_size=50"):
-        with AsyncDataLoader(table.source(view=Transitions(90), min_size=50), 4, timeout_s=60) as loader:
+        with AsyncDataLoader(
+            table.source(view=Transitions(90), min_size=50), 4, timeout_s=60
+        ) as loader:
             next(loader)
     assert len(table) == 100
     assert len(table.sample(8, view=Transitions(90))["x"]) == 8  # those that there can be
@@ -295,11 +328,19 @@ def test_stats_say_who_waits_and_for_how_long(make: Making) -> None:
 def test_fields_by_place_are_told_what_to_type(writing: Making) -> None:
     table = writing.table()
     writer: Any = writing.writer(table)
-    with pytest.raises(TypeError, match=r"\.append\(\) takes one step by place, a dict of fields, and 3 values were given"):
+    with pytest.raises(
+        TypeError,
+        match=r"\.append\(\) takes one step by place, a dict of fields, and 3 values were given",
+    ):
         writer.append(1, 0.5, True)
-    with pytest.raises(TypeError, match=r"name the fields, as in extend\(obs=\.\.\., action=\.\.\., reward=\.\.\.\)$"):
+    with pytest.raises(
+        TypeError,
+        match=r"name the fields, as in extend\(obs=\.\.\., action=\.\.\., reward=\.\.\.\)$",
+    ):
         writer.extend(np.arange(2), np.zeros(2))
-    with pytest.raises(SchemaError, match=r"a step is a dict of fields, not int: give a dict, or name the fields"):
+    with pytest.raises(
+        SchemaError, match=r"a step is a dict of fields, not int: give a dict, or name the fields"
+    ):
         writer.append(1)
     writer.flush()
     assert len(table) == 0

@@ -93,7 +93,9 @@ def use_again(table: Any, number: int) -> int:
             assert (batch["obs"] == obs_of(batch["x"])).all()
             assert (batch["weight"] > 0).all()
             assert (table.get(batch["index"])["x"] == batch["x"]).all()
-            changed += table.update_priorities(batch["index"], np.full(BATCH, 1.0 + turn % 3)).applied
+            changed += table.update_priorities(
+                batch["index"], np.full(BATCH, 1.0 + turn % 3)
+            ).applied
     return changed
 
 
@@ -115,7 +117,9 @@ def together(address: str, work: Work, processes: int = 2) -> list[Any]:
         for number in range(processes):
             here, there = context.Pipe()
             pipes.append(here)
-            process = context.Process(target=_work, args=(there, address, work, number), daemon=True)
+            process = context.Process(
+                target=_work, args=(there, address, work, number), daemon=True
+            )
             process.start()
             started.append(process)
             there.close()
@@ -149,7 +153,9 @@ def feeder(kind: str, settings: dict[str, Any]) -> Iterator[Any]:
         if kind == "embedded":
             yield stack.enter_context(connect("embedded", tables=tables))
             return
-        serving = FeederProcess(replace(ServerSettings.from_plain(tables), bind="tcp://127.0.0.1:*", drain_s=0.1))
+        serving = FeederProcess(
+            replace(ServerSettings.from_plain(tables), bind="tcp://127.0.0.1:*", drain_s=0.1)
+        )
         thread = threading.Thread(target=serving.run)
         thread.start()
         stack.callback(thread.join)

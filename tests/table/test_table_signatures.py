@@ -34,11 +34,17 @@ travel.
 
 
 def names_of(protocol: type) -> list[str]:
-    return [name for name in vars(protocol) if not name.startswith("_") or name in ("__len__", "__enter__", "__exit__")]
+    return [
+        name
+        for name in vars(protocol)
+        if not name.startswith("_") or name in ("__len__", "__enter__", "__exit__")
+    ]
 
 
 def parameters(function: Any) -> list[tuple[str, Any, Any]]:
-    return [(one.name, one.kind, one.default) for one in inspect.signature(function).parameters.values()]
+    return [
+        (one.name, one.kind, one.default) for one in inspect.signature(function).parameters.values()
+    ]
 
 
 def methods() -> list[Any]:
@@ -55,10 +61,17 @@ def differences(protocol: type, kind: type, name: str) -> list[str]:
     more = found[len(wanted) :] if name in TRANSPORT else []
     if wanted != found[: len(found) - len(more)]:
         return [
-            f"{kind.__name__}.{name}{inspect.signature(getattr(kind, name))} is not {inspect.signature(getattr(protocol, name))}"
+            f"{kind.__name__}.{name}{inspect.signature(getattr(kind, name))} is not "
+            f"{inspect.signature(getattr(protocol, name))}"
         ]
-    wrong = [one for one, how, default in more if how is not inspect.Parameter.KEYWORD_ONLY or default is inspect.Parameter.empty]
-    return [f"{kind.__name__}.{name} needs {wrong}, which the Protocol does not have" for _ in wrong[:1]]
+    wrong = [
+        one
+        for one, how, default in more
+        if how is not inspect.Parameter.KEYWORD_ONLY or default is inspect.Parameter.empty
+    ]
+    return [
+        f"{kind.__name__}.{name} needs {wrong}, which the Protocol does not have" for _ in wrong[:1]
+    ]
 
 
 @pytest.mark.parametrize(("protocol", "kind", "name"), methods())
@@ -69,7 +82,9 @@ def test_a_method_takes_what_the_protocol_says(protocol: type, kind: type, name:
 @pytest.mark.parametrize(("protocol", "kind"), IMPLEMENTERS, ids=lambda one: one.__name__)
 def test_what_is_no_method_is_there_too(protocol: type, kind: type) -> None:
     made_by_init = {"stream", "streams", "schema"}  # attributes of instances
-    assert [name for name in names_of(protocol) if not hasattr(kind, name) and name not in made_by_init] == []
+    assert [
+        name for name in names_of(protocol) if not hasattr(kind, name) and name not in made_by_init
+    ] == []
 
 
 def test_a_handle_is_opened_as_a_writer_is_asked_for() -> None:

@@ -88,8 +88,28 @@ def test_ends_are_false_unless_given(writing: Making) -> None:
     writer.append({"x": 8, "terminated": True}, terminated=False)  # the step says it itself
     writer.flush()
     found = rows(table)
-    assert found["terminated"].tolist() == [False, True, False, False, False, False, False, True, True]
-    assert found["truncated"].tolist() == [False, False, False, False, True, True, True, False, False]
+    assert found["terminated"].tolist() == [
+        False,
+        True,
+        False,
+        False,
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert found["truncated"].tolist() == [
+        False,
+        False,
+        False,
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_ends_end_episodes_also_where_they_are_not_stored(writing: Making) -> None:
@@ -129,7 +149,11 @@ def test_what_came_after_an_episode_is_a_keyword(writing: Making) -> None:
     writer = writing.writer(table)
     writer.append(obs=0.0)
     writer.append(obs=1.0, truncated=True, final_obs=9.0)
-    writer.extend(obs=np.array([2.0, 3.0], np.float32), terminated=[False, True], final_obs=np.array([0.0, 8.0], np.float32))
+    writer.extend(
+        obs=np.array([2.0, 3.0], np.float32),
+        terminated=[False, True],
+        final_obs=np.array([0.0, 8.0], np.float32),
+    )
     writer.append(obs=4.0)
     writer.end_episode(final_obs=7.0, truncated=True)
     writer.flush()
@@ -143,7 +167,9 @@ def test_what_came_after_an_episode_is_a_keyword(writing: Making) -> None:
         writer.append(obs=5.0, truncated=True)
 
 
-@pytest.mark.parametrize("name", ["left", 7, ("left", 3), ("a", ("b", 1)), 1.5, None, ("a", 1.5)], ids=repr)
+@pytest.mark.parametrize(
+    "name", ["left", 7, ("left", 3), ("a", ("b", 1)), 1.5, None, ("a", 1.5)], ids=repr
+)
 def test_numbers_strings_and_tuples_of_these_name_a_stream(writing: Making, name: Any) -> None:
     table = writing.table(100, FOLLOWED)
     writer = writing.writer(table, name)
@@ -175,12 +201,23 @@ def test_rows_of_a_batch_may_have_a_stream_each(writing: Making) -> None:
     table = writing.table(100, FOLLOWED)
     writer = writing.writer(table)
     for start in (0.0, 100.0, 200.0):
-        writer.extend(obs=np.arange(3, dtype=np.float32) + np.float32(start), stream=["a", ("b", 2), 3])
+        writer.extend(
+            obs=np.arange(3, dtype=np.float32) + np.float32(start), stream=["a", ("b", 2), 3]
+        )
     writer.extend(obs=np.array([300.0, 400.0], np.float32), stream="a")
     writer.flush()
     found = rows(table)
     linked = dict(zip(found["obs"].tolist(), found["next_obs"].tolist(), strict=True))
-    assert linked == {0.0: 100.0, 1.0: 101.0, 2.0: 102.0, 100.0: 200.0, 101.0: 201.0, 102.0: 202.0, 200.0: 300.0, 300.0: 400.0}
+    assert linked == {
+        0.0: 100.0,
+        1.0: 101.0,
+        2.0: 102.0,
+        100.0: 200.0,
+        101.0: 201.0,
+        102.0: 202.0,
+        200.0: 300.0,
+        300.0: 400.0,
+    }
     with pytest.raises(SchemaError, match="2 streams are given for 3 rows"):
         writer.extend(obs=np.zeros(3, np.float32), stream=["a", "b"])
 
@@ -199,7 +236,9 @@ def test_the_episode_of_any_stream_is_ended_by_its_name(writing: Making) -> None
         writer.end_episode(terminated=True, truncated=True)
 
 
-def test_a_last_observation_that_nothing_shows_is_refused_whatever_the_stream(writing: Making) -> None:
+def test_a_last_observation_that_nothing_shows_is_refused_whatever_the_stream(
+    writing: Making,
+) -> None:
     table = writing.table()
     writer = writing.writer(table)
     writer.append(x=1, reward=0.5)
@@ -245,9 +284,15 @@ def test_an_end_of_several_values_is_refused_by_name(writing: Making) -> None:
 
 @pytest.mark.parametrize(
     ("step", "said"),
-    [({"x": 1}, "lacks 'reward'"), ({"x": 1, "reward": 0.5, "y": 2}, "has also 'y'"), ({"x": "a", "reward": 0.5}, "'x'")],
+    [
+        ({"x": 1}, "lacks 'reward'"),
+        ({"x": 1, "reward": 0.5, "y": 2}, "has also 'y'"),
+        ({"x": "a", "reward": 0.5}, "'x'"),
+    ],
 )
-def test_a_step_that_does_not_fit_is_refused_by_name(writing: Making, step: dict[str, Any], said: str) -> None:
+def test_a_step_that_does_not_fit_is_refused_by_name(
+    writing: Making, step: dict[str, Any], said: str
+) -> None:
     table = writing.table()
     writer = writing.writer(table)
     with pytest.raises(SchemaError, match=said):
@@ -260,7 +305,9 @@ def test_a_step_that_does_not_fit_is_refused_by_name(writing: Making, step: dict
 
 
 @pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
-def test_a_timeout_that_is_none_is_refused_and_nothing_is_written(writing: Making, value: Any) -> None:
+def test_a_timeout_that_is_none_is_refused_and_nothing_is_written(
+    writing: Making, value: Any
+) -> None:
     table = writing.table()
     writer = writing.writer(table)
     for call in (
@@ -306,7 +353,12 @@ def test_each_environment_is_a_stream_and_resets_are_no_steps(vectors: Making) -
     with table.vector_writer(Envs()) as writer:
         for t in range(4):
             ended = np.array([t == 1, False])  # the next call resets the first
-            writer.append(obs=obs[:, t], next_obs=obs[:, t + 1], terminated=ended, truncated=np.zeros(2, np.bool_))
+            writer.append(
+                obs=obs[:, t],
+                next_obs=obs[:, t + 1],
+                terminated=ended,
+                truncated=np.zeros(2, np.bool_),
+            )
         writer.flush()
     found = rows(table)
     linked = dict(zip(found["obs"].tolist(), found["next_obs"].tolist(), strict=True))
@@ -318,7 +370,11 @@ def test_a_vectors_steps_go_in_together_or_not_at_all(vectors: Making) -> None:
     table = vectors.table(100, PLAIN)
     ends = {"terminated": np.zeros(2, np.bool_), "truncated": np.zeros(2, np.bool_)}
     with table.vector_writer(2) as writer:
-        for wrong in ({"x": np.zeros(3, np.int64)}, {"x": np.zeros(2), "y": np.zeros(2)}, {"x": np.array(["a", "b"])}):
+        for wrong in (
+            {"x": np.zeros(3, np.int64)},
+            {"x": np.zeros(2), "y": np.zeros(2)},
+            {"x": np.array(["a", "b"])},
+        ):
             with pytest.raises(SchemaError):
                 writer.append(next_obs=np.zeros(2), **wrong, **ends)
         writer.append(x=np.arange(2), next_obs=np.zeros(2), **ends)

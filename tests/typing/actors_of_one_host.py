@@ -32,7 +32,10 @@ def main() -> None:
     schema = {"obs": ((2,), "float32"), "reward": "float32", "terminated": "bool"}
     with ReplayBuffer(1_000, schema, limiter=MinSize(2 * STEPS)) as buffer:
         context = multiprocessing.get_context("spawn")
-        actors = [context.Process(target=actor, args=(buffer.writer_handle(), f"actor {n}")) for n in range(2)]
+        actors = [
+            context.Process(target=actor, args=(buffer.writer_handle(), f"actor {n}"))
+            for n in range(2)
+        ]
         for process in actors:
             process.start()
         with AsyncDataLoader(buffer, 32, timeout_s=60) as loader:

@@ -13,14 +13,26 @@ def main() -> None:
     network = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     buffer = ReplayBuffer(
-        10_000, {"obs": Field(4, next="next_obs"), "action": "int64", "reward": "float32", "terminated": "bool"}
+        10_000,
+        {
+            "obs": Field(4, next="next_obs"),
+            "action": "int64",
+            "reward": "float32",
+            "terminated": "bool",
+        },
     )
     obs = rng.random(4)
     for t in range(200):
         action = int(network(torch.as_tensor(obs, dtype=torch.float32)).argmax())
         next_obs, terminated = rng.random(4), t % 20 == 19
         final_obs = next_obs if terminated else None
-        buffer.add(obs=obs, action=action, reward=float(next_obs[action]), terminated=terminated, final_obs=final_obs)
+        buffer.add(
+            obs=obs,
+            action=action,
+            reward=float(next_obs[action]),
+            terminated=terminated,
+            final_obs=final_obs,
+        )
         obs = rng.random(4) if terminated else next_obs
         if len(buffer) < 64:
             continue

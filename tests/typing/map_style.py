@@ -23,7 +23,9 @@ class Squares:
 
 
 def collate(items: list[tuple[torch.Tensor, int]]) -> Pair:
-    return Pair(torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items]))
+    return Pair(
+        torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
+    )
 
 
 def total(loader: DataLoader[Pair]) -> int:
@@ -31,9 +33,13 @@ def total(loader: DataLoader[Pair]) -> int:
 
 
 def main() -> None:
-    with DataLoader(Squares(), 6, last_batch="keep", num_workers=2, collate_fn=collate, timeout_s=60) as loader:
+    with DataLoader(
+        Squares(), 6, last_batch="keep", num_workers=2, collate_fn=collate, timeout_s=60
+    ) as loader:
         assert total(loader) == sum(i * i for i in range(20))
-    with DataLoader(Squares(), 6, num_workers=2, worker_type="thread", collate_fn=collate) as loader:
+    with DataLoader(
+        Squares(), 6, num_workers=2, worker_type="thread", collate_fn=collate
+    ) as loader:
         assert total(loader) == sum(i * i for i in range(20))
         assert len(loader) == 4
 

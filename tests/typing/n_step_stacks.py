@@ -1,4 +1,6 @@
-"""n-step returns over stacked frames from a vector of environments, with a limit on how often steps are sampled."""
+"""n-step returns over stacked frames from a vector of environments, with a limit on how often
+steps are sampled.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Envs:
     def reset(self) -> tuple[Frames, dict[str, object]]:
         return np.zeros((2, 8, 8), np.uint8), {}
 
-    def step(self, action: npt.NDArray[np.int64]) -> tuple[Frames, npt.NDArray[np.float32], Flags, Flags, dict[str, object]]:
+    def step(
+        self, action: npt.NDArray[np.int64]
+    ) -> tuple[Frames, npt.NDArray[np.float32], Flags, Flags, dict[str, object]]:
         self.t += 1
         frames = np.full((2, 8, 8), self.t % 6, np.uint8)
         ends = np.full(2, self.t % 6 == 5)
@@ -31,7 +35,11 @@ class Envs:
 
 
 def main() -> None:
-    schema = {"obs": Field((8, 8), "uint8", stack=4, next="next_obs"), "action": "int64", "reward": "float32"}
+    schema = {
+        "obs": Field((8, 8), "uint8", stack=4, next="next_obs"),
+        "action": "int64",
+        "reward": "float32",
+    }
     with ReplayBuffer(
         1_000,
         schema | {"terminated": Field((), "bool"), "truncated": Field((), "bool")},
@@ -40,7 +48,10 @@ def main() -> None:
     ) as buffer:
         envs = Envs()
         obs, _ = envs.reset()
-        with buffer.vector_writer(envs) as writer, AsyncDataLoader(buffer, 16, prefetch=1, timeout_s=60) as loader:
+        with (
+            buffer.vector_writer(envs) as writer,
+            AsyncDataLoader(buffer, 16, prefetch=1, timeout_s=60) as loader,
+        ):
             for _ in range(40):
                 action = np.zeros(2, np.int64)
                 next_obs, reward, terminated, truncated, info = envs.step(action)

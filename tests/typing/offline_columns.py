@@ -8,7 +8,10 @@ from async_loader import AsyncDataLoader, DataLoader
 
 
 def main() -> None:
-    columns = {"obs": np.random.default_rng(0).random((1_000, 4)).astype(np.float32), "action": np.zeros(1_000, np.int64)}
+    columns = {
+        "obs": np.random.default_rng(0).random((1_000, 4)).astype(np.float32),
+        "action": np.zeros(1_000, np.int64),
+    }
     with AsyncDataLoader(columns, 64, seed=0, timeout_s=60) as endless:
         batch = next(endless)
         assert batch["obs"].shape == (64, 4)

@@ -10,7 +10,9 @@ from async_loader import Applied, AsyncDataLoader, Linear, Prioritized, ReplayBu
 
 def main() -> None:
     sampler = Prioritized(alpha=0.6, beta=Linear(0.4, 1.0, draws=1_000), new_priority="max_ever")
-    with ReplayBuffer(1_000, {"obs": ((4,), "float32"), "reward": "float32"}, sampler=sampler, seed=0) as buffer:
+    with ReplayBuffer(
+        1_000, {"obs": ((4,), "float32"), "reward": "float32"}, sampler=sampler, seed=0
+    ) as buffer:
         buffer.extend(obs=np.random.default_rng(0).random((500, 4)), reward=np.ones(500))
         network = torch.nn.Linear(4, 1)
         with AsyncDataLoader(buffer, 32, seed=0, timeout_s=60) as loader:

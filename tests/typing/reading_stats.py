@@ -13,7 +13,10 @@ def occupancy(table: Table) -> float:
 
 
 def bottleneck(stats: LoaderStats) -> str:
-    return f"{stats.bottleneck}: the learner waited {stats.learner.wait_s:.3f} s for {stats.learner.batches} batches"
+    return (
+        f"{stats.bottleneck}: the learner waited {stats.learner.wait_s:.3f} s for "
+        f"{stats.learner.batches} batches"
+    )
 
 
 def main() -> None:

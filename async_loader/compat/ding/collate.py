@@ -15,7 +15,9 @@ from async_loader import tree
 from async_loader.pipeline.batches.collate import IGNORE_PREFIX
 
 
-def default_collate(batch: Sequence[Any], cat_1dim: bool = True, ignore_prefix: Sequence[str] = (IGNORE_PREFIX,)) -> Any:
+def default_collate(
+    batch: Sequence[Any], cat_1dim: bool = True, ignore_prefix: Sequence[str] = (IGNORE_PREFIX,)
+) -> Any:
     """Collate samples.
 
     =====================  ====================================================================
@@ -62,7 +64,10 @@ def default_collate(batch: Sequence[Any], cat_1dim: bool = True, ignore_prefix: 
     if isinstance(first, str | bytes):
         return batch
     if isinstance(first, Mapping):
-        return {key: _field(key, [sample[key] for sample in batch], cat_1dim, ignore_prefix) for key in first}
+        return {
+            key: _field(key, [sample[key] for sample in batch], cat_1dim, ignore_prefix)
+            for key in first
+        }
     if isinstance(first, Sequence):
         return rebuilt(first, [default_collate(column, cat_1dim) for column in positions(batch)])
     raise TypeError(
@@ -89,7 +94,10 @@ def ttorch_collate(x: Sequence[Any], json: bool = False, cat_1dim: bool = True) 
     """
     wrong = next((sample for sample in x if not is_tree_tensor(sample)), None)
     if wrong is not None:
-        raise TypeError(f"ttorch_collate takes tree tensors, got {type(wrong).__qualname__}: use default_collate for others")
+        raise TypeError(
+            f"ttorch_collate takes tree tensors, got {type(wrong).__qualname__}: use "
+            "default_collate for others"
+        )
     collated = default_collate(x, cat_1dim)
     return collated if json else type(x[0])(collated)
 
@@ -112,7 +120,9 @@ def as_tensor(value: Any) -> torch.Tensor:
     """
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
-        raise TypeError(f"arrays of dtype {array.dtype} cannot be collated: give numbers, or lists of strings")
+        raise TypeError(
+            f"arrays of dtype {array.dtype} cannot be collated: give numbers, or lists of strings"
+        )
     return torch.as_tensor(array if array.flags.writeable else array.copy())
 
 
@@ -133,7 +143,10 @@ def positions(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Return one list per position of the samples."""
     lengths = sorted(set(map(len, batch)))
     if len(lengths) > 1:
-        raise ValueError(f"the samples of one batch have lengths {lengths}: pad them, or name the field {IGNORE_PREFIX}_...")
+        raise ValueError(
+            f"the samples of one batch have lengths {lengths}: pad them, or name the field "
+            f"{IGNORE_PREFIX}_..."
+        )
     return [list(column) for column in zip(*batch, strict=True)]
 
 

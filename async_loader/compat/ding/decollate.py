@@ -34,7 +34,9 @@ def default_decollate(batch: Any, ignore: Sequence[str] = STATES) -> list[Any]:
         return [part.squeeze(0) for part in parts] if batch.dim() > 1 else list(parts)
     if isinstance(batch, Mapping):
         names = list(batch)
-        columns = [batch[key] if key in ignore else default_decollate(batch[key], ignore) for key in names]
+        columns = [
+            batch[key] if key in ignore else default_decollate(batch[key], ignore) for key in names
+        ]
         return [dict(zip(names, row, strict=True)) for row in _rows(columns, names)]
     if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
         return _rows([default_decollate(part, ignore) for part in batch], list(range(len(batch))))
@@ -50,5 +52,8 @@ def default_decollate(batch: Any, ignore: Sequence[str] = STATES) -> list[Any]:
 def _rows(columns: Sequence[Sequence[Any]], names: Sequence[Any]) -> list[Any]:
     lengths = {name: len(column) for name, column in zip(names, columns, strict=True)}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"the parts of the batch differ in size, {lengths}: give all of them the same first axis")
+        raise ValueError(
+            f"the parts of the batch differ in size, {lengths}: give all of them the same first "
+            "axis"
+        )
     return list(zip(*columns, strict=True))

@@ -30,14 +30,20 @@ class EntriesSource(CallableSource):
         if isinstance(data, Mapping):
             return Ready(data)
         if isinstance(data, str | bytes) or not isinstance(data, Sequence) or not len(data):
-            what = "an empty list" if isinstance(data, Sequence) and not len(data) else type(data).__name__
+            what = (
+                "an empty list"
+                if isinstance(data, Sequence) and not len(data)
+                else type(data).__name__
+            )
             raise SchemaError(f"{self._name} returned {what}: {_EXPECTED}")
         if isinstance(data[0], Mapping):
             return Samples(data)
         wrong = [number for number, entry in enumerate(data) if not callable(entry)]
         if wrong:
             kind = type(data[wrong[0]]).__name__
-            raise SchemaError(f"{self._name} returned {kind} as entry {wrong[0]} of {len(data)}: {_EXPECTED}")
+            raise SchemaError(
+                f"{self._name} returned {kind} as entry {wrong[0]} of {len(data)}: {_EXPECTED}"
+            )
         return Jobs(data)
 
 

@@ -86,7 +86,9 @@ class AsyncDataLoader(loader.AsyncDataLoader):
         self._moved = str(device) != "cpu"
         by_default = self.collate_fn is default_collate
         super().__init__(
-            data_source if isinstance(data_source, Mapping | Source) or not callable(data_source) else EntriesSource(data_source),
+            data_source
+            if isinstance(data_source, Mapping | Source) or not callable(data_source)
+            else EntriesSource(data_source),
             batch_size,
             device,
             chunk_size,

@@ -30,7 +30,9 @@ def diff_shape_collate(batch: Sequence[Any]) -> Any:
     if any(sample is None for sample in batch) or isinstance(first, str | bytes):
         return list(batch)
     if isinstance(first, torch.Tensor | np.ndarray | np.generic):
-        tensors = [value if isinstance(value, torch.Tensor) else as_tensor(value) for value in batch]
+        tensors = [
+            value if isinstance(value, torch.Tensor) else as_tensor(value) for value in batch
+        ]
         return torch.stack(tensors) if len({t.shape for t in tensors}) == 1 else tensors
     if isinstance(first, bool | int | float):
         return numbers(batch)
@@ -38,4 +40,7 @@ def diff_shape_collate(batch: Sequence[Any]) -> Any:
         return {key: diff_shape_collate([sample[key] for sample in batch]) for key in first}
     if isinstance(first, Sequence):
         return rebuilt(first, [diff_shape_collate(column) for column in positions(batch)])
-    raise TypeError(f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers or None")
+    raise TypeError(
+        f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers "
+        "or None"
+    )

@@ -93,7 +93,9 @@ def for_device(value: Any) -> Any:
         return value
     if isinstance(value, np.ndarray):
         return Kept(value.copy())
-    if isinstance(value, np.generic | torch.nn.Module | torch.distributions.Distribution) or is_tree_tensor(value):
+    if isinstance(
+        value, np.generic | torch.nn.Module | torch.distributions.Distribution
+    ) or is_tree_tensor(value):
         return Kept(value)
     if isinstance(value, Mapping):
         return {key: for_device(item) for key, item in value.items()}
@@ -108,7 +110,11 @@ def for_device(value: Any) -> Any:
 
 def arrived(batch: Any, device: str) -> Any:
     """Convert a batch from the cuda queue to the form of DI-engine's."""
-    if isinstance(batch, Mapping) and isinstance(batch.get(_ON_HOST), torch.Tensor) and device != "fake":
+    if (
+        isinstance(batch, Mapping)
+        and isinstance(batch.get(_ON_HOST), torch.Tensor)
+        and device != "fake"
+    ):
         batch = {**batch, _ON_HOST: batch[_ON_HOST].to(device, non_blocking=True)}
     return _lists(batch, device)
 
@@ -116,7 +122,11 @@ def arrived(batch: Any, device: str) -> Any:
 def _lists(value: Any, device: str) -> Any:
     if isinstance(value, Kept):
         inner = value.value
-        return inner.to(device) if is_tree_tensor(inner) or isinstance(inner, torch.nn.Module | torch.Tensor) else inner
+        return (
+            inner.to(device)
+            if is_tree_tensor(inner) or isinstance(inner, torch.nn.Module | torch.Tensor)
+            else inner
+        )
     if isinstance(value, Mapping):
         return {key: _lists(item, device) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -39,11 +39,15 @@ def timestep_collate(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rest = [{key: value for key, value in sample.items() if key != STATE} for sample in batch]
     collated: dict[str, Any] = {key: _steps(value) for key, value in default_collate(rest).items()}
     if STATE in batch[0]:
-        collated[STATE] = [tuple(states) for states in positions([sample[STATE] for sample in batch])]
+        collated[STATE] = [
+            tuple(states) for states in positions([sample[STATE] for sample in batch])
+        ]
     return collated
 
 
 def _steps(value: Any) -> Any:
     """Stack T collated steps to one tensor if they are tensors."""
-    together = isinstance(value, list) and value and all(isinstance(step, torch.Tensor) for step in value)
+    together = (
+        isinstance(value, list) and value and all(isinstance(step, torch.Tensor) for step in value)
+    )
     return torch.stack(value) if together else value

@@ -83,7 +83,10 @@ class BatchMaker(GetAttrProxy):
 
     def _is_untouched(self, *names: str) -> bool:
         """Whether these methods are those of this class."""
-        return all(name not in vars(self) and getattr(type(self), name) is getattr(BatchMaker, name) for name in names)
+        return all(
+            name not in vars(self) and getattr(type(self), name) is getattr(BatchMaker, name)
+            for name in names
+        )
 
     def _source(self) -> Iterator[Any] | None:
         if self.dataset is None:
@@ -107,7 +110,10 @@ class BatchMaker(GetAttrProxy):
         if self.indexed:
             return self.dataset[s or 0]
         if s is not None:
-            raise IndexError(f"item {s} of an iterable dataset was asked for, which gives items in turn only: ask for None")
+            raise IndexError(
+                f"item {s} of an iterable dataset was asked for, which gives items in turn only: "
+                "ask for None"
+            )
         return next(self.it)
 
     @property

@@ -49,13 +49,18 @@ def take(loader: Any, keywords: dict[str, Any], others: Iterable[str]) -> None:
     """
     for name in keywords:
         if name not in NAMES:
-            raise TypeError(f"{type(loader).__name__} takes no argument {name!r}: {nearest(name, [*NAMES, *others])}")
+            raise TypeError(
+                f"{type(loader).__name__} takes no argument {name!r}: "
+                f"{nearest(name, [*NAMES, *others])}"
+            )
     for name, function in keywords.items():
         if function is not None:
             setattr(
                 loader,
                 name,
-                MethodType(function.__func__, loader) if isinstance(function, MethodType) else function,
+                MethodType(function.__func__, loader)
+                if isinstance(function, MethodType)
+                else function,
             )
 
 

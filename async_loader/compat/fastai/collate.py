@@ -65,7 +65,9 @@ def _torch_collate(batch: Sequence[Any], empty: Empty) -> Any:
     if isinstance(first, str | bytes):
         return batch
     if isinstance(first, Mapping):
-        return _mapping(first, {key: _torch_collate([sample[key] for sample in batch], empty) for key in first})
+        return _mapping(
+            first, {key: _torch_collate([sample[key] for sample in batch], empty) for key in first}
+        )
     if _is_sequence(first):
         columns = [_torch_collate(column, empty) for column in _positions(batch)]
         return columns if type(first) is tuple else _like(first, columns)
@@ -133,15 +135,23 @@ def _positions(batch: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
         return list(zip(*batch, strict=True))
     except ValueError:
         lengths = sorted(set(map(len, batch)))
-        raise RuntimeError(f"the samples of one batch have lengths {lengths}: give all of them the same fields") from None
+        raise RuntimeError(
+            f"the samples of one batch have lengths {lengths}: give all of them the same fields"
+        ) from None
 
 
 def _stack_arrays(batch: Sequence[Any], empty: Empty) -> Any:
     first = batch[0]
     shape, dtype = first.shape, first.dtype
     if dtype.kind not in "biufc":
-        raise TypeError(f"arrays of dtype {dtype} cannot be collated: give numbers, or lists of strings")
-    if len(set(map(type, batch))) > 1 or len({a.shape for a in batch}) > 1 or len({a.dtype for a in batch}) > 1:
+        raise TypeError(
+            f"arrays of dtype {dtype} cannot be collated: give numbers, or lists of strings"
+        )
+    if (
+        len(set(map(type, batch))) > 1
+        or len({a.shape for a in batch}) > 1
+        or len({a.dtype for a in batch}) > 1
+    ):
         # promotes dtypes, or names the shapes that differ
         return torch.stack([torch.as_tensor(value) for value in batch])
     out = empty((len(batch), *shape), dtype)

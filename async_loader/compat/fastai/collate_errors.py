@@ -14,7 +14,10 @@ def collate_error(e: BaseException, batch: Sequence[Any]) -> NoReturn:
     """
     found = _mismatch(batch, "")
     if found is not None:
-        e.args = (f"{e}\n{found}: make them equal in after_item, for example by resizing or padding them there",)
+        e.args = (
+            f"{e}\n{found}: make them equal in after_item, for example by resizing or padding them "
+            "there",
+        )
     raise e
 
 
@@ -25,8 +28,15 @@ def _mismatch(samples: Sequence[Any], path: str) -> str | None:
     if shape is not None:
         for number, other in enumerate(samples):
             if getattr(other, "shape", shape) != shape:
-                what = f"field {path} ({type(first).__name__})" if path else f"the items ({type(first).__name__})"
-                return f"in one batch {what}: item 0 has shape {list(shape)}, item {number} has shape {list(other.shape)}"
+                what = (
+                    f"field {path} ({type(first).__name__})"
+                    if path
+                    else f"the items ({type(first).__name__})"
+                )
+                return (
+                    f"in one batch {what}: item 0 has shape {list(shape)}, item {number} has "
+                    f"shape {list(other.shape)}"
+                )
         return None
     for key in _keys(first):
         try:

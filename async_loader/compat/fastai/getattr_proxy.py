@@ -20,11 +20,22 @@ class GetAttrProxy:
                 try:
                     return getattr(wrapped, name)
                 except AttributeError:
-                    both = f"neither {type(self).__name__} nor its {self._default}, {type(wrapped).__name__}"
-                    raise AttributeError(f"{both}, has an attribute {name!r}", name=name, obj=self) from None
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
+                    both = (
+                        f"neither {type(self).__name__} nor its {self._default}, "
+                        f"{type(wrapped).__name__}"
+                    )
+                    raise AttributeError(
+                        f"{both}, has an attribute {name!r}", name=name, obj=self
+                    ) from None
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self
+        )
 
     def __dir__(self) -> list[str]:
         wrapped = vars(self).get(self._default)
-        others = [name for name in dir(wrapped) if not name.startswith("__")] if wrapped is not None else []
+        others = (
+            [name for name in dir(wrapped) if not name.startswith("__")]
+            if wrapped is not None
+            else []
+        )
         return sorted({*super().__dir__(), *others})

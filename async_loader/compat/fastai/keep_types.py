@@ -18,7 +18,9 @@ def retain_types(new: Any, like: Any) -> Any:
     if new is None or like is None:
         return new
     if type(new) in (list, tuple) and isinstance(like, list | tuple) and len(like):
-        new = type(new)(retain_types(item, like[number % len(like)]) for number, item in enumerate(new))
+        new = type(new)(
+            retain_types(item, like[number % len(like)]) for number, item in enumerate(new)
+        )
     elif isinstance(new, list | tuple) and isinstance(like, list | tuple) and len(like):
         items = [retain_types(item, like[number % len(like)]) for number, item in enumerate(new)]
         new = type(new)(*items) if tree.is_namedtuple(new) else type(new)(items)

@@ -126,9 +126,14 @@ class DataLoader(BatchMaker):
         if indexed is None:
             indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
         if shuffle and not indexed:
-            raise ValueError("an iterable dataset has no order to shuffle: leave shuffle out, or give a dataset with __getitem__")
+            raise ValueError(
+                "an iterable dataset has no order to shuffle: leave shuffle out, or give a dataset "
+                "with __getitem__"
+            )
         if refill not in ("worker", "all") or (refill == "all" and not indexed):
-            raise ValueError(f'refill is {refill!r}: give "worker", or "all" with a dataset that can be indexed')
+            raise ValueError(
+                f'refill is {refill!r}: give "worker", or "all" with a dataset that can be indexed'
+            )
         self.dataset = dataset
         self.bs = bs
         self.shuffle = shuffle
@@ -139,7 +144,9 @@ class DataLoader(BatchMaker):
         self.pin_memory, self.timeout, self.device = pin_memory, timeout, device
         self.rng = random.Random(random.randint(0, 2**32 - 1))
         self.num_workers, self.offs = 1, 0
-        self.fake_l = FakeLoader(self, pin_memory, num_workers, timeout, persistent_workers, pin_memory_device)
+        self.fake_l = FakeLoader(
+            self, pin_memory, num_workers, timeout, persistent_workers, pin_memory_device
+        )
 
     def __len__(self) -> int:
         if self.n is None:
@@ -194,11 +201,20 @@ class DataLoader(BatchMaker):
         """True if delaying this process's shuffle until after the first batch is unobservable;
         workers draw it too.
         """
-        if type(self) is not DataLoader or not self.shuffle or self.n is None or self._refill != "worker":
+        if (
+            type(self) is not DataLoader
+            or not self.shuffle
+            or self.n is None
+            or self._refill != "worker"
+        ):
             return False
         given = callbacks.given(self)
         alone = not any(isinstance(function, MethodType) for function in given.values())
-        return type(self.rng) is random.Random and alone and given.keys().isdisjoint(("get_idxs", "shuffle_fn"))
+        return (
+            type(self.rng) is random.Random
+            and alone
+            and given.keys().isdisjoint(("get_idxs", "shuffle_fn"))
+        )
 
     def _shuffled_later(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Let this process draw the order between the first batch and the second,
@@ -225,7 +241,9 @@ class DataLoader(BatchMaker):
     def rng(self, rng: random.Random) -> None:
         self._rng, self._undrawn = rng, 0
 
-    def _from_workers(self, idxs: Any, rng: Any, seed: int, number: int, timeout_s: float) -> Iterator[Any]:
+    def _from_workers(
+        self, idxs: Any, rng: Any, seed: int, number: int, timeout_s: float
+    ) -> Iterator[Any]:
         epoch = Epoch(idxs, rng)
         if self.fake_l.persistent_workers:
             if isinstance(idxs, Iterator) and self.n is not None:
@@ -237,7 +255,9 @@ class DataLoader(BatchMaker):
             return workers.batches(epoch, seed, timeout_s)
         return self._from_items(workers, epoch, seed, timeout_s)
 
-    def _from_items(self, workers: Workers, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
+    def _from_items(
+        self, workers: Workers, epoch: Epoch, seed: int, timeout_s: float
+    ) -> Iterator[Any]:
         """Yield batches made here of items made in workers, in the order of the indices."""
         tasks, epoch.idxs = chunks(iter(epoch.idxs), self.bs or 1, drop_last=False), None
         items = workers.items(tasks, epoch, seed, timeout_s)
@@ -265,7 +285,11 @@ class DataLoader(BatchMaker):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the epoch in progress and process-local parts."""
-        return {name: value for name, value in vars(self).items() if name not in ("it", "_idxs", "_workers")}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("it", "_idxs", "_workers")
+        }
 
     def randomize(self) -> None:
         """Set a new generator for this epoch, seeded by that of the last one."""
@@ -317,7 +341,10 @@ class DataLoader(BatchMaker):
             If the loader is known to have no batches.
         """
         if self.n is not None and not len(self):
-            raise ValueError(f"This DataLoader does not contain any batches: it has {self.n} items, bs is {self.bs}")
+            raise ValueError(
+                f"This DataLoader does not contain any batches: it has {self.n} items, bs is "
+                f"{self.bs}"
+            )
         with self.fake_l.no_multiproc():
             epoch = iter(self)
             batch = next(epoch, None)
@@ -355,4 +382,8 @@ def _at_least(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} is {value}: give at least {least}")
 
 
-_ARGUMENTS = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in ("self", "keywords")]
+_ARGUMENTS = [
+    name
+    for name in inspect.signature(DataLoader.__init__).parameters
+    if name not in ("self", "keywords")
+]

@@ -117,16 +117,29 @@ class Workers:
         contents of the dataset are not compared.
         """
         now = _look(loader)
-        same_names = not self._engine.closed and self._engine.workers == number and now.keys() == self._known.keys()
+        same_names = (
+            not self._engine.closed
+            and self._engine.workers == number
+            and now.keys() == self._known.keys()
+        )
         return same_names and all(_same(now[name], known) for name, known in self._known.items())
 
     def batches(self, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
-        """The batches of an epoch, one from each worker in turn, with errors as fastai's callers know them."""
-        yield from self._told(self._engine.streams(**self._terms(epoch, seed, timeout_s)), timeout_s)
+        """The batches of an epoch, one from each worker in turn, with errors as fastai's callers
+        know them.
+        """
+        yield from self._told(
+            self._engine.streams(**self._terms(epoch, seed, timeout_s)), timeout_s
+        )
 
-    def items(self, tasks: Iterable[list[Any]], epoch: Epoch, seed: int, timeout_s: float) -> Generator[Any, None, None]:
+    def items(
+        self, tasks: Iterable[list[Any]], epoch: Epoch, seed: int, timeout_s: float
+    ) -> Generator[Any, None, None]:
         """The items of an epoch one by one, in the order of the indices in ``tasks``."""
-        lists = self._told(self._engine.iterate(tasks, static=True, **self._terms(epoch, seed, timeout_s)), timeout_s)
+        lists = self._told(
+            self._engine.iterate(tasks, static=True, **self._terms(epoch, seed, timeout_s)),
+            timeout_s,
+        )
         try:
             for items, more in lists:
                 yield from items
@@ -138,10 +151,17 @@ class Workers:
     def _terms(self, epoch: Epoch, seed: int, timeout_s: float) -> dict[str, Any]:
         state = None if self._only is epoch else epoch
         limit = timeout_s if timeout_s > 0 else None
-        return {"state": state, "seed": seed, "prefetch": 2 * self._engine.workers, "timeout_s": limit}
+        return {
+            "state": state,
+            "seed": seed,
+            "prefetch": 2 * self._engine.workers,
+            "timeout_s": limit,
+        }
 
     def _told(self, iteration: BatchIterator, timeout_s: float) -> Generator[Any, None, None]:
-        """The same, with errors as fastai's callers know them, and the end of workers that were for this epoch alone."""
+        """The same, with errors as fastai's callers know them, and the end of workers that were
+        for this epoch alone.
+        """
         try:
             yield from iteration
         except (WorkerDied, Timeout) as error:

@@ -69,7 +69,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if isinstance(self.dataset, torch_data.IterDataPipe | torch_data.MapDataPipe):
             return super()._get_iterator()
         if self.num_workers == 0 and self.timeout != 0:
-            raise AssertionError(f"timeout is {self.timeout:g} and there are no workers to wait for: leave it out")
+            raise AssertionError(
+                f"timeout is {self.timeout:g} and there are no workers to wait for: leave it out"
+            )
         return self._begin({})
 
     def _begin(self, start: dict[str, Any]) -> Pass:
@@ -102,7 +104,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _batches(self) -> Batches:
         if self._iterable:
             return StreamBatches(self.dataset, self.batch_size, drop=self.drop_last)
-        return Drawn(self._index_sampler, self.dataset, track=self._tracks, lists=not self._auto_collation)
+        return Drawn(
+            self._index_sampler, self.dataset, track=self._tracks, lists=not self._auto_collation
+        )
 
     _tracks = False
     """Whether the states of samplers and datasets are kept for each batch."""
@@ -117,7 +121,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         kind: Kind = "process"
         if columns is not None:
             count, kind = gather_workers(columns.item_bytes, self.batch_size, count)
-        prefetch = None if not self.num_workers else max(1, (self.prefetch_factor or 0) * self.num_workers)
+        prefetch = (
+            None if not self.num_workers else max(1, (self.prefetch_factor or 0) * self.num_workers)
+        )
         seeding: Any = "birth" if self.persistent_workers else "iteration"
         context = self.multiprocessing_context if self.num_workers else None
         pool = Engine(
@@ -141,7 +147,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """Return the columns to gather in bulk. torch treats dicts and tuples as plain datasets
         of their values.
         """
-        plain = self._auto_collation and self.collate_fn is _utils.collate.default_collate and self.worker_init_fn is None
+        plain = (
+            self._auto_collation
+            and self.collate_fn is _utils.collate.default_collate
+            and self.worker_init_fn is None
+        )
         if not plain or isinstance(self.dataset, dict | tuple):
             return None
         try:
@@ -155,14 +165,20 @@ class DataLoader(torch_data.DataLoader[T_co]):
             collate = torch_collate.default_collate
         if self._iterable:
             drop, track = self.drop_last, self._tracks
-            return StreamWork(self.dataset, collate, self.batch_size, self.worker_init_fn, drop=drop, track=track)
-        work = MapWork(self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=False)
+            return StreamWork(
+                self.dataset, collate, self.batch_size, self.worker_init_fn, drop=drop, track=track
+            )
+        work = MapWork(
+            self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=False
+        )
         return work if columns is None else GatherWork(columns, work, checked=batches.in_range)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End persistent workers; a loader that is dropped does so by itself. The next pass starts new ones."""
+        """End persistent workers; a loader that is dropped does so by itself. The next pass
+        starts new ones.
+        """
         pool = self.__dict__.pop("_engine", None)
         if pool is not None:
             pool.close()
@@ -175,7 +191,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
 class Pass(Iterator[Any]):
     """One pass over the dataset, the result of `iter`."""
 
-    def __init__(self, loader: DataLoader[Any], pool: Engine, batches: Batches, seed: int, start: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        pool: Engine,
+        batches: Batches,
+        seed: int,
+        start: dict[str, Any],
+    ) -> None:
         self._loader = loader
         self._batches = batches
         self._engine = None if loader._persists else pool
@@ -190,7 +213,8 @@ class Pass(Iterator[Any]):
         if anew:
             epoch_progress = EpochProgress({})
         pin = loader.pin_memory and can_pin()
-        ahead = pin and self._num_workers > 0  # as in torch, with workers there is a thread that pins
+        # as in torch, with workers there is a thread that pins
+        ahead = pin and self._num_workers > 0
         how: Any = {"state": state, "seed": seed, "in_order": loader.in_order}
         how["timeout_s"] = float(loader.timeout) if loader.timeout else None
         if ahead:
@@ -204,7 +228,9 @@ class Pass(Iterator[Any]):
             first = epoch_progress.upto
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
         self._processes = pool.processes
-        self.epoch: Epoch[Any] = Epoch(iteration, batches, 0, epoch_progress, pinned if pin and not ahead else None)
+        self.epoch: Epoch[Any] = Epoch(
+            iteration, batches, 0, epoch_progress, pinned if pin and not ahead else None
+        )
         if loader._tracks:
             self._asked(self._open)
 
@@ -218,7 +244,8 @@ class Pass(Iterator[Any]):
         """
         if self._dataset is not None:
             raise TypeError(
-                f"a pass over the iterable dataset {describe(self._dataset)} has no len(): how long it is shows at its end"
+                f"a pass over the iterable dataset {describe(self._dataset)} has no len(): how "
+                "long it is shows at its end"
             )
         return len(self._loader)
 
@@ -261,9 +288,15 @@ class Pass(Iterator[Any]):
 
     def _warn_of_length(self) -> None:
         come = self.epoch.yielded + 1
-        text = f"Length of IterableDataset {self._dataset} is {self._len_called} by its __len__, and {come} have come"
+        text = (
+            f"Length of IterableDataset {self._dataset} is {self._len_called} by its __len__, "
+            f"and {come} have come"
+        )
         if self._num_workers:
-            text += ": does its __iter__ give each worker a share of its own (torch.utils.data.get_worker_info)?"
+            text += (
+                ": does its __iter__ give each worker a share of its own "
+                "(torch.utils.data.get_worker_info)?"
+            )
         warnings.warn(text, stacklevel=3)
 
     def _end(self) -> None:
@@ -277,4 +310,6 @@ class Pass(Iterator[Any]):
         self._end()
 
     def __getstate__(self) -> Any:
-        raise NotImplementedError("an iterator of a DataLoader cannot be pickled: pickle the loader", type(self).__name__)
+        raise NotImplementedError(
+            "an iterator of a DataLoader cannot be pickled: pickle the loader", type(self).__name__
+        )

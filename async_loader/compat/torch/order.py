@@ -74,7 +74,9 @@ class Drawn(SamplerBatches):
 
     def _drawn(self) -> Any:
         n = len(self._torchs.data_source)
-        return torch.randperm(n, generator=self._drawing()).numpy() if self._random else np.arange(n)
+        return (
+            torch.randperm(n, generator=self._drawing()).numpy() if self._random else np.arange(n)
+        )
 
     def epoch(self, number: int, start: int) -> Iterator[Any]:
         if not self._known:
@@ -134,4 +136,8 @@ def _is_known(sampler: Any) -> bool:
         return False
     n = len(sampler.data_source)
     generator = sampler.generator
-    return n > 0 and sampler.num_samples == n and (generator is None or type(generator) is torch.Generator)
+    return (
+        n > 0
+        and sampler.num_samples == n
+        and (generator is None or type(generator) is torch.Generator)
+    )

@@ -87,7 +87,10 @@ class StatefulDataLoader(DataLoader[T_co]):
         if start:
             workers = start["num_workers"]
             if workers != self.num_workers:
-                text = f"the state is of {workers} workers, this loader has {self.num_workers}: num_workers must match"
+                text = (
+                    f"the state is of {workers} workers, this loader has {self.num_workers}: "
+                    "num_workers must match"
+                )
                 raise AssertionError(text)
             self._warn_of_passing_over(start)
         return super()._begin(start)
@@ -146,7 +149,9 @@ class StatefulDataLoader(DataLoader[T_co]):
         ValueError
             If it is not a state of this class.
         """
-        if state_dict != {} and (not isinstance(state_dict, dict) or state_dict.get("version") not in _VERSIONS):
+        if state_dict != {} and (
+            not isinstance(state_dict, dict) or state_dict.get("version") not in _VERSIONS
+        ):
             raise ValueError(f"this is no state_dict of a StatefulDataLoader of version {_VERSION}")
         self._start, self._held, self._latest = dict(state_dict), None, None
         self.__dict__.pop("_engine", None)  # a pass that is under way keeps its workers

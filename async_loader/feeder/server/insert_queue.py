@@ -144,7 +144,9 @@ class InsertQueue:
         Producers whose applied inserts are not acknowledged. `InsertHandler` clears it.
     """
 
-    def __init__(self, name: str, table: NonblockingTable, window_bytes: int, window_rows: int) -> None:
+    def __init__(
+        self, name: str, table: NonblockingTable, window_bytes: int, window_rows: int
+    ) -> None:
         self.name, self.table = name, table
         self._window_bytes, self._window_rows = window_bytes, window_rows
         self._layout: RowLayout | None = None

@@ -1,5 +1,6 @@
-"""Memory for the batch that is being made: within its slot, in a worker process that was given one; elsewhere such as an
-earlier batch has left, when it is large (new pages cost more than what is written into them).
+"""Memory for the batch that is being made: within its slot, in a worker process that was given one;
+elsewhere such as an earlier batch has left, when it is large (new pages cost more than what is
+written into them).
 
 What a door makes here need not be copied afterwards. Does not know what a batch is.
 """
@@ -39,12 +40,18 @@ class Arena:
         return offset
 
     def place(self, buffers: Sequence[memoryview]) -> list[tuple[int, int]] | None:
-        """(offset, nbytes) of every buffer; those that lie elsewhere are copied in. ``None`` when they do not fit."""
+        """(offset, nbytes) of every buffer; those that lie elsewhere are copied in. ``None``
+        when they do not fit.
+        """
         table = []
         for buffer in buffers:
             outside = np.frombuffer(buffer, np.uint8) if buffer.nbytes else np.empty(0, np.uint8)
             offset: int | None = outside.__array_interface__["data"][0] - self.address
-            if offset is None or not 0 <= offset <= len(self.root) - buffer.nbytes or not buffer.nbytes:
+            if (
+                offset is None
+                or not 0 <= offset <= len(self.root) - buffer.nbytes
+                or not buffer.nbytes
+            ):
                 offset = self.take(buffer.nbytes)
                 if offset is None:
                     return None
@@ -55,8 +62,8 @@ class Arena:
 
 @contextmanager
 def within(arena: Arena | None) -> Iterator[None]:
-    """`empty` takes from this arena, in this thread; from none where it is ``None``: for what outlives the batch, as whatever
-    a dataset makes may do.
+    """`empty` takes from this arena, in this thread; from none where it is ``None``: for what
+    outlives the batch, as whatever a dataset makes may do.
     """
     before, _current.arena = current(), arena
     try:
@@ -73,8 +80,8 @@ def current() -> Arena | None:
 def empty(shape: Sequence[int], dtype: Any) -> npt.NDArray[Any]:
     """An uninitialised array for a part of the batch that is being made.
 
-    In a worker process its memory is used again for a later batch: put it into the batch that this task returns, keep it
-    nowhere else.
+    In a worker process its memory is used again for a later batch: put it into the batch that this
+    task returns, keep it nowhere else.
     """
     arena = current()
     kind = np.dtype(dtype)
@@ -83,7 +90,11 @@ def empty(shape: Sequence[int], dtype: Any) -> npt.NDArray[Any]:
     if arena is None:
         return _blocks.array(tuple(shape), kind)
     offset = arena.take(math.prod(shape) * kind.itemsize)
-    return np.empty(shape, kind) if offset is None else np.ndarray(tuple(shape), kind, arena.root, offset)
+    return (
+        np.empty(shape, kind)
+        if offset is None
+        else np.ndarray(tuple(shape), kind, arena.root, offset)
+    )
 
 
 def stack(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -99,8 +110,11 @@ def stack(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         return np.stack(arrays)
     out = empty((len(arrays), *first.shape), first.dtype)
     if first.ndim:
-        # One concatenation of the items' first axes: np.stack makes a view of every item, which costs more than the copy.
-        np.concatenate(arrays, out=out.reshape(len(arrays) * first.shape[0], *first.shape[1:]), casting="no")
+        # One concatenation of the items' first axes: np.stack makes a view of every item, which
+        # costs more than the copy.
+        np.concatenate(
+            arrays, out=out.reshape(len(arrays) * first.shape[0], *first.shape[1:]), casting="no"
+        )
     else:
         out[...] = arrays
     return out
@@ -118,9 +132,17 @@ def stack_tensors(items: Sequence[Any]) -> Any:
 
 
 def _plain(items: Sequence[Any], first: Any) -> bool:
-    """Whether torch would make a strided CPU tensor of the first one's dtype of them, without a gradient."""
+    """Whether torch would make a strided CPU tensor of the first one's dtype of them, without a
+    gradient.
+    """
     import torch
 
-    if first.layout is not torch.strided or first.device.type != "cpu" or any(t.is_nested for t in items):
+    if (
+        first.layout is not torch.strided
+        or first.device.type != "cpu"
+        or any(t.is_nested for t in items)
+    ):
         return False  # a nested one has no shape that could be asked for
-    return all(t.dtype == first.dtype and not t.requires_grad and t.shape == first.shape for t in items)
+    return all(
+        t.dtype == first.dtype and not t.requires_grad and t.shape == first.shape for t in items
+    )

@@ -72,14 +72,32 @@ class ChunkAssembler:
         self.main: codec.MainModule | None = None
         self._schema: Schema | None = None
 
-    # -- before ------------------------------------------------------------------------------------------------------
+    # -- before ------------------------------------------------------------------------------------
 
-    def whole_task(self, spec: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None) -> Chunk:
+    def whole_task(
+        self, spec: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None
+    ) -> Chunk:
         """A task of which nothing is known, as one chunk. Raises CannotSend, OutOfMemory."""
         job = Job(seq, 1, self._slots.spare_slot(), True, ready, chunks=1, worker=worker)
-        return Chunk(job, spec, "stream" if spec.stream else "work", 0, 0, 1, codec.encode(task), worker=worker)
+        return Chunk(
+            job,
+            spec,
+            "stream" if spec.stream else "work",
+            0,
+            0,
+            1,
+            codec.encode(task),
+            worker=worker,
+        )
 
-    def cut(self, spec: IterationSpec, seq: int, ready: TrainQueue, plan: Rows | Jobs, reader: Reader | None) -> list[Chunk]:
+    def cut(
+        self,
+        spec: IterationSpec,
+        seq: int,
+        ready: TrainQueue,
+        plan: Rows | Jobs,
+        reader: Reader | None,
+    ) -> list[Chunk]:
         """The chunks of a plan, with a slot when their layout is known.
 
         Raises
@@ -95,7 +113,10 @@ class ChunkAssembler:
         size = rows if self._whole else min(self._chunk_size, rows)
         bounds = [(start, min(start + size, rows)) for start in range(0, rows, size)]
         job.chunks = len(bounds)
-        return [self._chunk(job, spec, number, start, stop, plan) for number, (start, stop) in enumerate(bounds)]
+        return [
+            self._chunk(job, spec, number, start, stop, plan)
+            for number, (start, stop) in enumerate(bounds)
+        ]
 
     def _place(self, job: Job, plan: Rows | Jobs, reader: Reader | None) -> None:
         if self._whole:
@@ -108,7 +129,9 @@ class ChunkAssembler:
             job.layout = self._slots.layout(schema, job.rows)
             job.buffer = self._slots.shared_slot(job.layout.nbytes)
 
-    def _chunk(self, job: Job, spec: IterationSpec, number: int, start: int, stop: int, plan: Rows | Jobs) -> Chunk:
+    def _chunk(
+        self, job: Job, spec: IterationSpec, number: int, start: int, stop: int, plan: Rows | Jobs
+    ) -> Chunk:
         if isinstance(plan, Rows):
             index = plan.index[start:stop]
             return Chunk(job, spec, "rows", number, start, stop, codec.encode(index))
@@ -118,7 +141,7 @@ class ChunkAssembler:
             payload, by_value = codec.encode(list(calls), by_value=True), True
         return Chunk(job, spec, "jobs", number, start, stop, payload, calls, by_value)
 
-    # -- after -------------------------------------------------------------------------------------------------------
+    # -- after -------------------------------------------------------------------------------------
 
     def load(self, chunk: Chunk, record: Record, where: Any) -> Any:
         """What a worker sent, on the memory in which it sent it."""
@@ -136,10 +159,14 @@ class ChunkAssembler:
         return value
 
     def _make_room(self, needed: int) -> None:
-        """A batch found no slot, or none that was large enough: from the next one on there is one."""
+        """A batch found no slot, or none that was large enough: from the next one on there is
+        one.
+        """
         ring = self._slots.ring
         with contextlib.suppress(OutOfMemory, ConfigError):  # without one it is slower, not wrong
-            self._slots.reserve(needed if ring is None or ring.slot_bytes >= needed else int(needed * _HEADROOM))
+            self._slots.reserve(
+                needed if ring is None or ring.slot_bytes >= needed else int(needed * _HEADROOM)
+            )
 
     def assemble(self, job: Job) -> Outcome:
         """The batch of all chunks, in their order."""
@@ -173,7 +200,8 @@ class ChunkAssembler:
             else:
                 samples.extend(self._written(job, number))
         if all(kind == "samples" for kind, _ in results):
-            self._whole = True  # they have no fixed shape: from now on one worker collates the whole batch
+            # they have no fixed shape: from now on one worker collates the whole batch
+            self._whole = True
         return Batch(tree=collate.collate(samples))
 
     def _written(self, job: Job, number: int) -> Sequence[Any]:
@@ -195,5 +223,8 @@ def _encode_calls(calls: Sequence[Any], start: int) -> Encoded:
             try:
                 codec.encode(call)
             except CannotSend as error:
-                raise CannotSend(f"job {number} of the batch, {describe(call)}, cannot be sent: {error.__cause__}") from error
+                raise CannotSend(
+                    f"job {number} of the batch, {describe(call)}, cannot be sent: "
+                    f"{error.__cause__}"
+                ) from error
         raise

@@ -1,10 +1,12 @@
-"""Samples into batches: column by column straight into slot rows where that is possible, by general rules where not.
+"""Samples into batches: column by column straight into slot rows where that is possible, by general
+rules where not.
 
-The rules are those of DI-engine's ``default_collate``: tensors and arrays of shape ``(1,)`` become ``(B,)``; Python
-floats become float32, ints int64, bools bool; numpy keeps its dtypes; strings stay lists; dicts and namedtuples keep
-their kind, other sequences become lists; keys that begin with ``collate_ignore`` are left as lists. Two of its rules
-are not kept: samples of unequal length are refused instead of cut to the shortest, and a column of several dtypes takes
-the one that holds them (float32 for ints and floats) instead of cutting fractions off. Holds no state.
+The rules are those of DI-engine's ``default_collate``: tensors and arrays of shape ``(1,)`` become
+``(B,)``; Python floats become float32, ints int64, bools bool; numpy keeps its dtypes; strings stay
+lists; dicts and namedtuples keep their kind, other sequences become lists; keys that begin with
+``collate_ignore`` are left as lists. Two of its rules are not kept: samples of unequal length are
+refused instead of cut to the shortest, and a column of several dtypes takes the one that holds them
+(float32 for ints and floats) instead of cutting fractions off. Holds no state.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def is_ignored(key: object) -> bool:
 
 
 def schema_of(sample: Any) -> Schema | None:
-    """The schema of one row of the collated batch; ``None`` when a leaf is not of fixed numeric shape."""
+    """The schema of one row of the collated batch; ``None`` when a leaf is not of fixed numeric
+    shape.
+    """
     structure = tree.structure_of(sample, collated=True)
     if _has_ignored(structure):
         return None
@@ -54,14 +58,18 @@ def fill(schema: Schema, samples: Sequence[Any], fields: Sequence[npt.NDArray[An
     Misfit
         When a sample is not what the schema says. Rows may have been written by then.
     """
-    for field, column, out in zip(schema.fields, tree.columns(schema.structure, samples), fields, strict=True):
+    for field, column, out in zip(
+        schema.fields, tree.columns(schema.structure, samples), fields, strict=True
+    ):
         _write_column(field, column, out)
 
 
 def _write_column(field: Field, column: list[Any], out: npt.NDArray[Any]) -> None:
     kinds = set(map(type, column))
     if len(kinds) != 1:
-        raise tree.Misfit(f"{field.name} is {' and '.join(sorted(k.__name__ for k in kinds))} in one batch")
+        raise tree.Misfit(
+            f"{field.name} is {' and '.join(sorted(k.__name__ for k in kinds))} in one batch"
+        )
     first = column[0]
     if isinstance(first, np.ndarray):
         _write_arrays(field, column, out)
@@ -77,7 +85,9 @@ def _write_arrays(field: Field, column: list[npt.NDArray[Any]], out: npt.NDArray
     for value in column:
         # numpy would cast, broadcast and cut without a word.
         if value.shape != shape or value.dtype != dtype:
-            raise tree.Misfit(f"{field.name} is {value.dtype}{list(value.shape)}, expected {dtype}{list(shape)}")
+            raise tree.Misfit(
+                f"{field.name} is {value.dtype}{list(value.shape)}, expected {dtype}{list(shape)}"
+            )
     if shape and out.flags.c_contiguous:
         np.concatenate(column, out=out.reshape(len(column) * shape[0], *shape[1:]), casting="no")
         return
@@ -128,7 +138,8 @@ def collate(samples: Sequence[Any], name: str = "") -> Any:
     Raises
     ------
     SchemaError
-        For objects no rule covers, and for arrays of different shapes. Names the field and the remedy.
+        For objects no rule covers, and for arrays of different shapes. Names the field and the
+        remedy.
     """
     first = samples[0]
     if isinstance(first, Mapping | list | tuple):
@@ -162,7 +173,8 @@ def _collate_leaves(samples: Sequence[Any], name: str) -> Any:
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
         raise SchemaError(
-            f"field {name or 'value'!r} has shapes {sorted(shapes)} in one batch: pad them, name the field "
+            f"field {name or 'value'!r} has shapes {sorted(shapes)} in one batch: pad them, name "
+            "the field "
             f"{IGNORE_PREFIX}_..., or pass a collate_fn"
         )
     return np.stack(arrays, dtype=_common_dtype({a.dtype for a in arrays}, name), casting="unsafe")
@@ -173,22 +185,35 @@ def _leaf(value: Any, i: int, name: str) -> npt.NDArray[Any]:
     array = tensors.as_array(value)
     if array is None and isinstance(value, bool | int | float):
         try:
-            array = np.asarray(value, np.bool_ if isinstance(value, bool) else np.int64 if isinstance(value, int) else np.float32)
+            array = np.asarray(
+                value,
+                np.bool_
+                if isinstance(value, bool)
+                else np.int64
+                if isinstance(value, int)
+                else np.float32,
+            )
         except OverflowError:
-            raise SchemaError(f"sample {i} of the batch has {value} in field {name or 'value'!r}: int64 cannot hold it") from None
+            raise SchemaError(
+                f"sample {i} of the batch has {value} in field {name or 'value'!r}: int64 cannot "
+                "hold it"
+            ) from None
     if array is None or not supported(array.dtype.newbyteorder("=")):
         kind = value.dtype if hasattr(value, "dtype") else type(value).__name__
         raise SchemaError(
-            f"sample {i} of the batch has {kind} in field {name or 'value'!r}, which cannot be collated: return numbers, "
+            f"sample {i} of the batch has {kind} in field {name or 'value'!r}, which cannot be "
+            "collated: return numbers, "
             f"arrays, tensors or strings, name the field {IGNORE_PREFIX}_..., or pass a collate_fn"
         )
     return array.reshape(()) if array.shape == (1,) else array
 
 
 def _common_dtype(dtypes: set[np.dtype[Any]], name: str) -> np.dtype[Any]:
-    """One dtype for a column, as torch promotes: ints give way to floats, but never to less than float32.
+    """One dtype for a column, as torch promotes: ints give way to floats, but never to less than
+    float32.
 
-    Numpy would make float64 of int64 and float32, and then the dtype would depend on where a batch was cut.
+    Numpy would make float64 of int64 and float32, and then the dtype would depend on where a batch
+    was cut.
     """
     inexact = [d for d in dtypes if d.kind in "fc"]
     whole = [d for d in dtypes if d.kind in "iu"]
@@ -196,7 +221,10 @@ def _common_dtype(dtypes: set[np.dtype[Any]], name: str) -> np.dtype[Any]:
         return np.result_type(*inexact, *([np.float32] if whole else []))
     common: np.dtype[Any] = np.result_type(*(whole or dtypes))
     if common.kind == "f":
-        raise SchemaError(f"field {name or 'value'!r} has dtypes {sorted(map(str, whole))} in one batch: no integer holds both")
+        raise SchemaError(
+            f"field {name or 'value'!r} has dtypes {sorted(map(str, whole))} in one batch: no "
+            "integer holds both"
+        )
     return common
 
 
@@ -219,6 +247,8 @@ def _has_ignored(structure: tree.Structure) -> bool:
 
 
 def rows_of(schema: Schema, fields: Sequence[npt.NDArray[Any]]) -> Iterator[Any]:
-    """Samples again, from rows that were written: what a batch falls back to when one of its parts did not fit."""
+    """Samples again, from rows that were written: what a batch falls back to when one of its
+    parts did not fit.
+    """
     for i in range(len(fields[0])):
         yield schema.rebuild([field[i] for field in fields])

@@ -68,7 +68,11 @@ class HostOutput:
         if not self.keep_slots and sum(nbytes for _, nbytes in table) < COPY_BELOW:
             self.copied_small += 1
             return Batch(tree=_decode_copy(head, buffer.root, table))
-        return Batch(buffer, tree=codec.decode(head, [buffer.root[o : o + n] for o, n in table]), packed=(head, table))
+        return Batch(
+            buffer,
+            tree=codec.decode(head, [buffer.root[o : o + n] for o, n in table]),
+            packed=(head, table),
+        )
 
     def _copy_out(self, batch: Batch) -> None:
         """Copy a batch out of its slot, which is free once the batch has let go of it."""
@@ -86,7 +90,11 @@ class HostOutput:
     def _value(self, batch: Batch) -> Any:
         layout, buffer = batch.layout, batch.buffer
         if layout is None or buffer is None:
-            return tree.transform(batch.tree, tensors.as_tensor, leave=is_ignored) if self._to_tensors else batch.tree
+            return (
+                tree.transform(batch.tree, tensors.as_tensor, leave=is_ignored)
+                if self._to_tensors
+                else batch.tree
+            )
         return layout.rebuild([tensors.to_tensor(view) for view in layout.views(buffer.root)])
 
 

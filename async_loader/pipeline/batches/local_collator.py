@@ -40,7 +40,9 @@ class LocalCollator:
         if self._collate_fn is not None:
             return self.ready(self._collate_fn(list(samples)))
         # The schema of the last batch first: finding it anew costs as much as writing a few rows.
-        batch = self._fill(self._schema, samples) or self._fill(collate.schema_of(samples[0]), samples)
+        batch = self._fill(self._schema, samples) or self._fill(
+            collate.schema_of(samples[0]), samples
+        )
         return batch or Batch(tree=collate.collate(samples))
 
     def _fill(self, schema: Schema | None, samples: Sequence[Any]) -> Batch | None:
@@ -65,7 +67,10 @@ class LocalCollator:
         found = [a for a in arrays if a is not None and supported(a.dtype)]
         if not found or len(found) != len(arrays):
             return Batch(tree=tree.rebuild(structure, map(_own, values)))
-        fields = tuple(Field(a.shape, a.dtype, name=n) for n, a in zip(tree.names(structure), found, strict=True))
+        fields = tuple(
+            Field(a.shape, a.dtype, name=n)
+            for n, a in zip(tree.names(structure), found, strict=True)
+        )
         layout = BatchLayout.of_arrays(Schema(structure, fields), [a.shape for a in found])
         return self.arrays(layout, found)
 
@@ -102,4 +107,6 @@ def _own(value: Any) -> Any:
 
 def join(parts: Sequence[tuple[Schema, list[npt.NDArray[Any]]]]) -> list[npt.NDArray[Any]]:
     """Chunks of equal schema as one list of arrays."""
-    return [np.concatenate(columns) for columns in zip(*(arrays for _, arrays in parts), strict=True)]
+    return [
+        np.concatenate(columns) for columns in zip(*(arrays for _, arrays in parts), strict=True)
+    ]

@@ -37,7 +37,9 @@ class SlotAllocator:
         Use slots for small batches too: they will be page-locked for a device.
     """
 
-    def __init__(self, prefetch: int, spare: int, slot_bytes: int | None, *, always_slots: bool) -> None:
+    def __init__(
+        self, prefetch: int, spare: int, slot_bytes: int | None, *, always_slots: bool
+    ) -> None:
         self._count = prefetch + spare
         self._spare = spare
         self._slot_bytes = None if slot_bytes is None else whole_pages(slot_bytes)
@@ -95,7 +97,10 @@ class SlotAllocator:
 
     def _fitting(self, nbytes: int) -> SlotRing:
         if self._slot_bytes is not None and nbytes > self._slot_bytes:
-            raise ConfigError(f"a batch needs {human(nbytes)}, a slot holds {human(self._slot_bytes)}: raise slot_bytes")
+            raise ConfigError(
+                f"a batch needs {human(nbytes)}, a slot holds {human(self._slot_bytes)}: raise "
+                "slot_bytes"
+            )
         ring = self._ring
         if ring is None or ring.slot_bytes < nbytes or ring.worn:
             # The old ring lives on in the leases on it, and goes with the last of them.

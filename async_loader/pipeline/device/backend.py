@@ -1,11 +1,12 @@
-"""What the streamer asks of a device, and torch's answer to it. Decides nothing about slots, order or lifetimes.
+"""What the streamer asks of a device, and torch's answer to it. Decides nothing about slots, order
+or lifetimes.
 
 torch is imported inside functions only.
 
 # NOTE [registered memory and torch]
-Slots are page-locked with cudaHostRegister, which torch's caching host allocator does not know: it protects its own
-blocks from reuse until their copies are done, and not these. Whoever copies from a slot holds its lease until the
-copy's event is done; nobody else does it for him.
+Slots are page-locked with cudaHostRegister, which torch's caching host allocator does not know: it
+protects its own blocks from reuse until their copies are done, and not these. Whoever copies from a
+slot holds its lease until the copy's event is done; nobody else does it for him.
 """
 
 from __future__ import annotations
@@ -38,14 +39,18 @@ _ALIGNED = 64
 class DeviceBackend(Protocol):
     """A device with streams. What a block, an array or an event is, is the backend's own affair.
 
-    Thread rule: `wait` and `protect` are called in the consumer's thread, everything else in the streamer's.
+    Thread rule: `wait` and `protect` are called in the consumer's thread, everything else in the
+    streamer's.
     """
 
     def open(self) -> None:
-        """Make the side stream, and make it the current stream of this thread. Called once, first."""
+        """Make the side stream, and make it the current stream of this thread. Called once,
+        first.
+        """
 
     def register(self, memory: Bytes, unit: int) -> bool:
-        """Page-lock ``memory``, which is copied from in pieces of ``unit`` bytes. ``False``: could not; never raises.
+        """Page-lock ``memory``, which is copied from in pieces of ``unit`` bytes. ``False``: could
+        not; never raises.
 
         Cost: about 0.1 s a GB, once.
         """
@@ -54,7 +59,8 @@ class DeviceBackend(Protocol):
         """Undo `register`. No copy from it may be pending."""
 
     def upload(self, root: Bytes, nbytes: int) -> Any:
-        """A new block on the device, and its copy from the first ``nbytes`` of ``root``, both on the side stream.
+        """A new block on the device, and its copy from the first ``nbytes`` of ``root``, both on
+        the side stream.
 
         Does not wait. The caller keeps ``root`` unchanged until an event recorded later is done.
         """
@@ -87,7 +93,8 @@ def backend_for(device: Any) -> DeviceBackend:
     Parameters
     ----------
     device : str | torch.device | DeviceBackend
-        An accelerator that torch has ("cuda", "cuda:1", "xpu"); "fake" or a backend of your own for tests.
+        An accelerator that torch has ("cuda", "cuda:1", "xpu"); "fake" or a backend of your own for
+        tests.
 
     Raises
     ------
@@ -110,19 +117,27 @@ def _find(device: Any) -> torch.device:
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device {device!r} is nothing that torch knows: use 'cpu', 'cuda', 'cuda:0' ...") from error
+        raise ConfigError(
+            f"device {device!r} is nothing that torch knows: use 'cpu', 'cuda', 'cuda:0' ..."
+        ) from error
     present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if present is None or present.type != wanted.type:
         has = "no accelerator" if present is None else repr(present.type)
-        raise ConfigError(f"device {str(wanted)!r} is not available, torch has {has} here: use device='cpu'")
+        raise ConfigError(
+            f"device {str(wanted)!r} is not available, torch has {has} here: use device='cpu'"
+        )
     count = torch.accelerator.device_count()
     if wanted.index is not None and wanted.index >= count:
-        raise ConfigError(f"device {str(wanted)!r} is not available, there are {count}: use an index below {count}")
+        raise ConfigError(
+            f"device {str(wanted)!r} is not available, there are {count}: use an index below "
+            f"{count}"
+        )
     return wanted
 
 
 class TorchBackend:
-    """Any accelerator of torch, through torch.accelerator, torch.Stream and torch.Event. Copies are pageable.
+    """Any accelerator of torch, through torch.accelerator, torch.Stream and torch.Event. Copies are
+    pageable.
 
     Parameters
     ----------
@@ -147,17 +162,24 @@ class TorchBackend:
         import torch
 
         self._side = torch.Stream(device=self.device)
-        torch.accelerator.set_stream(self._side)  # also makes its device the current one of this thread
+        # also makes its device the current one of this thread
+        torch.accelerator.set_stream(self._side)
 
     def register(self, memory: Bytes, unit: int) -> bool:
         self._warn(f"{self.device.type} offers no way to page-lock shared memory")
         return False
 
     def _warn(self, reason: str) -> None:
-        """Once. Through the log: a warning that is made an error would end the streamer's thread."""
+        """Once. Through the log: a warning that is made an error would end the streamer's
+        thread.
+        """
         if not self._warned:
             self._warned = True
-            log.warning("batches are copied to %s from pageable memory, which is slower: %s", self.device, reason)
+            log.warning(
+                "batches are copied to %s from pageable memory, which is slower: %s",
+                self.device,
+                reason,
+            )
 
     def unregister(self, memory: Bytes) -> None:
         """Nothing was registered."""
@@ -167,7 +189,9 @@ class TorchBackend:
 
         host = torch.from_numpy(root[:nbytes])
         # Whole multiples of the largest item, so that the block can be seen as any dtype.
-        block = torch.empty(-(-nbytes // _ALIGNED) * _ALIGNED, dtype=torch.uint8, device=self.device)
+        block = torch.empty(
+            -(-nbytes // _ALIGNED) * _ALIGNED, dtype=torch.uint8, device=self.device
+        )
         block[:nbytes].copy_(host, non_blocking=True)
         return block
 
@@ -193,17 +217,21 @@ class TorchBackend:
         block.record_stream(self._consumers())
 
     def _consumers(self) -> Any:
-        """The current stream of this thread on our device, which need not be this thread's current device."""
+        """The current stream of this thread on our device, which need not be this thread's
+        current device.
+        """
         import torch
 
         return torch.accelerator.current_stream(self.device)
 
 
 class CudaBackend(TorchBackend):
-    """CUDA (and ROCm, which torch names alike): page-locked slots, and events that sleep instead of spinning.
+    """CUDA (and ROCm, which torch names alike): page-locked slots, and events that sleep instead of
+    spinning.
 
-    Streams and events are those of torch.cuda throughout: the two families must not be mixed within one call, and
-    ``torch.Event`` ignores ``blocking``, without which `synchronize` burns the core on which the learner may run.
+    Streams and events are those of torch.cuda throughout: the two families must not be mixed within
+    one call, and ``torch.Event`` ignores ``blocking``, without which `synchronize` burns the core
+    on which the learner may run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -234,7 +262,7 @@ class CudaBackend(TorchBackend):
     def _consumers(self) -> Any:
         return _cuda().current_stream(self.device)
 
-    # -- page-locking ------------------------------------------------------------------------------------------------
+    # -- page-locking ------------------------------------------------------------------------------
 
     def register(self, memory: Bytes, unit: int) -> bool:
         done: list[int] = []
@@ -263,12 +291,15 @@ class CudaBackend(TorchBackend):
         codes = [int(self._runtime().cudaHostUnregister(address)) for address in addresses]
         if any(codes):
             self._drain()
-            log.warning("page-locked memory could not be released: CUDA errors %s", sorted(set(codes) - {0}))
+            log.warning(
+                "page-locked memory could not be released: CUDA errors %s", sorted(set(codes) - {0})
+            )
 
     def _drain(self) -> None:
         """Take away the error that a failed runtime call leaves behind in this thread.
 
-        The next launch would report it as its own; so this launches something, and lets that report it.
+        The next launch would report it as its own; so this launches something, and lets that report
+        it.
         """
         import torch
 
@@ -290,8 +321,8 @@ def _cuda() -> Any:
 def pieces(nbytes: int, unit: int, largest: int = _LARGEST_REGISTRATION) -> list[tuple[int, int]]:
     """Start and size of registrations that cover ``nbytes``.
 
-    Huge single registrations fail, as do empty ones, and a copy must not cross from one into the next: so they are
-    cut between units.
+    Huge single registrations fail, as do empty ones, and a copy must not cross from one into the
+    next: so they are cut between units.
     """
     size = max(1, largest // max(unit, 1)) * max(unit, 1)
     return [(start, min(size, nbytes - start)) for start in range(0, nbytes, size)]
@@ -313,7 +344,11 @@ def block_views(block: torch.Tensor, regions: Sequence[Region]) -> list[torch.Te
         if region.dtype not in typed:
             typed[region.dtype] = block.view(_torch_dtype(region.dtype))
         base, item = typed[region.dtype], region.dtype.itemsize
-        strides = _contiguous(region.shape) if region.strides is None else [stride // item for stride in region.strides]
+        strides = (
+            _contiguous(region.shape)
+            if region.strides is None
+            else [stride // item for stride in region.strides]
+        )
         views.append(torch.as_strided(base, region.shape, strides, region.offset // item))
     return views
 

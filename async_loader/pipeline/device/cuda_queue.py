@@ -26,7 +26,8 @@ class CudaQueue(Progress):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.RLock()  # reentrant: a signal handler may close the loader while we hold it
+        # reentrant: a signal handler may close the loader while we hold it
+        self._lock = threading.RLock()
         self._changed = AutoResetEvent()
         self._items: deque[Any] = deque()
         self._urgent: deque[Any] = deque()
@@ -73,7 +74,13 @@ class CudaQueue(Progress):
         It stays in the queue until `drop`; see NOTE [taken once] in train_queue.py.
         """
         with self._lock:
-            if self._urgent or self._closed or self._broken or not self._items or isinstance(self._items[0], Failure):
+            if (
+                self._urgent
+                or self._closed
+                or self._broken
+                or not self._items
+                or isinstance(self._items[0], Failure)
+            ):
                 return None
             self._found = self._items[0]
             return self._found

@@ -15,8 +15,8 @@ class _PinnedRange:
 
 
 class PinnedMemory:
-    """Page-locks memory for the first streamer that asks, and gives it back with the last: one that has ended must not take the
-    pages from under the copies of another. Any thread.
+    """Page-locks memory for the first streamer that asks, and gives it back with the last: one that
+    has ended must not take the pages from under the copies of another. Any thread.
     """
 
     def __init__(self) -> None:

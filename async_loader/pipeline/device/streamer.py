@@ -3,8 +3,9 @@ calls a function with each.
 
 # NOTE [lifetime of a slot on its way to the device]
 enqueue copy ─▶ record event ─▶ (in flight: the lease is held) ─▶ event done ─▶ lease dropped ─▶ slot is free
-The copy runs later than the call that asked for it, and reads the slot when it runs. So the lease stays here until
-the event is done, whatever happens to the batch meanwhile; and pages are given back to the system only after that.
+The copy runs later than the call that asked for it, and reads the slot when it runs. So the lease
+stays here until the event is done, whatever happens to the batch meanwhile; and pages are given
+back to the system only after that.
 
 # NOTE [lifetime of a block on the device]
 The block belongs to the side stream, the consumer's kernels run on the consumer's. Before they
@@ -90,7 +91,7 @@ class TransferThread:
         """Wait until the thread has ended; whether it has. A device that hangs cannot be ended."""
         return join(self._thread, timeout_s)
 
-    # -- the thread --------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def run(self) -> None:
         """The body of the thread."""
@@ -108,7 +109,9 @@ class TransferThread:
             self._break(error)
 
     def _break(self, error: BaseException) -> None:
-        broken = Broken(f"the copy to the device failed and cannot go on: {error!r}: build a new loader")
+        broken = Broken(
+            f"the copy to the device failed and cannot go on: {error!r}: build a new loader"
+        )
         broken.__cause__ = error
         self.output.break_(broken)
 
@@ -141,7 +144,7 @@ class TransferThread:
         finally:
             self.meter.work()
 
-    # -- what becomes of a batch -------------------------------------------------------------------------------------
+    # -- what becomes of a batch -------------------------------------------------------------------
 
     def open(self) -> None:
         """The thread begins."""
@@ -162,10 +165,16 @@ class TransferThread:
 
 
 class PinningThread(TransferThread):
-    """The value of a batch is what a function makes of it, such as its copy in page-locked memory."""
+    """The value of a batch is what a function makes of it, such as its copy in page-locked
+    memory.
+    """
 
     def __init__(
-        self, train_queue: StreamerInput, output: CudaQueue, hand_out: Callable[[Batch], Any], function: Callable[[Any], Any]
+        self,
+        train_queue: StreamerInput,
+        output: CudaQueue,
+        hand_out: Callable[[Batch], Any],
+        function: Callable[[Any], Any],
     ) -> None:
         super().__init__(train_queue, output)
         self._hand_out = hand_out
@@ -208,7 +217,8 @@ class Streamer(TransferThread):
         self._max_in_flight = max_in_flight
         self._pages = pages or PinnedMemory()
         self._host_fields = host_fields
-        # Rings that were seen, and the memory to give back; ``None`` when it could not be page-locked.
+        # Rings that were seen, and the memory to give back; ``None`` when it could not be
+        # page-locked.
         self._rings: dict[int, tuple[SlotRing, Bytes | None]] = {}
 
     @property
@@ -236,7 +246,11 @@ class Streamer(TransferThread):
     def _copy(self, batch: Batch) -> tuple[Any, tuple[Any, ...]]:
         """Enqueue the copies of one batch: what the consumer will get, and the blocks behind it."""
         layout, buffer = batch.layout, batch.buffer
-        return self._copy_tree(batch) if layout is None or buffer is None else self._copy_slot(layout, buffer)
+        return (
+            self._copy_tree(batch)
+            if layout is None or buffer is None
+            else self._copy_slot(layout, buffer)
+        )
 
     def _copy_slot(self, layout: BatchLayout, buffer: BatchBuffer) -> tuple[Any, tuple[Any, ...]]:
         """All of it in one transfer; the arrays are views of one block."""
@@ -246,7 +260,9 @@ class Streamer(TransferThread):
         values = self._backend.arrays(block, layout.regions)
         for number, region in enumerate(layout.regions):
             if region.name in self._host_fields:
-                view = np.ndarray(region.shape, region.dtype, buffer.root, region.offset, region.strides)
+                view = np.ndarray(
+                    region.shape, region.dtype, buffer.root, region.offset, region.strides
+                )
                 values[number] = tensors.to_tensor(view.copy())
         return layout.rebuild(values), (block,)
 
@@ -259,7 +275,9 @@ class Streamer(TransferThread):
         batch.tree = tree.transform(batch.tree, tensors.as_tensor, leave=is_ignored)
         structure = tree.structure_of(batch.tree)
         values, blocks = [], []
-        for name, value in zip(tree.names(structure), tree.leaves(batch.tree, structure), strict=True):
+        for name, value in zip(
+            tree.names(structure), tree.leaves(batch.tree, structure), strict=True
+        ):
             if name in self._host_fields:
                 values.append(_own(value))
             elif any(map(is_ignored, name.split("."))):
@@ -268,7 +286,11 @@ class Streamer(TransferThread):
                 blocks.append(self._backend.upload_leaf(value))
                 values.append(blocks[-1])
             else:
-                values.append(value.copy() if isinstance(value, np.ndarray) and batch.buffer is not None else value)
+                values.append(
+                    value.copy()
+                    if isinstance(value, np.ndarray) and batch.buffer is not None
+                    else value
+                )
         return tree.rebuild(structure, values), tuple(blocks)
 
     def _hold(self, host: Any) -> Any:
@@ -290,7 +312,7 @@ class Streamer(TransferThread):
         self._backend.synchronize(self._in_flight[0].event)
         self._in_flight.popleft()
 
-    # -- rings -------------------------------------------------------------------------------------------------------
+    # -- rings -------------------------------------------------------------------------------------
 
     def meet(self, ring: SlotRing) -> None:
         """Page-lock a ring that is new, and give the pages of an old one back when nobody uses it
@@ -321,14 +343,16 @@ class Streamer(TransferThread):
     def _synchronize(self) -> None:
         for copy in self._in_flight:
             if copy.event is None:
-                raise Broken("a copy was started that nothing can be told about: its slot stays taken")
+                raise Broken(
+                    "a copy was started that nothing can be told about: its slot stays taken"
+                )
             self._backend.synchronize(copy.event)
 
     def _unregister(self) -> None:
         while self._rings:
             self._give_back(self._rings.popitem()[1][1])
 
-    # -- the consumer's thread ---------------------------------------------------------------------------------------
+    # -- the consumer's thread ---------------------------------------------------------------------
 
     def receive(self, batch: Batch) -> Any:
         """The value, safe for whatever this thread's current stream is given from now on.

@@ -11,7 +11,14 @@ from async_loader.errors import Closed, JobFailed
 from async_loader.pipeline import codec
 from async_loader.pipeline.codec import Encoded
 
-_MISLEADING = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt, Closed)
+_MISLEADING = (
+    StopIteration,
+    StopAsyncIteration,
+    GeneratorExit,
+    SystemExit,
+    KeyboardInterrupt,
+    Closed,
+)
 """What the learner's loop would take for something else: the end of the data, or the user's own
 Ctrl-C.
 """
@@ -36,7 +43,14 @@ def report(error: BaseException) -> Encoded:
     except Exception:  # its __reduce__ may raise anything: then the text must do
         pickled = b""
     kind = type(error)
-    return codec.encode((f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."), _text(error), text, pickled))
+    return codec.encode(
+        (
+            f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
+            _text(error),
+            text,
+            pickled,
+        )
+    )
 
 
 def _text(error: BaseException) -> str:
@@ -47,7 +61,9 @@ def _text(error: BaseException) -> str:
 
 
 def from_report(payload: bytes, where: str) -> BaseException:
-    """The exception that happened in a worker, as itself where that is possible, else as JobFailed."""
+    """The exception that happened in a worker, as itself where that is possible, else as
+    JobFailed.
+    """
     found: Report = codec.decode(payload)
     type_name, text, remote, pickled = found
     error: BaseException | None = None
@@ -67,6 +83,8 @@ def guarded(error: BaseException) -> BaseException:
     if not isinstance(error, _MISLEADING):
         return error
     name = type(error).__name__
-    wrapped = JobFailed(f"{name} was raised by a job, a collate_fn or the data source: {error}", name)
+    wrapped = JobFailed(
+        f"{name} was raised by a job, a collate_fn or the data source: {error}", name
+    )
     wrapped.__cause__ = error
     return wrapped

@@ -103,7 +103,8 @@ class SampleTasks:
         self._output = work.output
         self._collator = LocalCollator(work.slots, work.collate_fn)
         self._seed = work.seed
-        self._whole = work.collate_fn is not None  # it wants samples, also of rows that could be read straight into a slot
+        # it wants samples, also of rows that could be read straight into a slot
+        self._whole = work.collate_fn is not None
         self._worker = worker
 
     def do(self, task: tuple[int, Plan, LocalReaders | None]) -> Outcome:
@@ -152,7 +153,9 @@ class ChunkTasks:
         self._schema: Schema | None = None
 
     def run(self, chunk: tuple[TaskRecord, Any, WorkerSlots]) -> Answer:
-        """Do a chunk: "wrote", or what was made: "chunk" (schema and arrays), "samples" or "tree"."""
+        """Do a chunk: "wrote", or what was made: "chunk" (schema and arrays), "samples" or
+        "tree".
+        """
         task, what, slots = chunk
         seed = (self._work.seed, task.seq, task.chunk)
         if task.kind == "jobs":
@@ -161,11 +164,16 @@ class ChunkTasks:
         reader = self._reader
         assert reader is not None
         if task.layout >= 0 and reader.schema is not None:
-            reader.read(what, slots.layout(task).window(slots.root(task), task.start, task.stop), seed)
+            reader.read(
+                what, slots.layout(task).window(slots.root(task), task.start, task.stop), seed
+            )
             return "wrote", None
         seed_globals(seed)
-        if reader.schema is not None and not task.whole:  # no slot was free: the same arrays, beside it
-            return "chunk", codec.encode((reader.schema, read_fresh(reader, what, seed)), out_of_band=True)
+        # no slot was free: the same arrays, beside it
+        if reader.schema is not None and not task.whole:
+            return "chunk", codec.encode(
+                (reader.schema, read_fresh(reader, what, seed)), out_of_band=True
+            )
         return self._collated(task, slots, fetch(reader, what, seed))
 
     def _collated(self, task: TaskRecord, slots: WorkerSlots, samples: Sequence[Any]) -> Answer:
@@ -187,11 +195,15 @@ class ChunkTasks:
         return "samples", codec.encode(list(samples), out_of_band=True)
 
     def _fill(self, task: TaskRecord, slots: WorkerSlots, samples: Sequence[Any]) -> bool:
-        """Write the rows of the chunk; False: they, or the schema that was seen last, do not fit."""
+        """Write the rows of the chunk; False: they, or the schema that was seen last, do not
+        fit.
+        """
         if self._schema is None or not _fits(self._schema, slots.layout(task)):
             return False
         with contextlib.suppress(tree.Misfit):
-            collate.fill(self._schema, samples, [view[task.start : task.stop] for view in slots.views(task)])
+            collate.fill(
+                self._schema, samples, [view[task.start : task.stop] for view in slots.views(task)]
+            )
             return True
         return False
 

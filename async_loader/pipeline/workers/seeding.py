@@ -1,4 +1,6 @@
-"""The global random generators of a worker process, seeded for each part of a batch. Never called in the loader's process."""
+"""The global random generators of a worker process, seeded for each part of a batch. Never
+called in the loader's process.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,25 @@ from async_loader.source import Seed
 
 
 def seed_globals(seed: Seed) -> None:
-    """Seed them for one part of one batch, whoever runs it: the same seeds give the same batches."""
+    """Seed them for one part of one batch, whoever runs it: the same seeds give the same
+    batches.
+    """
     state = np.random.SeedSequence(seed).generate_state(2)
     random.seed(int(state[0]))
     np.random.seed(state[1])
     torch = tensors.loaded_torch()
     if torch is not None:
-        # The CPU's generator alone: torch.manual_seed goes through every device's and costs 150 times as much.
+        # The CPU's generator alone: torch.manual_seed goes through every device's and costs 150
+        # times as much.
         torch.default_generator.manual_seed(int(state[0]))
     else:
         _later.seed(int(state[0]))
 
 
 class _WhenTorchComes(MetaPathFinder):
-    """Seeds torch's generator when a job is the first to import torch: before that there was none to seed."""
+    """Seeds torch's generator when a job is the first to import torch: before that there was
+    none to seed.
+    """
 
     def __init__(self) -> None:
         self._state = 0

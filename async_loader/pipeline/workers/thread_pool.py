@@ -56,7 +56,10 @@ class ThreadPool:
         self._meters = [Meter() for _ in range(size)]
         end.on_set(self.wake)
         self._threads = [
-            threading.Thread(target=self._run, args=(n,), name=f"async-loader-worker-{n}", daemon=True) for n in range(size)
+            threading.Thread(
+                target=self._run, args=(n,), name=f"async-loader-worker-{n}", daemon=True
+            )
+            for n in range(size)
         ]
 
     def spawn_workers(self) -> None:
@@ -103,15 +106,19 @@ class ThreadPool:
 
     def waiting_for(self) -> str | None:
         """The thread that is at work on the oldest batch, in words."""
-        held = min(((chunk.job.seq, number) for number, chunk in list(self._at_work.items())), default=None)
+        held = min(
+            ((chunk.job.seq, number) for number, chunk in list(self._at_work.items())), default=None
+        )
         return None if held is None else f"thread {held[1]} is at work on batch {held[0]}"
 
-    # -- the threads -------------------------------------------------------------------------------------------------
+    # -- the threads -------------------------------------------------------------------------------
 
     def _run(self, number: int) -> None:
         if not self._prepare(number):
             return
-        while (chunk := self._take(number)) is not None and (worker_states := self._worker_states()) is not None:
+        while (chunk := self._take(number)) is not None and (
+            worker_states := self._worker_states()
+        ) is not None:
             self._at_work[number] = chunk
             meter = self._meters[number]
             meter.work()

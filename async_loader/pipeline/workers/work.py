@@ -22,7 +22,16 @@ WorkerType = Literal["process", "thread"]
 Kind = WorkerType | Literal["inline"]
 Seeding = Literal["task", "iteration", "birth"] | None
 
-__all__ = ["END", "Kind", "Seeding", "Work", "WorkContext", "WorkerConfig", "WorkerState", "WorkerType"]
+__all__ = [
+    "END",
+    "Kind",
+    "Seeding",
+    "Work",
+    "WorkContext",
+    "WorkerConfig",
+    "WorkerState",
+    "WorkerType",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +159,9 @@ class WorkerState:
             del self._known[number]
 
     def keep(self, live: Collection[int]) -> None:
-        """All iterations but these are over: also later ones than an iteration that is held open."""
+        """All iterations but these are over: also later ones than an iteration that is held
+        open.
+        """
         for number in [n for n in self._known if n not in live]:
             del self._known[number]
 
@@ -189,7 +200,15 @@ class WorkerState:
     def _begin(self, iteration: int, spec: _IterationState, stream: bool) -> None:
         first, self._first = self._first, False
         config = self._config
-        here = WorkContext(config.number, config.workers, self._kind, iteration, spec.seed + config.number, spec.state(), first)
+        here = WorkContext(
+            config.number,
+            config.workers,
+            self._kind,
+            iteration,
+            spec.seed + config.number,
+            spec.state(),
+            first,
+        )
         try:
             if self._kind == "process" and config.torch_workers:
                 self._seed_as_torch_does(here, spec.seed)
@@ -205,13 +224,17 @@ class WorkerState:
     def _seed_as_torch_does(self, here: WorkContext, base: int) -> None:
         """Seeds as torch sets them in its workers, and torch's get_worker_info."""
         importlib.import_module("torch.utils.data")
-        if self._config.seeding == "iteration" or (here.first and self._config.seeding in ("task", "birth")):
+        if self._config.seeding == "iteration" or (
+            here.first and self._config.seeding in ("task", "birth")
+        ):
             seed_as_torch(base, here.worker)
         module: Any = sys.modules["torch.utils.data._utils.worker"]
         known, dataset = module._worker_info, getattr(self._config.work, "dataset", None)
         seed = here.seed if known is None or self._config.seeding != "birth" else known.seed
         if known is None or known.seed != seed:
-            module._worker_info = module.WorkerInfo(id=here.worker, num_workers=here.workers, seed=seed, dataset=dataset)
+            module._worker_info = module.WorkerInfo(
+                id=here.worker, num_workers=here.workers, seed=seed, dataset=dataset
+            )
 
 
 def seed_as_torch(base: int, worker: int) -> None:
@@ -220,5 +243,9 @@ def seed_as_torch(base: int, worker: int) -> None:
     random.seed(base + worker)
     torch.default_generator.manual_seed(base + worker)
     generate: Any = getattr(sys.modules["torch.utils.data._utils.worker"], "_generate_state", None)
-    state = generate(base, worker) if generate is not None else np.random.SeedSequence((base, worker)).generate_state(4)
+    state = (
+        generate(base, worker)
+        if generate is not None
+        else np.random.SeedSequence((base, worker)).generate_state(4)
+    )
     np.random.seed(state)

@@ -32,7 +32,8 @@ from async_loader.shm.slot_ring import SlotRing
 
 _REAP_S = 5.0
 _SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-_DEPTH = 2  # one chunk at work, one in the socket, so that a worker never waits for the pool's turn on the GIL
+# one chunk at work, one in the socket, so that a worker never waits for the pool's turn on the GIL
+_DEPTH = 2
 
 
 @contextlib.contextmanager
@@ -74,7 +75,10 @@ def unguarded(method: str) -> str:
     """The usual reason why a worker does not start, as the end of a sentence."""
     if method == "fork":
         return ""
-    return f': with start method "{method}" workers import the main script, so keep what it does under if __name__ == "__main__"'
+    return (
+        f': with start method "{method}" workers import the main script, so keep what it does '
+        'under if __name__ == "__main__"'
+    )
 
 
 def _fork_server_socket() -> str | None:
@@ -105,7 +109,9 @@ def _same(duplicate: Any) -> Any:
 class WorkerHandle:
     """One worker. Used by the pool's thread only, but for `kill`."""
 
-    def __init__(self, context: BaseContext, config: WorkerConfig, end: EndFlag, parent_fd: int) -> None:
+    def __init__(
+        self, context: BaseContext, config: WorkerConfig, end: EndFlag, parent_fd: int
+    ) -> None:
         self.number = config.number
         self.pid = 0
         self.ready = False
@@ -159,19 +165,30 @@ class WorkerHandle:
     def _launch(self, arguments: tuple[Any, ...]) -> None:
         process_type: Any = self._context.Process  # type: ignore[attr-defined]
         if "torch" in sys.modules:
-            importlib.import_module("torch")  # another thread may be at it: the child would have half of it for good
+            # another thread may be at it: the child would have half of it for good
+            importlib.import_module("torch")
         forking.worker = True
         try:
-            arguments += (_fork_server_socket() if self._context.get_start_method() == "forkserver" else None,)
+            arguments += (
+                _fork_server_socket() if self._context.get_start_method() == "forkserver" else None,
+            )
             name = f"async-loader-worker-{self.number}"
-            self._process = process_type(target=worker_main.main, args=arguments, name=name, daemon=True)
+            self._process = process_type(
+                target=worker_main.main, args=arguments, name=name, daemon=True
+            )
             self._process.start()
         except (EOFError, ConnectionError) as error:  # the fork server itself has died
-            raise Broken(f"worker {self.number} could not be started{unguarded(self._context.get_start_method())}") from error
+            raise Broken(
+                f"worker {self.number} could not be "
+                f"started{unguarded(self._context.get_start_method())}"
+            ) from error
         except OSError as error:
             if error.errno not in _SHORT_OF:
                 raise
-            text = f"worker {self.number} could not be started: {error}: use fewer workers, or raise the limit (ulimit -u, -n)"
+            text = (
+                f"worker {self.number} could not be started: {error}: use fewer workers, or "
+                "raise the limit (ulimit -u, -n)"
+            )
             raise ResourceLimit(text) from error
         finally:
             forking.worker = False
@@ -181,7 +198,10 @@ class WorkerHandle:
         except OSError as error:
             self._process.kill()
             self._process.join(_REAP_S)
-            text = f"worker {self.number} could not be watched: {error}: use fewer workers, or raise the limit (ulimit -n)"
+            text = (
+                f"worker {self.number} could not be watched: {error}: use fewer workers, or "
+                "raise the limit (ulimit -n)"
+            )
             raise ResourceLimit(text) from error
 
     def _open_death(self) -> int:
@@ -231,7 +251,9 @@ class WorkerHandle:
     def _send_ring(self, ring: SlotRing) -> int:
         number = id(ring)
         if number not in self._rings:
-            self.channel.send(("ring", number, ring.segment.nbytes, ring.slot_bytes), b"", [ring.segment.fileno()])
+            self.channel.send(
+                ("ring", number, ring.segment.nbytes, ring.slot_bytes), b"", [ring.segment.fileno()]
+            )
             self._rings[number] = ring
             while len(self._rings) > KNOWN_RINGS:
                 self._rings.popitem(last=False)
@@ -251,7 +273,9 @@ class WorkerHandle:
         if known is None or known[1] < spec.revision:
             live = spec.live.copy()
             revision, state = spec.revision, spec.payload
-            self.channel.send(("iteration", spec.number, spec.seed, spec.first, live), state.head, state.fds)
+            self.channel.send(
+                ("iteration", spec.number, spec.seed, spec.first, live), state.head, state.fds
+            )
             others = {n: other for n, other in self.iterations.items() if n in live}
             self.iterations = others | {spec.number: (spec, revision)}
 
@@ -267,7 +291,9 @@ class WorkerHandle:
             return None
         readable([self.death_fd], _REAP_S)
         exitcode: int | None = self._process.exitcode
-        if exitcode is None:  # the fork server tells a moment later; not used first, because a job's own child may delay it
+        # the fork server tells a moment later; not used first, because a job's own child may delay
+        # it
+        if exitcode is None:
             self._process.join(_REAP_S)
             exitcode = self._process.exitcode
         self.close()

@@ -33,7 +33,9 @@ from async_loader.shm.segment import Segment
 _DYING_S = 2.0
 
 
-def main(socket_fd: Any, end_fd: Any, parent_fd: Any, config: WorkerConfig | None, litter: str | None) -> None:
+def main(
+    socket_fd: Any, end_fd: Any, parent_fd: Any, config: WorkerConfig | None, litter: str | None
+) -> None:
     """Entry point of the process. Without a config (spawn, forkserver) it is the first record.
 
     ``litter`` is a socket file that the loader's process leaves behind when it is killed: the fork
@@ -41,7 +43,9 @@ def main(socket_fd: Any, end_fd: Any, parent_fd: Any, config: WorkerConfig | Non
     """
     channel, end, parent = from_fd(_fd(socket_fd)), _fd(end_fd), _fd(parent_fd)
     _own_signals()
-    watchdog = threading.Thread(target=_die_with, args=(parent, litter), daemon=True, name="async-loader-watchdog")
+    watchdog = threading.Thread(
+        target=_die_with, args=(parent, litter), daemon=True, name="async-loader-watchdog"
+    )
     watchdog.start()
     _one_thread_each()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -75,7 +79,8 @@ def _fd(value: Any) -> int:
 def _die_with(parent: int, litter: str | None) -> None:
     readable([parent], None)
     if litter is not None:
-        with contextlib.suppress(OSError):  # another worker was first, or there is more in the folder
+        # another worker was first, or there is more in the folder
+        with contextlib.suppress(OSError):
             os.unlink(litter)
             os.rmdir(os.path.dirname(litter))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -103,7 +108,10 @@ class Worker:
     def run(self) -> None:
         """Until the end flag is raised or the channel closes."""
         self._channel.send(("started",))
-        if not (self._step("loading its orders", self._load_config) and self._step("worker_init_fn", self._prepare_work)):
+        if not (
+            self._step("loading its orders", self._load_config)
+            and self._step("worker_init_fn", self._prepare_work)
+        ):
             return
         self._channel.send(("ready", os.getpid()))
         while self._end not in readable([self._channel.fileno(), self._end], None):
@@ -131,7 +139,7 @@ class Worker:
     def _prepare_work(self) -> None:
         self._state.prepare()
 
-    # -- what comes ahead of tasks -----------------------------------------------------------------------------------
+    # -- what comes ahead of tasks -----------------------------------------------------------------
 
     def _on_ring(self, record: Record) -> None:
         _, number, nbytes, slot_bytes = record.message
@@ -151,7 +159,7 @@ class Worker:
         else:
             self._state.tell(number, seed, first, lambda: state)
 
-    # -- tasks -------------------------------------------------------------------------------------------------------
+    # -- tasks -------------------------------------------------------------------------------------
 
     def _on_task(self, record: Record) -> None:
         task: TaskRecord = record.message[1]
@@ -176,9 +184,12 @@ class Worker:
         self._state.forget_before(task.oldest)
         self._arena = Arena(self._slots.root(task)) if task.whole and task.ring >= 0 else None
         if task.kind in ("jobs", "rows"):
-            answer: tuple[str, Encoded | None] = self._state.do(task.iteration, task.seq, (task, what, self._slots), stream=False)
+            answer: tuple[str, Encoded | None] = self._state.do(
+                task.iteration, task.seq, (task, what, self._slots), stream=False
+            )
             return answer
-        with arena.within(self._arena):  # what the work makes with `arena.empty` lies in the slot from the beginning
+        # what the work makes with `arena.empty` lies in the slot from the beginning
+        with arena.within(self._arena):
             batch = self._state.do(task.iteration, task.seq, what, stream=task.kind == "stream")
         return ("end", None) if batch is END else ("tree", codec.encode(batch, out_of_band=True))
 
@@ -190,8 +201,15 @@ class Worker:
         data: bytes | Segment = b"" if payload is None else payload.head
         if payload is not None:
             if payload.fds:
-                raise CannotSend("a job returned an object on shared memory of its own: return its arrays instead")
-            placed = self._arena.place(payload.buffers) if self._arena is not None and payload.buffers else None
+                raise CannotSend(
+                    "a job returned an object on shared memory of its own: return its arrays "
+                    "instead"
+                )
+            placed = (
+                self._arena.place(payload.buffers)
+                if self._arena is not None and payload.buffers
+                else None
+            )
             if placed is not None:
                 where = ("slot", placed)
             else:

@@ -100,7 +100,9 @@ class WorkerPool:
         self._by_fd: dict[int, tuple[Callable[[WorkerHandle], None], WorkerHandle]] = {}
         self.handles: list[WorkerHandle] = []
         self._parent_fd = -1
-        self._thread = threading.Thread(target=self._run, name="async-loader-worker-pool", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="async-loader-worker-pool", daemon=True
+        )
 
     def spawn_workers(self) -> None:
         """Start the processes, from the calling thread."""
@@ -167,17 +169,23 @@ class WorkerPool:
     def stage(self, depth: int) -> StageStats:
         """What the workers have done, with seconds summed over them."""
         m, busy = self.meter, self.busy_s
-        return StageStats(m.batches, m.waits, busy, max(0.0, (m.busy_s + m.wait_s) * self.size - busy), depth)
+        return StageStats(
+            m.batches, m.waits, busy, max(0.0, (m.busy_s + m.wait_s) * self.size - busy), depth
+        )
 
     def waiting_for(self) -> str | None:
         """The worker that holds the oldest chunk, in words."""
-        held = [(chunk.job.seq, chunk.start, h, chunk) for h in list(self.handles) for chunk in list(h.assigned.values())[:1]]
+        held = [
+            (chunk.job.seq, chunk.start, h, chunk)
+            for h in list(self.handles)
+            for chunk in list(h.assigned.values())[:1]
+        ]
         if not held:
             return None
         _, _, handle, chunk = min(held, key=lambda item: item[:2])
         return f"{handle} is at work on {_what(chunk)}"
 
-    # -- the thread --------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         grace_s = _GRACE_S
@@ -186,7 +194,9 @@ class WorkerPool:
                 self._serve()
         except BaseException as error:  # the top of a thread: forward, never die silently
             grace_s = 0.0
-            self._on_broken(error if isinstance(error, Broken) else Broken(f"the worker pool failed: {error!r}"))
+            self._on_broken(
+                error if isinstance(error, Broken) else Broken(f"the worker pool failed: {error!r}")
+            )
         finally:
             self._shut_down(grace_s)
 
@@ -209,7 +219,11 @@ class WorkerPool:
             if handle.start_deadline is not None and handle.start_deadline.expired:
                 handle.start_deadline = None
                 handle.kill()
-        waits = [left for h in asleep if h.start_deadline is not None and (left := h.start_deadline.left()) is not None]
+        waits = [
+            left
+            for h in asleep
+            if h.start_deadline is not None and (left := h.start_deadline.left()) is not None
+        ]
         return 1000 * min(waits) + 1 if waits else None
 
     def _dispatch(self) -> None:
@@ -237,7 +251,8 @@ class WorkerPool:
             self.jobs.put_back(chunk)
             if isinstance(error, BlockingIOError):
                 self._poll.modify(handle.channel.fileno(), select.POLLIN | select.POLLOUT)
-        except (AsyncLoaderError, OSError) as error:  # no memory for the payload, too many descriptors: this batch's failure
+        except (AsyncLoaderError, OSError) as error:
+            # no memory for the payload, too many descriptors: this batch's failure
             handle.assigned.pop(id(chunk), None)
             self._fail(chunk, error)
 
@@ -251,13 +266,14 @@ class WorkerPool:
             chunk.job.over = True
             chunk.job.ready.put(chunk.job.seq, StreamEnd(number))
 
-    # -- results -----------------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
     def _drain(self, handle: WorkerHandle) -> None:
         if handle.full:
             handle.full = False
             self._poll.modify(handle.channel.fileno(), select.POLLIN)
-        self._read(handle)  # one record: if there are more, the next poll says so, for one system call less
+        # one record: if there are more, the next poll says so, for one system call less
+        self._read(handle)
 
     def _read(self, handle: WorkerHandle) -> bool:
         """Take one record in; whether there may be another."""
@@ -266,7 +282,9 @@ class WorkerPool:
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            return True  # it ended with unread records; the error comes once, before what it had sent, and then the end does
+            # it ended with unread records; the error comes once, before what it had sent, and then
+            # the end does
+            return True
         if record is None:
             self._unwatch(handle.channel.fileno())
             return False
@@ -304,7 +322,9 @@ class WorkerPool:
             else:
                 self._complete(chunk, kind, value)
 
-    def _value(self, kind: str, handle: WorkerHandle, chunk: Chunk, record: Record, where: Any) -> Any:
+    def _value(
+        self, kind: str, handle: WorkerHandle, chunk: Chunk, record: Record, where: Any
+    ) -> Any:
         if kind == "wrote":
             return None
         return handle.number if kind == "end" else self._assembler.load(chunk, record, where)
@@ -318,7 +338,8 @@ class WorkerPool:
             outcome = self._assembler.assemble(job)
         except Exception as error:  # data for the consumer: it is raised there
             outcome = Failure(guarded(error))
-        job.over, job.buffer = True, None  # else the slot would stay taken until this thread is through with the job
+        # else the slot would stay taken until this thread is through with the job
+        job.over, job.buffer = True, None
         job.results.clear()
         self.meter.batches += 1  # before the batch can be taken, and the count be read
         job.ready.put(job.seq, outcome)
@@ -346,11 +367,12 @@ class WorkerPool:
         job.results.clear()
         job.ready.put(job.seq, Failure(error, urgent))
 
-    # -- births and deaths -------------------------------------------------------------------------------------------
+    # -- births and deaths -------------------------------------------------------------------------
 
     def _spawn_worker(self, number: int) -> None:
         config = self._config(number)
-        with SignalsDeferred():  # from the start of a process until it is known, and its descriptors
+        # from the start of a process until it is known, and its descriptors
+        with SignalsDeferred():
             handle = WorkerHandle(self._context, config, self._end, self._parent_fd)
             if number < len(self.handles):
                 self.handles[number] = handle
@@ -391,15 +413,23 @@ class WorkerPool:
         if not handle.ready:
             self._check_started(handle, exitcode)
         elif held is not None:
-            text = f"{handle} {how(exitcode)} while it was at work on {_what(held)}; it has been replaced"
+            text = (
+                f"{handle} {how(exitcode)} while it was at work on {_what(held)}; it has been "
+                "replaced"
+            )
             self._fail(held, WorkerDied(text, handle.pid, exitcode), urgent=True)
         for spec in specs if handle.ready else ():  # before it was ready no stream had begun
-            text = f"{handle} {how(exitcode)} and the rest of its stream is lost; it has been replaced"
+            text = (
+                f"{handle} {how(exitcode)} and the rest of its stream is lost; it has been replaced"
+            )
             told = held is not None and held.spec is spec
-            spec.lost.setdefault(handle.number, None if told else WorkerDied(text, handle.pid, exitcode))
+            spec.lost.setdefault(
+                handle.number, None if told else WorkerDied(text, handle.pid, exitcode)
+            )
         if held is not None and not held.job.over:
             self.jobs.put_back(held)
-        log.warning("%s %s; starting another", str(handle), how(exitcode))  # a kept record must not keep the handle
+        # a kept record must not keep the handle
+        log.warning("%s %s; starting another", str(handle), how(exitcode))
         self.replaced += 1
         self._spawn_worker(handle.number)
         if self._context.get_start_method() == "fork":

@@ -71,7 +71,9 @@ class WorkerSlots:
     def _forget(self, known: OrderedDict[int, Any], place: int) -> None:
         while len(known) > KNOWN_RINGS:
             forgotten, _ = known.popitem(last=False)
-            self._views = {key: views for key, views in self._views.items() if key[place] != forgotten}
+            self._views = {
+                key: views for key, views in self._views.items() if key[place] != forgotten
+            }
 
     def root(self, task: TaskRecord) -> npt.NDArray[np.uint8]:
         """The bytes of the task's slot."""

@@ -12,8 +12,8 @@ from async_loader.replay.table.table_state import TableState
 class TableParts(NamedTuple):
     """The parts that every front of one table shares.
 
-    `ReplayBuffer` is the front that waits, `NonblockingTable` the one for an event loop. Both may be
-    used side by side, since each part takes the table's lock by itself.
+    `ReplayBuffer` is the front that waits, `NonblockingTable` the one for an event loop. Both may
+    be used side by side, since each part takes the table's lock by itself.
 
     Attributes
     ----------

@@ -31,7 +31,9 @@ def main(num_workers=2, chunk_size=4):
 
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    dataloader = AsyncDataLoader(data_source, 16, "cpu", chunk_size=chunk_size, num_workers=num_workers)
+    dataloader = AsyncDataLoader(
+        data_source, 16, "cpu", chunk_size=chunk_size, num_workers=num_workers
+    )
     seen = []
     for data in dataloader:
         if len(seen) == 4:

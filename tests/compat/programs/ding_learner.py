@@ -25,7 +25,9 @@ class Policy:
 
     def forward_eval(self, obs):
         with torch.no_grad():
-            return default_decollate({"action": self.model(obs).argmax(1), "logit": self.model(obs)})
+            return default_decollate(
+                {"action": self.model(obs).argmax(1), "logit": self.model(obs)}
+            )
 
 
 def step(i):

@@ -58,7 +58,10 @@ def main(num_workers=0, epochs=3):
             opt.zero_grad()
         model.eval()
         with torch.no_grad():
-            batches = [(nn.functional.cross_entropy(model(xb), yb, reduction="sum").item(), len(yb)) for xb, yb in valid_dl]
+            batches = [
+                (nn.functional.cross_entropy(model(xb), yb, reduction="sum").item(), len(yb))
+                for xb, yb in valid_dl
+            ]
         losses.append(sum(loss for loss, _ in batches) / sum(n for _, n in batches))
         seen.append(sum(n for _, n in batches))
     return losses, seen

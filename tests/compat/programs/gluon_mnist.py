@@ -20,7 +20,9 @@ def transformer(data):
 
 train_set = gluon.data.ArrayDataset(images[:500], labels[:500]).transform_first(transformer)
 val_set = gluon.data.ArrayDataset(images[500:], labels[500:]).transform_first(transformer)
-train_data = gluon.data.DataLoader(train_set, batch_size, shuffle=True, last_batch="rollover", num_workers=2)
+train_data = gluon.data.DataLoader(
+    train_set, batch_size, shuffle=True, last_batch="rollover", num_workers=2
+)
 val_data = gluon.data.DataLoader(val_set, batch_size, shuffle=False, num_workers=0)
 
 net = torch.nn.Sequential(torch.nn.Linear(784, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))

@@ -26,7 +26,9 @@ batch_sampler = nlp.data.FixedBucketSampler(
     num_shards=devices,
     bucket_scheme=nlp.data.ExpWidthBucket(),
 )
-train_data = nlp.data.ShardedDataLoader(train_dataset, batch_sampler=batch_sampler, batchify_fn=batchify_fn, num_workers=2)
+train_data = nlp.data.ShardedDataLoader(
+    train_dataset, batch_sampler=batch_sampler, batchify_fn=batchify_fn, num_workers=2
+)
 
 embedding = torch.nn.Embedding(30, 1)
 trainer = torch.optim.Adam(embedding.parameters(), 0.1)

@@ -1,4 +1,6 @@
-"""A process that forks those of a round: made once, since importing and compiling takes longer than a round."""
+"""A process that forks those of a round: made once, since importing and compiling takes longer
+than a round.
+"""
 
 from __future__ import annotations
 

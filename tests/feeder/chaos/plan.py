@@ -43,7 +43,8 @@ class Plan:
     keyed : bool
         Whether everything is encrypted.
     shared : bool
-        Whether batches come in shared memory: over ipc, without a proxy, so that faults are those of processes.
+        Whether batches come in shared memory: over ipc, without a proxy, so that faults are those
+        of processes.
     name : str
         Of one that was not drawn.
     left_s : float
@@ -67,7 +68,9 @@ class Plan:
     def __str__(self) -> str:
         how = f"{self.mode}{', keyed' if self.keyed else ''}{', shared memory' if self.shared else ''}"
         who = f"{self.actors} actors (dropping: {sorted(self.drops)}), {self.learners} learners"
-        acts = [f"  {act.at:5.2f} s  {act.name} {' '.join(map(str, act.args))}" for act in self.acts]
+        acts = [
+            f"  {act.at:5.2f} s  {act.name} {' '.join(map(str, act.args))}" for act in self.acts
+        ]
         return "\n".join([f"{self.name or f'seed {self.seed}'}: {how}, {who}", *acts])
 
 
@@ -80,10 +83,17 @@ def plan_of(seed: int, seconds: float = FAULTS_S) -> Plan:
     for _ in range(rng.randint(2, 6)):
         acts += _fault(rng, rng.uniform(0.02, seconds), seconds, OF_PROCESSES if shared else KINDS)
     return Plan(
-        seed, mode, tuple(sorted(acts, key=_moment)), actors, rng.choice((1, 2)),
+        seed,
+        mode,
+        tuple(sorted(acts, key=_moment)),
+        actors,
+        rng.choice((1, 2)),
         frozenset(number for number in range(actors) if mode != "queue" and rng.random() < 0.2),
-        batch=rng.choice((1, 4, 8)), queue_size=rng.choice((20, 200)), keyed=seed % 10 == 7, shared=shared,
-    )  # fmt: skip
+        batch=rng.choice((1, 4, 8)),
+        queue_size=rng.choice((20, 200)),
+        keyed=seed % 10 == 7,
+        shared=shared,
+    )
 
 
 def _moment(act: Act) -> float:
@@ -92,12 +102,19 @@ def _moment(act: Act) -> float:
 
 def _fault(rng: random.Random, at: float, seconds: float, kinds: tuple[str, ...]) -> list[Act]:
     """One fault, and its end where it has one of its own."""
-    kind, plane, until = rng.choice(kinds), rng.choice(PLANES), min(seconds, at + rng.uniform(0.02, 0.6))
+    kind, plane, until = (
+        rng.choice(kinds),
+        rng.choice(PLANES),
+        min(seconds, at + rng.uniform(0.02, 0.6)),
+    )
     if kind == "stop":
         who = rng.choice(("actor", "learner", "server"))
         return [Act(at, f"stop_{who}", (rng.randrange(8),)), Act(until, f"continue_{who}")]
     if kind == "delay":
-        return [Act(at, "weather", (plane, "delay_s", rng.choice((0.01, 0.1, 0.3)))), Act(until, "heal", (plane,))]
+        return [
+            Act(at, "weather", (plane, "delay_s", rng.choice((0.01, 0.1, 0.3)))),
+            Act(until, "heal", (plane,)),
+        ]
     if kind == "lose":  # what is under way is not little
         slow, fast = Act(at, "weather", (plane, "delay_s", 0.3)), Act(at + 0.1, "heal", (plane,))
         return [slow, Act(at + 0.1, "cut", (plane,)), fast]

@@ -1,4 +1,5 @@
-"""Rounds by their seeds: ``python tests/feeder/chaos/play.py 17``, or ``17 20`` for four of them. Prints what happened.
+"""Rounds by their seeds: ``python tests/feeder/chaos/play.py 17``, or ``17 20`` for four of them.
+Prints what happened.
 
 With ``--json`` the last line is what `scripts/bench soak` records.
 """
@@ -26,8 +27,13 @@ def said(outcome: Outcome) -> str:
     plan, seen = outcome.plan, outcome.seen
     if seen is None:
         return f"seed {plan.seed}: {plan.mode}, {outcome.seconds:.1f} s"
-    rows, lost = (sum(getattr(one, name) for one in seen.actors.values()) for name in ("sent", "lost"))
-    return f"seed {plan.seed}: {plan.mode}, {outcome.seconds:.1f} s, {rows} rows, {lost} lost, {seen.batches} batches"
+    rows, lost = (
+        sum(getattr(one, name) for one in seen.actors.values()) for name in ("sent", "lost")
+    )
+    return (
+        f"seed {plan.seed}: {plan.mode}, {outcome.seconds:.1f} s, {rows} rows, {lost} lost, "
+        f"{seen.batches} batches"
+    )
 
 
 def main(first: int, last: int, at_once: int, figures: bool) -> int:
@@ -36,7 +42,9 @@ def main(first: int, last: int, at_once: int, figures: bool) -> int:
     counts.update(dict.fromkeys(("failed", "rows", "rows_lost", "batches", "faults"), 0))
     slowest = 0.0
     try:
-        for outcome in play_many(zygote, (plan_of(seed) for seed in range(first, last + 1)), at_once):
+        for outcome in play_many(
+            zygote, (plan_of(seed) for seed in range(first, last + 1)), at_once
+        ):
             print(said(outcome), flush=True)
             if outcome.wrong:
                 print(outcome, flush=True)
@@ -61,4 +69,14 @@ if __name__ == "__main__":
     parser.add_argument("--at-once", type=int, default=AT_ONCE)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    sys.exit(min(1, main(asked.first, asked.first if asked.last is None else asked.last, asked.at_once, asked.json)))
+    sys.exit(
+        min(
+            1,
+            main(
+                asked.first,
+                asked.first if asked.last is None else asked.last,
+                asked.at_once,
+                asked.json,
+            ),
+        )
+    )

@@ -1,4 +1,5 @@
-"""A TCP proxy between clients and a feeder, which does to their bytes what networks do. Understands no message but an ACK's type.
+"""A TCP proxy between clients and a feeder, which does to their bytes what networks do. Understands
+no message but an ACK's type.
 
 ::
 
@@ -37,13 +38,16 @@ class Weather:
     Attributes
     ----------
     dead : set of directions
-        Nothing passes; the connections stay open. It passes when the weather is better, as TCP has it.
+        Nothing passes; the connections stay open. It passes when the weather is better, as TCP has
+        it.
     delay_s : float
         Of each chunk.
     cut_after : dict of direction to bytes
-        Passed before the connection is cut, which is in the middle of something more often than not. Each once.
+        Passed before the connection is cut, which is in the middle of something more often than
+        not. Each once.
     cut_acks : int
-        How many ACKs are to be cut off: the connection is closed when the server has sent one, and nobody gets it.
+        How many ACKs are to be cut off: the connection is closed when the server has sent one, and
+        nobody gets it.
     """
 
     dead: set[str] = field(default_factory=set)
@@ -53,7 +57,9 @@ class Weather:
 
 
 class Messages:
-    """Finds where messages begin in what one peer sends: ZMTP 3 without encryption, which is all of it that is known here."""
+    """Finds where messages begin in what one peer sends: ZMTP 3 without encryption, which is all
+    of it that is known here.
+    """
 
     _GREETING, _MORE, _LONG, _COMMAND = 64, 1, 2, 4
 
@@ -120,9 +126,11 @@ class Pipe:
 
 
 class Proxy:
-    """Listens on three ports of the loopback, which stay the same, and connects to a server, which may be another later.
+    """Listens on three ports of the loopback, which stay the same, and connects to a server, which
+    may be another later.
 
-    What is called from other threads is done by the proxy's own, in order; each call returns when it is.
+    What is called from other threads is done by the proxy's own, in order; each call returns when
+    it is.
     """
 
     def __init__(self):
@@ -130,7 +138,9 @@ class Proxy:
         self._wake, self._woken = os.pipe()[::-1]
         os.set_blocking(self._wake, False)
         self._selector.register(self._woken, selectors.EVENT_READ, None)
-        self._listeners = {plane: socket.create_server(("127.0.0.1", 0), backlog=64) for plane in PLANES}
+        self._listeners = {
+            plane: socket.create_server(("127.0.0.1", 0), backlog=64) for plane in PLANES
+        }
         self.ports = {plane: one.getsockname()[1] for plane, one in self._listeners.items()}
         for plane, one in self._listeners.items():
             one.setblocking(False)
@@ -146,7 +156,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, name="chaos-proxy")
         self._thread.start()
 
-    # -- other threads ---------------------------------------------------------------------------------------------------
+    # -- other threads -----------------------------------------------------------------------------
 
     def serve(self, ports: dict[str, int]) -> None:
         """New connections go there; nowhere, if there are none."""
@@ -166,12 +176,20 @@ class Proxy:
         self._do(lambda: [self._drop(pipe) for pipe in list(self._pipes) if pipe.plane == plane])
 
     def forget(self, plane: str) -> None:
-        """Nothing passes any more on the connections that a plane has now, in any weather, and nobody is told."""
-        self._do(lambda: [setattr(pipe, "forgotten", True) for pipe in self._pipes if pipe.plane == plane])
+        """Nothing passes any more on the connections that a plane has now, in any weather, and
+        nobody is told.
+        """
+        self._do(
+            lambda: [
+                setattr(pipe, "forgotten", True) for pipe in self._pipes if pipe.plane == plane
+            ]
+        )
 
     def heal(self, plane: str | None = None) -> None:
         """Fine weather."""
-        self._do(lambda: self._weather.update({one: Weather() for one in PLANES if plane in (None, one)}))
+        self._do(
+            lambda: self._weather.update({one: Weather() for one in PLANES if plane in (None, one)})
+        )
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -190,7 +208,7 @@ class Proxy:
         os.write(self._wake, b"x")
         done.wait()
 
-    # -- its own thread --------------------------------------------------------------------------------------------------
+    # -- its own thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closed:
@@ -257,7 +275,12 @@ class Proxy:
         if not data:
             way.over = True
             return
-        if way.name == DOWN and pipe.plane == "insert" and ACK in way.messages.types(data) and weather.cut_acks > 0:
+        if (
+            way.name == DOWN
+            and pipe.plane == "insert"
+            and ACK in way.messages.types(data)
+            and weather.cut_acks > 0
+        ):
             weather.cut_acks -= 1
             self.acks_cut += 1
             self._drop(pipe)
@@ -284,7 +307,9 @@ class Proxy:
         for sock, events in wanted.items():
             self._want(sock, events, pipe)
 
-    def _write(self, pipe: Pipe, way: Way, weather: Weather, now: float, wanted: dict[socket.socket, int]) -> bool:
+    def _write(
+        self, pipe: Pipe, way: Way, weather: Weather, now: float, wanted: dict[socket.socket, int]
+    ) -> bool:
         """Whether the connection may live on."""
         if way.name in weather.dead or not pipe.connected:
             return True

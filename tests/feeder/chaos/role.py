@@ -1,4 +1,6 @@
-"""The main module of every process of a round; see `roles`, which is imported before it is forked."""
+"""The main module of every process of a round; see `roles`, which is imported before it is
+forked.
+"""
 
 import sys
 

@@ -1,7 +1,9 @@
-"""What runs in processes of their own: the server, actors that append numbered steps, learners that use them.
+"""What runs in processes of their own: the server, actors that append numbered steps, learners that
+use them.
 
-Each writes what it does to a file before and after it does it, with one system call, so that what was written is there however
-the process ends. SIGUSR1 asks an actor or a learner to come to its end.
+Each writes what it does to a file before and after it does it, with one system call, so that what
+was written is there however the process ends. SIGUSR1 asks an actor or a learner to come to its
+end.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ from async_loader.testing.debug import debug_state
 
 TABLE = "chaos"
 WIDE = 300
-"""float32: more than a kilobyte, so that they travel in a frame of their own and could be torn from the small ones."""
+"""float32: more than a kilobyte, so that they travel in a frame of their own and could be torn
+from the small ones.
+"""
 SILENCE_S, HEARTBEAT_S = 1.0, 0.2
 CALL_S = 2.0
 WAIT_S, CLOSE_S = 0.3, 10.0
@@ -98,7 +102,9 @@ class Ending:
 
 def sooner() -> None:
     """What heals by itself does so within seconds; here, within tenths."""
-    writer_channel.ASK_AGAIN_S = writer_channel.PROBE_S = reader_channel.ASK_AGAIN_S = reader_channel.REMIND_S = 0.2
+    writer_channel.ASK_AGAIN_S = writer_channel.PROBE_S = reader_channel.ASK_AGAIN_S = (
+        reader_channel.REMIND_S
+    ) = 0.2
     writer_channel.PROBE_MOST_S = 1.0
     sockets.SILENCES = 1
 
@@ -108,9 +114,11 @@ def observed(value: int) -> dict:
 
 
 def torn(rows) -> list:
-    """Numbers of rows whose fields are not of one step, or that are followed by what does not follow them.
+    """Numbers of rows whose fields are not of one step, or that are followed by what does not
+    follow them.
 
-    The final observation of a step is a negative number; a step that ends no episode is followed by the next of its stream.
+    The final observation of a step is a negative number; a step that ends no episode is followed by
+    the next of its stream.
     """
     value = rows["value"].astype(np.float32)[:, None]
     wrong = (rows["obs"]["small"] != value).any(1) | (rows["obs"]["wide"] != value).any(1)
@@ -119,7 +127,9 @@ def torn(rows) -> list:
         ends = (rows["value"] % TERMINATES == 0) | (rows["value"] % TRUNCATES == 0)
         follows = (after[:, 0] == value[:, 0] + MEMBERS) & ~ends
         wrong |= ~follows & (after[:, 0] != -1 - value[:, 0])
-        wrong |= (rows["next_obs"]["small"] != after).any(1) | (rows["next_obs"]["wide"] != after).any(1)
+        wrong |= (rows["next_obs"]["small"] != after).any(1) | (
+            rows["next_obs"]["wide"] != after
+        ).any(1)
     return np.flatnonzero(wrong).tolist()
 
 
@@ -140,9 +150,12 @@ def actor(options: dict) -> None:
     log = Log(options["folder"], options["name"])
     client = connected(options)
     writer = client.table(TABLE).writer(
-        schema=SCHEMA, batch_rows=rng.choice((1, 7, 32)), linger_ms=rng.choice((0.5, 3.0)),
-        buffer_bytes=rng.choice((64 << 10, 1 << 20)), overflow="drop_oldest" if options["drops"] else "block",
-    )  # fmt: skip
+        schema=SCHEMA,
+        batch_rows=rng.choice((1, 7, 32)),
+        linger_ms=rng.choice((0.5, 3.0)),
+        buffer_bytes=rng.choice((64 << 10, 1 << 20)),
+        overflow="drop_oldest" if options["drops"] else "block",
+    )
     say("ready")
     appended, priority = 0, 1.0 if options["mode"] == "prioritized" else None
 
@@ -151,14 +164,23 @@ def actor(options: dict) -> None:
         truncated &= not terminated
         step = {"actor": number, "value": value, "obs": observed(value)}
         final = observed(-1 - value) if terminated or truncated else None
-        how = {"stream": value % MEMBERS, "terminated": terminated, "truncated": truncated, "final_obs": final}
-        while log_append(log, lambda: writer.append(step, priority=priority, timeout_s=CALL_S, **how)) is not None:
+        how = {
+            "stream": value % MEMBERS,
+            "terminated": terminated,
+            "truncated": truncated,
+            "final_obs": final,
+        }
+        while (
+            log_append(log, lambda: writer.append(step, priority=priority, timeout_s=CALL_S, **how))
+            is not None
+        ):
             continue
 
     while not ending.asked:
         count = rng.randint(1, 40)
         if appended + count > options["rows"]:
-            while not ending.asked:  # no wait for the signal itself: it may have come since it was looked for
+            # no wait for the signal itself: it may have come since it was looked for
+            while not ending.asked:
                 threading.Event().wait(0.01)
             break
         log("sent", appended + count, client._connection.incarnation.hex())
@@ -202,11 +224,14 @@ def log_append(log: Log, append):
 
 
 def learner(options: dict) -> None:
-    """Takes batches from a loader, as a training script does; what it has taken it has used when it asks for the next."""
+    """Takes batches from a loader, as a training script does; what it has taken it has used when
+    it asks for the next.
+    """
     ending, memfd = Ending(), os.memfd_create
-    os.memfd_create = lambda name, how: memfd("learner", how)  # so that it can be told from a table where it is mapped
-    # Where a feeder was killed between its answer and an offer of memory, that is said, and memory offered to the next: the
-    # verdict looks at what there was in the end.
+    # so that it can be told from a table where it is mapped
+    os.memfd_create = lambda name, how: memfd("learner", how)
+    # Where a feeder was killed between its answer and an offer of memory, that is said, and memory
+    # offered to the next: the verdict looks at what there was in the end.
     logging.getLogger("async_loader").setLevel(logging.ERROR)
     log, wanted = Log(options["folder"], options["name"]), None
     if options["until"]:  # the last one, which takes what the others have left
@@ -216,12 +241,17 @@ def learner(options: dict) -> None:
     table = client.table(TABLE)
     source = table.source(prefetch=rng.choice((1, PREFETCH, 8)))
     loader = AsyncDataLoader(
-        source, options["batch"], prefetch=rng.choice((1, PREFETCH, 8)), in_order=rng.random() < 0.7, timeout_s=WAIT_S
+        source,
+        options["batch"],
+        prefetch=rng.choice((1, PREFETCH, 8)),
+        in_order=rng.random() < 0.7,
+        timeout_s=WAIT_S,
     )
     say("ready")
     deadline, more, over = Deadline(options["left_s"]), options["more"], None
     while not (wanted is not None and (not wanted or deadline.expired)):
-        if ending.asked:  # all is well by now: where there is something for everybody, it has to come
+        # all is well by now: where there is something for everybody, it has to come
+        if ending.asked:
             over = over or Deadline(WELL_S)
             if more <= 0 or over.expired:
                 break
@@ -250,13 +280,19 @@ def learner(options: dict) -> None:
 def prioritize(log: Log, table, found: dict) -> None:
     """What a learner does with what it has learned: each row gets a priority of its own."""
     values = priority_of(found["actor"], found["value"])
-    done = log.timed("priorities", CALL_S, lambda: table.update_priorities(found["index"], values, timeout_s=CALL_S))
+    done = log.timed(
+        "priorities",
+        CALL_S,
+        lambda: table.update_priorities(found["index"], values, timeout_s=CALL_S),
+    )
     if not isinstance(done, Timeout):
         log("prioritized", len(values), done.applied, done.stale)
 
 
 class Announced(Server):
-    """Says that it is where the proxy is, and writes its table down at the end, and how many batches came back with a session."""
+    """Says that it is where the proxy is, and writes its table down at the end, and how many
+    batches came back with a session.
+    """
 
     def at(self, proxy: dict[str, int], dump: str):
         self._proxy, self._dump, self._came_back = proxy, dump, 0
@@ -270,8 +306,13 @@ class Announced(Server):
         return self
 
     def _welcome(self, version):
-        here = {f"{plane}_endpoint": f"tcp://127.0.0.1:{self._proxy[plane]}" for plane in ("insert", "pull")}
-        return msgspec.structs.replace(super()._welcome(version), **(here if self._server_state.memory is None else {}))
+        here = {
+            f"{plane}_endpoint": f"tcp://127.0.0.1:{self._proxy[plane]}"
+            for plane in ("insert", "pull")
+        }
+        return msgspec.structs.replace(
+            super()._welcome(version), **(here if self._server_state.memory is None else {})
+        )
 
     def close(self):
         if not self._closed:
@@ -282,15 +323,25 @@ class Announced(Server):
 
 
 def batches_of(scheduler: BatchScheduler, buffer: ReplayBuffer) -> np.ndarray:
-    """(actor, value) of rows that were drawn for a learner and not used by one: the server delivers them before new ones."""
+    """(actor, value) of rows that were drawn for a learner and not used by one: the server
+    delivers them before new ones.
+    """
     if buffer.schema is None:
         return np.empty((0, 2), np.int64)
-    places = [[field.name for field in buffer.schema.fields].index(name) for name in ("actor", "value")]
-    outgoing_batches = [one for outgoing_batches in scheduler._returned._outgoing_batches.values() for one in outgoing_batches]
+    places = [
+        [field.name for field in buffer.schema.fields].index(name) for name in ("actor", "value")
+    ]
+    outgoing_batches = [
+        one
+        for outgoing_batches in scheduler._returned._outgoing_batches.values()
+        for one in outgoing_batches
+    ]
     for reader in scheduler.readers:
         outgoing_batches += [*reader.leases.values(), *reader.kept]
     columns = [one.columns for one in outgoing_batches if one.columns is not None]
-    return np.concatenate([np.empty((0, 2), np.int64), *(np.stack([one[i] for i in places], 1) for one in columns)])
+    return np.concatenate(
+        [np.empty((0, 2), np.int64), *(np.stack([one[i] for i in places], 1) for one in columns)]
+    )
 
 
 def contents(buffer: ReplayBuffer) -> dict:
@@ -306,12 +357,21 @@ def contents(buffer: ReplayBuffer) -> dict:
         storage, items = owner.table.storage, owner.table.items.alive[rows] != 0
         names = [field.name for field in storage.layout.schema.fields]
         columns = {name: cell[rows].copy() for name, cell in zip(names, storage.cells, strict=True)}
-    columns["obs"] = {name.partition(".")[2]: columns[name] for name in names if name.startswith("obs.")}
-    dump = {"ids": ids, "actor": columns["actor"], "value": columns["value"], "torn": np.array(torn(columns))}
+    columns["obs"] = {
+        name.partition(".")[2]: columns[name] for name in names if name.startswith("obs.")
+    }
+    dump = {
+        "ids": ids,
+        "actor": columns["actor"],
+        "value": columns["value"],
+        "torn": np.array(torn(columns)),
+    }
     if isinstance(owner.sampler, Prioritized):
         given = owner.sampler._masses.leaves[rows]
         own = priority_of(columns["actor"], columns["value"])
-        dump["misplaced"] = np.flatnonzero(items & (np.abs(given - 1) > 1e-3) & (np.abs(given - own) > 1e-3))
+        dump["misplaced"] = np.flatnonzero(
+            items & (np.abs(given - 1) > 1e-3) & (np.abs(given - own) > 1e-3)
+        )
     return dump
 
 
@@ -327,7 +387,10 @@ def server(options: dict) -> None:
     ends = dict.fromkeys(Plane, "tcp://127.0.0.1:0")
     locks = {}
     if options["shared"]:
-        ends = {plane: options["address"] + ("" if plane is Plane.CONTROL else f".{plane.value}") for plane in Plane}
+        ends = {
+            plane: options["address"] + ("" if plane is Plane.CONTROL else f".{plane.value}")
+            for plane in Plane
+        }
         locks = {"memory": options["address"].removeprefix("ipc://") + ".memory"}
     if options["keys"]:
         locks = {"authenticator": CurveAuthenticator(load_server_keys(options["keys"]))}
@@ -341,7 +404,11 @@ def server(options: dict) -> None:
         ),
         **locks,
     ).at(options["proxy"], options["dump"])
-    ports = {} if options["shared"] else {plane.value: int(end.rpartition(":")[2]) for plane, end in one.endpoints.items()}
+    ports = (
+        {}
+        if options["shared"]
+        else {plane.value: int(end.rpartition(":")[2]) for plane, end in one.endpoints.items()}
+    )
     say("ready", ports, one.incarnation.hex())
     one.run()
 
@@ -361,16 +428,22 @@ def opened() -> Counter[str]:
 def main(argv: list[str]) -> None:
     """Play a role; whoever leaves something behind says so on stderr, where nothing is expected."""
     sooner()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever ends the zygote ends everybody
+    # whoever ends the zygote ends everybody
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     role, options = argv
     before = opened()
     {"actor": actor, "learner": learner, "server": server}[role](json.loads(options))
     gc.collect()  # a table's memory goes with its last reader
-    left = [*(opened() - before).items(), *(one.name for one in threading.enumerate() if one is not threading.main_thread())]
+    left = [
+        *(opened() - before).items(),
+        *(one.name for one in threading.enumerate() if one is not threading.main_thread()),
+    ]
     if left:
         os.write(2, f"left behind: {left}\n".encode())
     say("done")
-    os._exit(0)  # nothing is left that an interpreter would have to take down, which takes longer than the round's end
+    # nothing is left that an interpreter would have to take down, which takes longer than the
+    # round's end
+    os._exit(0)
 
 
 warm()  # once, before the first process is forked

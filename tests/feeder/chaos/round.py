@@ -1,4 +1,6 @@
-"""One round: processes are started, befallen by what a plan says, left to get well, brought to their end, and judged."""
+"""One round: processes are started, befallen by what a plan says, left to get well, brought to
+their end, and judged.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class Child:
                 self._heard[said[0]] = said[1:]
                 continue
             left = max(0.0, deadline - time.monotonic())
-            assert select.select([fd], [], [], left)[0], f"{self.name} never said {word!r}: it hangs"
+            assert select.select([fd], [], [], left)[0], (
+                f"{self.name} never said {word!r}: it hangs"
+            )
             data = os.read(fd, 65536)
             assert data, f"{self.name} ended without saying {word!r}:\n{self.errors()}"
             self._buffer += data
@@ -124,14 +128,22 @@ class Round:
     def __exit__(self, *_):
         self._stack.close()
 
-    # -- processes -------------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     def _start(self, name: str, role: str, **options) -> Child:
-        at = f"ipc://{self._folder}/at" if self.plan.shared else f"tcp://127.0.0.1:{self.proxy.ports['control']}"
+        at = (
+            f"ipc://{self._folder}/at"
+            if self.plan.shared
+            else f"tcp://127.0.0.1:{self.proxy.ports['control']}"
+        )
         common = {
-            "folder": str(self._folder), "name": name, "address": at, "mode": self.plan.mode, "keys": self._keys,
+            "folder": str(self._folder),
+            "name": name,
+            "address": at,
+            "mode": self.plan.mode,
+            "keys": self._keys,
             "shared": self.plan.shared,
-        }  # fmt: skip
+        }
         child = Child(self._zygote, self._folder, name, role, {**common, **options})
         self._stack.callback(child.close)
         return child
@@ -139,9 +151,13 @@ class Round:
     def start_server(self) -> None:
         self._servers += 1
         self._server = self._start(
-            f"server{self._servers}", "server", sabotage=self._sabotage, size=self.plan.queue_size, proxy=self.proxy.ports,
+            f"server{self._servers}",
+            "server",
+            sabotage=self._sabotage,
+            size=self.plan.queue_size,
+            proxy=self.proxy.ports,
             dump=self._dump_path(),
-        )  # fmt: skip
+        )
         ports, self.incarnation = self._server.hear("ready")
         self.proxy.serve(ports)
 
@@ -152,20 +168,35 @@ class Round:
         number = self._numbers
         self._numbers += 1
         seed, drops = self.plan.seed * 100 + number, number in self.plan.drops
-        self._actors.append(self._start(f"actor{number}", "actor", number=number, seed=seed, rows=self.plan.rows, drops=drops))
+        self._actors.append(
+            self._start(
+                f"actor{number}",
+                "actor",
+                number=number,
+                seed=seed,
+                rows=self.plan.rows,
+                drops=drops,
+            )
+        )
 
     def start_learner(self, batch: int | None = None, until: str = "") -> Child:
         queue = self.plan.mode == "queue"
         pause_s, more = (0.0, 0) if queue else (0.005, 3)
         name = f"learner{len(self._learners)}"
         learner = self._start(
-            name, "learner", batch=batch or self.plan.batch, until=until, pause_s=pause_s, more=more, left_s=self.plan.left_s,
+            name,
+            "learner",
+            batch=batch or self.plan.batch,
+            until=until,
+            pause_s=pause_s,
+            more=more,
+            left_s=self.plan.left_s,
             seed=self.plan.seed,
-        )  # fmt: skip
+        )
         self._learners.append(learner)
         return learner
 
-    # -- faults ----------------------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     def act(self, act: Act) -> None:
         """Do what the plan says now."""
@@ -175,7 +206,9 @@ class Round:
             self.proxy.heal(*act.args)
         elif act.name == "weather":
             plane, name, value = act.args
-            value = {"dead": set, "cut_after": lambda pair: dict([pair])}.get(name, lambda same: same)(value)
+            value = {"dead": set, "cut_after": lambda pair: dict([pair])}.get(
+                name, lambda same: same
+            )(value)
             self.proxy.change(plane, **{name: value})
         else:
             verb, _, who = act.name.partition("_")
@@ -199,7 +232,11 @@ class Round:
 
     def _leave(self, who: str, which: int) -> None:
         """A learner closes its loader in good order, and another one comes."""
-        staying = [child for child in self._of(who) if child not in self._leaving and child.has_said("ready")]
+        staying = [
+            child
+            for child in self._of(who)
+            if child not in self._leaving and child.has_said("ready")
+        ]
         if staying:
             self._leaving.append(staying[which % len(staying)])
             self._leaving[-1].signal(signal.SIGUSR1)
@@ -216,7 +253,7 @@ class Round:
                 child.signal(signal.SIGCONT)
                 child.stopped = False
 
-    # -- a round ---------------------------------------------------------------------------------------------------------
+    # -- a round -----------------------------------------------------------------------------------
 
     def play(self) -> None:
         """From the start to the last word of everybody."""
@@ -240,7 +277,8 @@ class Round:
         for child in (*self._actors, *self._learners, self._server):
             if child is not None and not child.dead:
                 poll.register(child.process.stderr.fileno(), select.POLLIN)
-        poll.poll(max(0.0, at - time.monotonic()) * 1000)  # warnings and tracebacks are looked at in the end
+        # warnings and tracebacks are looked at in the end
+        poll.poll(max(0.0, at - time.monotonic()) * 1000)
 
     def _heal(self) -> None:
         self.proxy.heal()
@@ -248,7 +286,9 @@ class Round:
             self._continue(who)
 
     def _finish(self) -> None:
-        """Actors first, while learners make room for what they have; then learners, and what these have left; then the server."""
+        """Actors first, while learners make room for what they have; then learners, and what
+        these have left; then the server.
+        """
         self._end([child for child in self._actors if not child.dead])
         self._end([child for child in self._learners if not child.dead])
         if self.plan.mode == "queue":
@@ -265,10 +305,14 @@ class Round:
             self.dump = dict(dump)
 
     def _check_unmapped(self, server: Child) -> None:
-        """Memory of learners goes with them; that of those who were killed, when they were silent for long enough."""
+        """Memory of learners goes with them; that of those who were killed, when they were
+        silent for long enough.
+        """
         maps, deadline = Path(f"/proc/{server.pid}/maps"), time.monotonic() + PATIENCE_S
         while left := maps.read_text().count("memfd:learner"):
-            assert time.monotonic() < deadline, f"the server still maps the memory of {left} learners that are gone"
+            assert time.monotonic() < deadline, (
+                f"the server still maps the memory of {left} learners that are gone"
+            )
             select.select([server.process.stderr], [], [], 0.05)
 
     def _end(self, children: list[Child], ask: bool = True) -> None:
@@ -297,11 +341,19 @@ class Round:
             return history.check_table(self.dump, self.incarnation)
         left = {tuple(pair) for pair in self.dump["held"].tolist()}
         if len(self.dump["ids"]):
-            left.update(zip(*(self.dump[name].tolist() for name in ("actor", "value")), strict=True))
-        # Whoever stood still for longer than a session may be silent was befallen by something, too.
-        kept = all(count == 1 for who, count in history.sessions.items() if who.startswith("learner"))
+            left.update(
+                zip(*(self.dump[name].tolist() for name in ("actor", "value")), strict=True)
+            )
+        # Whoever stood still for longer than a session may be silent was befallen by something,
+        # too.
+        kept = all(
+            count == 1 for who, count in history.sessions.items() if who.startswith("learner")
+        )
         alone = kept and not self._kills and not self.dump["came_back"]
-        cut = any(act.name in ("cut", "forget", "weather") and act.args[0] in ("pull", "control") for act in self.plan.acts)
+        cut = any(
+            act.name in ("cut", "forget", "weather") and act.args[0] in ("pull", "control")
+            for act in self.plan.acts
+        )
         return history.check_uses(self.incarnation, left, alone and not cut and self._servers == 1)
 
 
@@ -314,7 +366,9 @@ def play(zygote, folder: Path, plan: Plan, sabotage=()) -> tuple[list[str], Hist
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a round: what is wrong, how long it took, what was seen if it came to its end."""
+    """What became of a round: what is wrong, how long it took, what was seen if it came to its
+    end.
+    """
 
     plan: Plan
     wrong: list[str]
@@ -337,7 +391,11 @@ def played(zygote, plan: Plan, sabotage=()) -> Outcome:
         return Outcome(plan, wrong, time.monotonic() - began, seen)
 
 
-def play_many(zygote, plans: Iterable[Plan], at_once: int = AT_ONCE, sabotage=()) -> Iterator[Outcome]:
-    """Several rounds at the same time, since they wait most of theirs; in the order of the plans."""
+def play_many(
+    zygote, plans: Iterable[Plan], at_once: int = AT_ONCE, sabotage=()
+) -> Iterator[Outcome]:
+    """Several rounds at the same time, since they wait most of theirs; in the order of the
+    plans.
+    """
     with ThreadPoolExecutor(at_once, "chaos-round") as pool:
         yield from pool.map(lambda plan: played(zygote, plan, sabotage), plans)

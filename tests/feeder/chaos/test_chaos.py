@@ -1,8 +1,10 @@
-"""A feeder loses nothing that it promised to have, invents nothing, and nobody waits for ever, whatever befalls whom.
+"""A feeder loses nothing that it promised to have, invents nothing, and nobody waits for ever,
+whatever befalls whom.
 
-Each round is drawn from its seed; ``python tests/feeder/chaos/play.py SEED`` plays it by itself and says what happens when.
-Processes run when they like, so that the same seed is the same faults at the same moments, not the same bytes. Rounds are played
-several at a time, since they wait most of theirs: as many tests as there are groups, not rounds. `scripts/bench soak` plays 500.
+Each round is drawn from its seed; ``python tests/feeder/chaos/play.py SEED`` plays it by itself and
+says what happens when. Processes run when they like, so that the same seed is the same faults at
+the same moments, not the same bytes. Rounds are played several at a time, since they wait most of
+theirs: as many tests as there are groups, not rounds. `scripts/bench soak` plays 500.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from proxy import DOWN, UP
 from round import play_many
 
 SEEDS, GROUP, TRIES = 20, 10, 5
-pytestmark = pytest.mark.timeout(400)  # of a group; a round on an idle machine takes one or two seconds
+# of a group; a round on an idle machine takes one or two seconds
+pytestmark = pytest.mark.timeout(400)
 
 
 def plan(name, mode, *acts, **more):
@@ -59,15 +62,28 @@ CUTS = [
     for after in (1, 70, 1500)
 ]  # fmt: skip
 LEARNERS_DIE = plan(
-    "what a killed learner had is delivered again", "queue", *times("kill_learner", 0.1, 0.25, 0.4), learners=2
-)  # fmt: skip
+    "what a killed learner had is delivered again",
+    "queue",
+    *times("kill_learner", 0.1, 0.25, 0.4),
+    learners=2,
+)
 FULL_HANDED_DIE = plan(
-    "what a learner had and never came to", "queue",
-    *(act for at in (0.1, 0.3, 0.5) for act in (Act(at, "stop_learner", (0,)), Act(at + 0.1, "kill_learner", (0,)))),
-    learners=2, left_s=1.0,
-)  # fmt: skip
+    "what a learner had and never came to",
+    "queue",
+    *(
+        act
+        for at in (0.1, 0.3, 0.5)
+        for act in (Act(at, "stop_learner", (0,)), Act(at + 0.1, "kill_learner", (0,)))
+    ),
+    learners=2,
+    left_s=1.0,
+)
 """They are stopped first, so that batches come which they do not use."""
-UNDER_WAY = (weather(0.1, "pull", "delay_s", 0.3), Act(0.3, "cut", ("pull",)), Act(0.31, "heal", ("pull",)))
+UNDER_WAY = (
+    weather(0.1, "pull", "delay_s", 0.3),
+    Act(0.3, "cut", ("pull",)),
+    Act(0.31, "heal", ("pull",)),
+)
 
 
 def test_a_message_cut_anywhere_tears_no_row_and_leaves_none_twice(nursery):
@@ -77,10 +93,32 @@ def test_a_message_cut_anywhere_tears_no_row_and_leaves_none_twice(nursery):
 def test_those_who_die_take_nothing_along_that_others_were_promised(nursery):
     plans = [
         LEARNERS_DIE,
-        plan("rows that died with a server are told", "replay", *times("kill_server", 0.2, 0.4), actors=2),
-        plan("their priorities are nobody else's", "prioritized", *times("kill_server", 0.2, 0.4), actors=2, learners=2),
-        plan("a queue that died is filled again, and each item used", "queue", *times("kill_server", 0.2, 0.4), actors=2),
-        plan("also behind a lock", "queue", *times("kill_server", 0.2), *times("cut", 0.3, args=("pull",)), keyed=True),
+        plan(
+            "rows that died with a server are told",
+            "replay",
+            *times("kill_server", 0.2, 0.4),
+            actors=2,
+        ),
+        plan(
+            "their priorities are nobody else's",
+            "prioritized",
+            *times("kill_server", 0.2, 0.4),
+            actors=2,
+            learners=2,
+        ),
+        plan(
+            "a queue that died is filled again, and each item used",
+            "queue",
+            *times("kill_server", 0.2, 0.4),
+            actors=2,
+        ),
+        plan(
+            "also behind a lock",
+            "queue",
+            *times("kill_server", 0.2),
+            *times("cut", 0.3, args=("pull",)),
+            keyed=True,
+        ),
     ]
     check(nursery, plans)
 
@@ -100,32 +138,74 @@ def test_learners_of_a_queue_that_come_and_go_in_good_order_use_each_item_once(n
 def test_those_who_die_leave_no_memory_mapped_and_no_batch_half_written(nursery):
     either = [*times("kill_server", 0.15, 0.4), *times("kill_learner", 0.1, 0.25, 0.35)]
     either.sort(key=lambda act: act.at)
-    lent = {"shared": True, "batch": 40, "queue_size": 200}  # so large that they are lent, not copied
-    stops = [Act(0.1, "stop_learner", (0,)), *times("kill_server", 0.2), Act(0.3, "continue_learner")]
+    # so large that they are lent, not copied
+    lent = {"shared": True, "batch": 40, "queue_size": 200}
+    stops = [
+        Act(0.1, "stop_learner", (0,)),
+        *times("kill_server", 0.2),
+        Act(0.3, "continue_learner"),
+    ]
     plans = [
-        *(plan(f"learners and a server that die ({mode})", mode, *either, actors=2, learners=2, **lent) for mode in MODES),
-        plan("killed learners of a queue", "queue", *times("kill_learner", 0.1, 0.25, 0.4), learners=2, **lent),
-        plan("a learner that slept while its feeder died", "queue", *stops, actors=2, learners=2, shared=True),
+        *(
+            plan(
+                f"learners and a server that die ({mode})",
+                mode,
+                *either,
+                actors=2,
+                learners=2,
+                **lent,
+            )
+            for mode in MODES
+        ),
+        plan(
+            "killed learners of a queue",
+            "queue",
+            *times("kill_learner", 0.1, 0.25, 0.4),
+            learners=2,
+            **lent,
+        ),
+        plan(
+            "a learner that slept while its feeder died",
+            "queue",
+            *stops,
+            actors=2,
+            learners=2,
+            shared=True,
+        ),
     ]
     check(nursery, plans)
 
 
 def test_connections_that_end_without_a_word_are_found_to_have_ended(nursery):
     plans = [
-        *(plan(f"batches lost under way come again ({mode})", mode, *UNDER_WAY) for mode in ("replay", "queue")),
         *(
-            plan(f"the network forgets the {plane} connection ({mode})", mode, *times("forget", 0.2, args=(plane,)))
-            for plane, mode in (("pull", "replay"), ("pull", "queue"), ("insert", "replay"), ("control", "queue"))
+            plan(f"batches lost under way come again ({mode})", mode, *UNDER_WAY)
+            for mode in ("replay", "queue")
+        ),
+        *(
+            plan(
+                f"the network forgets the {plane} connection ({mode})",
+                mode,
+                *times("forget", 0.2, args=(plane,)),
+            )
+            for plane, mode in (
+                ("pull", "replay"),
+                ("pull", "queue"),
+                ("insert", "replay"),
+                ("control", "queue"),
+            )
         ),
     ]
     check(nursery, plans)
 
 
-# -- controls: servers that break a promise, which the checks have to notice -----------------------------------------------
+# -- controls: servers that break a promise, which the checks have to notice -----------------------
 
 
 def found_out(nursery, plan, sabotage, text):
-    """Sooner or later: on a machine that is busy with others nothing may befall what was broken. So each try is slower."""
+    """Sooner or later: on a machine that is busy with others nothing may befall what was broken.
+    So each try is slower.
+    """
     seen = []
     for i in range(TRIES):
         slower = replace(plan, acts=tuple(replace(act, at=act.at * 2**i) for act in plan.acts))
@@ -142,7 +222,12 @@ def test_control_a_server_that_inserts_again_what_it_has_is_found_out(nursery):
 
 def test_control_a_server_that_sees_no_gaps_is_found_out(nursery):
     losses = [weather(at, "insert", "cut_after", (UP, 20_000)) for at in (0.1, 0.2, 0.3, 0.4)]
-    found_out(nursery, plan("gaps", "replay", *losses, actors=2), "sees_no_gaps", "acknowledged rows missing")
+    found_out(
+        nursery,
+        plan("gaps", "replay", *losses, actors=2),
+        "sees_no_gaps",
+        "acknowledged rows missing",
+    )
 
 
 def test_control_a_server_that_acknowledges_without_inserting_is_found_out(nursery):
@@ -165,7 +250,9 @@ def test_control_a_server_that_says_nothing_of_rows_that_come_again_is_found_out
 
 
 def test_control_a_batch_that_counts_as_used_when_it_was_sent_is_found_out(nursery):
-    found_out(nursery, FULL_HANDED_DIE, "takes_a_batch_for_used_when_it_was_sent", "never delivered")
+    found_out(
+        nursery, FULL_HANDED_DIE, "takes_a_batch_for_used_when_it_was_sent", "never delivered"
+    )
 
 
 def test_control_a_server_that_forgets_leases_is_found_out(nursery):

@@ -1,4 +1,6 @@
-"""A scripted feeder in the test's process: three ROUTERs in a thread, driven by our wire. Does what it is told, and no more."""
+"""A scripted feeder in the test's process: three ROUTERs in a thread, driven by our wire. Does
+what it is told, and no more.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,16 @@ class FakeFeeder:
     seen : Counter of Type
     """
 
-    def __init__(self, address, *, schema=OBS, heartbeat_s=0.05, silence_s=30.0, window=(1 << 24, 1 << 16), incarnation=None):
+    def __init__(
+        self,
+        address,
+        *,
+        schema=OBS,
+        heartbeat_s=0.05,
+        silence_s=30.0,
+        window=(1 << 24, 1 << 16),
+        incarnation=None,
+    ):
         self.address, self.schema, self.window = address, schema, window
         self.heartbeat_s, self.silence_s = heartbeat_s, silence_s
         self.incarnation = incarnation or secrets.token_bytes(16)
@@ -47,10 +58,12 @@ class FakeFeeder:
         self._thread.start()
         assert self._ready.wait(PATIENCE_S)
 
-    # -- the test's thread ---------------------------------------------------------------------------------------------------
+    # -- the test's thread -------------------------------------------------------------------------
 
     def until(self, happened):
-        """Wait until this holds, which is looked at after messages, and never in the middle of one."""
+        """Wait until this holds, which is looked at after messages, and never in the middle of
+        one.
+        """
         with self._changed:
             assert self._changed.wait_for(happened, PATIENCE_S), "it did not happen"
 
@@ -76,7 +89,7 @@ class FakeFeeder:
     def __exit__(self, *_):
         self.close()
 
-    # -- its own thread ------------------------------------------------------------------------------------------------------
+    # -- its own thread ----------------------------------------------------------------------------
 
     def _run(self):
         context = zmq.Context()
@@ -127,16 +140,24 @@ class FakeFeeder:
         self.sockets[plane].send_multipart([route, *wire.encode(message)])
 
     def error(self, plane, route, message, code, expected=None):
-        self.say(plane, route, message.reply(wire.Error.of(code, f"scripted {code.name}", expected)))
+        self.say(
+            plane, route, message.reply(wire.Error.of(code, f"scripted {code.name}", expected))
+        )
 
     def welcome(self, route, message):
         session = secrets.randbits(63)
         self.sessions[session] = {}
         body = wire.Welcome(
-            version=2, incarnation=self.incarnation, heartbeat_s=self.heartbeat_s, silence_s=self.silence_s,
-            insert_endpoint=self.address + ".insert", pull_endpoint=self.address + ".pull", memory_endpoint=None,
-            limits=wire.Limits(), tables=("replay",),
-        )  # fmt: skip
+            version=2,
+            incarnation=self.incarnation,
+            heartbeat_s=self.heartbeat_s,
+            silence_s=self.silence_s,
+            insert_endpoint=self.address + ".insert",
+            pull_endpoint=self.address + ".pull",
+            memory_endpoint=None,
+            limits=wire.Limits(),
+            tables=("replay",),
+        )
         self.say(Plane.CONTROL, route, Message(body, session))
 
     def on_ping(self, plane, route, message):
@@ -154,9 +175,13 @@ class FakeFeeder:
         applied = self.next.setdefault(body.producer, 0)
         self.rows.setdefault(body.producer, [])
         reply = wire.Writer(
-            schema=wire.spec_of(self.schema), applied=applied, durable=0, window_bytes=self.window[0],
-            window_rows=self.window[1], resumed=resumed,
-        )  # fmt: skip
+            schema=wire.spec_of(self.schema),
+            applied=applied,
+            durable=0,
+            window_bytes=self.window[0],
+            window_rows=self.window[1],
+            resumed=resumed,
+        )
         return self.say(plane, route, message.reply(reply, schema=self.layout.schema_id))
 
     def on_insert(self, plane, route, message):
@@ -165,12 +190,17 @@ class FakeFeeder:
             return self.error(plane, route, message, wire.ErrorCode.UNKNOWN_WRITER)
         self.inserts.append(message.sequence)
         if message.sequence > self.next[producer]:
-            return self.say(plane, route, message.reply(wire.Gap(self.next[producer], 0, *self.window)))
+            return self.say(
+                plane, route, message.reply(wire.Gap(self.next[producer], 0, *self.window))
+            )
         if message.sequence == self.next[producer]:
             self.next[producer] += 1
             steps = wire.read_insert(message.body, self.layout)
             self.rows[producer] += zip(
-                steps.streams.tolist(), steps.flags.tolist(), steps.columns[self.reward].tolist(), strict=True
+                steps.streams.tolist(),
+                steps.flags.tolist(),
+                steps.columns[self.reward].tolist(),
+                strict=True,
             )
         if not self.hold_acks:
             self.ack(route, message, producer)
@@ -191,7 +221,11 @@ class FakeFeeder:
         self.batch_schema = OBS.with_field("index", np.int64)
         self.granted[message.number] = 0
         self.readers[message.number] = message
-        reply = wire.Reader(schema=wire.spec_of(self.batch_schema), leased=bool(self.leases is None), transport="tcp")
+        reply = wire.Reader(
+            schema=wire.spec_of(self.batch_schema),
+            leased=bool(self.leases is None),
+            transport="tcp",
+        )
         self.say(plane, route, message.reply(reply, schema=wire.schema_id(self.batch_schema)))
 
     def on_close_reader(self, plane, route, message):
@@ -244,25 +278,40 @@ class FakeFeeder:
     def on_latest(self, plane, route, message):
         body = message.body
         version, specs, whole = self.weights.get(body.name, (None, (), b""))
-        if version is None or (body.version is None and body.newer_than is not None and version <= body.newer_than):
-            return self.say(plane, route, message.reply(wire.Weights(name=body.name, version=version)))
+        if version is None or (
+            body.version is None and body.newer_than is not None and version <= body.newer_than
+        ):
+            return self.say(
+                plane, route, message.reply(wire.Weights(name=body.name, version=version))
+            )
         offset = body.offset if body.version == version else 0
         part = whole[offset : offset + min(body.most, 1000)]
         reply = wire.Weights(
-            name=body.name, version=version, total_bytes=len(whole), offset=offset, specs=() if offset else specs
-        )  # fmt: skip
+            name=body.name,
+            version=version,
+            total_bytes=len(whole),
+            offset=offset,
+            specs=() if offset else specs,
+        )
         return self.say(plane, route, message.reply(reply, data=part))
 
 
 def make_impatient(client, silence_s=0.2):
-    """From here on this client takes so little silence for the end of its session, but not of the next one."""
+    """From here on this client takes so little silence for the end of its session, but not of
+    the next one.
+    """
     session = client._connection.session
     session.welcome = msgspec.structs.replace(session.welcome, silence_s=silence_s)
 
 
 def rewards(feeder):
     """Of all rows that are steps, producer after producer."""
-    return [reward for rows in feeder.rows.values() for _, flags, reward in rows if not flags & wire.FINAL]
+    return [
+        reward
+        for rows in feeder.rows.values()
+        for _, flags, reward in rows
+        if not flags & wire.FINAL
+    ]
 
 
 def step(i):

@@ -12,7 +12,9 @@ from async_loader.feeder import connect
 
 @pytest.fixture(scope="session", autouse=True)
 def _begin_to_collect():
-    """The first message that is sent without a copy (by a feeder in this process) makes pyzmq start a thread, which stays."""
+    """The first message that is sent without a copy (by a feeder in this process) makes pyzmq
+    start a thread, which stays.
+    """
     with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
         one.bind("inproc://collect")
         two.connect("inproc://collect")

@@ -16,7 +16,9 @@ SMALL, LARGE = COPY_BELOW // 2, 2 * COPY_BELOW
 def message(nbytes, cuts):
     """Three batches of one row, in frames of so many each."""
     form = wire.BatchForm.of(Schema.of({"x": ((nbytes,), np.uint8)}), 1)
-    whole = np.concatenate([form.batch([np.full((1, nbytes), i, np.uint8)]).frames[0] for i in range(3)])
+    whole = np.concatenate(
+        [form.batch([np.full((1, nbytes), i, np.uint8)]).frames[0] for i in range(3)]
+    )
     frames = np.split(whole, np.cumsum(cuts)[:-1] * form.nbytes)
     return form, [np.ascontiguousarray(frame).copy() for frame in frames]
 

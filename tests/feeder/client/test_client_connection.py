@@ -54,7 +54,10 @@ def test_a_feeder_that_drains_is_asked_again(feeder):
 
 
 def test_nobody_there_is_a_timeout(address):
-    with pytest.raises(Timeout, match=r"did not answer HELLO .*never heard of: does it run there\? 'async-loader serve'"):
+    with pytest.raises(
+        Timeout,
+        match=r"did not answer HELLO .*never heard of: does it run there\? 'async-loader serve'",
+    ):
         connect(address, timeout_s=0.05)
 
 
@@ -79,7 +82,8 @@ def test_a_bell_that_rings_late_wakes_once(feeder, client):
 
     def late():
         before = len(rounds)
-        feeder.until(lambda: len(rounds) > before + 1)  # a heartbeat has woken the thread, and it has looked
+        # a heartbeat has woken the thread, and it has looked
+        feeder.until(lambda: len(rounds) > before + 1)
         ring()
 
     connection._sockets.wait, connection._waker._bell.ring = counted, late
@@ -135,7 +139,9 @@ def test_requests_are_asked_again_after_a_reconnect(feeder, client):
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("kind", [Type.STATUS, Type.DRAIN, Type.PUBLISH, Type.LATEST, Type.PRIORITIES, Type.CLOSE_WRITER])
+@pytest.mark.parametrize(
+    "kind", [Type.STATUS, Type.DRAIN, Type.PUBLISH, Type.LATEST, Type.PRIORITIES, Type.CLOSE_WRITER]
+)
 def test_every_call_has_its_deadline(address, kind):
     with FakeFeeder(address) as feeder:
         client = connect(address, timeout_s=30)
@@ -182,7 +188,8 @@ def test_a_fork_is_told_to_connect_itself(feeder, client):
 def test_a_fork_made_while_another_thread_holds_a_lock_is_told_so_too(feeder, client):
     table, connection = client.table("replay"), client._connection
     source = table.source()
-    with connection._calls.lock, connection._waker._lock:  # this thread's, as far as the child can tell: anybody's
+    # this thread's, as far as the child can tell: anybody's
+    with connection._calls.lock, connection._waker._lock:
         pid = os.fork()
         if not pid:
             signal.alarm(20)
@@ -192,7 +199,8 @@ def test_a_fork_made_while_another_thread_holds_a_lock_is_told_so_too(feeder, cl
                     call()
                 except Unsupported:
                     said += 1
-            released = threading.Thread(target=connection.wake)  # as a finalizer does, in a thread that does not hold it
+            # as a finalizer does, in a thread that does not hold it
+            released = threading.Thread(target=connection.wake)
             released.start()
             released.join()
             os._exit(said)
@@ -228,7 +236,10 @@ def test_close_under_load_ends_all_who_wait(feeder):
         except Closed as error:
             ends.append(error)
 
-    threads = [threading.Thread(target=work, args=(call,)) for call in (lambda: writer.append(step(0)), client.status)]
+    threads = [
+        threading.Thread(target=work, args=(call,))
+        for call in (lambda: writer.append(step(0)), client.status)
+    ]
     for thread in threads:
         thread.start()
     feeder.until(lambda: feeder.seen[Type.INSERT] > 2 and feeder.seen[Type.STATUS])
@@ -269,7 +280,9 @@ def test_closing_flushes_what_writers_hold_that_were_dropped(feeder):
 def test_an_interrupted_close_ends_the_thread(feeder, monkeypatch):
     client = connect(feeder.address)
     writer = client.table("replay").writer()
-    monkeypatch.setattr(type(writer), "close", lambda self, timeout_s: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(
+        type(writer), "close", lambda self, timeout_s: os.kill(os.getpid(), signal.SIGINT)
+    )
     with pytest.raises(KeyboardInterrupt):
         client.close()
     assert not client._connection._thread.is_alive()
@@ -277,7 +290,7 @@ def test_an_interrupted_close_ends_the_thread(feeder, monkeypatch):
         writer.flush()
 
 
-# -- weights -------------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -286,7 +299,11 @@ def small_parts(monkeypatch):
 
 
 def test_weights_go_there_and_back_in_parts(feeder, client, small_parts):
-    given = {"a": np.arange(30_000, dtype=np.float32).reshape(100, 300), "b": torch.arange(4), "c": np.float64(2.0)}
+    given = {
+        "a": np.arange(30_000, dtype=np.float32).reshape(100, 300),
+        "b": torch.arange(4),
+        "c": np.float64(2.0),
+    }
     assert client.latest("policy") is None
     client.publish("policy", given, 3)
     assert feeder.seen[Type.PUBLISH] == 13
@@ -345,7 +362,9 @@ def test_bfloat16_goes_there_and_back_as_such_and_as_bits_for_numpy(feeder, clie
     assert found["a"].dtype == torch.uint16
     bits = client.latest("policy").tensors["w"]
     assert (bits.dtype, bits.shape) == (np.uint16, shape)
-    np.testing.assert_array_equal((bits.astype("u4") << np.uint32(16)).view("f4"), given.float().numpy())
+    np.testing.assert_array_equal(
+        (bits.astype("u4") << np.uint32(16)).view("f4"), given.float().numpy()
+    )
 
 
 def test_weights_that_cannot_travel_are_said(feeder, client):
@@ -403,9 +422,18 @@ def test_a_call_that_the_feeder_is_too_old_for_names_both_versions(address):
     with FakeFeeder(address), connect(address) as client:
         table = client.table("replay")
         calls = [
-            lambda: table.sample(4), lambda: table.get([1]), lambda: table.delete([1]), lambda: len(table), table.clear,
-            table.stats, lambda: table.save("x"), lambda: table.load("x"),
-        ]  # fmt: skip
+            lambda: table.sample(4),
+            lambda: table.get([1]),
+            lambda: table.delete([1]),
+            lambda: len(table),
+            table.clear,
+            table.stats,
+            lambda: table.save("x"),
+            lambda: table.load("x"),
+        ]
         for call in calls:
-            with pytest.raises(Unsupported, match=r"is of version 3 of the wire, and the feeder at .* speaks version 2"):
+            with pytest.raises(
+                Unsupported,
+                match=r"is of version 3 of the wire, and the feeder at .* speaks version 2",
+            ):
                 call()

@@ -1,4 +1,6 @@
-"""Ctrl-C at every point of a client's calls: the object works on, nothing stays, counts are right."""
+"""Ctrl-C at every point of a client's calls: the object works on, nothing stays, counts are
+right.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def client(feeder):
     client.close(30)
 
 
-def at_each_point(call: Callable[[], object], after: Callable[[Struck], None], every: int = 1) -> None:
+def at_each_point(
+    call: Callable[[], object], after: Callable[[Struck], None], every: int = 1
+) -> None:
     """Strike the call at one point after another, until it ends before the point is reached."""
     for at in range(1, MOST_POINTS, every):
         struck = strike(call, at)
@@ -68,7 +72,9 @@ def check_clean(client: Client, lines: int) -> None:
     ("batch_rows", "kind"),
     [(4, "goes on"), (4, "ends"), (1, "goes on"), (1, "ends"), (4, "is ended later")],
 )
-def test_an_interrupted_append_added_its_step_or_did_not_and_the_writer_says_which(feeder, client, batch_rows, kind):
+def test_an_interrupted_append_added_its_step_or_did_not_and_the_writer_says_which(
+    feeder, client, batch_rows, kind
+):
     feeder.schema = LINKED
     writer = client.table("replay").writer(batch_rows=batch_rows)
     writer.append(step(0))
@@ -105,7 +111,9 @@ def test_an_interrupted_append_added_its_step_or_did_not_and_the_writer_says_whi
 
 
 @pytest.mark.parametrize("rows", [3, 40])
-def test_an_interrupted_extend_added_the_first_rows_and_the_writer_says_how_many(feeder, client, rows):
+def test_an_interrupted_extend_added_the_first_rows_and_the_writer_says_how_many(
+    feeder, client, rows
+):
     writer = client.table("replay").writer(batch_rows=16)
     writer.append(step(0))
     expected, given = [0.0], 0
@@ -129,7 +137,9 @@ def test_an_interrupted_extend_added_the_first_rows_and_the_writer_says_how_many
     check_clean(client, 1)
 
 
-def test_an_append_that_drops_the_oldest_and_is_interrupted_leaves_counts_that_add_up(feeder, client):
+def test_an_append_that_drops_the_oldest_and_is_interrupted_leaves_counts_that_add_up(
+    feeder, client
+):
     feeder.hooks[Type.INSERT] = lambda *_: True  # nothing is ever acknowledged
     feeder.window = (1, 1)
     writer = client.table("replay").writer(batch_rows=1, buffer_bytes=200, overflow="drop_oldest")
@@ -242,7 +252,11 @@ def test_an_interrupted_plan_loses_no_batch_of_a_queue(feeder, client):
 
     def send() -> None:
         if not line.deliveries.inbox.waiting:
-            feeder.do(lambda feeder: feeder.batch(1, line.deliveries.credit.received, 10 * line.deliveries.credit.received))
+            feeder.do(
+                lambda feeder: feeder.batch(
+                    1, line.deliveries.credit.received, 10 * line.deliveries.credit.received
+                )
+            )
 
     def plan() -> None:
         source.plan(4, Patience(deadline=Deadline(20)))

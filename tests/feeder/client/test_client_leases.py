@@ -1,4 +1,6 @@
-"""Batches of a queue are leased until their consumer has used them: none vanishes with a loader, a learner or a connection."""
+"""Batches of a queue are leased until their consumer has used them: none vanishes with a loader,
+a learner or a connection.
+"""
 
 from __future__ import annotations
 
@@ -59,10 +61,12 @@ def closing(feeder):
     return body.arrived, leases[: body.seen], leases[body.seen :]
 
 
-# -- what is said when --------------------------------------------------------------------------------------------------------
+# -- what is said when -----------------------------------------------------------------------------
 
 
-def test_a_batch_is_given_back_when_its_consumer_asks_for_another_and_not_when_it_was_planned(feeder, ready):
+def test_a_batch_is_given_back_when_its_consumer_asks_for_another_and_not_when_it_was_planned(
+    feeder, ready
+):
     assert isinstance(ready, Leasing)
     first, second, third = (ready.plan(BATCH, patience()) for _ in range(3))
     assert ready.hand_out(first.lease)
@@ -76,7 +80,9 @@ def test_a_batch_is_given_back_when_its_consumer_asks_for_another_and_not_when_i
     feeder.do(lambda feeder: feeder.batch(1, 3, 30))
     ready.plan(BATCH, patience())
     feeder.until(lambda: feeder.seen[Type.RETURN] == 1)
-    returned = [message.body.leases.tolist() for message in feeder.messages if message.type is Type.RETURN]
+    returned = [
+        message.body.leases.tolist() for message in feeder.messages if message.type is Type.RETURN
+    ]
     assert returned == [[1]]
 
 
@@ -125,7 +131,9 @@ def test_a_source_that_is_dropped_gives_back_what_was_handed_out_too(feeder, cli
     assert closing(feeder) == (3, [0], [1, 2])
 
 
-def test_batches_whose_session_is_over_are_not_handed_out_since_the_feeder_delivers_them_again(feeder, ready):
+def test_batches_whose_session_is_over_are_not_handed_out_since_the_feeder_delivers_them_again(
+    feeder, ready
+):
     plans = [ready.plan(BATCH, patience()) for _ in range(2)]
     assert ready.hand_out(plans[0].lease)
     feeder.forget_sessions()
@@ -137,7 +145,9 @@ def test_batches_whose_session_is_over_are_not_handed_out_since_the_feeder_deliv
     assert not feeder.seen[Type.RETURN]
 
 
-def test_batches_of_a_feeder_that_is_no_more_are_handed_out_since_nothing_else_has_them(feeder, ready):
+def test_batches_of_a_feeder_that_is_no_more_are_handed_out_since_nothing_else_has_them(
+    feeder, ready
+):
     plans = [ready.plan(BATCH, patience()) for _ in range(2)]
 
     def another(feeder):
@@ -150,14 +160,17 @@ def test_batches_of_a_feeder_that_is_no_more_are_handed_out_since_nothing_else_h
     assert ready.plan(BATCH, patience()).batch["reward"][0] == 20, "the third, from the inbox"
 
 
-# -- through a loader ------------------------------------------------------------------------------------------------------------
+# -- through a loader ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schema", [SMALL, LARGE])
 @pytest.mark.parametrize(
-    ("prefetch", "workers", "in_order"), [(1, 0, True), (2, 1, False), (8, 0, True), (3, 2, True), (8, 2, False)]
+    ("prefetch", "workers", "in_order"),
+    [(1, 0, True), (2, 1, False), (8, 0, True), (3, 2, True), (8, 2, False)],
 )
-def test_loaders_that_close_in_good_order_one_after_the_other_use_each_row_once(tmp_path, schema, prefetch, workers, in_order):
+def test_loaders_that_close_in_good_order_one_after_the_other_use_each_row_once(
+    tmp_path, schema, prefetch, workers, in_order
+):
     count, found = 80, []
     with serving(tmp_path, queue(schema), filled=count, schema=schema) as (_, client):
         same = client.table("t").source()
@@ -175,16 +188,23 @@ def test_loaders_that_close_in_good_order_one_after_the_other_use_each_row_once(
             found += taken(loader, 2)
         same.close()
         found += rest(client, count - len(found))
-    assert sorted(found) == [(x, False) for x in range(count)], "without a fault each row comes once, and no row says otherwise"
+    assert sorted(found) == [(x, False) for x in range(count)], (
+        "without a fault each row comes once, and no row says otherwise"
+    )
 
 
 def test_the_batch_at_which_a_learner_failed_comes_again_and_says_so(tmp_path):
     with serving(tmp_path, queue(), filled=40) as (_, client):
-        with contextlib.suppress(ZeroDivisionError), AsyncDataLoader(client.table("t").source(), BATCH, timeout_s=60.0) as loader:
+        with (
+            contextlib.suppress(ZeroDivisionError),
+            AsyncDataLoader(client.table("t").source(), BATCH, timeout_s=60.0) as loader,
+        ):
             found = taken(loader, 2)
             raise ZeroDivisionError
         found += rest(client, 40 - BATCH)
-    assert sorted(found) == sorted([(x, False) for x in range(40)] + [(x, True) for x in range(BATCH, 2 * BATCH)])
+    assert sorted(found) == sorted(
+        [(x, False) for x in range(40)] + [(x, True) for x in range(BATCH, 2 * BATCH)]
+    )
 
 
 def test_a_client_that_closes_first_has_used_what_its_loader_handed_out(tmp_path):
@@ -205,7 +225,9 @@ def test_two_learners_that_come_and_go_use_each_row_once(tmp_path):
     with serving(tmp_path, queue(), filled=200) as (_, client):
         lasting = AsyncDataLoader(client.table("t").source(), 3, prefetch=2, timeout_s=60.0)
         for prefetch in (1, 4, 8):
-            with AsyncDataLoader(client.table("t").source(), BATCH, prefetch=prefetch, timeout_s=60.0) as loader:
+            with AsyncDataLoader(
+                client.table("t").source(), BATCH, prefetch=prefetch, timeout_s=60.0
+            ) as loader:
                 found += taken(loader, 2) + taken(lasting, 3)
         lasting.close()
         found += rest(client, 200 - len(found), 1)
@@ -214,12 +236,15 @@ def test_two_learners_that_come_and_go_use_each_row_once(tmp_path):
 
 def test_a_limiter_counts_rows_that_came_back_once(tmp_path):
     with serving(tmp_path, queue(size=40), filled=40) as (_, client):
-        with AsyncDataLoader(client.table("t").source(prefetch=8), BATCH, prefetch=4, timeout_s=60.0) as loader:
+        with AsyncDataLoader(
+            client.table("t").source(prefetch=8), BATCH, prefetch=4, timeout_s=60.0
+        ) as loader:
             taken(loader, 1)
         client.table("t").source().close()
         assert len(rest(client, 36)) == 36
         assert client.status()["tables"]["t"]["sampled"] == 40
-        with client.table("t").writer() as writer:  # there is room for as many as were used, and for no more
+        # there is room for as many as were used, and for no more
+        with client.table("t").writer() as writer:
             writer.extend(rows(40, SMALL, 1000))
             writer.flush(60.0)
         assert client.status()["tables"]["t"]["size"] == 40

@@ -1,4 +1,6 @@
-"""Go-back-N against a feeder and a wire that lose, repeat and forget: each row is there once, in order, or said to be gone."""
+"""Go-back-N against a feeder and a wire that lose, repeat and forget: each row is there once, in
+order, or said to be gone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from async_loader.feeder.client.outbox import Entry, Outbox
 
 
 class Delivery(RuleBasedStateMachine):
-    """The wire keeps the order of what it does not lose, as TCP does; a reconnect loses everything that was under way."""
+    """The wire keeps the order of what it does not lose, as TCP does; a reconnect loses
+    everything that was under way.
+    """
 
     def __init__(self):
         super().__init__()
@@ -25,7 +29,7 @@ class Delivery(RuleBasedStateMachine):
         self.connected = False
         self.reopen(True)
 
-    # -- the writer ----------------------------------------------------------------------------------------------------------
+    # -- the writer --------------------------------------------------------------------------------
 
     @rule(rows=st.integers(1, 4))
     def put(self, rows):
@@ -68,7 +72,7 @@ class Delivery(RuleBasedStateMachine):
     def window(self, nbytes, rows):
         self.box.window(nbytes, rows)
 
-    # -- the wire ------------------------------------------------------------------------------------------------------------
+    # -- the wire ----------------------------------------------------------------------------------
 
     @precondition(lambda self: self.to_server)
     @rule()
@@ -85,7 +89,7 @@ class Delivery(RuleBasedStateMachine):
     def answer_twice(self):
         self.to_client.append(self.to_client[0])
 
-    # -- the feeder ----------------------------------------------------------------------------------------------------------
+    # -- the feeder --------------------------------------------------------------------------------
 
     @precondition(lambda self: self.to_server)
     @rule(count=st.integers(1, 5))
@@ -138,7 +142,7 @@ class Delivery(RuleBasedStateMachine):
         assert said == len(missing)
         self.gone.update(missing)
 
-    # -- what holds ----------------------------------------------------------------------------------------------------------
+    # -- what holds --------------------------------------------------------------------------------
 
     @invariant()
     def each_row_is_once_in_order_or_gone(self):

@@ -1,4 +1,6 @@
-"""Phases of sessions, writers and readers make the moves of a table, and are set in one place each."""
+"""Phases of sessions, writers and readers make the moves of a table, and are set in one place
+each.
+"""
 
 from __future__ import annotations
 

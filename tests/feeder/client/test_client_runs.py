@@ -22,7 +22,13 @@ def value(published):
 def test_a_script_that_is_started_again_begins_a_run_that_actors_see(tmp_path):
     with serving(tmp_path, replay()) as (feeder, actor):
         with connect(feeder.address) as first:
-            assert [first.publish("policy", weights(v), v) for v in (0, 1, 5, 5, 3)] == [True, True, True, False, False]
+            assert [first.publish("policy", weights(v), v) for v in (0, 1, 5, 5, 3)] == [
+                True,
+                True,
+                True,
+                False,
+                False,
+            ]
         old = actor.latest("policy")
         assert value(old) == (5, 5)
         assert actor.latest("policy", newer_than=5) is None
@@ -33,7 +39,9 @@ def test_a_script_that_is_started_again_begins_a_run_that_actors_see(tmp_path):
             assert new.run != old.run
             assert value(actor.latest("policy", newer_than=old)) == (0, 100)
             assert actor.latest("policy", newer_than=new) is None
-            assert actor.latest("policy", newer_than=5) is None, "a number is a version of the run that came last"
+            assert actor.latest("policy", newer_than=5) is None, (
+                "a number is a version of the run that came last"
+            )
             assert second.publish("policy", weights(101), 1)
             assert value(actor.latest("policy", newer_than=new)) == (1, 101)
 
@@ -52,7 +60,11 @@ def test_a_run_that_another_client_has_ended_is_told_with_a_warning_once(tmp_pat
 
 
 def test_an_actor_that_waits_gets_the_weights_of_a_new_run(tmp_path):
-    with serving(tmp_path, replay()) as (feeder, actor), connect(feeder.address) as first, connect(feeder.address) as second:
+    with (
+        serving(tmp_path, replay()) as (feeder, actor),
+        connect(feeder.address) as first,
+        connect(feeder.address) as second,
+    ):
         first.publish("policy", weights(1), 9)
         old = actor.latest("policy")
         call = actor._connection.ask

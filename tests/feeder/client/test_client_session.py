@@ -18,9 +18,16 @@ from async_loader.feeder.client.session import (
 )
 
 WELCOME = wire.Welcome(
-    version=2, incarnation=secrets.token_bytes(16), heartbeat_s=1.0, silence_s=10.0, insert_endpoint="tcp://a:1",
-    pull_endpoint="tcp://a:2", memory_endpoint=None, limits=wire.Limits(), tables=(),
-)  # fmt: skip
+    version=2,
+    incarnation=secrets.token_bytes(16),
+    heartbeat_s=1.0,
+    silence_s=10.0,
+    insert_endpoint="tcp://a:1",
+    pull_endpoint="tcp://a:2",
+    memory_endpoint=None,
+    limits=wire.Limits(),
+    tables=(),
+)
 
 
 def opened(wait_s=None):
@@ -83,7 +90,12 @@ def test_a_second_welcome_changes_nothing():
     assert session.number == 5
 
 
-@given(st.lists(st.tuples(st.sampled_from(["step", "sent", "heard", "welcome", "lost"]), st.floats(0, 4)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["step", "sent", "heard", "welcome", "lost"]), st.floats(0, 4)),
+        max_size=60,
+    )
+)
 def test_it_always_has_something_due_and_time_alone_never_stops_it(events):
     session, now = Session(0.0, None, lambda: 0.5), 0.0
     for event, after in events:

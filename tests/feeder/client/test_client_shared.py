@@ -1,4 +1,6 @@
-"""A learner on the feeder's host, and a feeder in a thread: batches in memory of the learner's, and what becomes of it."""
+"""A learner on the feeder's host, and a feeder in a thread: batches in memory of the learner's,
+and what becomes of it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ def queue(schema=SMALL, size=1000):
 def rows(count, schema=SMALL, first=0):
     numbers = np.arange(first, first + count)
     shape = schema["obs"][0]
-    return {"x": numbers, "obs": np.broadcast_to(numbers.reshape(-1, 1), (count, *shape)).astype(np.float32)}
+    return {
+        "x": numbers,
+        "obs": np.broadcast_to(numbers.reshape(-1, 1), (count, *shape)).astype(np.float32),
+    }
 
 
 def check(batch, count=None):
@@ -62,9 +67,15 @@ class Feeder:
 
     def __init__(self, folder, tables, memory=True, **settings):
         self.address = f"ipc://{folder}/f"
-        endpoints = {Plane.CONTROL: self.address, Plane.INSERT: f"{self.address}.insert", Plane.PULL: f"{self.address}.pull"}
+        endpoints = {
+            Plane.CONTROL: self.address,
+            Plane.INSERT: f"{self.address}.insert",
+            Plane.PULL: f"{self.address}.pull",
+        }
         self.memory = f"{folder}/f.memory" if memory else None
-        self.server = Server(tables, endpoints, memory=self.memory, settings=ServiceSettings(drain_s=0.0, **settings))
+        self.server = Server(
+            tables, endpoints, memory=self.memory, settings=ServiceSettings(drain_s=0.0, **settings)
+        )
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
 
@@ -105,11 +116,17 @@ def test_batches_come_in_shared_memory_by_themselves_and_stay_as_they_are(tmp_pa
             assert plan.lent
             check(plan.batch, 32)
             if i % 20 < 7:  # more than there are spare slots
-                kept.append((plan.batch, {name: array.copy() for name, array in plan.batch.items()}))
+                kept.append(
+                    (plan.batch, {name: array.copy() for name, array in plan.batch.items()})
+                )
             for batch, copy in kept:
-                assert all((batch[name] == copy[name]).all() for name in copy), "what is held is never written again"
+                assert all((batch[name] == copy[name]).all() for name in copy), (
+                    "what is held is never written again"
+                )
         assert source.transport == "shm"
-        assert (crossed(client) - before) / 60 < 400, "a batch is larger; who waits for each asks for each, sometimes twice"
+        assert (crossed(client) - before) / 60 < 400, (
+            "a batch is larger; who waits for each asks for each, sometimes twice"
+        )
         source.close()
         check(kept[0][0])
 
@@ -138,7 +155,9 @@ def test_tcp_is_what_is_asked_for(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("missing", ["not offered", "not reached"])
-def test_where_memory_cannot_be_had_auto_says_so_and_goes_on_and_shm_is_an_error(tmp_path, caplog, missing):
+def test_where_memory_cannot_be_had_auto_says_so_and_goes_on_and_shm_is_an_error(
+    tmp_path, caplog, missing
+):
     caplog.set_level(logging.DEBUG, "async_loader")
     with serving(tmp_path, replay(), memory=missing == "not reached") as (feeder, client):
         if missing == "not reached":
@@ -148,7 +167,9 @@ def test_where_memory_cannot_be_had_auto_says_so_and_goes_on_and_shm_is_an_error
         assert source.transport == "tcp"
         (said,) = [one for one in caplog.records if "shared memory" in one.getMessage()]
         assert said.levelno == (logging.WARNING if missing == "not reached" else logging.DEBUG)
-        assert ("cannot be reached" if missing == "not reached" else "listens at ipc:// only") in said.getMessage()
+        assert (
+            "cannot be reached" if missing == "not reached" else "listens at ipc:// only"
+        ) in said.getMessage()
         strict = client.table("t").source(transport="shm")
         with pytest.raises(Unsupported, match="use transport='auto' or 'tcp'"):
             strict.plan(32, patience())
@@ -253,7 +274,11 @@ def test_a_source_that_is_dropped_or_closed_gives_its_memory_back(tmp_path):
                 source.close()
             del source
             gc.collect()
-            line.news.until(lambda line=line: line.phase is ReaderPhase.CLOSED, Deadline(30), lambda: "it is not closed")
+            line.news.until(
+                lambda line=line: line.phase is ReaderPhase.CLOSED,
+                Deadline(30),
+                lambda: "it is not closed",
+            )
             until(lambda: mapped() == before)
 
 
@@ -276,7 +301,9 @@ def test_a_reopened_reader_is_granted_as_much_as_before_though_batches_wait(addr
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_batch_that_waits_while_a_reader_without_prefetch_is_reopened_is_not_the_last(tmp_path, transport):
+def test_a_batch_that_waits_while_a_reader_without_prefetch_is_reopened_is_not_the_last(
+    tmp_path, transport
+):
     with serving(tmp_path, replay()) as (feeder, client):
         source = client.table("t").source(prefetch=0, transport=transport)
         source.plan(4, patience())
@@ -284,18 +311,28 @@ def test_a_batch_that_waits_while_a_reader_without_prefetch_is_reopened_is_not_t
         with line.lock:
             line.ask()  # as a plan does whose patience ends before the batch comes
         client._connection.wake()
-        line.news.until(lambda: line.deliveries.inbox.waiting, Deadline(30), lambda: "no batch has come")
+        line.news.until(
+            lambda: line.deliveries.inbox.waiting, Deadline(30), lambda: "no batch has come"
+        )
         opening = line.deliveries.opening.number
         for session in feeder.server._server_state.sessions:
             feeder.server._server_state.sessions.drop(session)
-        line.news.until(lambda: line.deliveries.opening.number > opening, Deadline(30), lambda: "it was not opened again")
+        line.news.until(
+            lambda: line.deliveries.opening.number > opening,
+            Deadline(30),
+            lambda: "it was not opened again",
+        )
         for _ in range(3):
             check(source.plan(4, patience()).batch, 4)
         source.close()
 
 
-@pytest.mark.parametrize(("transport", "in_flight"), [("shm", 1 << 28), ("tcp", 1 << 28), ("tcp", 1 << 14)])
-def test_a_reader_that_may_run_further_ahead_than_a_feeder_sends_waits_for_nothing(tmp_path, monkeypatch, transport, in_flight):
+@pytest.mark.parametrize(
+    ("transport", "in_flight"), [("shm", 1 << 28), ("tcp", 1 << 28), ("tcp", 1 << 14)]
+)
+def test_a_reader_that_may_run_further_ahead_than_a_feeder_sends_waits_for_nothing(
+    tmp_path, monkeypatch, transport, in_flight
+):
     monkeypatch.setattr(reader_channel, "REMIND_S", 1e6)
     limits = LimitSettings(message_bytes=1 << 14, in_flight_bytes=in_flight, window_bytes=1 << 14)
     with serving(tmp_path, replay(), limits=limits) as (_, client):
@@ -325,14 +362,19 @@ def test_a_feeder_that_names_slots_it_does_not_have_ends_the_reader(address_of_a
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_a_learner_draws_from_a_feeder_what_it_would_draw_from_a_table_of_its_own(tmp_path, transport, prioritized):
+def test_a_learner_draws_from_a_feeder_what_it_would_draw_from_a_table_of_its_own(
+    tmp_path, transport, prioritized
+):
     def made():
-        return ReplayBuffer(1000, SMALL, seed=11, **({"sampler": Prioritized(0.6)} if prioritized else {}))
+        return ReplayBuffer(
+            1000, SMALL, seed=11, **({"sampler": Prioritized(0.6)} if prioritized else {})
+        )
 
     own = made()
     own.extend(**rows(700))
     with serving(tmp_path, {"t": made()}, filled=700) as (_, client):
-        # With priorities, a batch that is drawn ahead would not know of those of the batch before it.
+        # With priorities, a batch that is drawn ahead would not know of those of the batch before
+        # it.
         source = client.table("t").source(transport=transport, prefetch=0 if prioritized else None)
         rng = np.random.default_rng(5)
         for _ in range(40):
@@ -342,7 +384,9 @@ def test_a_learner_draws_from_a_feeder_what_it_would_draw_from_a_table_of_its_ow
                 np.testing.assert_array_equal(batch[name], array)
             if prioritized:
                 priority = rng.random(32)
-                assert source.update_priorities(batch["index"], priority) == own.update_priorities(wanted["index"], priority)
+                assert source.update_priorities(batch["index"], priority) == own.update_priorities(
+                    wanted["index"], priority
+                )
         assert source.transport == transport
         source.close()
 
@@ -364,10 +408,15 @@ def test_a_killed_learners_memory_and_leases_return_and_the_feeder_goes_on(tmp_p
         with open("/proc/self/maps") as maps:
             return sum("memfd:async_loader" in line for line in maps)
 
-    with serving(tmp_path, queue(LARGE), schema=LARGE, filled=64, silence_s=1.5, heartbeat_s=0.2) as (feeder, client):
+    with serving(
+        tmp_path, queue(LARGE), schema=LARGE, filled=64, silence_s=1.5, heartbeat_s=0.2
+    ) as (feeder, client):
         before = mapped()
         learner = subprocess.Popen(
-            [sys.executable, "-c", LEARNER, feeder.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", LEARNER, feeder.address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         said = learner.stdout.readline()
         assert said.startswith("shm")
@@ -376,7 +425,8 @@ def test_a_killed_learners_memory_and_leases_return_and_the_feeder_goes_on(tmp_p
         learner.communicate()
         source = client.table("t").source()
         seen = set()
-        while not set(range(16, 64)) <= seen:  # all that it had not given back; the first two batches it may have
+        # all that it had not given back; the first two batches it may have
+        while not set(range(16, 64)) <= seen:
             seen |= set(source.plan(8, patience()).batch["x"].tolist())
         source.close()
         until(lambda: mapped() == before)
@@ -400,7 +450,9 @@ server.run()
 
 @contextlib.contextmanager
 def process(path):
-    server = subprocess.Popen([sys.executable, "-c", SERVER, path], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, path], stdout=subprocess.PIPE, text=True
+    )
     try:
         yield server, server.stdout.readline().strip()
     finally:
@@ -437,7 +489,9 @@ def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(
             check(batch, 8)
         check(batch, 8)
         assert sources[0].transport == "shm"
-        assert sources[0]._channel.memory.slots is not slots, "what the first could still write into is not offered again"
+        assert sources[0]._channel.memory.slots is not slots, (
+            "what the first could still write into is not offered again"
+        )
         for batch in held:
             check(batch, 8)
         sources[0].close()

@@ -15,7 +15,9 @@ DOUBLED = 2  # by Linux, for what it keeps beside the bytes
 
 
 def send_buffers(plane: str) -> list[int]:
-    """Bytes that the kernel keeps of what this process sends over Unix sockets whose peer is bound to this plane's path."""
+    """Bytes that the kernel keeps of what this process sends over Unix sockets whose peer is
+    bound to this plane's path.
+    """
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -28,7 +30,9 @@ def send_buffers(plane: str) -> list[int]:
     return found
 
 
-def test_the_kernel_keeps_more_of_inserts_than_of_requests_while_a_feeder_writes_into_its_table() -> None:
+def test_the_kernel_keeps_more_of_inserts_than_of_requests_while_a_feeder_writes_into_its_table() -> (
+    None
+):
     most = int(Path("/proc/sys/net/core/wmem_max").read_text())
     with connect("embedded", tables={"replay": 100}, timeout_s=60.0) as client:
         with client.table("replay").writer() as writer:

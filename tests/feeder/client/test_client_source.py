@@ -23,7 +23,9 @@ def plan(source, batch_size=4):
 
 
 def test_batches_come_as_far_as_they_were_granted(feeder, client):
-    source = client.table("replay").source(prefetch=2, view=Transitions(n_steps=3, gamma=0.5), seed=7, timeout_s=5.0)
+    source = client.table("replay").source(
+        prefetch=2, view=Transitions(n_steps=3, gamma=0.5), seed=7, timeout_s=5.0
+    )
     assert isinstance(source, Source)
     assert isinstance(source, Foresighted)
     with pytest.raises(Timeout, match="batches of table 'replay'"):
@@ -63,7 +65,9 @@ def test_the_end_comes_after_the_last_batch(feeder, client):
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
     feeder.until(lambda: feeder.granted[1])
-    feeder.do(lambda feeder: (feeder.batch(1, 0), feeder.tell(1, wire.End(reason="drained", count=1))))
+    feeder.do(
+        lambda feeder: (feeder.batch(1, 0), feeder.tell(1, wire.End(reason="drained", count=1)))
+    )
     assert plan(source) is not END
     assert plan(source) is END
     assert plan(source) is END
@@ -74,7 +78,9 @@ def test_a_timeout_of_the_feeder_is_ours_and_credits_stay(feeder, client):
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
     feeder.until(lambda: feeder.granted[1] == 4)
-    feeder.do(lambda feeder: feeder.tell(1, wire.Error.of(wire.ErrorCode.TIMEOUT, "nobody inserts")))
+    feeder.do(
+        lambda feeder: feeder.tell(1, wire.Error.of(wire.ErrorCode.TIMEOUT, "nobody inserts"))
+    )
     with pytest.raises(Timeout, match="nobody inserts"):
         plan(source)
     feeder.do(lambda feeder: feeder.batch(1, 0))
@@ -116,10 +122,15 @@ def test_feedback_says_what_became_of_it(feeder, client):
     with pytest.raises(Timeout):
         source.plan(4, patience(0.0))
     assert source.update_priorities(np.arange(3), np.ones(3)) == Applied(2, 1)
-    assert source.update_priorities(np.arange(10_000), np.ones(10_000)).applied == 9_999  # in one message
-    assert client.table("replay").update_priorities(np.arange(4), np.ones(4, np.float32)) == Applied(3, 1)
+    # in one message
+    assert source.update_priorities(np.arange(10_000), np.ones(10_000)).applied == 9_999
+    assert client.table("replay").update_priorities(
+        np.arange(4), np.ones(4, np.float32)
+    ) == Applied(3, 1)
     for bad in (np.array([np.nan]), np.array([-1.0]), np.array([np.inf])):
-        with pytest.raises(ConfigError, match=r"priority 0 of \d+ is .*: priorities are numbers from 0 to 1e\+100"):
+        with pytest.raises(
+            ConfigError, match=r"priority 0 of \d+ is .*: priorities are numbers from 0 to 1e\+100"
+        ):
             source.update_priorities(np.arange(1), bad)
 
 
@@ -142,7 +153,13 @@ def test_batches_that_nobody_asked_for_are_of_an_earlier_opening(feeder, client,
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
     feeder.until(lambda: feeder.granted[1] == 2)
-    feeder.do(lambda feeder: [feeder.batch(1, sequence, 900), feeder.batch(1, 0, 100), feeder.batch(1, 1, 200)])
+    feeder.do(
+        lambda feeder: [
+            feeder.batch(1, sequence, 900),
+            feeder.batch(1, 0, 100),
+            feeder.batch(1, 1, 200),
+        ]
+    )
     assert [plan(source).batch["index"][0] for _ in range(2)] == [100, 200]
     feeder.until(lambda: feeder.granted[1] == 4)
     assert client.status() == {"fine": True}
@@ -195,7 +212,9 @@ def test_a_plan_that_waits_ends_when_the_feeder_is_lost(address):
         client.close()
 
 
-def test_batches_that_were_here_before_a_session_was_lost_are_asked_for_anew_when_they_are_used(feeder, client):
+def test_batches_that_were_here_before_a_session_was_lost_are_asked_for_anew_when_they_are_used(
+    feeder, client
+):
     source = client.table("replay").source(prefetch=2)
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
@@ -235,14 +254,18 @@ def test_priorities_for_a_reader_that_cannot_be_opened_trouble_nobody_else(feede
     assert client.status() == {"fine": True}
 
 
-def test_what_is_said_of_a_reader_is_no_answer_to_a_request_of_another_that_has_the_same_number(feeder, client):
+def test_what_is_said_of_a_reader_is_no_answer_to_a_request_of_another_that_has_the_same_number(
+    feeder, client
+):
     source = client.table("replay").source()
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
 
     def complain_first(feeder, plane, route, message):
         body = wire.Error.of(wire.ErrorCode.UNSUPPORTED, "never")
-        feeder.say(plane, route, Message(body, message.session, message.sequence, source._channel.number))
+        feeder.say(
+            plane, route, Message(body, message.session, message.sequence, source._channel.number)
+        )
 
     feeder.hooks[Type.PRIORITIES] = complain_first
     assert client.table("replay").update_priorities([1, 2], [1.0, 1.0]).applied == 1
@@ -261,7 +284,9 @@ def test_priorities_after_the_end_of_a_source_are_refused_at_once(feeder, client
         source.update_priorities(np.arange(1), np.ones(1))
 
 
-def test_rows_of_a_feeder_that_is_no_more_are_stale_whatever_the_next_one_calls_by_their_ids(feeder, client):
+def test_rows_of_a_feeder_that_is_no_more_are_stale_whatever_the_next_one_calls_by_their_ids(
+    feeder, client
+):
     sent = []
 
     def priorities(feeder, plane, route, message):
@@ -278,7 +303,12 @@ def test_rows_of_a_feeder_that_is_no_more_are_stale_whatever_the_next_one_calls_
     feeder.do(lambda feeder: feeder.batch(1, 0))
     first = plan(source).batch["index"]
     assert source.update_priorities(first, np.full(4, 1.0)) == Applied(4, 0)
-    feeder.do(lambda feeder: (setattr(feeder, "incarnation", b"another" + bytes(9)), feeder.sessions.clear()))
+    feeder.do(
+        lambda feeder: (
+            setattr(feeder, "incarnation", b"another" + bytes(9)),
+            feeder.sessions.clear(),
+        )
+    )
     feeder.until(lambda: feeder.seen[Type.OPEN_READER] == 2 and feeder.granted[1] == 1)
     feeder.do(lambda feeder: feeder.batch(1, 0, 2))
     second = plan(source).batch["index"]

@@ -151,7 +151,9 @@ def test_priorities_reach_the_table(client):
     assert batch["weight"].dtype == np.float32
     done = table.update_priorities(batch["index"], np.ones(64))
     assert (done.applied, done.stale) == (64, 0)
-    with pytest.raises(ConfigError, match=r"priority 0 of \d+ is .*: priorities are numbers from 0 to 1e\+100"):
+    with pytest.raises(
+        ConfigError, match=r"priority 0 of \d+ is .*: priorities are numbers from 0 to 1e\+100"
+    ):
         table.update_priorities(batch["index"], -np.ones(64))
     with pytest.raises(Unsupported, match="no priorities"):
         filled(client, "plain").update_priorities([0], [1.0])
@@ -159,7 +161,9 @@ def test_priorities_reach_the_table(client):
 
 def test_a_view_is_the_one_of_the_call(client):
     table = client.table("linked")
-    with table.writer(schema={"obs": Field((), "float32", next="next_obs"), "reward": "float32"}) as writer:
+    with table.writer(
+        schema={"obs": Field((), "float32", next="next_obs"), "reward": "float32"}
+    ) as writer:
         for step in range(20):
             writer.append(obs=step, reward=1.0)
     batch = table.sample(64, view=Transitions(n_steps=3, gamma=0.5))

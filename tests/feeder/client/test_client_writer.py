@@ -39,7 +39,8 @@ def test_rows_go_out_by_number(feeder, client):
     for i in range(8):
         writer.append(step(i))
     feeder.until(lambda: len(rewards(feeder)) == 8)
-    assert sorted(set(feeder.inserts)) == [0, 1]  # whoever waits for an ACK for too long sends the last again
+    # whoever waits for an ACK for too long sends the last again
+    assert sorted(set(feeder.inserts)) == [0, 1]
     writer.append(step(8))
     writer.close()
     assert rewards(feeder) == list(range(9))
@@ -150,7 +151,9 @@ def test_a_writer_that_is_closed_before_it_was_answered_leaves_no_writer_behind(
     writer.close()
     feeder.do(lambda feeder: feeder.on_open_writer(*held[0]))
     feeder.until(lambda: feeder.seen[Type.CLOSE_WRITER])
-    for _ in range(2):  # the first answer comes after that to CLOSE_WRITER, the second when the lines had a turn after it
+    # the first answer comes after that to CLOSE_WRITER, the second when the lines had a turn after
+    # it
+    for _ in range(2):
         client.status()
     assert not client._connection._channels
 
@@ -160,7 +163,13 @@ def test_extend_that_times_out_says_how_far_it_came(feeder, client):
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE, buffer_bytes=1000)
     batch = {"obs": np.zeros((10, 2), np.float32), "reward": np.arange(10, dtype=np.float32)}
     writer.append(step(0))  # it is open from here on
-    assert fill(lambda _: writer.extend(batch, timeout_s=0.01), "of 10 rows were added, the others were not") > 0
+    assert (
+        fill(
+            lambda _: writer.extend(batch, timeout_s=0.01),
+            "of 10 rows were added, the others were not",
+        )
+        > 0
+    )
     feeder.hold_acks = False
     writer.flush()
 
@@ -168,7 +177,9 @@ def test_extend_that_times_out_says_how_far_it_came(feeder, client):
 def test_the_oldest_unsent_is_dropped_and_its_stream_cut(address):
     with FakeFeeder(address, window=(1 << 20, 4)) as feeder, connect(address) as client:
         feeder.hold_acks = True
-        writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE, buffer_bytes=1000, overflow="drop_oldest")
+        writer = client.table("replay").writer(
+            batch_rows=4, linger_ms=LATE, buffer_bytes=1000, overflow="drop_oldest"
+        )
         writer.append(step(0), stream=3)
         for i in range(1, 100):
             writer.append(step(i), stream=3, timeout_s=0)
@@ -227,7 +238,9 @@ def test_acknowledgements_that_come_twice_or_late_do_no_harm(feeder, client):
         feeder.say(
             plane,
             route,
-            message.reply(wire.Ack(1 << 40, 0, *feeder.window)) if message.sequence == 9 else message.reply(wire.Pong()),
+            message.reply(wire.Ack(1 << 40, 0, *feeder.window))
+            if message.sequence == 9
+            else message.reply(wire.Pong()),
         )
         return True
 
@@ -273,7 +286,8 @@ def test_what_a_feeder_lost_is_counted_and_said(address):
         writer.append(step(7))
         feeder.until(lambda: len(rewards(feeder)) == 8)
     with FakeFeeder(address) as feeder:
-        with pytest.warns(UserWarning, match="lost 6 rows"):  # said by whichever call comes first after it is known
+        # said by whichever call comes first after it is known
+        with pytest.warns(UserWarning, match="lost 6 rows"):
             append_and_flush(writer, 8)
         assert rewards(feeder) == [6, 7, 8]
         assert client.stats().rows_lost == 6
@@ -334,9 +348,16 @@ def test_final_observations_follow_their_steps(address):
             writer.end_episode(final_obs=np.full(2, 7, np.float32), terminated=True)
         (rows,) = feeder.rows.values()
         assert [(stream, flags) for stream, flags, _ in rows] == [
-            (1, 0), (1, TRUNCATED), (1, FINAL), (0, TERMINATED), (0, FINAL | TRUNCATED), (0, TRUNCATED), (0, FINAL),
-            (0, 0), (0, FINAL | TERMINATED | SHOWN),
-        ]  # fmt: skip
+            (1, 0),
+            (1, TRUNCATED),
+            (1, FINAL),
+            (0, TERMINATED),
+            (0, FINAL | TRUNCATED),
+            (0, TRUNCATED),
+            (0, FINAL),
+            (0, 0),
+            (0, FINAL | TERMINATED | SHOWN),
+        ]
         assert rewards(feeder) == [0, 1, 2, 3, 4]
         assert client.stats().rows_acked == client.stats().rows_added == 5
 
@@ -355,12 +376,18 @@ def test_extend_adds_columns_with_their_final_observations(address):
             n = 10
             ends = np.arange(n) % 3 == 2
             writer.extend(
-                obs=np.zeros((n, 2), np.float32), reward=np.arange(n, dtype=np.float32), terminated=np.zeros(n, np.bool_),
-                truncated=ends, final_obs=np.ones((n, 2), np.float32), stream=np.arange(n) % 2, priority=np.ones(n),
-            )  # fmt: skip
+                obs=np.zeros((n, 2), np.float32),
+                reward=np.arange(n, dtype=np.float32),
+                terminated=np.zeros(n, np.bool_),
+                truncated=ends,
+                final_obs=np.ones((n, 2), np.float32),
+                stream=np.arange(n) % 2,
+                priority=np.ones(n),
+            )
         (rows,) = feeder.rows.values()
         assert rewards(feeder) == list(range(n))
-        assert client.stats().rows_acked == client.stats().rows_added == n  # steps, not what was observed after them
+        # steps, not what was observed after them
+        assert client.stats().rows_acked == client.stats().rows_added == n
         for i, (stream, flags, _) in enumerate(rows):
             if flags == FINAL:
                 assert rows[i - 1][:2] == (stream, TRUNCATED)
@@ -373,7 +400,10 @@ def test_large_fields_travel_beside_the_rows(address):
         with client.table("replay").writer(batch_rows=8) as writer:
             for i in range(20):
                 writer.append(pixels=np.full((40, 40), i, np.uint8), reward=float(i))
-            writer.extend(pixels=np.zeros((100, 40, 40), np.uint8), reward=np.arange(20, 120, dtype=np.float32))
+            writer.extend(
+                pixels=np.zeros((100, 40, 40), np.uint8),
+                reward=np.arange(20, 120, dtype=np.float32),
+            )
         assert rewards(feeder) == list(range(120))
 
 
@@ -412,7 +442,8 @@ def test_threads_share_a_writer_and_each_stream_stays_in_order(feeder, client):
     writer.flush()
     (rows,) = feeder.rows.values()
     numbers = {number for number, _, _ in rows}
-    assert numbers == {1, 2, 3, 4}  # in the order in which they were first used; 0 is the writer's own
+    # in the order in which they were first used; 0 is the writer's own
+    assert numbers == {1, 2, 3, 4}
     for number in numbers:
         assert [reward for one, _, reward in rows if one == number] == list(range(500))
 
@@ -468,7 +499,9 @@ def test_a_late_refusal_is_no_answer_to_what_was_asked_since():
     assert (line.failure, line.phase) == (None, WriterPhase.OPENING)
 
 
-def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(feeder, client, monkeypatch):
+def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(
+    feeder, client, monkeypatch
+):
     for name in ("PROBE_S", "PROBE_MOST_S"):  # nothing is sent twice but where it is said
         monkeypatch.setattr(f"async_loader.feeder.client.writer_channel.{name}", 1e6)
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE)
@@ -518,5 +551,8 @@ def test_close_ends_the_open_episodes_and_only_these(feeder, client):
         writer.append(step(2), stream="over", truncated=True)
     assert writer.closed
     (rows,) = feeder.rows.values()
-    assert [(number, flags) for number, flags, _ in rows[3:]] == [(0, FINAL | TRUNCATED), (1, FINAL | TRUNCATED)]
+    assert [(number, flags) for number, flags, _ in rows[3:]] == [
+        (0, FINAL | TRUNCATED),
+        (1, FINAL | TRUNCATED),
+    ]
     assert client.stats().rows_acked == 3

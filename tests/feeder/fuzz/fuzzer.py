@@ -1,10 +1,11 @@
-"""Hostile connections to every socket of a feeder, beside honest clients. Has no opinion: `Fuzz.wrong` says what was found.
+"""Hostile connections to every socket of a feeder, beside honest clients. Has no opinion:
+`Fuzz.wrong` says what was found.
 
-A server over tcp and one over ipc, with its socket for shared memory, are processes of their own. An input
-is one connection: what it sends is random, damaged, cut off, endless, or well-formed and hostile, as routing
-ids that others have, heartbeats behind messages that are stopped, and lengths that cannot be. Honest clients
-write and read all the time; at the end every row that a server acknowledged has to be there, in the server
-that was there at the beginning.
+A server over tcp and one over ipc, with its socket for shared memory, are processes of their own.
+An input is one connection: what it sends is random, damaged, cut off, endless, or well-formed and
+hostile, as routing ids that others have, heartbeats behind messages that are stopped, and lengths
+that cannot be. Honest clients write and read all the time; at the end every row that a server
+acknowledged has to be there, in the server that was there at the beginning.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Served:
 
     def __init__(self, bind: str) -> None:
         command = [sys.executable, "-c", CHILD, bind, str(CAPACITY)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         self.address = self.process.stdout.readline().strip()
         if not self.address:
             raise RuntimeError(self.process.stderr.read())
@@ -69,11 +72,20 @@ class Served:
         """Where each plane listens, as `socket.connect` takes it."""
         if self.address.startswith("ipc://"):
             path = self.address.removeprefix("ipc://")
-            return {CONTROL: path, INSERT: f"{path}.insert", PULL: f"{path}.pull", MEMORY: f"{path}.memory"}
+            return {
+                CONTROL: path,
+                INSERT: f"{path}.insert",
+                PULL: f"{path}.pull",
+                MEMORY: f"{path}.memory",
+            }
         planes = self.client._connection._sockets
         found = {CONTROL: self.address}
         for plane in (INSERT, PULL):
-            found[plane] = planes._sockets[type(next(iter(planes._sockets)))[plane.upper()]].last_endpoint.decode().rstrip("\0")
+            found[plane] = (
+                planes._sockets[type(next(iter(planes._sockets)))[plane.upper()]]
+                .last_endpoint.decode()
+                .rstrip("\0")
+            )
         return {plane: ("127.0.0.1", int(end.rpartition(":")[2])) for plane, end in found.items()}
 
     def begin(self) -> None:
@@ -113,7 +125,9 @@ class Served:
             if status["incarnation"] != self.incarnation or status["pid"] != self.process.pid:
                 wrong.append("another server answers")
             if not self.written <= table["inserted"] <= self.written + len(self.errors):
-                wrong.append(f"{self.written} rows were acknowledged, {table['inserted']} are there")
+                wrong.append(
+                    f"{self.written} rows were acknowledged, {table['inserted']} are there"
+                )
             if faults := status["connections"]["faults"] + status["counters"]["faults"]:
                 wrong.append(f"the server says that {faults} inputs met faults of its own")
         except Exception as error:
@@ -142,9 +156,16 @@ class Fuzz:
         self._servers = [Served("tcp://127.0.0.1:*"), Served(f"ipc://{folder}/s")]
         self._places = [(one, plane) for one in self._servers for plane in one.ends]
         self._makers = [
-            self._noise, self._damaged, self._cut_off, self._identity, self._stopped_and_pinged, self._lengths, self._messages,
-            self._heartbeats, self._early,
-        ]  # fmt: skip
+            self._noise,
+            self._damaged,
+            self._cut_off,
+            self._identity,
+            self._stopped_and_pinged,
+            self._lengths,
+            self._messages,
+            self._heartbeats,
+            self._early,
+        ]
         self.inputs = 0
         self.kinds: dict[str, int] = {}
         self.rss: list[list[int]] = []
@@ -159,7 +180,9 @@ class Fuzz:
                 self._one()
                 if self.inputs % EVERY == 0:
                     self.rss.append([one.rss for one in self._servers])
-                if self.inputs % 100 == 0 and any(one.process.poll() is not None for one in self._servers):
+                if self.inputs % 100 == 0 and any(
+                    one.process.poll() is not None for one in self._servers
+                ):
                     self.wrong.append(f"a server ended after {self.inputs} inputs")
                     break
             for one in self._servers:
@@ -175,7 +198,13 @@ class Fuzz:
         if len(self.rss) < 2:
             return 0.0
         spans = len(self.rss) - 1
-        return max((last - first) / spans for first, last in zip(self.rss[0], self.rss[-1], strict=True)) / MIB
+        return (
+            max(
+                (last - first) / spans
+                for first, last in zip(self.rss[0], self.rss[-1], strict=True)
+            )
+            / MIB
+        )
 
     def _one(self) -> None:
         server, plane = self._random.choice(self._places)
@@ -197,7 +226,11 @@ class Fuzz:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             at = 0
             while at < len(data):
-                step = self._random.choice((1, 10, 64, 1 << 16, 1 << 20)) if len(data) < 300 else 1 << 20
+                step = (
+                    self._random.choice((1, 10, 64, 1 << 16, 1 << 20))
+                    if len(data) < 300
+                    else 1 << 20
+                )
                 sock.sendall(data[at : at + step])
                 at += step
             if self._random.random() < 0.1:
@@ -210,10 +243,14 @@ class Fuzz:
         return self._random.randbytes(self._random.randrange(most + 1))
 
     def _noise(self) -> bytes:
-        return self._random.choice((b"", greeting(), opening(), greeting(b"CURVE"))) + self._bytes(200)
+        return self._random.choice((b"", greeting(), opening(), greeting(b"CURVE"))) + self._bytes(
+            200
+        )
 
     def _early(self) -> bytes:
-        name = self._random.choice((b"READY", b"HELLO", b"INITIATE", b"ERROR", b"PING", b"", b"\xff"))
+        name = self._random.choice(
+            (b"READY", b"HELLO", b"INITIATE", b"ERROR", b"PING", b"", b"\xff")
+        )
         return greeting() + frame(bytes([len(name)]) + name + self._bytes(60), COMMAND)
 
     def _damaged(self) -> bytes:
@@ -230,20 +267,30 @@ class Fuzz:
         """One that the next peer of a ROUTER of libzmq would get, or that of another."""
         start = self._random.choice((0x6B8B4567, 0x327B23C6, 0x643C9869, 0))
         number = struct.pack(">I", (start + self._random.randrange(60)) % (1 << 32))
-        return opening(self._random.choice((b"\0" + number, b"same", b"\0", bytes(255)))) + self._messages_of(1)
+        return opening(
+            self._random.choice((b"\0" + number, b"same", b"\0", bytes(255)))
+        ) + self._messages_of(1)
 
     def _stopped_and_pinged(self) -> bytes:
         one = framed(encode(Message(Ping(), 5)))
         return opening() + one * self._random.choice((70, 260)) + ping(b"ctx") + one * 40
 
     def _lengths(self) -> bytes:
-        size = self._random.choice((0, 255, 256, 1 << 16, 1 << 20, 1 << 26, (1 << 26) + 1, 1 << 40, (1 << 64) - 1))
+        size = self._random.choice(
+            (0, 255, 256, 1 << 16, 1 << 20, 1 << 26, (1 << 26) + 1, 1 << 40, (1 << 64) - 1)
+        )
         flags = self._random.choice((LONG, LONG | MORE, LONG | COMMAND, LONG | 0x80))
         return opening() + bytes([flags]) + struct.pack(">Q", size) + self._bytes(1000)
 
     def _heartbeats(self) -> bytes:
         return opening() + b"".join(
-            self._random.choice((ping(self._bytes(20), self._random.randrange(1 << 16)), frame(b"\4PING", COMMAND), ping()))
+            self._random.choice(
+                (
+                    ping(self._bytes(20), self._random.randrange(1 << 16)),
+                    frame(b"\4PING", COMMAND),
+                    ping(),
+                )
+            )
             for _ in range(self._random.randrange(1, 200))
         )
 
@@ -251,7 +298,9 @@ class Fuzz:
         return opening() + self._messages_of(self._random.randrange(1, 20))
 
     def _messages_of(self, count: int) -> bytes:
-        """Of the wire, some damaged: frames too many, headers that are wrong, bodies that are none."""
+        """Of the wire, some damaged: frames too many, headers that are wrong, bodies that are
+        none.
+        """
         found = b""
         for _ in range(count):
             hello = Hello(client=self._random.randbytes(16), pid=1, host="h", oldest=9, newest=9)
@@ -270,7 +319,10 @@ class Fuzz:
     def _offer(self, path: str) -> None:
         """To the socket for shared memory."""
         record = self._random.choice((self._bytes(64), b"ALM1" + self._random.randbytes(28), b""))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, contextlib.ExitStack() as stack:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock,
+            contextlib.ExitStack() as stack,
+        ):
             sock.settimeout(PATIENCE_S)
             sock.connect(path)
             fds = [os.memfd_create("fuzz") for _ in range(self._random.randrange(4))]

@@ -1,4 +1,5 @@
-"""``python tests/feeder/fuzz/play.py 100000 [SEED]``: hostile connections, and what they did to honest ones and to memory.
+"""``python tests/feeder/fuzz/play.py 100000 [SEED]``: hostile connections, and what they did to
+honest ones and to memory.
 
 With ``--json`` the last line is what `scripts/bench soak` records.
 """

@@ -1,4 +1,6 @@
-"""A server and its peers in one thread: unix sockets, a clock that is moved by hand, rounds that are made one by one."""
+"""A server and its peers in one thread: unix sockets, a clock that is moved by hand, rounds that
+are made one by one.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ def rows_of(values, schema: Schema = SCHEMA, flags=None, streams=None) -> tuple[
     values = np.asarray(values, np.int64)
     layout, n = RowLayout.of(schema), len(values)
     columns = [
-        np.broadcast_to(values.reshape(n, *[1] * len(f.shape)), (n, *f.shape)).astype(f.dtype).copy() for f in schema.fields[:1]
+        np.broadcast_to(values.reshape(n, *[1] * len(f.shape)), (n, *f.shape))
+        .astype(f.dtype)
+        .copy()
+        for f in schema.fields[:1]
     ]
     columns += [np.zeros((n, *f.shape), f.dtype) for f in schema.fields[1:]]
     flags = np.zeros(n, np.uint32) if flags is None else np.asarray(flags, np.uint32)
@@ -65,7 +70,9 @@ def rows_of(values, schema: Schema = SCHEMA, flags=None, streams=None) -> tuple[
 
 
 class Dealer:
-    """A client's socket that speaks ZMTP by itself, in place of libzmq's, whose threads a round made by hand cannot wait for."""
+    """A client's socket that speaks ZMTP by itself, in place of libzmq's, whose threads a round
+    made by hand cannot wait for.
+    """
 
     def __init__(self, endpoint: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -115,9 +122,13 @@ class Dealer:
 
 
 class Peer:
-    """A client of raw sockets. ``turn`` lets the server do a round, where it has no thread of its own."""
+    """A client of raw sockets. ``turn`` lets the server do a round, where it has no thread of
+    its own.
+    """
 
-    def __init__(self, context, endpoints, turn=None, *, client: bytes | None = None, wait_ms: int = 60_000) -> None:
+    def __init__(
+        self, context, endpoints, turn=None, *, client: bytes | None = None, wait_ms: int = 60_000
+    ) -> None:
         self.client, self._turn, self._wait_ms = client or os.urandom(16), turn, wait_ms
         self.sockets = {}
         self._batch_sizes: dict[int, int] = {}
@@ -141,11 +152,20 @@ class Peer:
         self.close()
 
     def send(
-        self, plane: Plane, body, number: int = 0, sequence: int | None = None, *, session: int | None = None, **others
+        self,
+        plane: Plane,
+        body,
+        number: int = 0,
+        sequence: int | None = None,
+        *,
+        session: int | None = None,
+        **others,
     ) -> None:
         self.sequence += 1
         session = self.session if session is None else session
-        message = Message(body, session, self.sequence if sequence is None else sequence, number, **others)
+        message = Message(
+            body, session, self.sequence if sequence is None else sequence, number, **others
+        )
         self.sockets[plane].send_multipart(encode(message))
         while self._turn is not None and self.sockets[plane].unsent:
             self._turn()
@@ -174,20 +194,49 @@ class Peer:
                 self.ask(plane, Ping())
         return answer
 
-    def open_writer(self, number: int = 1, producer: bytes = b"p" * 16, epoch: int = 0, schema=SCHEMA, table: str = "t"):
-        body = OpenWriter(table=table, producer=producer, epoch=epoch, schema=None if schema is None else spec_of(schema))
+    def open_writer(
+        self,
+        number: int = 1,
+        producer: bytes = b"p" * 16,
+        epoch: int = 0,
+        schema=SCHEMA,
+        table: str = "t",
+    ):
+        body = OpenWriter(
+            table=table,
+            producer=producer,
+            epoch=epoch,
+            schema=None if schema is None else spec_of(schema),
+        )
         return self.ask(Plane.CONTROL, body, number)
 
-    def insert(self, sequence: int, values, number: int = 1, schema: Schema = SCHEMA, message_flags: int = 0, **others) -> None:
+    def insert(
+        self,
+        sequence: int,
+        values,
+        number: int = 1,
+        schema: Schema = SCHEMA,
+        message_flags: int = 0,
+        **others,
+    ) -> None:
         layout, steps = rows_of(values, schema, **others)
-        self.send(Plane.INSERT, insert(layout, steps), number, sequence, schema=layout.schema_id, flags=message_flags)
+        self.send(
+            Plane.INSERT,
+            insert(layout, steps),
+            number,
+            sequence,
+            schema=layout.schema_id,
+            flags=message_flags,
+        )
 
     def close_writer(self, last: int, number: int = 1) -> None:
         self.send(Plane.CONTROL, CloseWriter(last=last), number)
 
     def open_reader(self, number: int = 1, batch_size: int = 4, table: str = "t", **others):
         self._batch_sizes[number] = batch_size
-        return self.ask(Plane.CONTROL, OpenReader(table=table, batch_size=batch_size, **others), number)
+        return self.ask(
+            Plane.CONTROL, OpenReader(table=table, batch_size=batch_size, **others), number
+        )
 
     def close_reader(self, number: int = 1, arrived: int = 0, seen=(), unseen=()):
         back = np.array([*seen, *unseen], np.uint64)
@@ -204,7 +253,10 @@ class Peer:
         schema = schema_of(reader.body.schema)
         form = BatchForm.of(schema, self._batch_sizes[message.number])
         place = [one.name for one in schema.fields].index(field)
-        found = [form.arrays(block)[place][:rows].reshape(rows, -1)[:, 0] for block, rows, _ in form.blocks(message.body)]
+        found = [
+            form.arrays(block)[place][:rows].reshape(rows, -1)[:, 0]
+            for block, rows, _ in form.blocks(message.body)
+        ]
         return np.concatenate(found).tolist()
 
     def redelivered(self, message: Message, reader: Message) -> list[bool]:
@@ -214,7 +266,9 @@ class Peer:
 
 def served(**given) -> ServiceSettings:
     """Settings of a server; those of its limits are named like all others."""
-    bounds = {name: given.pop(name) for name in list(given) if name in LimitSettings.__struct_fields__}
+    bounds = {
+        name: given.pop(name) for name in list(given) if name in LimitSettings.__struct_fields__
+    }
     return ServiceSettings(limits=LimitSettings(**bounds), **given)
 
 
@@ -227,12 +281,16 @@ class Rig:
         self.endpoints = {plane: f"ipc://{self._folder.name}/{plane.value}" for plane in Plane}
         tables = tables or {"t": ReplayBuffer(1000, SCHEMA, seed=0)}
         memory = settings.pop("memory", None)
-        self.server = Server(tables, self.endpoints, served(**settings), memory=memory, clock=self.clock)
+        self.server = Server(
+            tables, self.endpoints, served(**settings), memory=memory, clock=self.clock
+        )
         self.tables, self.server_state = tables, self.server._server_state
         self._peers: list[Peer] = []
 
     def turn(self) -> None:
-        """What has been sent by now is received, and a round made; ACKs that it puts off are sent."""
+        """What has been sent by now is received, and a round made; ACKs that it puts off are
+        sent.
+        """
         self.half_turn()
         self.server._insert_handler.tell(at_once=True)
 

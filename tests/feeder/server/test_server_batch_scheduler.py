@@ -28,7 +28,9 @@ from async_loader.schema import Schema
 
 
 def queue(size: int = 100) -> dict[str, ReplayBuffer]:
-    return {"t": ReplayBuffer(size, SCHEMA, sampler=Fifo(), limiter=Queue(size), max_times_sampled=1)}
+    return {
+        "t": ReplayBuffer(size, SCHEMA, sampler=Fifo(), limiter=Queue(size), max_times_sampled=1)
+    }
 
 
 def batches(peer) -> list:
@@ -115,7 +117,9 @@ def test_learners_take_turns():
         served = []
         for peer in peers:
             peer._turn = None
-            served.append(sum(1 for _ in iter(lambda p=peer: p.receive(Plane.PULL, wait=False), None)))
+            served.append(
+                sum(1 for _ in iter(lambda p=peer: p.receive(Plane.PULL, wait=False), None))
+            )
         assert sorted(served) == [21, 21, 22]
 
 
@@ -138,9 +142,16 @@ def test_what_a_dead_learner_had_is_delivered_again_to_another_with_a_flag_and_c
         reader = other.open_reader(batch_size=3)
         other.pull(3)
         came = batches(other)
-        assert [other.values(message, reader) for message in came] == [[4, 5, 6], [7, 8, 9], [10, 11]][: len(came)]
+        assert [other.values(message, reader) for message in came] == [
+            [4, 5, 6],
+            [7, 8, 9],
+            [10, 11],
+        ][: len(came)]
         assert [bool(message.flags & REDELIVERED) for message in came] == [True, True]
-        assert [other.redelivered(message, reader) for message in came] == [[True] * 3, [True, False, False]]
+        assert [other.redelivered(message, reader) for message in came] == [
+            [True] * 3,
+            [True, False, False],
+        ]
         writer.insert(1, [12])
         (last,) = batches(other)
         assert other.values(last, reader) == [10, 11, 12]
@@ -160,17 +171,22 @@ def test_a_reader_that_closes_in_good_order_says_what_was_used_what_was_seen_and
         peer.pull(8)
         assert len(batches(peer)) == 8
         peer.give_back([0])
-        peer.close_reader(arrived=6, seen=[3], unseen=[5, 4])  # 1 and 2 were used, 6 and 7 did not arrive
+        # 1 and 2 were used, 6 and 7 did not arrive
+        peer.close_reader(arrived=6, seen=[3], unseen=[5, 4])
         reader = other.open_reader(batch_size=2)
         other.pull(7)
-        came = [(other.values(one, reader), other.redelivered(one, reader)) for one in batches(other)]
+        came = [
+            (other.values(one, reader), other.redelivered(one, reader)) for one in batches(other)
+        ]
         new = [([n, n + 1], [False, False]) for n in (8, 10, 12, 14, 16, 18)]
         assert came == [([6, 7], [True, True]), *new]
         assert not rig.server_state.tables["t"].scheduler.readers[0].leases.keys() - set(range(7))
 
 
 def test_what_a_returned_message_of_used_batches_says_is_not_needed_when_the_reader_closes():
-    """RETURN and CLOSE_READER go over two connections: which of them comes first makes no difference."""
+    """RETURN and CLOSE_READER go over two connections: which of them comes first makes no
+    difference.
+    """
     for late in (False, True):
         with Rig(queue()) as rig:
             peer = rig.peer()
@@ -186,8 +202,13 @@ def test_what_a_returned_message_of_used_batches_says_is_not_needed_when_the_rea
                 peer.give_back([0])
             reader = peer.open_reader(batch_size=2)
             peer.pull(2)
-            (message,) = [one for one in batches(peer) if one.sequence == 0 and isinstance(one.body, Batch)]
-            assert (peer.values(message, reader), peer.redelivered(message, reader)) == ([2, 3], [False, False])
+            (message,) = [
+                one for one in batches(peer) if one.sequence == 0 and isinstance(one.body, Batch)
+            ]
+            assert (peer.values(message, reader), peer.redelivered(message, reader)) == (
+                [2, 3],
+                [False, False],
+            )
 
 
 def test_rows_that_an_earlier_server_may_have_handed_out_say_so():
@@ -219,13 +240,18 @@ def test_a_reader_that_is_closed_or_opened_again_gives_its_leases_back():
         for again in (False, True, True):
             peer.pull(1)
             (message,) = batches(peer)
-            assert (bool(message.flags & REDELIVERED), peer.values(message, reader)) == (again, [0, 1, 2, 3])
+            assert (bool(message.flags & REDELIVERED), peer.values(message, reader)) == (
+                again,
+                [0, 1, 2, 3],
+            )
             assert isinstance(peer.open_reader(batch_size=4).body, Reader)
 
 
 def test_what_was_seen_through_another_view_waits_for_a_reader_of_that_view():
     schema = Schema.of({"x": np.int64, "reward": np.float32})
-    tables = {"t": ReplayBuffer(100, schema, sampler=Fifo(), limiter=Queue(100), max_times_sampled=1)}
+    tables = {
+        "t": ReplayBuffer(100, schema, sampler=Fifo(), limiter=Queue(100), max_times_sampled=1)
+    }
     with Rig(tables) as rig:
         peer = rig.peer()
         peer.open_writer(schema=schema)
@@ -256,7 +282,11 @@ def test_who_waits_too_long_is_told_and_told_again_and_served_nevertheless():
             rig.pass_time(0.6)
             (message,) = batches(peer)
             assert isinstance(message.body, Error)
-            assert (message.body.code, message.number, message.body.retryable) == (ErrorCode.TIMEOUT, 1, True)
+            assert (message.body.code, message.number, message.body.retryable) == (
+                ErrorCode.TIMEOUT,
+                1,
+                True,
+            )
             assert "10" in message.body.text
         peer.insert(0, range(10))
         assert [type(message.body) for message in batches(peer)] == [Batch]
@@ -278,7 +308,9 @@ def test_batches_that_fit_into_no_message_are_refused():
         peer = rig.peer()
         assert peer.open_reader(batch_size=17).body.code == ErrorCode.TOO_LARGE
         assert isinstance(peer.open_reader(batch_size=15).body, Reader)
-        assert rig.server_state.tables["t"].scheduler.readers[0].ahead == 4, "256 MiB are on their way at most"
+        assert rig.server_state.tables["t"].scheduler.readers[0].ahead == 4, (
+            "256 MiB are on their way at most"
+        )
 
 
 @pytest.mark.parametrize("n", [1025, 1 << 20])
@@ -324,7 +356,9 @@ def test_priorities_are_applied_and_those_of_rows_that_are_gone_counted():
         peer.open_writer()
         peer.insert(0, range(20))
         peer.open_reader()
-        answer = peer.ask(Plane.PULL, Priorities(np.array([3, 15, 19]), np.array([1.0, 2.0, 0.5])), 1, 77)
+        answer = peer.ask(
+            Plane.PULL, Priorities(np.array([3, 15, 19]), np.array([1.0, 2.0, 0.5])), 1, 77
+        )
         assert (answer.sequence, answer.body.applied, answer.body.stale) == (77, 2, 1)
         peer.pull(1)
         (message,) = batches(peer)
@@ -336,7 +370,10 @@ def test_priorities_of_a_table_without_are_refused():
         peer = rig.peer()
         peer.open_writer()
         peer.open_reader()
-        assert peer.ask(Plane.PULL, Priorities(np.array([3]), np.array([1.0])), 1).body.code == ErrorCode.UNSUPPORTED
+        assert (
+            peer.ask(Plane.PULL, Priorities(np.array([3]), np.array([1.0])), 1).body.code
+            == ErrorCode.UNSUPPORTED
+        )
 
 
 def test_a_queue_that_drains_hands_out_its_last_rows_and_waits_for_them_to_be_used():

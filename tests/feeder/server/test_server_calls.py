@@ -1,4 +1,6 @@
-"""Calls of tables in a server: checkpoints beside the loop, folders that nobody leaves, turns, and bounds."""
+"""Calls of tables in a server: checkpoints beside the loop, folders that nobody leaves, turns,
+and bounds.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def fill(table, rows, first=0):
 # -- folders -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["..", "a/../..", "/etc", "a/../../b", "a\\..\\b", "nul\0l", "../one-too"])
+@pytest.mark.parametrize(
+    "path", ["..", "a/../..", "/etc", "a/../../b", "a\\..\\b", "nul\0l", "../one-too"]
+)
 def test_a_path_that_leaves_the_folder_is_refused_by_name(tmp_path, path):
     with pytest.raises(ConfigError, match="leaves the folder of table 'one'"):
         Folders(tmp_path).of("one", path)
@@ -179,7 +183,9 @@ def test_a_table_rests_while_it_is_loaded_and_nothing_is_lost(serve, monkeypatch
             table.sample(4, timeout_s=0.05)
         sizes, writer = [], table.writer()
         asking = threading.Thread(target=lambda: sizes.append(len(table)))
-        writing = threading.Thread(target=lambda: (writer.extend(x=np.arange(100, 105)), writer.close()))
+        writing = threading.Thread(
+            target=lambda: (writer.extend(x=np.arange(100, 105)), writer.close())
+        )
         asking.start()
         writing.start()
         client.status()
@@ -224,7 +230,9 @@ def test_calls_and_readers_of_a_queue_take_turns(serve):
             from async_loader.lifecycle import Deadline, Patience
 
             for _ in range(4):
-                found.extend(source.plan(8, Patience(deadline=Deadline(PATIENCE_S))).batch["x"].tolist())
+                found.extend(
+                    source.plan(8, Patience(deadline=Deadline(PATIENCE_S))).batch["x"].tolist()
+                )
 
         def call():
             for _ in range(4):
@@ -242,11 +250,16 @@ def test_calls_and_readers_of_a_queue_take_turns(serve):
 
 
 def test_a_batch_that_fits_no_message_is_refused_with_both_numbers(serve):
-    with connect(serve(checkpoint=None, one={"capacity": 100, "schema": {"x": ((20,), "float64")}})) as client:
+    with connect(
+        serve(checkpoint=None, one={"capacity": 100, "schema": {"x": ((20,), "float64")}})
+    ) as client:
         table = client.table("one")
         with table.writer() as writer:
             writer.append(x=np.zeros(20))
-        with pytest.raises(ConfigError, match=r"a batch of 1048576 rows takes \d+ bytes, a message 67108864: ask for fewer rows"):
+        with pytest.raises(
+            ConfigError,
+            match=r"a batch of 1048576 rows takes \d+ bytes, a message 67108864: ask for fewer rows",
+        ):
             table.sample(1 << 20)
         assert len(table.sample(8)["x"]) == 8
 
@@ -274,7 +287,11 @@ def test_samplers_of_readers_are_bounded(serve):
 
 def greeted(rig, newest=3):
     peer = rig.peer(greet=False)
-    answer = peer.ask(Plane.CONTROL, Hello(client=peer.client, pid=1, host="h", oldest=2, newest=newest), session=0)
+    answer = peer.ask(
+        Plane.CONTROL,
+        Hello(client=peer.client, pid=1, host="h", oldest=2, newest=newest),
+        session=0,
+    )
     peer.session = answer.session
     for plane in (Plane.INSERT, Plane.PULL):
         peer.ask(plane, Ping())
@@ -284,7 +301,10 @@ def greeted(rig, newest=3):
 def test_a_session_of_version_2_is_refused_the_calls_of_version_3():
     with Rig() as rig:
         old = greeted(rig, newest=2)
-        for plane, body in ((Plane.CONTROL, wire.About(table="t")), (Plane.PULL, wire.Sample(table="t", batch_size=1))):
+        for plane, body in (
+            (Plane.CONTROL, wire.About(table="t")),
+            (Plane.PULL, wire.Sample(table="t", batch_size=1)),
+        ):
             error = old.ask(plane, body).body
             assert error.code == wire.ErrorCode.UNSUPPORTED
             assert "of version 3, this session of 2" in error.text
@@ -293,30 +313,52 @@ def test_a_session_of_version_2_is_refused_the_calls_of_version_3():
 def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:
     """Well-formed, and as its sender likes."""
     table = draw.choice(["t", "t", "t", "queue", "no such table"])
-    view = draw.choice([None, None, wire.View(n=draw.choice([1, 3, 1 << 20]), gamma=0.5, reward=draw.choice(["reward", "x"]))])
+    view = draw.choice(
+        [
+            None,
+            None,
+            wire.View(
+                n=draw.choice([1, 3, 1 << 20]), gamma=0.5, reward=draw.choice(["reward", "x"])
+            ),
+        ]
+    )
     count = draw.choice([1, 2, 5, 300])
-    ids = np.array([draw.choice([0, 1, 5, -1, 2**62, -(2**63)]) for _ in range(count)], np.int64).tobytes()
+    ids = np.array(
+        [draw.choice([0, 1, 5, -1, 2**62, -(2**63)]) for _ in range(count)], np.int64
+    ).tobytes()
     numbers = tuple(draw.choice([0, 1, 2**32 - 1]) for _ in range(draw.randrange(3)))
     sizes = [1, 2, 50, 1 << 20]
     kind = draw.randrange(9)
     if kind < 4:
         wait = draw.choice([None, 0.0, 0.01, 1e9])
         body = wire.Sample(
-            table=table, batch_size=draw.choice(sizes), view=view, timeout_s=wait, waits=draw.random() < 0.5,
-            known=draw.choice([0, 1, 2**32 - 1]), slots=numbers, unused=numbers,
-        )  # fmt: skip
+            table=table,
+            batch_size=draw.choice(sizes),
+            view=view,
+            timeout_s=wait,
+            waits=draw.random() < 0.5,
+            known=draw.choice([0, 1, 2**32 - 1]),
+            slots=numbers,
+            unused=numbers,
+        )
         return Plane.PULL, body, None
     if kind == 4:
         return Plane.PULL, wire.Get(table=table, count=count, view=view), ids
     if kind == 5:
         code, nbytes = draw.choice([(8, 8), (1, 1), (14, 16)])
-        spec = wire.TensorSpec(draw.choice(["x", "done", "y", ""]) or "x.y", code, (count, *draw.choice([(), (1,), (2, 3)])))
+        spec = wire.TensorSpec(
+            draw.choice(["x", "done", "y", ""]) or "x.y",
+            code,
+            (count, *draw.choice([(), (1,), (2, 3)])),
+        )
         body = wire.Update(table=table, count=count, specs=(spec,))
         return Plane.PULL, body, ids + draw.randbytes(spec.nbytes) if nbytes else ids
     if kind == 6:
         return Plane.PULL, wire.Delete(table=table, count=count), ids
     if kind == 7:
-        values = np.array([draw.choice([0.0, 1.0, -1.0, np.nan, np.inf]) for _ in range(count)]).tobytes()
+        values = np.array(
+            [draw.choice([0.0, 1.0, -1.0, np.nan, np.inf]) for _ in range(count)]
+        ).tobytes()
         return Plane.PULL, wire.Prioritize(table=table, count=count), ids + values
     body = draw.choice([wire.About, wire.Clear, wire.Save, wire.Load])(table=table)
     return Plane.CONTROL, body, None
@@ -325,7 +367,10 @@ def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:
 @pytest.mark.parametrize("seed", range(4))
 def test_no_call_is_a_fault_of_the_server_and_none_harms_another(seed):
     draw = random.Random(seed)
-    tables = {"t": ReplayBuffer(100, SCHEMA, seed=0), "queue": ReplayBuffer.queue(50, SCHEMA, seed=0)}
+    tables = {
+        "t": ReplayBuffer(100, SCHEMA, seed=0),
+        "queue": ReplayBuffer.queue(50, SCHEMA, seed=0),
+    }
     with Rig(tables) as rig:
         peer, honest = greeted(rig), greeted(rig)
         for number, table in enumerate(tables, 1):

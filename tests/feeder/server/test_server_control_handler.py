@@ -1,4 +1,6 @@
-"""Every control message is answered, at once or when its time has come; sessions come, are replaced, and fall silent."""
+"""Every control message is answered, at once or when its time has come; sessions come, are
+replaced, and fall silent.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ def held_up() -> dict[str, ReplayBuffer]:
 
 def part(version: int, offset: int = 0, total: int = 8) -> Publish:
     return Publish(
-        name="w", version=version, total_bytes=total, offset=offset, specs=() if offset else (TensorSpec("a", 3, (total,)),)
+        name="w",
+        version=version,
+        total_bytes=total,
+        offset=offset,
+        specs=() if offset else (TensorSpec("a", 3, (total,)),),
     )
 
 
@@ -73,8 +79,16 @@ def test_every_request_has_its_answer():
 def test_what_belongs_to_another_plane_is_refused(plane):
     wrong = {
         Plane.CONTROL: [Pull(1, 0, SLOTS), Done(), End(reason="", count=0)],
-        Plane.INSERT: [Pull(1, 0, SLOTS), Status(), Hello(client=b"c" * 16, pid=1, host="h", oldest=2, newest=2)],
-        Plane.PULL: [Status(), Drain(), Hello(client=b"c" * 16, pid=1, host="h", oldest=2, newest=2)],
+        Plane.INSERT: [
+            Pull(1, 0, SLOTS),
+            Status(),
+            Hello(client=b"c" * 16, pid=1, host="h", oldest=2, newest=2),
+        ],
+        Plane.PULL: [
+            Status(),
+            Drain(),
+            Hello(client=b"c" * 16, pid=1, host="h", oldest=2, newest=2),
+        ],
     }
     with Rig() as rig:
         peer = rig.peer()
@@ -172,7 +186,9 @@ def test_a_writer_that_closes_is_answered_when_everything_is_in_the_table():
         peer.close_writer(1)
         assert peer.receive(Plane.CONTROL, wait=False) is None
         rig.pass_time(3)
-        assert peer.receive(Plane.CONTROL, wait=False) is None, "the limiter's time is nobody's fault"
+        assert peer.receive(Plane.CONTROL, wait=False) is None, (
+            "the limiter's time is nobody's fault"
+        )
         learner.pull(1)
         answer = peer.receive(Plane.CONTROL)
         assert (type(answer.body), answer.body.applied) == (Ack, 1)
@@ -271,7 +287,9 @@ def test_a_client_that_says_hello_again_takes_the_place_of_its_session():
         peer.hello()
         assert [one.number for one in rig.server_state.sessions] == [peer.session]
         assert len(rig.server._control_handler._waits) == 0
-        assert peer.ask(Plane.CONTROL, Ping(), session=before).body.code == ErrorCode.UNKNOWN_SESSION
+        assert (
+            peer.ask(Plane.CONTROL, Ping(), session=before).body.code == ErrorCode.UNKNOWN_SESSION
+        )
         answer = peer.open_writer().body
         assert (answer.resumed, answer.applied) == (True, 1)
         peer.open_reader(batch_size=4)
@@ -379,7 +397,10 @@ def test_weights_half_published_go_with_their_publisher_and_too_many_are_refused
     with Rig(weight_bytes=100) as rig:
         learner = rig.peer()
         learner.ask(Plane.CONTROL, part(3), data=b"1234")
-        assert learner.ask(Plane.CONTROL, part(4, total=101), data=b"1234").body.code == ErrorCode.TOO_LARGE
+        assert (
+            learner.ask(Plane.CONTROL, part(4, total=101), data=b"1234").body.code
+            == ErrorCode.TOO_LARGE
+        )
         learner.ask(Plane.CONTROL, part(5), data=b"1234")
         assert len(rig.server_state.weights._making) == 1
         rig.pass_time(20)
@@ -397,7 +418,14 @@ def test_a_large_part_of_weights_is_taken_in_one_message():
 def test_the_status_of_a_server_with_very_many_sessions_fits_into_a_message():
     with Rig(sessions=600) as rig:
         for i in range(600):
-            hello = Hello(client=i.to_bytes(16, "little"), pid=i, host="h" * 256, oldest=2, newest=2, user_agent="u" * 512)
+            hello = Hello(
+                client=i.to_bytes(16, "little"),
+                pid=i,
+                host="h" * 256,
+                oldest=2,
+                newest=2,
+                user_agent="u" * 512,
+            )
             rig.server_state.sessions.open(hello, 1, None)
         status = rig.peer(greet=False)
         rig.server_state.sessions.drop(next(iter(rig.server_state.sessions)))

@@ -1,4 +1,6 @@
-"""The loop through real sockets: it answers whatever others do, ends when it is told, and leaves nothing."""
+"""The loop through real sockets: it answers whatever others do, ends when it is told, and leaves
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,12 @@ def served():
 def child(tmp_path):
     """A server in a process: the process, and where it listens."""
     base = str(tmp_path / "s")
-    process = subprocess.Popen([sys.executable, "-c", CHILD, base], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, base],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     said = process.stdout.readline().split()
     assert len(said) == 2, process.stderr.read()
     yield process, {plane: f"ipc://{base}.{plane.value}" for plane in Plane}, said
@@ -145,7 +152,9 @@ def test_an_endpoint_that_is_taken_is_an_error_that_leaves_nothing():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        endpoints = dict.fromkeys(Plane, "tcp://127.0.0.1:0") | {Plane.PULL: f"tcp://127.0.0.1:{taken.getsockname()[1]}"}
+        endpoints = dict.fromkeys(Plane, "tcp://127.0.0.1:0") | {
+            Plane.PULL: f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        }
         with pytest.raises(OSError, match="in use"):
             Server({"t": ReplayBuffer(10, SCHEMA)}, endpoints)
 
@@ -199,7 +208,9 @@ def garbage(good: bytes, kind: int, rng: np.random.Generator) -> list[bytes]:
     return [bytes(damaged)]
 
 
-def test_a_good_client_is_served_throughout_a_hundred_thousand_messages_that_are_none(served, context):
+def test_a_good_client_is_served_throughout_a_hundred_thousand_messages_that_are_none(
+    served, context
+):
     rng = np.random.default_rng(0)
     good = encode(Message(Ping(), 77))[0]
     many = [garbage(good, kind % 5, rng) for kind in range(500)]
@@ -215,7 +226,9 @@ def test_a_good_client_is_served_throughout_a_hundred_thousand_messages_that_are
             bad.connect(served.endpoints[list(Plane)[block % 3]])
             for i in range(1000):
                 bad.send_multipart(many[(block + i) % 500])
-            with socket.create_connection(("127.0.0.1", int(served.endpoints[Plane.CONTROL].rpartition(":")[2]))) as raw:
+            with socket.create_connection(
+                ("127.0.0.1", int(served.endpoints[Plane.CONTROL].rpartition(":")[2]))
+            ) as raw:
                 raw.sendall(rng.bytes(200))  # not even ZMTP
             peer.pull(pulled)
             assert isinstance(peer.receive(Plane.PULL).body, Batch)
@@ -231,7 +244,8 @@ def test_a_good_client_is_served_throughout_a_hundred_thousand_messages_that_are
         assert len(served._server_state.sessions) == 1
         status = peer.ask(Plane.CONTROL, Status()).body.status
         assert status["tables"]["t"]["rows_in"] == 2000 + 300
-    until(lambda: psutil.Process().num_fds() < handles + 100)  # ZeroMQ closes its sockets in a thread of its own
+    # ZeroMQ closes its sockets in a thread of its own
+    until(lambda: psutil.Process().num_fds() < handles + 100)
 
 
 def test_memory_stays_flat_while_clients_come_and_go(served, context):
@@ -256,7 +270,9 @@ def test_memory_stays_flat_while_clients_come_and_go(served, context):
 
 def test_hello_in_a_version_that_is_none_is_answered(served, context):
     with Peer(context, served.endpoints) as peer:
-        answer = peer.ask(Plane.CONTROL, Hello(client=b"c" * 16, pid=1, host="h", oldest=9, newest=9))
+        answer = peer.ask(
+            Plane.CONTROL, Hello(client=b"c" * 16, pid=1, host="h", oldest=9, newest=9)
+        )
         assert (answer.body.code, answer.body.expected) == (1, 3)
         peer.send(Plane.PULL, Pull(1, 0, np.empty(0, np.uint32)))
         assert peer.receive(Plane.PULL).body.code == 4

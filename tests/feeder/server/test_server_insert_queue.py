@@ -1,4 +1,6 @@
-"""Rows in a table are those that were acknowledged, in their order, once; whatever is sent twice, lost, fenced off or held up."""
+"""Rows in a table are those that were acknowledged, in their order, once; whatever is sent
+twice, lost, fenced off or held up.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def table_of(capacity: int = 5000, limited: bool = True) -> ReplayBuffer:
         capacity,
         SCHEMA,
         seed=0,
-        limiter=RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 12.0)) if limited else None,
+        limiter=RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 12.0))
+        if limited
+        else None,
     )
 
 
@@ -50,7 +54,9 @@ def stored(buffer: ReplayBuffer) -> list[int]:
 
 
 class ExactlyOnce(RuleBasedStateMachine):
-    """Each insert of (producer, epoch) holds the values (producer, epoch, sequence, row), as one number."""
+    """Each insert of (producer, epoch) holds the values (producer, epoch, sequence, row), as one
+    number.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,12 +92,16 @@ class ExactlyOnce(RuleBasedStateMachine):
             sequence = data.draw(st.integers(0, expected))
         elif how == "gap":
             sequence = expected + data.draw(st.integers(1, 3))
-        receipt = self.insert_queue.receive(writer, sequence, message(self.values(key, writer.epoch, sequence)), ID)
+        receipt = self.insert_queue.receive(
+            writer, sequence, message(self.values(key, writer.epoch, sequence)), ID
+        )
         if sequence == expected:
             assert receipt is Receipt.NEW
             self.received[key] += 1
         else:
-            assert receipt in ((Receipt.AGAIN,) if sequence < expected else (Receipt.GAP, Receipt.AFTER_GAP))
+            assert receipt in (
+                (Receipt.AGAIN,) if sequence < expected else (Receipt.GAP, Receipt.AFTER_GAP)
+            )
 
     @precondition(lambda self: any(one.epoch for one in self.writers.values()))
     @rule(data=st.data())
@@ -99,7 +109,10 @@ class ExactlyOnce(RuleBasedStateMachine):
         key = data.draw(st.sampled_from([key for key, one in self.writers.items() if one.epoch]))
         with pytest.raises(Malformed) as caught:
             self.insert_queue.open(2, 9, KEYS[key], self.writers[key].epoch - 1, SCHEMA)
-        assert (caught.value.code, caught.value.expected) == (ErrorCode.FENCED, self.writers[key].epoch)
+        assert (caught.value.code, caught.value.expected) == (
+            ErrorCode.FENCED,
+            self.writers[key].epoch,
+        )
 
     @rule(count=st.integers(1, 8))
     def sample(self, count):
@@ -115,14 +128,20 @@ class ExactlyOnce(RuleBasedStateMachine):
         assert len(set(there)) == len(there)
         for key, writer in self.writers.items():
             mine = [one for one in there if one // 10_000 == key * 100 + writer.epoch]
-            applied = [one for n in range(writer.producer.applied) for one in self.values(key, writer.epoch, n)]
+            applied = [
+                one
+                for n in range(writer.producer.applied)
+                for one in self.values(key, writer.epoch, n)
+            ]
             assert mine[: len(applied)] == applied
             half = self.values(key, writer.epoch, writer.producer.applied)
             assert mine[len(applied) :] == half[: len(mine) - len(applied)]
             assert len(mine) - len(applied) < len(half)
             assert writer.producer.received == self.received[key]
             assert writer.producer.queued_rows >= 0
-            assert bool(writer.producer.queue) == (writer.producer.applied < writer.producer.received)
+            assert bool(writer.producer.queue) == (
+                writer.producer.applied < writer.producer.received
+            )
             assert (writer.producer in self.insert_queue._blocked) == bool(writer.producer.queue)
 
     def teardown(self):
@@ -181,7 +200,11 @@ def test_an_insert_that_lies_is_not_received(lie):
     buffer = table_of(limited=False)
     insert_queue = intake_of(buffer)
     writer, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
-    layout, steps = rows_of([1, 2], flags=[0, 4] if lie == "final" else None, streams=[0, 1 << 20] if lie == "stream" else None)
+    layout, steps = rows_of(
+        [1, 2],
+        flags=[0, 4] if lie == "final" else None,
+        streams=[0, 1 << 20] if lie == "stream" else None,
+    )
     body = insert(layout, steps)
     packed = bytearray(body.frames[0])
     if lie == "flags":
@@ -239,7 +262,9 @@ def test_an_actor_that_comes_back_after_many_others_closed_is_still_known(monkey
     insert_queue = intake_of(table_of(limited=False))
     insert_queue.leave(insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)[0])
     for i in range(100):
-        insert_queue.leave(insert_queue.open(1, 2, bytes([100 + i]) * 16, 0, SCHEMA)[0], closed=True)
+        insert_queue.leave(
+            insert_queue.open(1, 2, bytes([100 + i]) * 16, 0, SCHEMA)[0], closed=True
+        )
     assert insert_queue.open(2, 1, KEYS[0], 0, SCHEMA)[1]
 
 

@@ -1,4 +1,6 @@
-"""A server that has not loaded its kernels yet is there all the same, and forgets nothing that it is asked meanwhile."""
+"""A server that has not loaded its kernels yet is there all the same, and forgets nothing that
+it is asked meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def kernels(monkeypatch):
 @pytest.fixture
 def served(kernels):
     server = Server(
-        {"t": ReplayBuffer(100, SCHEMA, seed=0)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"), settings=ServiceSettings(drain_s=1.0)
+        {"t": ReplayBuffer(100, SCHEMA, seed=0)},
+        dict.fromkeys(Plane, "tcp://127.0.0.1:0"),
+        settings=ServiceSettings(drain_s=1.0),
     )
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
@@ -63,8 +67,14 @@ def test_it_answers_at_once_and_does_the_rest_when_it_can(kernels, served):
         welcome = peer.ask(Plane.CONTROL, hello, session=0)
         assert isinstance(welcome.body, Welcome)
         peer.session = welcome.session
-        peer.send(Plane.CONTROL, OpenWriter(table="t", producer=b"p" * 16, epoch=0, schema=spec_of(SCHEMA)), 1)
-        peer.send(Plane.CONTROL, OpenWriter(table="none", producer=b"p" * 16, epoch=0, schema=None), 2)
+        peer.send(
+            Plane.CONTROL,
+            OpenWriter(table="t", producer=b"p" * 16, epoch=0, schema=spec_of(SCHEMA)),
+            1,
+        )
+        peer.send(
+            Plane.CONTROL, OpenWriter(table="none", producer=b"p" * 16, epoch=0, schema=None), 2
+        )
         peer.insert(0, range(5))
         assert isinstance(peer.ask(Plane.CONTROL, Ping()).body, Pong), "before the writer"
         assert peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]["rows_in"] == 0
@@ -77,25 +87,35 @@ def test_it_answers_at_once_and_does_the_rest_when_it_can(kernels, served):
 
 
 def greeted(peer):
-    welcome = peer.ask(Plane.CONTROL, Hello(client=peer.client, pid=1, host="h", oldest=2, newest=2), session=0)
+    welcome = peer.ask(
+        Plane.CONTROL, Hello(client=peer.client, pid=1, host="h", oldest=2, newest=2), session=0
+    )
     peer.session = welcome.session
     return peer
 
 
 def test_weights_come_and_go_meanwhile_and_who_waits_for_them_is_told_in_time(kernels, served):
-    with zmq.Context() as context, Peer(context, served.endpoints) as one, Peer(context, served.endpoints) as other:
+    with (
+        zmq.Context() as context,
+        Peer(context, served.endpoints) as one,
+        Peer(context, served.endpoints) as other,
+    ):
         greeted(one), greeted(other)
         in_vain = one.ask(Plane.CONTROL, Latest(name="pi", most=100, timeout_s=0.01))
         assert in_vain.body.version is None
         one.send(Plane.CONTROL, Latest(name="pi", most=100, timeout_s=60.0))
         specs = (TensorSpec("w", dtype_code(np.dtype("u1")), (4,)),)
-        done = other.ask(Plane.CONTROL, Publish(name="pi", version=7, total_bytes=4, specs=specs), data=b"1234")
+        done = other.ask(
+            Plane.CONTROL, Publish(name="pi", version=7, total_bytes=4, specs=specs), data=b"1234"
+        )
         assert isinstance(done.body, Published), done.body
         assert one.receive(Plane.CONTROL).body.version == 7
     assert not kernels.is_set()
 
 
-def test_who_is_told_to_end_meanwhile_does_and_is_not_troubled_by_kernels_that_come_later(kernels, served):
+def test_who_is_told_to_end_meanwhile_does_and_is_not_troubled_by_kernels_that_come_later(
+    kernels, served
+):
     served.stop()
     loading = served._kernel_warmup._thread
     (thread,) = [one for one in threading.enumerate() if one.name == "server"]
@@ -106,7 +126,9 @@ def test_who_is_told_to_end_meanwhile_does_and_is_not_troubled_by_kernels_that_c
     assert not loading.is_alive()
 
 
-def test_a_constructor_that_is_interrupted_while_it_compiles_leaves_nothing_open(tmp_path, monkeypatch):
+def test_a_constructor_that_is_interrupted_while_it_compiles_leaves_nothing_open(
+    tmp_path, monkeypatch
+):
     def interrupted() -> None:
         raise KeyboardInterrupt
 

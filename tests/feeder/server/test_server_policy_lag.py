@@ -16,7 +16,12 @@ def published(*moments: tuple[int, float], name: str = "policy") -> Publications
 
 
 def test_a_step_says_its_policy_by_a_field_named_after_the_weights():
-    fields = {"obs": ((2,), np.float32), "policy_version": np.int64, "critic_version": np.uint8, "_version": np.int64}
+    fields = {
+        "obs": ((2,), np.float32),
+        "policy_version": np.int64,
+        "critic_version": np.uint8,
+        "_version": np.int64,
+    }
     others = {"arm_version": np.float32, "leg_version": ((2,), np.int64)}
     schema, newest = Schema.of(fields | others), {}
     names = [field.name for field in schema.fields]
@@ -36,7 +41,8 @@ def test_the_lag_is_that_of_the_writer_furthest_behind():
     found = lags([{"policy": 30}, {"policy": 10}, {}], known)
     assert found == {"policy": {"newest": 30, "oldest": 10, "lag": 20, "lag_s": 3.5}}
     assert lags([{"policy": 30}], known)["policy"]["lag"] == 0
-    assert lags([{"critic": 3}], known) == {"critic": {"newest": 3, "oldest": 3}}  # of what nobody published
+    # of what nobody published
+    assert lags([{"critic": 3}], known) == {"critic": {"newest": 3, "oldest": 3}}
     assert known.ages(5.0) == {"policy": 0.5}
 
 

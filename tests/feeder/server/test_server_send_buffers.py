@@ -1,4 +1,6 @@
-"""What batches over a socket are sent from: many in a message, and memory that is used again only when it may be."""
+"""What batches over a socket are sent from: many in a message, and memory that is used again
+only when it may be.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_small_batches_share_a_block_and_large_ones_are_lent():
     assert send_buffer_for(small, 64, 64, 3 * small.nbytes + 1).most == 3
     assert send_buffer_for(large, 64, 64, MOST).most == LENT_TOGETHER // large.nbytes
     assert send_buffer_for(large, 64, 64, large.nbytes).most == 1
-    assert send_buffer_for(BatchForm.of(SCHEMA, LENT_FROM // 32), 64, 64, MOST).most == COPIED_TOGETHER // (LENT_FROM // 32 * 9)
+    assert send_buffer_for(
+        BatchForm.of(SCHEMA, LENT_FROM // 32), 64, 64, MOST
+    ).most == COPIED_TOGETHER // (LENT_FROM // 32 * 9)
 
 
 def test_a_copied_frame_does_not_change_when_its_block_is_filled_again():
@@ -130,7 +134,10 @@ def test_a_reader_that_has_not_said_so_gets_one_batch_in_a_message():
         fill(peer, range(8))
         reader = peer.open_reader()
         peer.pull(2)
-        assert [peer.values(peer.receive(Plane.PULL), reader) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert [peer.values(peer.receive(Plane.PULL), reader) for _ in range(2)] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+        ]
 
 
 def test_batches_that_were_sent_before_and_short_ones_go_alone():
@@ -145,7 +152,11 @@ def test_batches_that_were_sent_before_and_short_ones_go_alone():
         rig.server_state.begin_to_drain()
         peer.pull(8)
         messages = [peer.receive(Plane.PULL) for _ in range(3)]
-        assert [(one.sequence, one.body.rows, one.flags) for one in messages] == [(0, 4, 2), (1, 8, 0), (3, 2, 0)]
+        assert [(one.sequence, one.body.rows, one.flags) for one in messages] == [
+            (0, 4, 2),
+            (1, 8, 0),
+            (3, 2, 0),
+        ]
         assert [x for one in messages for x in peer.values(one, reader)] == list(range(14))
 
 
@@ -180,7 +191,9 @@ def test_what_a_pull_of_an_earlier_opening_has_received_frees_nothing_of_this_on
         peer.pull(3)
         rig.turn()
         peer.send(Plane.PULL, Pull(6, 400, NO_SLOTS), 1, before)
-        assert [peer.values(peer.receive(Plane.PULL), reader) for _ in range(6)] == [[i] for i in range(6)]
+        assert [peer.values(peer.receive(Plane.PULL), reader) for _ in range(6)] == [
+            [i] for i in range(6)
+        ]
 
 
 def test_a_leased_batch_keeps_no_place():

@@ -1,4 +1,6 @@
-"""Batches in memory that a learner owns: filled only while it says so, and let go of with the learner, whatever it sends."""
+"""Batches in memory that a learner owns: filled only while it says so, and let go of with the
+learner, whatever it sends.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Learner:
             self.segment.seal()
             self.sealed = True
         memory_acceptor = self.rig.server._memory_acceptor
-        with contextlib.closing(Offering(memory_acceptor.path, offer or self.offer, self.segment.fileno())) as offering:
+        with contextlib.closing(
+            Offering(memory_acceptor.path, offer or self.offer, self.segment.fileno())
+        ) as offering:
             while not offering.taken():
                 for fd in select.select(memory_acceptor.filenos(), [], [], 20)[0]:
                     memory_acceptor.handle(fd)
@@ -102,7 +106,10 @@ def test_slots_are_filled_as_far_as_credit_and_slots_go_and_told_of_in_one_messa
         learner.give()
         learner.pull(9, [2, 0])
         message = learner.peer.receive(Plane.PULL)
-        assert [(place.slot, place.generation, place.rows) for place in message.body.places] == [(2, 1, 4), (0, 1, 4)]
+        assert [(place.slot, place.generation, place.rows) for place in message.body.places] == [
+            (2, 1, 4),
+            (0, 1, 4),
+        ]
         assert message.sequence == 0
         learner.pull(9, [1])
         ((sequence, place, values),) = learner.batches()
@@ -110,14 +117,18 @@ def test_slots_are_filled_as_far_as_credit_and_slots_go_and_told_of_in_one_messa
         index = learner.layout.views(learner.segment.bytes(SLOT, SLOT))[2].tolist()
         assert values == index, "row i has x = i"
         learner.pull(9, [0, 2])
-        assert [(sequence, place.slot, place.generation) for sequence, place, _ in learner.batches()] == [(3, 0, 2), (4, 2, 2)]
+        assert [
+            (sequence, place.slot, place.generation) for sequence, place, _ in learner.batches()
+        ] == [(3, 0, 2), (4, 2, 2)]
         learner.pull(3, [0])
         learner.pull(9)
         assert [sequence for sequence, _, _ in learner.batches()] == [5], "slots count, and credit"
 
 
 @pytest.mark.parametrize("returned", [[7], [2**32 - 1], [0, 0], [1]])
-def test_slots_that_a_learner_cannot_give_are_refused_and_everybody_is_served_on(tmp_path, returned):
+def test_slots_that_a_learner_cannot_give_are_refused_and_everybody_is_served_on(
+    tmp_path, returned
+):
     with learning(tmp_path) as (rig, learner):
         learner.give()
         learner.pull(0, [1])
@@ -146,7 +157,8 @@ def test_a_pull_that_is_overtaken_by_a_new_opening_of_its_reader_gives_and_grant
         learner.pull(7, [0, 1])
         assert len(learner.batches()) == 2
         learner.pull(9, [0, 2])
-        again = Learner(rig, learner.peer)  # its request is read first: it comes over another connection
+        # its request is read first: it comes over another connection
+        again = Learner(rig, learner.peer)
         assert not again.batches(), "no error either: the learner would end"
         again.give()
         again.pull(1, [0, 2])
@@ -245,7 +257,9 @@ def test_a_learner_that_cannot_be_told_loses_no_batch(tmp_path, monkeypatch):
     with learning(tmp_path, queue(), rows=12) as (rig, learner):
         learner.give()
         tell, full = rig.server._dispatcher.tell, [True]
-        monkeypatch.setattr(rig.server._dispatcher, "tell", lambda *a, **k: not full[0] and tell(*a, **k))
+        monkeypatch.setattr(
+            rig.server._dispatcher, "tell", lambda *a, **k: not full[0] and tell(*a, **k)
+        )
         learner.pull(3, [0, 1, 2])
         rig.turn()
         full[0] = False

@@ -1,4 +1,6 @@
-"""Real sockets: clients of libzmq are served; a peer that floods, stops or breaks the rules harms only itself."""
+"""Real sockets: clients of libzmq are served; a peer that floods, stops or breaks the rules
+harms only itself.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
 def over(scheme: str, folder) -> dict[Plane, str]:
-    return {one: "tcp://127.0.0.1:*" if scheme == "tcp" else f"ipc://{folder}/{one.value}" for one in Plane}
+    return {
+        one: "tcp://127.0.0.1:*" if scheme == "tcp" else f"ipc://{folder}/{one.value}"
+        for one in Plane
+    }
 
 
 @pytest.fixture(params=["tcp", "ipc"])
@@ -49,7 +54,10 @@ def ports(where):
 @pytest.fixture(scope="module", autouse=True)
 def _settling():
     """Two ends of a connection of the loopback, see `settle`."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+    ):
         other, _ = server.accept()
         with other:
             _settling_ends[:] = one, other
@@ -61,14 +69,20 @@ _settling_ends: list[socket.socket] = []
 
 
 def settle() -> None:
-    """What was sent before over the loopback has come. On a busy machine the kernel puts it off, but keeps the order."""
+    """What was sent before over the loopback has come. On a busy machine the kernel puts it off,
+    but keeps the order.
+    """
     for one, other in (_settling_ends, _settling_ends[::-1]):
         one.send(b"x")
         assert other.recv(1) == b"x"
 
 
-def connected(ports: ServerSockets, plane: Plane = CONTROL, data: bytes | None = None) -> socket.socket:
-    """A raw peer that has said ``data``: unless told otherwise, what a client says before its first message."""
+def connected(
+    ports: ServerSockets, plane: Plane = CONTROL, data: bytes | None = None
+) -> socket.socket:
+    """A raw peer that has said ``data``: unless told otherwise, what a client says before its
+    first message.
+    """
     endpoint = ports.endpoints[plane]
     if endpoint.startswith("ipc://"):
         sock = socket.socket(socket.AF_UNIX)
@@ -93,7 +107,9 @@ def turn(ports: ServerSockets, plane: Plane = CONTROL, most: int = 1000, turns: 
     for _ in range(turns):
         settle()
         ports.wait(0.0)
-        found += [(route, [bytes(one) for one in frames]) for route, frames in ports.receive(plane, most)]
+        found += [
+            (route, [bytes(one) for one in frames]) for route, frames in ports.receive(plane, most)
+        ]
     return found
 
 
@@ -135,9 +151,15 @@ def is_closed(sock: socket.socket) -> bool:
 @pytest.mark.parametrize("plane", list(Plane))
 def test_messages_of_many_and_large_frames_go_both_ways(context, folder, where, plane, keyed):
     rng = np.random.default_rng(0)
-    messages = [[rng.bytes(n) for n in sizes] for sizes in ([0], [64, 0, 300], [64, 5 << 20, 1, 70_000], [1] * 4000)]
+    messages = [
+        [rng.bytes(n) for n in sizes]
+        for sizes in ([0], [64, 0, 300], [64, 5 << 20, 1, 70_000], [1] * 4000)
+    ]
     keys = {"mechanism": CurveAuthenticator(load_server_keys(folder)).mechanism} if keyed else {}
-    with contextlib.closing(ServerSockets(where, Limits(), **keys)) as ports, context.socket(zmq.DEALER) as client:
+    with (
+        contextlib.closing(ServerSockets(where, Limits(), **keys)) as ports,
+        context.socket(zmq.DEALER) as client,
+    ):
         ports.open()
         client.linger = 0
         if keyed:
@@ -154,9 +176,14 @@ def test_messages_of_many_and_large_frames_go_both_ways(context, folder, where, 
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_heartbeats_of_libzmq_are_answered_also_while_no_message_is_taken(context, folder, where, keyed):
+def test_heartbeats_of_libzmq_are_answered_also_while_no_message_is_taken(
+    context, folder, where, keyed
+):
     keys = {"mechanism": CurveAuthenticator(load_server_keys(folder)).mechanism} if keyed else {}
-    with contextlib.closing(ServerSockets(where, Limits(), **keys)) as ports, context.socket(zmq.DEALER) as client:
+    with (
+        contextlib.closing(ServerSockets(where, Limits(), **keys)) as ports,
+        context.socket(zmq.DEALER) as client,
+    ):
         client.linger = 0
         if keyed:
             apply_client_keys(client, folder / "alice.secret")
@@ -168,7 +195,10 @@ def test_heartbeats_of_libzmq_are_answered_also_while_no_message_is_taken(contex
         until(ports, lambda: monitor.poll(0))
         answers = []
         until(ports, lambda: answers.append(link.heard) or len(set(answers)) > 20)
-        assert parse_monitor_message(monitor.recv_multipart())["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        assert (
+            parse_monitor_message(monitor.recv_multipart())["event"]
+            == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
         assert not monitor.poll(0), "the connection lasts"
         client.disable_monitor()
         monitor.close()
@@ -182,7 +212,8 @@ def test_a_client_that_connects_again_is_another_route(context, ports):
         client.send(b"first")
         route, _ = heard(ports)
         ports._drop(route)
-        until(ports, lambda: monitor.poll(0))  # what it sends before it knows goes with the connection
+        # what it sends before it knows goes with the connection
+        until(ports, lambda: monitor.poll(0))
         client.disable_monitor()
         monitor.close()
         client.send(b"second")
@@ -211,7 +242,9 @@ def test_a_routing_id_that_a_peer_chose_means_nothing(ports, peer):
     for identity in (b"same", b"same", b"\0" + struct.pack(">I", 0x6B8B4567), b""):
         peer(CONTROL, opening(identity=identity) + framed([identity]))
     came = turn(ports)
-    assert sorted(frames[0] for _, frames in came) == sorted([b"same", b"same", b"\0kDEg"[:1] + b"\x6b\x8b\x45\x67", b""])
+    assert sorted(frames[0] for _, frames in came) == sorted(
+        [b"same", b"same", b"\0kDEg"[:1] + b"\x6b\x8b\x45\x67", b""]
+    )
     assert len({route for route, _ in came}) == 4
 
 
@@ -223,7 +256,9 @@ def test_what_was_sent_before_a_peer_closed_is_received(ports, peer):
 
 @pytest.mark.parametrize("plane", [INSERT, PULL])
 def test_a_ping_among_messages_that_were_stopped_and_an_end_harm_nothing(where, plane):
-    """What ends a server of libzmq: input stopped at a high water, a PING in what was read already, and the end of the peer."""
+    """What ends a server of libzmq: input stopped at a high water, a PING in what was read
+    already, and the end of the peer.
+    """
     with contextlib.closing(ServerSockets(where, Limits())) as ports:
         one = framed([b"x"])
         for _ in range(50):
@@ -254,7 +289,13 @@ def test_a_peer_that_breaks_the_rules_is_ended_alone(ports, peer, data):
     assert is_closed(bad)
     good.sendall(framed([b"x"]))
     assert [came for _, came in turn(ports)] == [[b"x"]]
-    assert ports.connections() == {"open": 1, "violations": 1, "spared": 0, "turned_away": 0, "faults": 0}
+    assert ports.connections() == {
+        "open": 1,
+        "violations": 1,
+        "spared": 0,
+        "turned_away": 0,
+        "faults": 0,
+    }
 
 
 def test_after_messages_that_could_not_be_read_a_connection_is_ended(ports, peer):
@@ -276,7 +317,11 @@ def test_peers_that_left_messages_behind_and_closed_are_kept_up_to_a_number(port
     monkeypatch.setattr(message_queues, "_MOST_LEFT", 5)
     for count in range(1, 21):
         connected(ports, CONTROL, opening() + framed([b"x"]) * 3).close()
-        until(ports, lambda many=count: len(ports._queues.strangers[CONTROL]) == many and not ports._links, 0.0)
+        until(
+            ports,
+            lambda many=count: len(ports._queues.strangers[CONTROL]) == many and not ports._links,
+            0.0,
+        )
     assert len(turn(ports)) == 15
 
 
@@ -369,7 +414,10 @@ class Flood:
 @pytest.mark.parametrize("size", [0, 10, 100_000])
 def test_what_is_not_taken_stays_with_the_peer(where, size):
     limit = 64 << 20
-    with contextlib.closing(ServerSockets(where, Limits())) as ports, connected(ports, INSERT) as peer:
+    with (
+        contextlib.closing(ServerSockets(where, Limits())) as ports,
+        connected(ports, INSERT) as peer,
+    ):
         ports.wait(0.0)
         before = psutil.Process().memory_info().rss
         sent = Flood(peer, framed([bytes(size)]) * 100).push_all(ports, limit)
@@ -402,7 +450,9 @@ def test_a_flood_costs_others_a_turn_and_no_more(ports, peer):
             one.push(1 << 20)
         good.sendall(framed([b"good"]))
         until(ports, lambda: link.connection.messages)
-        assert [frames for route, frames in ports.receive(INSERT, 96) if route is link] == [[b"good"]]
+        assert [frames for route, frames in ports.receive(INSERT, 96) if route is link] == [
+            [b"good"]
+        ]
 
 
 def test_messages_that_a_round_leaves_behind_are_not_forgotten(ports, peer):
@@ -542,7 +592,8 @@ def test_where_not_even_a_refusal_is_possible_doors_rest(timed, clock, monkeypat
 
 
 def test_last_words_are_sent(where, monkeypatch):
-    monkeypatch.setattr(module, "_LAST_WORDS_S", PATIENCE_S)  # for as long as the thread below takes to read them
+    # for as long as the thread below takes to read them
+    monkeypatch.setattr(module, "_LAST_WORDS_S", PATIENCE_S)
     ports = ServerSockets(where, Limits())
     ports.open()
     with connected(ports, PULL, opening() + framed([b"x"])) as one:

@@ -64,7 +64,10 @@ def locked(folder):
     authenticator = CurveAuthenticator(load_server_keys(folder))
     where = dict.fromkeys(Plane, "tcp://127.0.0.1:0")
     server = Server(
-        {"t": ReplayBuffer(1000, SCHEMA, seed=0)}, where, authenticator=authenticator, settings=ServiceSettings(drain_s=1.0)
+        {"t": ReplayBuffer(1000, SCHEMA, seed=0)},
+        where,
+        authenticator=authenticator,
+        settings=ServiceSettings(drain_s=1.0),
     )
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -174,7 +177,11 @@ def test_the_number_of_a_session_stands_in_no_status_no_error_and_no_log(caplog)
 def test_a_session_is_known_by_its_number_and_its_user(sessions):
     session = sessions.open(HELLO, 1, "alice")
     assert sessions.heard(session.number, Plane.PULL, "route", "alice") is session
-    for number, user in ((session.number, "bob"), (session.number, None), (session.number + 2, "alice")):
+    for number, user in (
+        (session.number, "bob"),
+        (session.number, None),
+        (session.number + 2, "alice"),
+    ):
         with pytest.raises(Malformed) as error:
             sessions.heard(number, Plane.PULL, "other", user)
         assert error.value.code == ErrorCode.UNKNOWN_SESSION

@@ -1,4 +1,6 @@
-"""Memory that a learner offers to a server: taken if it cannot be cut short, refused in words if it is anything else."""
+"""Memory that a learner offers to a server: taken if it cannot be cut short, refused in words if
+it is anything else.
+"""
 
 import contextlib
 import os
@@ -59,7 +61,9 @@ def listening_to(listener):
 def test_memory_that_is_offered_is_the_same_memory(tmp_path, segment):
     taken = []
     segment.seal()
-    with listening(tmp_path / "m", lambda offer, fd: taken.append((offer, Segment.attach(fd, offer.nbytes)))):
+    with listening(
+        tmp_path / "m", lambda offer, fd: taken.append((offer, Segment.attach(fd, offer.nbytes)))
+    ):
         offer_to(str(tmp_path / "m"), OFFER, segment.fileno(), 20.0)
     ((offer, theirs),) = taken
     assert offer == OFFER
@@ -76,7 +80,10 @@ def test_memory_that_could_be_cut_short_is_refused(tmp_path, segment):
 def test_memory_of_another_size_is_refused(tmp_path, segment):
     segment.seal()
     wrong = Offer(7, 1, 2, 4096)
-    with listening(tmp_path / "m", pytest.fail), pytest.raises(Malformed, match="12288 bytes, 8192 were announced"):
+    with (
+        listening(tmp_path / "m", pytest.fail),
+        pytest.raises(Malformed, match="12288 bytes, 8192 were announced"),
+    ):
         offer_to(str(tmp_path / "m"), wrong, segment.fileno(), 20.0)
 
 
@@ -128,11 +135,19 @@ def rounds(listener):
 
 
 @pytest.mark.parametrize("reserve", [True, False])
-def test_without_descriptors_callers_keep_no_loop_busy_and_later_ones_are_heard(tmp_path, segment, reserve):
+def test_without_descriptors_callers_keep_no_loop_busy_and_later_ones_are_heard(
+    tmp_path, segment, reserve
+):
     path = str(tmp_path / "m")
     segment.seal()
-    with contextlib.closing(Listener(path, lambda _, fd: os.close(fd))) as listener, contextlib.ExitStack() as stack:
-        callers = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(5)]
+    with (
+        contextlib.closing(Listener(path, lambda _, fd: os.close(fd))) as listener,
+        contextlib.ExitStack() as stack,
+    ):
+        callers = [
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            for _ in range(5)
+        ]
         if reserve:
             assert rounds(listener) == 0
         with no_descriptor_left():
@@ -141,7 +156,9 @@ def test_without_descriptors_callers_keep_no_loop_busy_and_later_ones_are_heard(
             assert rounds(listener) == (5 if reserve else 0)
         assert rounds(listener) == (0 if reserve else 5)
         if reserve:
-            assert [one.recv(100) for one in callers] == [b""] * 5, "each hears at once that there is no room"
+            assert [one.recv(100) for one in callers] == [b""] * 5, (
+                "each hears at once that there is no room"
+            )
         with listening_to(listener):
             offer_to(path, OFFER, segment.fileno(), 20.0)
 
@@ -179,14 +196,25 @@ def test_a_server_that_goes_away_is_broken(tmp_path, segment):
 
 
 @pytest.mark.parametrize(
-    "record", [b"", b"ALM1", OFFER.pack()[:-1], OFFER.pack() + b"\0", b"XXXX" + OFFER.pack()[4:], bytes(len(OFFER.pack()))]
+    "record",
+    [
+        b"",
+        b"ALM1",
+        OFFER.pack()[:-1],
+        OFFER.pack() + b"\0",
+        b"XXXX" + OFFER.pack()[4:],
+        bytes(len(OFFER.pack())),
+    ],
 )
 def test_records_that_are_no_offers_are_refused(record):
     with pytest.raises(Malformed):
         Offer.unpack(record)
 
 
-@pytest.mark.parametrize("offer", [Offer(1, 1, 0, 4096), Offer(1, 1, 5000, 4096), Offer(1, 1, 1, 0), Offer(1, 1, 1, 1000)])
+@pytest.mark.parametrize(
+    "offer",
+    [Offer(1, 1, 0, 4096), Offer(1, 1, 5000, 4096), Offer(1, 1, 1, 0), Offer(1, 1, 1, 1000)],
+)
 def test_offers_out_of_bounds_are_refused(offer):
     with pytest.raises(Malformed, match="whole pages are taken"):
         Offer.unpack(offer.pack())
@@ -205,7 +233,10 @@ def test_an_offer_without_a_descriptor_or_with_two_is_refused_and_none_is_kept(t
 
 def test_an_offer_waits_its_time_for_room_among_the_callers(tmp_path, segment):
     segment.seal()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, contextlib.ExitStack() as stack:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server,
+        contextlib.ExitStack() as stack,
+    ):
         server.bind(str(tmp_path / "m"))
         server.listen(0)
         first = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -228,7 +259,10 @@ def test_an_offer_waits_its_time_for_room_among_the_callers(tmp_path, segment):
 def test_many_that_connect_and_say_nothing_keep_nobody_else_out(tmp_path, segment):
     segment.seal()
     taken = []
-    with listening(tmp_path / "m", lambda offer, fd: taken.append(fd)), contextlib.ExitStack() as stack:
+    with (
+        listening(tmp_path / "m", lambda offer, fd: taken.append(fd)),
+        contextlib.ExitStack() as stack,
+    ):
         for _ in range(100):
             silent = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             silent.connect(str(tmp_path / "m"))
@@ -238,7 +272,9 @@ def test_many_that_connect_and_say_nothing_keep_nobody_else_out(tmp_path, segmen
 
 
 def test_a_shelf_hands_out_what_was_given_back_and_nothing_else(segment):
-    batch_ring = SharedBatchRing(Segment.attach(os.dup(segment.fileno()), OFFER.nbytes), OFFER, SCHEMA, 4)
+    batch_ring = SharedBatchRing(
+        Segment.attach(os.dup(segment.fileno()), OFFER.nbytes), OFFER, SCHEMA, 4
+    )
     assert not batch_ring.free
     batch_ring.give_back([2, 0])
     batch_slot = batch_ring.take()
@@ -252,7 +288,10 @@ def test_a_shelf_hands_out_what_was_given_back_and_nothing_else(segment):
     with pytest.raises(Malformed, match="slot 3"):
         batch_ring.give_back([3])
     batch_ring.give_back([2])
-    assert [(batch_slot.slot, batch_slot.generation) for batch_slot in (batch_ring.take(), batch_ring.take())] == [(0, 1), (2, 2)]
+    assert [
+        (batch_slot.slot, batch_slot.generation)
+        for batch_slot in (batch_ring.take(), batch_ring.take())
+    ] == [(0, 1), (2, 2)]
     assert not batch_ring.free
     batch_ring.close()
 

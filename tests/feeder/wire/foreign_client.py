@@ -1,4 +1,6 @@
-"""A client as in another language: from docs/wire.md, with a TCP socket and ``struct``. Knows no ZeroMQ library."""
+"""A client as in another language: from docs/wire.md, with a TCP socket and ``struct``. Knows no
+ZeroMQ library.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-# -- msgpack, as much as it takes -----------------------------------------------------------------------------------------
+# -- msgpack, as much as it takes ------------------------------------------------------------------
 
 
 def pack(value) -> bytes:
@@ -39,7 +41,11 @@ def pack(value) -> bytes:
         return b"\xda" + struct.pack(">H", len(value.encode())) + value.encode()
     if isinstance(value, list):
         return b"\xdc" + struct.pack(">H", len(value)) + b"".join(map(pack, value))
-    return b"\xde" + struct.pack(">H", len(value)) + b"".join(pack(key) + pack(item) for key, item in value.items())
+    return (
+        b"\xde"
+        + struct.pack(">H", len(value))
+        + b"".join(pack(key) + pack(item) for key, item in value.items())
+    )
 
 
 def unpack(data: bytes):
@@ -94,7 +100,7 @@ def _size(data: bytes, width: int):
     return int.from_bytes(data[:width], "big"), data[width:]
 
 
-# -- the wire -------------------------------------------------------------------------------------------------------------
+# -- the wire --------------------------------------------------------------------------------------
 
 
 class Answer:
@@ -105,9 +111,14 @@ class Answer:
         magic, self.version, _, self.type, flags = struct.unpack_from("<4s4B", head)
         assert magic == b"ALDR"
         assert not flags & 0xF0
-        self.session, self.sequence, self.number, self.schema, self.rows, count = struct.unpack_from("<QQIIIH", head, 8)
+        self.session, self.sequence, self.number, self.schema, self.rows, count = (
+            struct.unpack_from("<QQIIIH", head, 8)
+        )
         self.frames = frames[1:]
-        assert (count, struct.unpack_from("<Q", head, 40)[0]) == (len(self.frames), sum(map(len, self.frames)))
+        assert (count, struct.unpack_from("<Q", head, 40)[0]) == (
+            len(self.frames),
+            sum(map(len, self.frames)),
+        )
 
 
 class Client:
@@ -115,7 +126,9 @@ class Client:
 
     def __init__(self, host: str, port: int, patience_s: float) -> None:
         self.socket = socket.create_connection((host, port), patience_s)
-        self.socket.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+        self.socket.sendall(
+            b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+        )
         greeting = self._exactly(64)
         assert greeting[10] >= 3
         assert greeting[12:32].rstrip(b"\0") == b"NULL"
@@ -128,13 +141,42 @@ class Client:
     def close(self) -> None:
         self.socket.close()
 
-    def send(self, kind: int, frames: list[bytes], *, session=0, sequence=0, number=0, schema=0, rows=0, version=2) -> None:
-        head = struct.pack("<4s4BQQIIIHHQ12x", b"ALDR", version, version, kind, 0, session, sequence, number, schema, rows,
-                           len(frames), 0, sum(map(len, frames)))  # fmt: skip
+    def send(
+        self,
+        kind: int,
+        frames: list[bytes],
+        *,
+        session=0,
+        sequence=0,
+        number=0,
+        schema=0,
+        rows=0,
+        version=2,
+    ) -> None:
+        head = struct.pack(
+            "<4s4BQQIIIHHQ12x",
+            b"ALDR",
+            version,
+            version,
+            kind,
+            0,
+            session,
+            sequence,
+            number,
+            schema,
+            rows,
+            len(frames),
+            0,
+            sum(map(len, frames)),
+        )
         frames = [head + struct.pack("<I", crc32c(head)), *frames]
         for i, frame in enumerate(frames):
             more = int(i + 1 < len(frames))
-            size = bytes([more, len(frame)]) if len(frame) < 256 else bytes([more | 2]) + struct.pack(">Q", len(frame))
+            size = (
+                bytes([more, len(frame)])
+                if len(frame) < 256
+                else bytes([more | 2]) + struct.pack(">Q", len(frame))
+            )
             self.socket.sendall(size + frame)
 
     def receive(self) -> Answer:

@@ -1,4 +1,6 @@
-"""Batches in messages: they come back as they were, whatever is wrong is said, and nothing else is looked at."""
+"""Batches in messages: they come back as they were, whatever is wrong is said, and nothing else
+is looked at.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ FORM = wire.BatchForm.of(PIXELS, 3)
 
 
 def same(one, other):
-    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return (
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    )
 
 
 def together(form, batches):
@@ -27,7 +31,9 @@ def together(form, batches):
 
 def read(form, body):
     decoded = wire.decode(raw(wire.Message(body))).body
-    return [[column[:rows] for column in form.arrays(block)] for block, rows, _ in form.blocks(decoded)]
+    return [
+        [column[:rows] for column in form.arrays(block)] for block, rows, _ in form.blocks(decoded)
+    ]
 
 
 @settings(deadline=None)
@@ -80,7 +86,9 @@ def test_rows_that_make_no_whole_batches_are_refused(rows):
 
 def test_more_batches_than_there_are_bytes_for_are_refused():
     frames = reheaded(raw(wire.Message(FORM.batch(steps(PIXELS, 3).columns))), rows=6)
-    with pytest.raises(Malformed, match=rf"came in frames of \[{FORM.nbytes}\] bytes, a batch takes {FORM.nbytes}"):
+    with pytest.raises(
+        Malformed, match=rf"came in frames of \[{FORM.nbytes}\] bytes, a batch takes {FORM.nbytes}"
+    ):
         FORM.blocks(wire.decode(frames).body)
 
 
@@ -98,7 +106,9 @@ def test_blocks_may_come_in_any_number_of_frames(cuts):
 @pytest.mark.parametrize("cuts", [[], [1], [0, 3], [1.5, 1.5], [3, 1]])
 def test_frames_that_end_within_a_block_or_hold_another_number_are_refused(cuts):
     frames = [bytes(int(blocks * FORM.nbytes)) for blocks in cuts]
-    with pytest.raises(Malformed, match=f"9 rows in batches of 3 came in frames of .* a batch takes {FORM.nbytes}"):
+    with pytest.raises(
+        Malformed, match=f"9 rows in batches of 3 came in frames of .* a batch takes {FORM.nbytes}"
+    ):
         FORM.blocks(wire.Batch(9, frames))
 
 
@@ -115,7 +125,12 @@ def test_bools_are_0_or_1_in_every_batch(which):
 
 @pytest.mark.parametrize(
     "wrong",
-    [lambda c: c[:2], lambda c: [*c[:2], c[2].astype("f8")], lambda c: [one[:0] for one in c], lambda c: [*c[:2], c[2][:2]]],
+    [
+        lambda c: c[:2],
+        lambda c: [*c[:2], c[2].astype("f8")],
+        lambda c: [one[:0] for one in c],
+        lambda c: [*c[:2], c[2][:2]],
+    ],
     ids=["missing", "dtype", "empty", "short"],
 )
 def test_columns_that_do_not_fit_are_not_sent(wrong):
@@ -131,7 +146,9 @@ def test_more_rows_than_a_batch_has_are_not_sent():
 def test_what_lies_between_arrays_is_zeros():
     schema = Schema.of({"a": "u1", "b": "u1"})
     form = wire.BatchForm.of(schema, 3)
-    frame = form.batch([array(np.random.default_rng(0), field, 3) for field in schema.fields]).frames[0]
+    frame = form.batch(
+        [array(np.random.default_rng(0), field, 3) for field in schema.fields]
+    ).frames[0]
     assert form.nbytes == 128
     assert not frame[3:64].any()
     assert not frame[67:].any()

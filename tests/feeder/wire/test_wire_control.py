@@ -16,7 +16,9 @@ from async_loader.feeder import wire
 from async_loader.feeder.wire import bounds, control_codec
 from async_loader.feeder.wire.control import Control
 
-CONTROL = {name: message for name, message in examples().items() if isinstance(message.body, Control)}
+CONTROL = {
+    name: message for name, message in examples().items() if isinstance(message.body, Control)
+}
 encode = msgspec.msgpack.encode
 
 
@@ -134,7 +136,9 @@ def test_what_a_peer_would_refuse_is_not_sent():
 
 
 def test_a_control_body_is_bounded():
-    with pytest.raises(Malformed, match=r"STATUS_REPLY has a body of \d+ bytes, 65536 are allowed") as caught:
+    with pytest.raises(
+        Malformed, match=r"STATUS_REPLY has a body of \d+ bytes, 65536 are allowed"
+    ) as caught:
         said("STATUS_REPLY", encode({"status": {"x": "y" * bounds.CONTROL_BYTES}}))
     assert caught.value.code == wire.ErrorCode.TOO_LARGE
     with pytest.raises(Malformed, match="65536 are allowed"):
@@ -142,7 +146,9 @@ def test_a_control_body_is_bounded():
 
 
 @pytest.mark.parametrize(
-    "body", [b"\x91" * 60000 + b"\xc0", b"\x81\xa6status" + b"\x81\xa1x" * 15000 + b"\xc0"], ids=["array", "map"]
+    "body",
+    [b"\x91" * 60000 + b"\xc0", b"\x81\xa6status" + b"\x81\xa1x" * 15000 + b"\xc0"],
+    ids=["array", "map"],
 )
 def test_deep_nesting_is_refused_and_not_descended_into(body):
     with pytest.raises(Malformed, match="nested more than"):
@@ -150,7 +156,13 @@ def test_deep_nesting_is_refused_and_not_descended_into(body):
 
 
 @pytest.mark.parametrize(
-    "body", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff\xa1x", b"\xdb\xff\xff\xff\xffx", b"\xc6\xff\xff\xff\xffx"]
+    "body",
+    [
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff\xa1x",
+        b"\xdb\xff\xff\xff\xffx",
+        b"\xc6\xff\xff\xff\xffx",
+    ],
 )
 def test_lengths_that_lie_are_refused(body):
     with pytest.raises(Malformed, match="msgpack"):
@@ -183,7 +195,9 @@ class Bomb:
 
 def test_a_pickle_has_no_effect_wherever_it_stands(tmp_path):
     marker = tmp_path / "exploded"
-    bombs = [pickle.dumps(Bomb(str(marker)), protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    bombs = [
+        pickle.dumps(Bomb(str(marker)), protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+    ]
     for bomb in bombs:
         for name, message in examples().items():
             frames = raw(message)
@@ -223,7 +237,8 @@ def test_weights_travel_in_parts():
     specs = (wire.TensorSpec("w", 11, (10,)),)
     parts = [
         wire.Message(
-            wire.Weights(name="p", version=3, total_bytes=40, offset=at, specs=() if at else specs), data=whole[at : at + 16]
+            wire.Weights(name="p", version=3, total_bytes=40, offset=at, specs=() if at else specs),
+            data=whole[at : at + 16],
         )
         for at in (0, 16, 32)
     ]
@@ -241,7 +256,9 @@ def test_tensors_come_back_as_they_were():
         "z": np.array([1j]),
     }
     specs, whole = wire.specs_of(tensors), wire.bytes_of(tensors)
-    message = wire.Message(wire.Publish(name="p", version=1, total_bytes=len(whole), specs=specs), data=whole)
+    message = wire.Message(
+        wire.Publish(name="p", version=1, total_bytes=len(whole), specs=specs), data=whole
+    )
     read = wire.decode(raw(message))
     after = wire.tensors_of(read.body.specs, read.data)
     assert list(after) == list(tensors)
@@ -255,7 +272,10 @@ def test_tensors_come_back_as_they_were():
 
 def test_a_receiver_may_take_less_than_the_format_allows():
     with pytest.raises(Malformed, match="1024 are allowed"):
-        wire.decode(raw(wire.Message(wire.StatusReply(status={"x": "y" * 1024}))), wire.Limits(control_bytes=1024))
+        wire.decode(
+            raw(wire.Message(wire.StatusReply(status={"x": "y" * 1024}))),
+            wire.Limits(control_bytes=1024),
+        )
 
 
 def test_an_error_of_a_code_that_came_later_is_read():
@@ -266,7 +286,11 @@ def test_an_error_of_a_code_that_came_later_is_read():
 def test_a_reply_belongs_to_its_request():
     request = wire.decode(raw(examples()["STATUS"]))
     answer = wire.decode(raw(request.reply(wire.StatusReply(status={}))))
-    assert (answer.session, answer.sequence, answer.number) == (request.session, request.sequence, request.number)
+    assert (answer.session, answer.sequence, answer.number) == (
+        request.session,
+        request.sequence,
+        request.number,
+    )
 
 
 def test_every_control_message_has_its_decoder():

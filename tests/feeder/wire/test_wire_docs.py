@@ -1,4 +1,6 @@
-"""docs/wire.md shows what this version sends. ``python tests/feeder/wire/test_wire_docs.py`` writes the dumps anew."""
+"""docs/wire.md shows what this version sends. ``python tests/feeder/wire/test_wire_docs.py``
+writes the dumps anew.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def dump(frames: list[bytes]) -> str:
     """Sixteen bytes a line, with offsets and what of it is text."""
     lines = []
     for number, frame in enumerate(frames):
-        lines.append(f"{'header' if not number else f'body frame {number - 1}'}, {len(frame)} bytes")
+        lines.append(
+            f"{'header' if not number else f'body frame {number - 1}'}, {len(frame)} bytes"
+        )
         for at in range(0, len(frame), 16):
             row = frame[at : at + 16]
             text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
@@ -28,7 +32,10 @@ def dump(frames: list[bytes]) -> str:
 
 def written(page: str) -> str:
     """The page with the dumps as they ought to be."""
-    return _PLACE.sub(lambda place: f"<!-- hex {place[1]} -->\n\n```\n{dump(raw(examples()[place[1]]))}\n```\n", page)
+    return _PLACE.sub(
+        lambda place: f"<!-- hex {place[1]} -->\n\n```\n{dump(raw(examples()[place[1]]))}\n```\n",
+        page,
+    )
 
 
 def table(page: str, head: str) -> dict[int, str]:

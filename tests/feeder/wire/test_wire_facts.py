@@ -16,7 +16,9 @@ def test_the_flags_of_a_row_are_the_tables():
 
 def test_row_flags_of_the_wire_and_flags_of_the_table_alone_never_meet():
     kept = wire.TERMINATED | wire.TRUNCATED | wire.FINAL
-    assert not kept & (row_format.DELETED | row_format.AWAITS), "SHOWN has DELETED's bit: it is not stored"
+    assert not kept & (row_format.DELETED | row_format.AWAITS), (
+        "SHOWN has DELETED's bit: it is not stored"
+    )
     assert kept | wire.SHOWN == codes.ROW_FLAGS
 
 

@@ -1,4 +1,6 @@
-"""A hundred thousand messages that nobody meant to send: each is Malformed or a message, and never anything else."""
+"""A hundred thousand messages that nobody meant to send: each is Malformed or a message, and
+never anything else.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,23 @@ LAYOUTS = [wire.RowLayout.of(schema) for schema in (SMALL, PIXELS)]
 FORMS = [wire.BatchForm.of(schema, 3) for schema in (SMALL, PIXELS)]
 SEEDS = list(range(4))
 PER_SEED = 25_000
-INTERESTING = [0, 1, 2, 7, 8, 127, 128, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**33, 2**63, 2**64 - 1]
+INTERESTING = [
+    0,
+    1,
+    2,
+    7,
+    8,
+    127,
+    128,
+    255,
+    65535,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**33,
+    2**63,
+    2**64 - 1,
+]
 
 
 def sealed(front: bytes) -> bytes:
@@ -48,7 +66,11 @@ def cut(rng: random.Random, frames: list[bytes]) -> list[bytes]:
 def splice(rng: random.Random, frames: list[bytes]) -> list[bytes]:
     at = rng.randrange(len(frames))
     one, two = sorted(rng.randrange(len(frames[at]) + 1) for _ in range(2))
-    frame = frames[at][:one] + rng.choice([b"", rng.randbytes(rng.randrange(9)), frames[at][one:two] * 2]) + frames[at][two:]
+    frame = (
+        frames[at][:one]
+        + rng.choice([b"", rng.randbytes(rng.randrange(9)), frames[at][one:two] * 2])
+        + frames[at][two:]
+    )
     return [*frames[:at], frame, *frames[at + 1 :]]
 
 
@@ -73,7 +95,10 @@ def retype(rng: random.Random, frames: list[bytes]) -> list[bytes]:
 
 
 def noise(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    return [frames[0], *(rng.randbytes(rng.choice([0, 1, 3, 16, len(frame)])) for frame in frames[1:])]
+    return [
+        frames[0],
+        *(rng.randbytes(rng.choice([0, 1, 3, 16, len(frame)])) for frame in frames[1:]),
+    ]
 
 
 POOL = [raw(message) for message in examples().values()]
@@ -123,7 +148,9 @@ def test_mutated_messages_are_malformed_or_messages(seed):
 def test_bytes_from_nowhere_are_malformed():
     rng = random.Random(9)
     for _ in range(5_000):
-        frames = [rng.randbytes(rng.choice([0, 1, 60, 64, 64, 64, 65])) for _ in range(rng.randrange(4))]
+        frames = [
+            rng.randbytes(rng.choice([0, 1, 60, 64, 64, 64, 65])) for _ in range(rng.randrange(4))
+        ]
         if frames and rng.random() < 0.5:
             frames[0] = sealed(b"ALDR\1\1" + rng.randbytes(54))
         with pytest.raises(Malformed):

@@ -32,7 +32,9 @@ def patched(frame: bytes, at: int, value: int) -> bytes:
 
 @settings(deadline=None)
 @given(st.sampled_from(list(wire.Type)), st.integers(0, 15), u64, u64, u32, u32, u32, u16, u64)
-def test_a_header_comes_back_as_it_was(kind, flags, session, sequence, number, schema, rows, frames, size):
+def test_a_header_comes_back_as_it_was(
+    kind, flags, session, sequence, number, schema, rows, frames, size
+):
     one = Header(2, 2, kind, flags, session, sequence, number, schema, rows, frames, size)
     assert len(header.encode(one)) == 64
     assert header.decode(header.encode(one)) == one
@@ -83,7 +85,11 @@ def test_an_unknown_version_is_refused_and_the_answer_says_what_is_understood(ve
     answer = wire.decode(wire.encode(wire.refuse(caught.value)))
     assert answer.type is wire.Type.ERROR
     assert (answer.session, answer.sequence) == (81, 77)
-    assert (answer.body.code, answer.body.expected, answer.body.retryable) == (wire.ErrorCode.VERSION, wire.NEWEST, False)
+    assert (answer.body.code, answer.body.expected, answer.body.retryable) == (
+        wire.ErrorCode.VERSION,
+        wire.NEWEST,
+        False,
+    )
 
 
 @pytest.mark.parametrize("flag", [0x10, 0x20, 0x40, 0x80, 0xF0])
@@ -130,7 +136,8 @@ def test_an_error_is_never_answered():
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "agreed"), [((1, 1), (1, 1), 1), ((1, 3), (2, 5), 3), ((2, 5), (1, 3), 3), ((1, 9), (4, 4), 4)]
+    ("ours", "theirs", "agreed"),
+    [((1, 1), (1, 1), 1), ((1, 3), (2, 5), 3), ((2, 5), (1, 3), 3), ((1, 9), (4, 4), 4)],
 )
 def test_the_newest_version_that_both_understand_is_agreed_on(ours, theirs, agreed):
     assert wire.agree(ours, theirs) == agreed
@@ -154,7 +161,15 @@ def test_a_malformed_message_is_an_error_of_this_package_and_survives_a_queue():
 def test_what_is_worth_another_try():
     assert {code for code in wire.ErrorCode if wire.worth_retrying(code)} == {
         wire.ErrorCode[name]
-        for name in ["UNKNOWN_SESSION", "UNKNOWN_WRITER", "UNKNOWN_READER", "GAP", "LIMIT", "DRAINING", "TIMEOUT"]
+        for name in [
+            "UNKNOWN_SESSION",
+            "UNKNOWN_WRITER",
+            "UNKNOWN_READER",
+            "GAP",
+            "LIMIT",
+            "DRAINING",
+            "TIMEOUT",
+        ]
     }
 
 
@@ -172,19 +187,43 @@ WITHOUT = {
     "subprocess",
     "os",
 }
-WITHOUT |= {"pickle", "marshal", "shelve", "cloudpickle", "torch", "zmq", "numba", "importlib", "io"}
+WITHOUT |= {
+    "pickle",
+    "marshal",
+    "shelve",
+    "cloudpickle",
+    "torch",
+    "zmq",
+    "numba",
+    "importlib",
+    "io",
+}
 
 
 def test_the_wire_has_no_socket_no_clock_no_thread_and_unpickles_nothing():
     for path in WIRE.glob("*.py"):
         code = ast.parse(path.read_text())
         found = {node.module for node in ast.walk(code) if isinstance(node, ast.ImportFrom)}
-        found |= {name.name for node in ast.walk(code) if isinstance(node, ast.Import) for name in node.names}
+        found |= {
+            name.name
+            for node in ast.walk(code)
+            if isinstance(node, ast.Import)
+            for name in node.names
+        }
         assert not {name.split(".")[0] for name in found} & WITHOUT, path.name
-        called = {node.func.id for node in ast.walk(code) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-        assert not called & {"eval", "exec", "compile", "open", "__import__", "namedtuple"}, path.name
+        called = {
+            node.func.id
+            for node in ast.walk(code)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert not called & {"eval", "exec", "compile", "open", "__import__", "namedtuple"}, (
+            path.name
+        )
 
 
 def test_the_wire_loads_neither_torch_nor_zeromq_nor_compiled_kernels():
-    code = "import sys, async_loader.feeder.wire; assert not {'torch', 'zmq', 'numba'} & set(sys.modules)"
+    code = (
+        "import sys, async_loader.feeder.wire; assert not {'torch', 'zmq', 'numba'} & "
+        "set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

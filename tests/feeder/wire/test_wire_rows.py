@@ -18,7 +18,11 @@ IMAGES = wire.RowLayout.of(PIXELS)
 
 
 def same(left: np.ndarray, right: np.ndarray) -> bool:
-    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+    return (
+        left.dtype == right.dtype
+        and left.shape == right.shape
+        and left.tobytes() == right.tobytes()
+    )
 
 
 def sent(layout: wire.RowLayout, rows: wire.Steps) -> list[bytes]:
@@ -50,7 +54,9 @@ def test_rows_lie_where_the_page_says():
     assert np.frombuffer(row, "<f4", 3, 24).tolist() == [1.5, 2, 1]
 
 
-@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, zmq.Frame], ids=lambda wrap: wrap.__name__)
+@pytest.mark.parametrize(
+    "wrap", [bytes, bytearray, memoryview, zmq.Frame], ids=lambda wrap: wrap.__name__
+)
 def test_arrays_are_views_on_any_kind_of_buffer(wrap):
     frames = [wrap(frame) for frame in sent(IMAGES, steps(PIXELS, 3))]
     after = wire.read_insert(wire.decode(frames).body, IMAGES)
@@ -73,18 +79,25 @@ def test_what_is_not_aligned_is_copied(shift):
 
 def test_gaps_between_fields_are_zeros():
     layout = wire.RowLayout.of(Schema.of({"a": "f8", "b": "u1"}))
-    rows = wire.Steps(*(steps(SMALL, 2).streams, np.zeros(2, np.uint32), np.ones(2)), [np.ones(2), np.full(2, 255, np.uint8)])
+    rows = wire.Steps(
+        *(steps(SMALL, 2).streams, np.zeros(2, np.uint32), np.ones(2)),
+        [np.ones(2), np.full(2, 255, np.uint8)],
+    )
     frame = sent(layout, rows)[1]
     assert [frame[at + 25 : at + 32] for at in (0, 32)] == [bytes(7)] * 2
 
 
 @pytest.mark.parametrize(
-    "turn", [np.asfortranarray, lambda pixels: np.stack([pixels, pixels], -1)[..., 0]], ids=["fortran", "strided"]
+    "turn",
+    [np.asfortranarray, lambda pixels: np.stack([pixels, pixels], -1)[..., 0]],
+    ids=["fortran", "strided"],
 )
 def test_a_large_column_that_is_not_contiguous_is_refused(turn):
     rows = steps(PIXELS, 3)
     rows.columns[0] = turn(rows.columns[0])
-    with pytest.raises(SchemaError, match=r"obs\.pixels .*not C-contiguous: pass numpy.ascontiguousarray"):
+    with pytest.raises(
+        SchemaError, match=r"obs\.pixels .*not C-contiguous: pass numpy.ascontiguousarray"
+    ):
         wire.insert(IMAGES, rows)
 
 
@@ -108,7 +121,9 @@ def test_a_small_column_may_be_a_view():
 def test_columns_that_do_not_fit_the_schema_are_refused(columns):
     rows = three_steps()
     with pytest.raises(SchemaError, match="column"):
-        wire.insert(LAYOUT, wire.Steps(rows.streams, rows.flags, rows.priorities, columns(rows.columns)))
+        wire.insert(
+            LAYOUT, wire.Steps(rows.streams, rows.flags, rows.priorities, columns(rows.columns))
+        )
 
 
 def test_no_rows_are_no_message():
@@ -177,7 +192,9 @@ def test_frames_that_are_too_many_or_too_few_are_refused():
     for wrong in (frames[:2], [*frames, b""]):
         with pytest.raises(Malformed, match="was a frame lost, or added"):
             wire.decode(wrong)
-        message = wire.decode(reheaded(wrong, frames=len(wrong) - 1, body_bytes=sum(map(len, wrong[1:]))))
+        message = wire.decode(
+            reheaded(wrong, frames=len(wrong) - 1, body_bytes=sum(map(len, wrong[1:])))
+        )
         with pytest.raises(Malformed, match="their schema takes 2"):
             wire.read_insert(message.body, IMAGES)
     many = [*frames, *[b""] * 5000]
@@ -189,11 +206,15 @@ def test_a_message_beyond_the_limits_is_refused():
     frames = sent(IMAGES, steps(PIXELS, 3))
     with pytest.raises(Malformed, match="3144 body bytes, 3143 are allowed") as caught:
         wire.decode(frames, wire.Limits(message_bytes=3143))
-    assert (caught.value.code, caught.value.session, caught.value.sequence) == (wire.ErrorCode.TOO_LARGE, 1, 2)
+    assert (caught.value.code, caught.value.session, caught.value.sequence) == (
+        wire.ErrorCode.TOO_LARGE,
+        1,
+        2,
+    )
     assert wire.decode(frames, wire.Limits(message_bytes=3144)).body.rows == 3
 
 
-# -- the other bodies without msgpack ---------------------------------------------------------------------------------
+# -- the other bodies without msgpack --------------------------------------------------------------
 
 FIXED = ["ACK", "GAP", "PULL", "BATCH in shared memory", "PRIORITIES", "APPLIED", "RETURN"]
 
@@ -217,7 +238,9 @@ def test_bodies_of_another_length_are_refused(name):
     for wrong in ([*frames, b""], frames[:-1]):
         if wrong:
             with pytest.raises(Malformed):
-                wire.decode(reheaded(wrong, frames=len(wrong) - 1, body_bytes=sum(map(len, wrong[1:]))))
+                wire.decode(
+                    reheaded(wrong, frames=len(wrong) - 1, body_bytes=sum(map(len, wrong[1:])))
+                )
 
 
 @pytest.mark.parametrize("name", ["PULL", "PRIORITIES", "RETURN", "BATCH in shared memory"])
@@ -254,7 +277,10 @@ def test_arrays_that_would_be_misread_are_not_sent(body):
 
 
 def test_empty_pulls_and_returns_are_fine():
-    assert wire.decode(raw(wire.Message(wire.Pull(2**64 - 1, 0, np.empty(0, "u4"))))).body.granted == 2**64 - 1
+    assert (
+        wire.decode(raw(wire.Message(wire.Pull(2**64 - 1, 0, np.empty(0, "u4"))))).body.granted
+        == 2**64 - 1
+    )
     assert len(wire.decode(raw(wire.Message(wire.Return(np.empty(0, "u8"))))).body.leases) == 0
 
 

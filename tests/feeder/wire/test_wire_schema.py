@@ -37,7 +37,11 @@ def test_a_schema_comes_back_as_it_was(schema):
     spec = msgspec.msgpack.decode(data, type=SchemaSpec)
     assert wire.schema_of(spec) == schema
     assert schema_codec.encode(wire.schema_of(spec)) == data
-    assert wire.schema_id(spec) == wire.schema_id(schema) == int.from_bytes(hashlib.sha256(data).digest()[:4], "little")
+    assert (
+        wire.schema_id(spec)
+        == wire.schema_id(schema)
+        == int.from_bytes(hashlib.sha256(data).digest()[:4], "little")
+    )
 
 
 def test_every_dtype_has_a_code_and_is_little_endian():
@@ -59,7 +63,16 @@ def test_a_dtype_is_known_by_its_code_only(dtype):
 
 @pytest.mark.parametrize(
     "shape",
-    [(2**33, 2**31), (2**31 - 1, 2**31 - 1, 2**31 - 1), (2**31 - 1, 0, 2**31 - 1), (2**28,), (1,) * 17, (-1,), (2**31,), ("3",)],
+    [
+        (2**33, 2**31),
+        (2**31 - 1, 2**31 - 1, 2**31 - 1),
+        (2**31 - 1, 0, 2**31 - 1),
+        (2**28,),
+        (1,) * 17,
+        (-1,),
+        (2**31,),
+        ("3",),
+    ],
 )
 def test_shapes_that_overflow_are_refused_before_anything_is_made(shape):
     with pytest.raises(msgspec.ValidationError):
@@ -153,7 +166,10 @@ def test_a_layout_is_that_of_packed_rows_behind_a_head(schema):
     row = PackedRow.of(small)
     assert [at for at in layout.offsets if at is not None] == [16 + at for at in row.offsets]
     assert layout.stride == 16 + (row.stride if small else 0)
-    assert layout.sizes(7) == [7 * layout.stride, *(7 * f.nbytes for f in schema.fields if f.nbytes >= 1024)]
+    assert layout.sizes(7) == [
+        7 * layout.stride,
+        *(7 * f.nbytes for f in schema.fields if f.nbytes >= 1024),
+    ]
     assert sum(layout.sizes(1)) == layout.row_bytes
 
 

@@ -10,9 +10,13 @@ from async_loader.feeder import wire
 from async_loader.feeder.wire import codes
 
 SMALL = Schema.of({"obs": Field((2,), "f4", next="next_obs"), "action": "i8", "reward": "f4"})
-PIXELS = Schema.of({"obs": {"pixels": Field((32, 32), "u1", stack=4, next="next_obs"), "hit": "?"}, "reward": "f4"})
+PIXELS = Schema.of(
+    {"obs": {"pixels": Field((32, 32), "u1", stack=4, next="next_obs"), "hit": "?"}, "reward": "f4"}
+)
 INDEXED = Schema.of({"index": "i8"})
-HELLO = wire.Hello(client=b"0123456789abcdef", pid=4711, host="a-host", oldest=2, newest=2, user_agent="example/1")
+HELLO = wire.Hello(
+    client=b"0123456789abcdef", pid=4711, host="a-host", oldest=2, newest=2, user_agent="example/1"
+)
 
 
 def array(rng: np.random.Generator, field: Field, rows: int) -> np.ndarray:
@@ -24,7 +28,9 @@ def steps(schema: Schema, rows: int, seed: int = 0, flags: int = 0) -> wire.Step
     rng = np.random.default_rng(seed)
     columns = [array(rng, field, rows) for field in schema.fields]
     priorities = np.where(np.arange(rows) % 2, np.nan, np.arange(rows) / 4)
-    return wire.Steps(np.arange(rows, dtype=np.uint32) % 3, np.full(rows, flags, np.uint32), priorities, columns)
+    return wire.Steps(
+        np.arange(rows, dtype=np.uint32) % 3, np.full(rows, flags, np.uint32), priorities, columns
+    )
 
 
 def three_steps() -> wire.Steps:
@@ -47,17 +53,30 @@ def examples() -> dict[str, wire.Message]:
     bodies = {
         "HELLO": HELLO,
         "WELCOME": wire.Welcome(
-            version=2, incarnation=bytes(16), heartbeat_s=1.0, silence_s=5.0, insert_endpoint="tcp://10.0.0.1:5001",
-            pull_endpoint="tcp://10.0.0.1:5002", memory_endpoint=None, limits=wire.Limits(), tables=("replay",),
+            version=2,
+            incarnation=bytes(16),
+            heartbeat_s=1.0,
+            silence_s=5.0,
+            insert_endpoint="tcp://10.0.0.1:5001",
+            pull_endpoint="tcp://10.0.0.1:5002",
+            memory_endpoint=None,
+            limits=wire.Limits(),
+            tables=("replay",),
         ),
         "OPEN_WRITER": wire.OpenWriter(table="replay", producer=producer, epoch=1, schema=spec),
-        "WRITER": wire.Writer(schema=spec, applied=0, durable=0, window_bytes=1 << 24, window_rows=4096, resumed=False),
+        "WRITER": wire.Writer(
+            schema=spec, applied=0, durable=0, window_bytes=1 << 24, window_rows=4096, resumed=False
+        ),
         "CLOSE_WRITER": wire.CloseWriter(last=1),
-        "OPEN_READER": wire.OpenReader(table="replay", batch_size=256, view=wire.View(n=3, gamma=0.99), seed=1),
+        "OPEN_READER": wire.OpenReader(
+            table="replay", batch_size=256, view=wire.View(n=3, gamma=0.99), seed=1
+        ),
         "READER": wire.Reader(schema=wire.spec_of(PIXELS), leased=False, transport="tcp"),
         "CLOSE_READER": wire.CloseReader(6, 1, np.array([3, 5], np.uint64)),
         "STATUS": wire.Status(),
-        "STATUS_REPLY": wire.StatusReply(status={"tables": {"replay": {"rows": 3}}, "up_s": 1.5, "well": True, "x": None}),
+        "STATUS_REPLY": wire.StatusReply(
+            status={"tables": {"replay": {"rows": 3}}, "up_s": 1.5, "well": True, "x": None}
+        ),
         "DRAIN": wire.Drain(),
         "DONE": wire.Done(),
         "LATEST": wire.Latest(name=name, newer_than=6, most=1 << 20, timeout_s=2.0),
@@ -67,7 +86,9 @@ def examples() -> dict[str, wire.Message]:
         "PUBLISHED": wire.Published(newest=False, version=8, run=producer),
         "PING": wire.Ping(),
         "PONG": wire.Pong(),
-        "ERROR": wire.Error.of(wire.ErrorCode.FENCED, "epoch 1 is fenced off by epoch 2: stop this writer", 2),
+        "ERROR": wire.Error.of(
+            wire.ErrorCode.FENCED, "epoch 1 is fenced off by epoch 2: stop this writer", 2
+        ),
         "END": wire.End(reason="the table is closed", count=12),
         "INSERT": wire.insert(small, three_steps()),
         "ACK": wire.Ack(1, 0, 1 << 24, 4096),
@@ -75,35 +96,61 @@ def examples() -> dict[str, wire.Message]:
         "PULL": wire.Pull(4, 1, np.array([0, 2], np.uint32)),
         "BATCH": pixels.batch(steps(PIXELS, 2).columns),
         "BATCH of two": _two_batches(),
-        "BATCH in shared memory": wire.SlotBatches([wire.InSlot(2, 9, 256), wire.InSlot(0, 1, 256, 2)]),
+        "BATCH in shared memory": wire.SlotBatches(
+            [wire.InSlot(2, 9, 256), wire.InSlot(0, 1, 256, 2)]
+        ),
         "PRIORITIES": wire.Priorities(np.array([3, 70], np.int64), np.array([0.5, 2.0])),
         "APPLIED": wire.Applied(1, 1),
         "RETURN": wire.Return(np.array([11, 12], np.uint64)),
         "ABOUT": wire.About(table="replay"),
         "ABOUT_REPLY": wire.AboutReply(
-            schema=spec, capacity=1000, nbytes=88_000, limiter=(100, 4.0, 20.0), sampler="Uniform()", stats={"size": 3},
+            schema=spec,
+            capacity=1000,
+            nbytes=88_000,
+            limiter=(100, 4.0, 20.0),
+            sampler="Uniform()",
+            stats={"size": 3},
         ),
         "CLEAR": wire.Clear(table="replay"),
         "SAVE": wire.Save(table="replay", path="nightly"),
-        "SAVED": wire.Saved(kind="full", number=1, nbytes=4096, duration_s=0.25, pause_s=0.001, rows=3),
+        "SAVED": wire.Saved(
+            kind="full", number=1, nbytes=4096, duration_s=0.25, pause_s=0.001, rows=3
+        ),
         "LOAD": wire.Load(table="replay", path="nightly", number=1),
-        "SAMPLE": wire.Sample(table="replay", batch_size=256, timeout_s=2.0, waits=False, slots=(1,)),
+        "SAMPLE": wire.Sample(
+            table="replay", batch_size=256, timeout_s=2.0, waits=False, slots=(1,)
+        ),
         "SAMPLED": wire.Sampled(rows=256, slot=1),
         "SAMPLED over a socket": wire.Sampled(rows=1, schema=wire.spec_of(INDEXED), lease=5),
         "GET": wire.Get(table="replay", count=2),
         "GOT": wire.Got(rows=1, schema=wire.spec_of(INDEXED)),
         "GOT nothing": wire.Got(rows=0, schema=wire.spec_of(INDEXED)),
-        "UPDATE": wire.Update(table="replay", count=2, specs=(wire.TensorSpec("reward", 11, (2,)),)),
+        "UPDATE": wire.Update(
+            table="replay", count=2, specs=(wire.TensorSpec("reward", 11, (2,)),)
+        ),
         "DELETE": wire.Delete(table="replay", count=2),
         "PRIORITIZE": wire.Prioritize(table="replay", count=2),
-    }  # fmt: skip
-    schemas = {"INSERT": small.schema_id, "WRITER": small.schema_id, "BATCH": pixels.schema_id, "READER": pixels.schema_id}
-    ids, block = np.array([3, 70], np.int64).tobytes(), wire.BatchForm.of(INDEXED, 1).batch([np.array([70])]).frames[0].tobytes()
+    }
+    schemas = {
+        "INSERT": small.schema_id,
+        "WRITER": small.schema_id,
+        "BATCH": pixels.schema_id,
+        "READER": pixels.schema_id,
+    }
+    ids, block = (
+        np.array([3, 70], np.int64).tobytes(),
+        wire.BatchForm.of(INDEXED, 1).batch([np.array([70])]).frames[0].tobytes(),
+    )
     data = {
-        "WEIGHTS": np.eye(2, dtype=np.float32).tobytes(), "PUBLISH": np.eye(2, dtype=np.float32).tobytes(), "GET": ids,
-        "DELETE": ids, "UPDATE": ids + np.array([0.5, 2], np.float32).tobytes(),
-        "PRIORITIZE": ids + np.array([0.5, 2.0]).tobytes(), "GOT": block, "SAMPLED over a socket": block,
-    }  # fmt: skip
+        "WEIGHTS": np.eye(2, dtype=np.float32).tobytes(),
+        "PUBLISH": np.eye(2, dtype=np.float32).tobytes(),
+        "GET": ids,
+        "DELETE": ids,
+        "UPDATE": ids + np.array([0.5, 2], np.float32).tobytes(),
+        "PRIORITIZE": ids + np.array([0.5, 2.0]).tobytes(),
+        "GOT": block,
+        "SAMPLED over a socket": block,
+    }
     return {
         name: wire.Message(
             body, 0 if at == 0 else 81, at, min(at, 1), schemas.get(name.split(" of ")[0], 0),
@@ -115,7 +162,10 @@ def examples() -> dict[str, wire.Message]:
 
 def _two_batches() -> wire.Batch:
     form = wire.BatchForm.of(Schema.of({"done": "?", "index": "i8"}), 2)
-    pairs = [[np.array([False, True]), np.array([5, 6])], [np.array([True, False]), np.array([7, 8])]]
+    pairs = [
+        [np.array([False, True]), np.array([5, 6])],
+        [np.array([True, False]), np.array([7, 8])],
+    ]
     return wire.Batch(4, [np.concatenate([form.batch(columns).frames[0] for columns in pairs])])
 
 
@@ -133,10 +183,13 @@ def reheaded(frames: list[bytes], /, **changes: int) -> list[bytes]:
     return [header.encode(replace(header.decode(frames[0]), **changes)), *frames[1:]]
 
 
-# -- hypothesis ---------------------------------------------------------------------------------------------------------
+# -- hypothesis ------------------------------------------------------------------------------------
 
 dtypes = st.sampled_from(list(codes.DTYPES.values()))
-shapes = st.one_of(st.lists(st.integers(0, 3), max_size=4).map(tuple), st.sampled_from([(1024,), (40, 30), (16, 16, 2)]))
+shapes = st.one_of(
+    st.lists(st.integers(0, 3), max_size=4).map(tuple),
+    st.sampled_from([(1024,), (40, 30), (16, 16, 2)]),
+)
 _keys = st.text(max_size=5)
 
 
@@ -159,9 +212,13 @@ def schemas(draw: st.DrawFn) -> Schema:
         structure,
         tuple(
             Field(
-                draw(shapes), draw(dtypes), stack=draw(st.integers(1, 4)), name=f"{name}#{i}",
-                next=draw(st.none() | st.text(min_size=1, max_size=9)), padding=draw(st.sampled_from(["repeat", "zero"])),
+                draw(shapes),
+                draw(dtypes),
+                stack=draw(st.integers(1, 4)),
+                name=f"{name}#{i}",
+                next=draw(st.none() | st.text(min_size=1, max_size=9)),
+                padding=draw(st.sampled_from(["repeat", "zero"])),
             )
             for i, name in enumerate(tree.names(structure))
         ),
-    )  # fmt: skip
+    )

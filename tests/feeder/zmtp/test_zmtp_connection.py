@@ -27,7 +27,9 @@ from zmtp_rig import (
 from async_loader.feeder.zmtp import Connection, Null, ProtocolError
 
 FRAME, MESSAGE, FRAMES = 1 << 20, 2 << 20, 50
-SIZES = st.one_of(st.integers(0, 300), st.sampled_from([255, 256, 16383, 16384, 65535, 65536, 200_000]))
+SIZES = st.one_of(
+    st.integers(0, 300), st.sampled_from([255, 256, 16383, 16384, 65535, 65536, 200_000])
+)
 MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=5), max_size=6)
 
 
@@ -47,7 +49,7 @@ def filled(messages: list[list[int]]) -> list[list[bytes]]:
     return [[rng.bytes(size) for size in sizes] for sizes in messages]
 
 
-# -- messages ----------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -61,7 +63,12 @@ def test_messages_are_the_same_whatever_the_cuts(sizes, cuts, most):
 
 def test_messages_are_the_same_when_every_byte_comes_alone():
     messages = [[b"a" * 300, b"", b"b"], [b""], [bytes(range(256)) * 80]]
-    data = opening() + framed(messages[0]) + ping(b"context") + b"".join(framed(one) for one in messages[1:])
+    data = (
+        opening()
+        + framed(messages[0])
+        + ping(b"context")
+        + b"".join(framed(one) for one in messages[1:])
+    )
     assert fed(connection(), data, range(1, len(data))) == messages
 
 
@@ -90,7 +97,9 @@ def test_what_is_encoded_is_the_message(sizes):
     splitter.greeting = b"-"
     messages = filled(sizes)
     for message in messages:
-        parts, nbytes = one.encode([np.frombuffer(x, np.uint8) if len(x) % 2 else x for x in message])
+        parts, nbytes = one.encode(
+            [np.frombuffer(x, np.uint8) if len(x) % 2 else x for x in message]
+        )
         data = b"".join(parts)
         assert nbytes == len(data)
         splitter.feed(data)
@@ -104,7 +113,7 @@ def test_a_large_frame_is_sent_as_it_lies():
     assert b"".join(parts).endswith(b"\7" * len(block))
 
 
-# -- the handshake -----------------------------------------------------------------------------------
+# -- the handshake ---------------------------------------------------------------------------------
 
 
 def test_the_greeting_is_that_of_zmtp_3_1():
@@ -186,7 +195,7 @@ def test_frames_of_a_message_are_too_large_together():
         fed(one, frame(b"x" * 20_000, MORE)[:100])
 
 
-# -- heartbeats --------------------------------------------------------------------------------------
+# -- heartbeats ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("context", [b"", b"x", b"0123456789abcdef"])
@@ -204,7 +213,7 @@ def test_commands_that_are_not_known_are_passed_over():
     assert fed(opened(), data) == [[b"x"]]
 
 
-# -- hostile bytes -----------------------------------------------------------------------------------
+# -- hostile bytes ---------------------------------------------------------------------------------
 
 
 @settings(max_examples=300)
@@ -218,7 +227,9 @@ def test_random_bytes_raise_a_protocol_error_or_nothing(data, open_first, cuts):
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=1, max_size=4))
 def test_damaged_bytes_raise_a_protocol_error_or_nothing(damage):
-    data = bytearray(opening(identity=b"id") + framed([b"a" * 300, b"b"]) + ping(b"context", 10) + framed([b"c"]))
+    data = bytearray(
+        opening(identity=b"id") + framed([b"a" * 300, b"b"]) + ping(b"context", 10) + framed([b"c"])
+    )
     for at, change in damage:
         data[at % len(data)] ^= change
     one = connection()

@@ -1,4 +1,6 @@
-"""CURVE: who has shown a known key is in, under its name, and no other; what was replayed or damaged is refused."""
+"""CURVE: who has shown a known key is in, under its name, and no other; what was replayed or
+damaged is refused.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ class Client:
 
     def message(self, body: bytes, flags: int = 0, nonce: bytes | None = None) -> bytes:
         nonce = nonce or self.next()
-        sealed = box(bytes([flags]) + body, b"CurveZMQMESSAGEC" + nonce, self.server_own, self.own_secret)
+        sealed = box(
+            bytes([flags]) + body, b"CurveZMQMESSAGEC" + nonce, self.server_own, self.own_secret
+        )
         return frame(b"\7MESSAGE" + nonce + sealed)
 
     def opened(self, data: bytes) -> tuple[int, bytes]:
@@ -97,7 +101,11 @@ def test_a_known_key_is_ready_under_its_name_and_its_frames_are_opened():
     assert (client.connection.ready, client.connection.user) == (True, "alice")
     ready = client.splitter.commands.pop()
     assert ready[:6] == b"\5READY"
-    said = client.say(client.message(b"a" * 100_000, 1) + client.message(b"\4PING\0\0ctx", 2) + client.message(b""))
+    said = client.say(
+        client.message(b"a" * 100_000, 1)
+        + client.message(b"\4PING\0\0ctx", 2)
+        + client.message(b"")
+    )
     assert said == [[b"a" * 100_000, b""]]
     assert client.opened(client.splitter.messages.pop()[0]) == (2, b"\4PONGctx")
     parts, nbytes = client.connection.encode([b"x", b"y" * 300])
@@ -130,7 +138,11 @@ def test_a_vouch_for_others_is_refused(which):
     client = Client()
     client.say(client.hello())
     client.welcomed()
-    vouched = STRANGER[0] + SERVER[0] if which == "of another connection" else client.own_public + STRANGER[0]
+    vouched = (
+        STRANGER[0] + SERVER[0]
+        if which == "of another connection"
+        else client.own_public + STRANGER[0]
+    )
     with pytest.raises(ProtocolError, match="vouch"):
         client.say(client.initiate(vouched))
 
@@ -196,12 +208,16 @@ def test_metadata_is_read_of_who_has_keys_too():
 
 
 @settings(max_examples=200)
-@given(st.sampled_from(["hello", "initiate", "message"]), st.integers(0, 1 << 20), st.integers(1, 255))
+@given(
+    st.sampled_from(["hello", "initiate", "message"]), st.integers(0, 1 << 20), st.integers(1, 255)
+)
 def test_a_flipped_bit_anywhere_lets_nothing_in(step, at, change):
     client, said = Client(), []
     with contextlib.suppress(ProtocolError):
         for name in ("hello", "initiate", "message"):
-            data = bytearray(client.message(b"secret") if name == "message" else getattr(client, name)())
+            data = bytearray(
+                client.message(b"secret") if name == "message" else getattr(client, name)()
+            )
             if name == step:
                 at = 2 + at % (len(data) - 2)
                 data[at] ^= change

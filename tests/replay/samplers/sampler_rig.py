@@ -1,4 +1,6 @@
-"""A sampler with a table's part played for it, and the arithmetic that its draws are held against."""
+"""A sampler with a table's part played for it, and the arithmetic that its draws are held
+against.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Rig:
         self.items.alive[rows] = 1
         self.items.count += len(rows)
         self.items.top = max(self.items.top, int(rows.max(initial=-1)) + 1)
-        self.sampler.insert(rows, np.full(len(rows), np.nan) if priority is None else _floats(priority, rows))
+        self.sampler.insert(
+            rows, np.full(len(rows), np.nan) if priority is None else _floats(priority, rows)
+        )
 
     def remove(self, rows: Any) -> None:
         rows = np.array(rows, np.int64).reshape(-1)
@@ -89,7 +93,9 @@ def surprise(counts: Any, chances: Any) -> float:
 
 def tally(rig: Rig, rows: int, draws: int, count: int) -> Any:
     """How often each row is drawn."""
-    return np.bincount(np.concatenate([rig.sampler.draw(count).rows for _ in range(draws)]), minlength=rows)
+    return np.bincount(
+        np.concatenate([rig.sampler.draw(count).rows for _ in range(draws)]), minlength=rows
+    )
 
 
 def sums_are_exact(tree: Any) -> None:

@@ -53,7 +53,8 @@ def test_of_a_row_that_is_named_twice_the_last_priority_counts():
 
 def test_what_fills_a_gap_in_the_heap_may_have_to_rise():
     rig = Rig(MinHeap())
-    rig.insert(np.arange(7), [1, 10, 2, 11, 12, 3, 4])  # lies as it came; the last, 4, comes below 10 when 11 goes
+    # lies as it came; the last, 4, comes below 10 when 11 goes
+    rig.insert(np.arange(7), [1, 10, 2, 11, 12, 3, 4])
     rig.remove([3])
     assert rig.rows(7) == [0, 2, 5, 6, 1, 4]
 
@@ -76,7 +77,9 @@ def test_bad_priorities_are_refused_by_position():
             MinHeap().check(np.array([1.0, np.nan, bad]))
 
 
-@settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
 class HeapAgainstADict(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from([MinHeap, MaxHeap]))
     def start(self, kind):
@@ -99,7 +102,9 @@ class HeapAgainstADict(RuleBasedStateMachine):
         self.see(given.values())
         self.rig.insert(list(given), [np.nan if p is None else p for p in given.values()])
         for row, priority in given.items():
-            self.note(row, (1.0 if self.most is None else self.most) if priority is None else priority)
+            self.note(
+                row, (1.0 if self.most is None else self.most) if priority is None else priority
+            )
 
     @precondition(lambda self: self.keys)
     @rule(pairs=st.lists(st.tuples(st.integers(0, 23), priorities), max_size=8))

@@ -23,10 +23,16 @@ def test_the_oldest_and_the_newest_come_first():
     assert fifo.rows(9) == [5, 9, 1, 3]
     assert repr(fifo.sampler) == "Fifo()"
     assert repr(lifo.sampler) == "Lifo()"
-    assert not any(getattr(kind, what) for kind in (Fifo, Lifo) for what in ("repeats", "weighted", "prioritized"))
+    assert not any(
+        getattr(kind, what)
+        for kind in (Fifo, Lifo)
+        for what in ("repeats", "weighted", "prioritized")
+    )
 
 
-@settings(max_examples=50, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=50, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
 class OrderAgainstAList(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from([Fifo, Lifo]))
     def start(self, kind):
@@ -47,7 +53,10 @@ class OrderAgainstAList(RuleBasedStateMachine):
     @rule(count=st.integers(1, 20))
     def draw(self, count):
         for _ in range(2):  # drawing changes nothing
-            assert self.rig.rows(count) == (self.order if self.kind is Fifo else self.order[::-1])[:count]
+            assert (
+                self.rig.rows(count)
+                == (self.order if self.kind is Fifo else self.order[::-1])[:count]
+            )
 
     @rule()
     def restore(self):

@@ -86,7 +86,12 @@ class Run:
         self.prioritized = sampler.prioritized or remover.prioritized
         schema = {"obs": ((), "int64")}
         self.buffer = ReplayBuffer(
-            self.capacity, schema, sampler=self.sampler, remover=remover(), max_times_sampled=most, seed=seed
+            self.capacity,
+            schema,
+            sampler=self.sampler,
+            remover=remover(),
+            max_times_sampled=most,
+            seed=seed,
         )
         self.model = Model(self.capacity, remover, most)
         self.obs: dict[int, int] = {}
@@ -102,7 +107,9 @@ class Run:
     def add(self):
         given = self.prioritized and self.rng.random() < 0.6
         priority = self.priorities(1)[0] if given else None
-        id_ = self.buffer.add(obs=np.int64(self.model.clock), **({"priority": priority} if given else {}))
+        id_ = self.buffer.add(
+            obs=np.int64(self.model.clock), **({"priority": priority} if given else {})
+        )
         self.obs[id_] = self.model.clock
         self.model.add(id_, priority)
 
@@ -119,7 +126,9 @@ class Run:
         assert set(ids) <= self.model.there.keys()
         assert batch["obs"].tolist() == [self.obs[id_] for id_ in ids]
         assert self.sampler.repeats or len(set(ids)) == count
-        assert not self.sampler.weighted or (np.isfinite(batch["weight"]).all() and (batch["weight"] > 0).all())
+        assert not self.sampler.weighted or (
+            np.isfinite(batch["weight"]).all() and (batch["weight"] > 0).all()
+        )
         if type(self.sampler) in (Fifo, Lifo, MinHeap, MaxHeap):
             assert ids == self.in_order()[:count]
         self.model.drawn(ids)
@@ -135,8 +144,12 @@ class Run:
         if not self.prioritized or not self.model.times:
             return
         rows = debug_state(self.buffer).state.table.storage.layout.rows
-        before = [id_ - rows for id_ in self.model.there if id_ >= rows] or [0]  # had the rows, if taken in order
-        ids = [*self.rng.choice(before, 2).tolist(), *self.rng.choice(list(self.model.times)[-24:], 3).tolist()]
+        # had the rows, if taken in order
+        before = [id_ - rows for id_ in self.model.there if id_ >= rows] or [0]
+        ids = [
+            *self.rng.choice(before, 2).tolist(),
+            *self.rng.choice(list(self.model.times)[-24:], 3).tolist(),
+        ]
         priorities = self.priorities(5)
         self.buffer.update_priorities(np.array(ids), np.array(priorities))
         for id_, priority in zip(ids, priorities, strict=True):
@@ -189,7 +202,9 @@ def test_priorities_of_batches_in_flight_never_land_on_what_took_their_rows(samp
     buffer.extend(obs=np.arange(rows), priority=np.full(rows, 7.0))
     assert table.items.alive[old].all(), "their rows were to be taken again"
     one = debug_state(buffer).state.sampler
-    before = {name: np.copy(value) for name, value in one.state().items() if isinstance(value, np.ndarray)}
+    before = {
+        name: np.copy(value) for name, value in one.state().items() if isinstance(value, np.ndarray)
+    }
     for ids in flying:
         applied = buffer.update_priorities(ids, np.zeros(16))
         assert (applied.applied, applied.stale) == (0, 16)

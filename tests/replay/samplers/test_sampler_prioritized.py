@@ -1,4 +1,6 @@
-"""Prioritized draws in proportion to (p + eps) ** alpha, and corrects by the weights of the paper."""
+"""Prioritized draws in proportion to (p + eps) ** alpha, and corrects by the weights of the
+paper.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,11 @@ def masses(priority, alpha, eps):
 def closed_form(mass, rows, beta, normalize, held):
     """(N P) ** -beta, normalised."""
     mass = np.asarray(mass)
-    base = {"batch": mass[rows].min(), "buffer": mass[mass > 0].min(), "none": mass.sum() / held}[normalize]
-    return (base / mass[rows]) ** beta  # (N P) ** -beta by the largest, in which N and the sum fall out: nothing overflows
+    base = {"batch": mass[rows].min(), "buffer": mass[mass > 0].min(), "none": mass.sum() / held}[
+        normalize
+    ]
+    # (N P) ** -beta by the largest, in which N and the sum fall out: nothing overflows
+    return (base / mass[rows]) ** beta
 
 
 @pytest.mark.parametrize("stratified", [True, False])
@@ -54,7 +59,10 @@ def test_a_stratified_draw_takes_one_item_from_each_part_of_the_mass():
     assert (np.diff(independent.rows(64)) < 0).any()
 
 
-@pytest.mark.parametrize(("normalize", "beta"), [("batch", 0.4), ("buffer", 0.4), ("none", 0.4), ("none", 0.0), ("buffer", 1.0)])
+@pytest.mark.parametrize(
+    ("normalize", "beta"),
+    [("batch", 0.4), ("buffer", 0.4), ("none", 0.4), ("none", 0.0), ("buffer", 1.0)],
+)
 def test_weights_are_those_of_the_closed_form(normalize, beta):
     priority = np.random.default_rng(1).random(40) * 5
     priority[::7] = 0
@@ -69,7 +77,9 @@ def test_weights_are_those_of_the_closed_form(normalize, beta):
     mine = (38 * mass[drawn.rows] / mass.sum()) ** -beta
     largest = {"batch": mine.max(), "buffer": paper.max(), "none": 1.0}[normalize]
     assert drawn.weight == pytest.approx(mine / largest, rel=1e-6)
-    assert drawn.weight == pytest.approx(closed_form(mass, drawn.rows, beta, normalize, 38), rel=1e-6)
+    assert drawn.weight == pytest.approx(
+        closed_form(mass, drawn.rows, beta, normalize, 38), rel=1e-6
+    )
 
 
 def test_the_largest_weight_is_one():
@@ -201,13 +211,27 @@ def test_settings_of_nonsense_are_refused_by_name():
 
 
 def test_settings_show():
-    shown = repr(Prioritized(0.5, Linear(0.4, 1.0, 100), stratified=False, normalize="none", new_priority="given"))
-    for part in ("alpha=0.5", "Linear(start=0.4, end=1.0, draws=100)", "eps=1e-06", "stratified=False", "'none'", "'given'"):
+    shown = repr(
+        Prioritized(
+            0.5, Linear(0.4, 1.0, 100), stratified=False, normalize="none", new_priority="given"
+        )
+    )
+    for part in (
+        "alpha=0.5",
+        "Linear(start=0.4, end=1.0, draws=100)",
+        "eps=1e-06",
+        "stratified=False",
+        "'none'",
+        "'given'",
+    ):
         assert part in shown
 
 
 def test_memory_for_minima_is_taken_only_where_it_is_needed():
-    plain, both = Rig(Prioritized()).sampler, Rig(Prioritized(normalize="buffer", new_priority="max_now")).sampler
+    plain, both = (
+        Rig(Prioritized()).sampler,
+        Rig(Prioritized(normalize="buffer", new_priority="max_now")).sampler,
+    )
     assert plain._least is plain._most is None
     assert both._least is not None
     assert both._most is not None
@@ -216,7 +240,9 @@ def test_memory_for_minima_is_taken_only_where_it_is_needed():
 priorities = st.sampled_from([0.0, 0.0, 1e-300, 0.1, 1.0, 2.0, 1e3, 1e100])
 
 
-@settings(max_examples=70, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=70, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+)
 class PrioritizedAgainstADict(RuleBasedStateMachine):
     @initialize(
         alpha=st.sampled_from([0.0, 0.6, 1.0]),
@@ -229,14 +255,22 @@ class PrioritizedAgainstADict(RuleBasedStateMachine):
     def start(self, alpha, eps, stratified, normalize, new, rows):
         self.alpha, self.eps, self.normalize, self.new = alpha, eps, normalize, new
         self.make = lambda: Prioritized(
-            alpha, Linear(0.2, 0.9, 10), eps, stratified=stratified, normalize=normalize, new_priority=new
+            alpha,
+            Linear(0.2, 0.9, 10),
+            eps,
+            stratified=stratified,
+            normalize=normalize,
+            new_priority=new,
         )
         self.stratified, self.rows, self.draws, self.most = stratified, rows, 0, None
         self.rig = Rig(self.make(), rows)
         self.mass: dict[int, float] = {}
 
     def see(self, given):
-        self.most = max([*([] if self.most is None else [self.most]), *(p for p in given if p is not None)], default=None)
+        self.most = max(
+            [*([] if self.most is None else [self.most]), *(p for p in given if p is not None)],
+            default=None,
+        )
 
     def mass_of(self, priority):
         return float(masses(priority, self.alpha, self.eps))
@@ -246,7 +280,9 @@ class PrioritizedAgainstADict(RuleBasedStateMachine):
         given = {row: p for row, p in given.items() if row < self.rows and row not in self.mass}
         self.see(given.values())
         now = max(self.mass.values(), default=0.0) or 1.0
-        new = self.mass_of(1.0 if self.most is None else self.most) if self.new == "max_ever" else now
+        new = (
+            self.mass_of(1.0 if self.most is None else self.most) if self.new == "max_ever" else now
+        )
         self.rig.insert(list(given), [np.nan if p is None else p for p in given.values()])
         self.mass |= {row: new if p is None else self.mass_of(p) for row, p in given.items()}
 
@@ -320,7 +356,11 @@ test_prioritized_draws_what_a_dict_holds = PrioritizedAgainstADict.TestCase
     ("make", "word", "said"),
     [
         (Prioritized, "new", r"Prioritized\(\) has no new: say new_priority"),
-        (Prioritized, "default_priority", r"Prioritized\(\) has no default_priority: say new_priority"),
+        (
+            Prioritized,
+            "default_priority",
+            r"Prioritized\(\) has no default_priority: say new_priority",
+        ),
         (Prioritized, "epsilon", r"Prioritized\(\) has no epsilon: say eps"),
         (Prioritized, "max_capacity", "takes the capacity of its table"),
         (Uniform, "with_replacement", r"Uniform\(\) has no with_replacement: say replacement"),
@@ -338,5 +378,7 @@ def test_a_wrong_keyword_is_answered_with_ours(make, word, said):
 
 
 def test_what_a_field_takes_by_keyword_alone_is_named():
-    with pytest.raises(TypeError, match=r"Field\(\) takes shape, dtype by place.*name the others \(stack="):
+    with pytest.raises(
+        TypeError, match=r"Field\(\) takes shape, dtype by place.*name the others \(stack="
+    ):
         Field((4,), "float32", 4)

@@ -68,6 +68,13 @@ def test_a_schedule_goes_from_start_to_end_and_stays():
 
 
 def test_a_schedule_of_nonsense_is_refused():
-    for arguments in ((-0.1, 1.0, 3), (0.1, float("nan"), 3), (0.1, 1.0, 0), (0.1, 1.0, 2.5), (True, 1.0, 3), (0.1, "1", 3)):
+    for arguments in (
+        (-0.1, 1.0, 3),
+        (0.1, float("nan"), 3),
+        (0.1, 1.0, 0),
+        (0.1, 1.0, 2.5),
+        (True, 1.0, 3),
+        (0.1, "1", 3),
+    ):
         with pytest.raises(ConfigError, match=r"(start|end|draws)="):
             Linear(*arguments)

@@ -51,7 +51,9 @@ def test_beta_is_annealed_by_draws():
     rig.insert([0, 1], [3.0, 1.0])
     for beta in (0.0, 0.5, 1.0, 1.0):
         drawn = rig.sampler.draw(8)
-        assert drawn.weight == pytest.approx((2 * np.array([2 / 3, 1 / 3])[drawn.rows]) ** -beta, rel=1e-6)
+        assert drawn.weight == pytest.approx(
+            (2 * np.array([2 / 3, 1 / 3])[drawn.rows]) ** -beta, rel=1e-6
+        )
 
 
 def test_it_is_sorted_after_as_many_priorities_as_was_said():
@@ -76,14 +78,18 @@ def test_by_default_sorting_is_amortised_over_as_many_priorities_as_there_are_it
     rig = Rig(RankPrioritized(), 1_024)
     sorted_at: list[int] = []
     real = rig.sampler._heap.sort
-    monkeypatch.setattr(rig.sampler._heap, "sort", lambda: (sorted_at.append(len(rig.sampler._heap)), real()))
+    monkeypatch.setattr(
+        rig.sampler._heap, "sort", lambda: (sorted_at.append(len(rig.sampler._heap)), real())
+    )
     for row in range(1_000):
         rig.insert([row], [row % 13])
         rig.rows(2)
     assert len(sorted_at) <= 12  # 1, 2, 4, ... 512
 
 
-@settings(max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+)
 class RanksAgainstADict(RuleBasedStateMachine):
     @initialize(alpha=st.sampled_from([0.0, 0.7, 1.5]), resort_every=st.sampled_from([None, 1, 5]))
     def start(self, alpha, resort_every):
@@ -155,6 +161,9 @@ def test_settings_of_nonsense_are_refused_by_name():
 
 
 def test_settings_show_and_bad_priorities_are_refused():
-    assert repr(RankPrioritized(resort_every=9)) == "RankPrioritized(alpha=0.7, beta=0.5, normalize='batch', resort_every=9)"
+    assert (
+        repr(RankPrioritized(resort_every=9))
+        == "RankPrioritized(alpha=0.7, beta=0.5, normalize='batch', resort_every=9)"
+    )
     with pytest.raises(ConfigError, match=r"priority 0 of 1 is -1\.0"):
         RankPrioritized().check(np.array([-1.0]))

@@ -61,10 +61,16 @@ def same_notes(one: ReplayBuffer, other: ReplayBuffer) -> None:
     assert np.array_equal(mine.given, theirs.given, equal_nan=True)
     assert (mine.dirty == theirs.dirty).all()
     for tree in ("_masses", "_least", "_most"):
-        a, b = getattr(debug_state(one).state.sampler, tree), getattr(debug_state(other).state.sampler, tree)
+        a, b = (
+            getattr(debug_state(one).state.sampler, tree),
+            getattr(debug_state(other).state.sampler, tree),
+        )
         assert (a is None) == (b is None)
         assert a is None or (a.nodes == b.nodes).all()
-    assert debug_state(one).state.sampler._ever.state() == debug_state(other).state.sampler._ever.state()
+    assert (
+        debug_state(one).state.sampler._ever.state()
+        == debug_state(other).state.sampler._ever.state()
+    )
 
 
 priorities = st.sampled_from([0.0, 0.0, 1e-300, 0.1, 0.7, 1.0, 2.0, 1e3, 1e100])
@@ -89,7 +95,9 @@ steps = st.lists(
     new=st.sampled_from(["max_ever", "max_now"]),
     steps=steps,
 )
-def test_draws_and_updates_in_one_go_are_those_of_single_steps(alpha, eps, stratified, normalize, new, steps):
+def test_draws_and_updates_in_one_go_are_those_of_single_steps(
+    alpha, eps, stratified, normalize, new, steps
+):
     settings_ = {"stratified": stratified, "normalize": normalize, "new_priority": new}
     quick, slow = (
         ReplayBuffer(30, FIELDS, sampler=kind(alpha, Linear(0.3, 1.0, 5), eps, **settings_), seed=4)
@@ -117,7 +125,12 @@ def test_draws_and_updates_in_one_go_are_those_of_single_steps(alpha, eps, strat
 def test_of_an_id_that_is_named_twice_the_last_priority_counts() -> None:
     buffer = ReplayBuffer(8, FIELDS, sampler=Prioritized(1.0, eps=0.0), seed=0)
     fill(buffer, 0, 8)
-    assert buffer.update_priorities(np.array([3, 5, 3, 99, -1]), np.array([9.0, 2.0, 4.0, 7.0, 7.0])).stale == 2
+    assert (
+        buffer.update_priorities(
+            np.array([3, 5, 3, 99, -1]), np.array([9.0, 2.0, 4.0, 7.0, 7.0])
+        ).stale
+        == 2
+    )
     sampler = debug_state(buffer).state.sampler
     assert sampler._masses.leaves[[3, 5]].tolist() == [4.0, 2.0]
     assert sampler._ever.state() == 9.0  # it was given, if not for long
@@ -135,9 +148,15 @@ def test_priorities_that_are_refused_change_nothing() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(held=st.integers(1, 30), gone=st.lists(st.integers(0, 29), max_size=25), count=st.sampled_from([1, 64, 300]))
+@given(
+    held=st.integers(1, 30),
+    gone=st.lists(st.integers(0, 29), max_size=25),
+    count=st.sampled_from([1, 64, 300]),
+)
 def test_uniform_draws_in_one_go_are_those_of_single_steps(held, gone, count):
-    quick, slow = (ReplayBuffer(30, FIELDS, sampler=kind(), seed=4) for kind in (Uniform, StepwiseUniform))
+    quick, slow = (
+        ReplayBuffer(30, FIELDS, sampler=kind(), seed=4) for kind in (Uniform, StepwiseUniform)
+    )
     for buffer in (quick, slow):
         fill(buffer, 0, held)
         buffer.delete(np.array(gone[: held - 1], np.int64))
@@ -192,7 +211,9 @@ def test_ids_of_any_layout_are_handed_on_in_one() -> None:
     source = buffer.source()
     buffer.update_priorities(plain, np.ones(4))
     compiled = len(prioritized_kernels.update.signatures)  # type: ignore[attr-defined]
-    for n, index in enumerate((plain, fixed, np.arange(8)[::2] // 2, plain.astype(np.int32), plain.tolist())):
+    for n, index in enumerate(
+        (plain, fixed, np.arange(8)[::2] // 2, plain.astype(np.int32), plain.tolist())
+    ):
         for update in (buffer.update_priorities, source.update_priorities):
             for priority in (np.full(4, n + 2.0), np.broadcast_to(np.float32(n + 2.0), 4)):
                 buffer.update_priorities(plain, np.ones(4))

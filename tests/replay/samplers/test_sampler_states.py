@@ -28,9 +28,13 @@ MADE = {
     "uniform": lambda: Uniform(),
     "different": lambda: Uniform(replacement=False),
     "prioritized": lambda: Prioritized(0.123456789, Linear(0.4, 1.0, 30)),
-    "independent": lambda: Prioritized(1.0, 0.5, 0.0, stratified=False, normalize="buffer", new_priority="max_now"),
+    "independent": lambda: Prioritized(
+        1.0, 0.5, 0.0, stratified=False, normalize="buffer", new_priority="max_now"
+    ),
     "by given": lambda: Prioritized(0, 1, 1.23456789e-7, normalize="none", new_priority="given"),
-    "rank": lambda: RankPrioritized(0.700000001, Linear(0.1, 0.9, 25), normalize="none", resort_every=70),
+    "rank": lambda: RankPrioritized(
+        0.700000001, Linear(0.1, 0.9, 25), normalize="none", resort_every=70
+    ),
     "rank by default": lambda: RankPrioritized(),
     "fifo": Fifo,
     "lifo": Lifo,
@@ -48,7 +52,10 @@ def filed(state):
             np.save(arrays[name], value, allow_pickle=False)
         else:
             values[name] = value
-    loaded = {name: np.load(io.BytesIO(file.getvalue()), allow_pickle=False) for name, file in arrays.items()}
+    loaded = {
+        name: np.load(io.BytesIO(file.getvalue()), allow_pickle=False)
+        for name, file in arrays.items()
+    }
     return {**json.loads(json.dumps(values, allow_nan=False)), **loaded}
 
 
@@ -121,13 +128,26 @@ def test_a_repr_can_be_evaluated_to_an_equal_sampler(make):
     same = eval(repr(sampler))
     assert type(same) is type(sampler)
     assert repr(same) == repr(sampler)
-    for name in ("alpha", "eps", "beta", "stratified", "normalize", "new_priority", "resort_every", "replacement"):
+    for name in (
+        "alpha",
+        "eps",
+        "beta",
+        "stratified",
+        "normalize",
+        "new_priority",
+        "resort_every",
+        "replacement",
+    ):
         assert getattr(same, name, None) == getattr(sampler, name, None)
 
 
 def test_settings_that_come_out_of_numpy_show_as_plain_numbers():
     half = np.float64(0.5)
-    for sampler in (Prioritized(half, half, half), RankPrioritized(half, half), Prioritized(beta=Linear(half, half, 3))):
+    for sampler in (
+        Prioritized(half, half, half),
+        RankPrioritized(half, half),
+        Prioritized(beta=Linear(half, half, 3)),
+    ):
         assert "np." not in repr(sampler)
         assert repr(eval(repr(sampler))) == repr(sampler)
 

@@ -14,7 +14,9 @@ from sampler_rig import minima_are_exact, sums_are_exact
 
 from async_loader.replay.samplers.tree import MinTree, SumTree
 
-values = st.sampled_from([0.0, 0.0, 5e-324, 1e-300, 1e-16, 0.1, 1 / 3, 1.0, 1e16, 1e200]) | st.floats(0, 1e200)
+values = st.sampled_from(
+    [0.0, 0.0, 5e-324, 1e-300, 1e-16, 0.1, 1 / 3, 1.0, 1e16, 1e200]
+) | st.floats(0, 1e200)
 BELOW_ONE = np.nextafter(1.0, 0.0)
 
 
@@ -32,7 +34,10 @@ def tree_of(masses):
 def test_every_parent_is_exactly_that_of_its_children(rows, changes):
     sums, minima, expected = SumTree(rows), MinTree(rows), np.zeros(rows)
     for change in changes:
-        at, mass = np.array([row % rows for row, _ in change], np.int64), np.array([m for _, m in change], np.float64)
+        at, mass = (
+            np.array([row % rows for row, _ in change], np.int64),
+            np.array([m for _, m in change], np.float64),
+        )
         sums.set(at, mass)
         minima.set(at, np.where(mass > 0, mass, np.inf))
         for row, m in zip(at, mass, strict=True):  # of a row that is named twice the last counts
@@ -46,14 +51,19 @@ def test_every_parent_is_exactly_that_of_its_children(rows, changes):
 
 
 @settings(max_examples=150, deadline=None)
-@given(masses=st.lists(values, min_size=1, max_size=40), parts=st.lists(st.floats(0, BELOW_ONE), max_size=20))
+@given(
+    masses=st.lists(values, min_size=1, max_size=40),
+    parts=st.lists(st.floats(0, BELOW_ONE), max_size=20),
+)
 def test_no_mass_leads_to_a_row_without_any(masses, parts):
     tree = tree_of(masses)
     if tree.root == 0:
         return
     total = tree.root
     edges = np.concatenate((np.cumsum(masses), [total, np.nextafter(total, np.inf), total * 2]))
-    asked = np.concatenate((np.array(parts) * total, edges, np.nextafter(edges, 0.0), [0.0, 5e-324]))
+    asked = np.concatenate(
+        (np.array(parts) * total, edges, np.nextafter(edges, 0.0), [0.0, 5e-324])
+    )
     rows, found = tree.find(asked.copy())
     assert rows.min() >= 0
     assert rows.max() < len(masses)
@@ -96,7 +106,10 @@ def seams_hold(rows, scale, dead):
 
 
 @settings(max_examples=80, deadline=None)
-@given(weights=st.lists(st.integers(0, 2**20), min_size=1, max_size=64), parts=st.lists(st.integers(0, 2**30), min_size=1))
+@given(
+    weights=st.lists(st.integers(0, 2**20), min_size=1, max_size=64),
+    parts=st.lists(st.integers(0, 2**30), min_size=1),
+)
 def test_the_row_is_that_of_the_exact_prefix_sum(weights, parts):
     total = sum(weights)
     if not total:

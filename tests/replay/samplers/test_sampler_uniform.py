@@ -26,7 +26,9 @@ ALL = [Uniform, Prioritized, RankPrioritized, Fifo, Lifo, MinHeap, MaxHeap]
 
 
 @pytest.mark.parametrize("replacement", [True, False])
-@pytest.mark.parametrize("alive", [40, 15, 10, 3], ids=["full", "above a quarter", "a quarter", "few"])
+@pytest.mark.parametrize(
+    "alive", [40, 15, 10, 3], ids=["full", "above a quarter", "a quarter", "few"]
+)
 def test_every_item_is_as_likely(replacement, alive):
     rig = Rig(Uniform(replacement), 40, seed=alive)
     rig.insert(np.arange(40))
@@ -37,7 +39,8 @@ def test_every_item_is_as_likely(replacement, alive):
     there = np.setdiff1d(np.arange(40), gone)
     assert surprise(counts[there], np.ones(alive)) < BARELY
     if alive > 3:
-        assert surprise(counts[there], np.linspace(0.85, 1.15, alive)) > BARELY  # it would be noticed
+        # it would be noticed
+        assert surprise(counts[there], np.linspace(0.85, 1.15, alive)) > BARELY
 
 
 @pytest.mark.parametrize("held", [4, 6, 20], ids=["most", "half", "some"])
@@ -107,9 +110,13 @@ def test_few_items_among_many_rows_cost_nothing_per_row(monkeypatch, replacement
     assert len(looked) <= 2
 
 
-@settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
 class UniformAgainstASet(RuleBasedStateMachine):
-    @initialize(replacement=st.booleans(), seed=st.integers(0, 9), start=st.sampled_from([0, 5, 48]))
+    @initialize(
+        replacement=st.booleans(), seed=st.integers(0, 9), start=st.sampled_from([0, 5, 48])
+    )
     def start(self, replacement, seed, start):
         self.replacement = replacement
         self.rig, self.there = Rig(Uniform(replacement), 48, seed), set()

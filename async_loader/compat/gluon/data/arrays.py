@@ -89,7 +89,9 @@ def mapped(batch: Any, fn: Callable[[Any], Any]) -> Any:
 
 def _converted(leaf: Any, array_type: str) -> Any:
     if tensors.is_tensor(leaf):
-        return leaf if array_type == "torch" else finished(tensors.to_numpy(leaf), array_type, False)
+        return (
+            leaf if array_type == "torch" else finished(tensors.to_numpy(leaf), array_type, False)
+        )
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
         return finished(leaf, array_type, False)
     return leaf
@@ -164,6 +166,7 @@ def _mxnet() -> Any:
         import mxnet
     except ImportError as error:
         raise MissingExtra(
-            "array_type is 'mxnet', which is not installed: pip install mxnet, or take 'torch' or 'numpy'"
+            "array_type is 'mxnet', which is not installed: pip install mxnet, or take 'torch' or "
+            "'numpy'"
         ) from error
     return mxnet

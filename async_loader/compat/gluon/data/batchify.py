@@ -31,7 +31,9 @@ class _Batchify:
         self._array_type = None if array_type is None else arrays.checked(array_type)
 
     def _finished(self, array: npt.NDArray[Any]) -> Any:
-        return arrays.finished(array, self._array_type or arrays.default_array_type(), self._use_shared_mem)
+        return arrays.finished(
+            array, self._array_type or arrays.default_array_type(), self._use_shared_mem
+        )
 
 
 class Stack(_Batchify):
@@ -97,15 +99,21 @@ class Pad(_Batchify):
             self._warn_of_speed()
         elif not isinstance(first, np.ndarray | list):
             raise NotImplementedError(
-                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several fields use Group(Pad(), ...)"
+                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several "
+                "fields use Group(Pad(), ...)"
             )
-        return self._finished(padded([arrays.to_numpy(one) for one in data], self._pad_val, self._dtype, self._round_to))
+        return self._finished(
+            padded(
+                [arrays.to_numpy(one) for one in data], self._pad_val, self._dtype, self._round_to
+            )
+        )
 
     def _warn_of_speed(self) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "Pad makes numpy arrays of tensors first: it is faster when samples are lists or numpy arrays",
+                "Pad makes numpy arrays of tensors first: it is faster when samples are lists or "
+                "numpy arrays",
                 stacklevel=3,
             )
 
@@ -135,7 +143,10 @@ class Append(_Batchify):
 
     def __call__(self, data: Sequence[Any]) -> list[Any]:
         apart = [arrays.to_numpy(one) for one in data]
-        return [self._finished(np.expand_dims(one, self._batch_axis) if self._expand else one) for one in apart]
+        return [
+            self._finished(np.expand_dims(one, self._batch_axis) if self._expand else one)
+            for one in apart
+        ]
 
 
 class Group:
@@ -170,7 +181,8 @@ class Group:
         for sample in data[: self._checked]:
             require(
                 len(sample) == len(self._fn),
-                f"a sample has {len(sample)} fields, {type(self).__name__} has {len(self._fn)} functions: one for each",
+                f"a sample has {len(sample)} fields, {type(self).__name__} has {len(self._fn)} "
+                "functions: one for each",
             )
         return tuple(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn))
 
@@ -203,7 +215,9 @@ def stacked_by_tuples(data: Sequence[Any]) -> Any:
     return stacked(data)
 
 
-def require_callable(functions: Sequence[Any], check: Callable[[object, str], None] = require) -> None:
+def require_callable(
+    functions: Sequence[Any], check: Callable[[object, str], None] = require
+) -> None:
     for number, one in enumerate(functions):
         check(
             callable(one),
@@ -219,7 +233,13 @@ def forgets(fn: Any) -> bool:
         return False
     called: list[Any] = []
     for value in getattr(fn, "__dict__", {}).values():
-        called += value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        called += (
+            value.values()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, list | tuple)
+            else (value,)
+        )
     return all(forgets(one) for one in called if callable(one) and not isinstance(one, type))
 
 
@@ -227,7 +247,9 @@ def columns(data: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Transpose samples into fields."""
     counts = {len(sample) for sample in data}
     if len(counts) != 1:
-        raise ValueError(f"samples of {' and '.join(map(str, sorted(counts)))} fields in one batch: {_RAGGED}")
+        raise ValueError(
+            f"samples of {' and '.join(map(str, sorted(counts)))} fields in one batch: {_RAGGED}"
+        )
     return list(zip(*data, strict=True))
 
 
@@ -249,7 +271,9 @@ def stacked(data: Sequence[Any]) -> Any:
         shapes = sorted({np.shape(one) for one in data}) if _have_shapes(data) else []
         if len(shapes) < 2:
             raise
-        raise ValueError(f"samples of shapes {', '.join(map(str, shapes))} in one batch: {_RAGGED}") from error
+        raise ValueError(
+            f"samples of shapes {', '.join(map(str, shapes))} in one batch: {_RAGGED}"
+        ) from error
 
 
 def _concatenated(data: Sequence[Any]) -> npt.NDArray[Any] | None:
@@ -257,7 +281,11 @@ def _concatenated(data: Sequence[Any]) -> npt.NDArray[Any] | None:
     if set(map(type, data)) != {np.ndarray}:
         return None
     shape, dtype = data[0].shape, data[0].dtype
-    if not shape or dtype.hasobject or any(one.shape != shape or one.dtype != dtype for one in data):
+    if (
+        not shape
+        or dtype.hasobject
+        or any(one.shape != shape or one.dtype != dtype for one in data)
+    ):
         return None
     out = arena.empty((len(data), *shape), dtype)
     np.concatenate(data, out=out.reshape(len(data) * shape[0], *shape[1:]), casting="no")
@@ -266,7 +294,10 @@ def _concatenated(data: Sequence[Any]) -> npt.NDArray[Any] | None:
 
 def _numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "biufc":
-        raise TypeError(f"samples of dtype {array.dtype} make no array of numbers: use batchify.AsList for this field")
+        raise TypeError(
+            f"samples of dtype {array.dtype} make no array of numbers: use batchify.AsList for "
+            "this field"
+        )
     return array
 
 
@@ -289,7 +320,10 @@ def padded(
     """
     ranks = {one.ndim for one in data}
     if len(ranks) != 1:
-        raise ValueError(f"samples of {' and '.join(map(str, sorted(ranks)))} axes in one batch: Pad takes one number of axes")
+        raise ValueError(
+            f"samples of {' and '.join(map(str, sorted(ranks)))} axes in one batch: Pad takes one "
+            "number of axes"
+        )
     longest = list(data[0].shape)
     for axis in range(len(longest)) if axes is None else axes:
         longest[axis] = max(one.shape[axis] for one in data)
@@ -301,7 +335,11 @@ def padded(
     )
     out[...] = val
     for row, one in zip(out, data, strict=True):
-        if axes is not None and any(one.shape[axis] != longest[axis] for axis in range(one.ndim) if axis not in axes):
-            raise ValueError(f"samples of shapes {one.shape} and {data[0].shape}: only axis {axes[0]} is padded")
+        if axes is not None and any(
+            one.shape[axis] != longest[axis] for axis in range(one.ndim) if axis not in axes
+        ):
+            raise ValueError(
+                f"samples of shapes {one.shape} and {data[0].shape}: only axis {axes[0]} is padded"
+            )
         row[tuple(map(slice, one.shape))] = one
     return out

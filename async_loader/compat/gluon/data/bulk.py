@@ -74,9 +74,14 @@ def gather_of(dataset: Any) -> tuple[Gather | None, Verdict]:
 
 def of_batchify(fn: Any) -> Verdict:
     """Check whether a batchify function only stacks arrays."""
-    if fn in (None, batchify.default_batchify_fn, batchify.default_mp_batchify_fn) or type(fn) is batchify.Stack:
+    if (
+        fn in (None, batchify.default_batchify_fn, batchify.default_mp_batchify_fn)
+        or type(fn) is batchify.Stack
+    ):
         return Verdict("batchify_fn")
-    return Verdict("batchify_fn", f"{_name(fn)} is Python: only Stack and the default are done in bulk")
+    return Verdict(
+        "batchify_fn", f"{_name(fn)} is Python: only Stack and the default are done in bulk"
+    )
 
 
 def of_sampler(sampler: Any) -> Verdict:

@@ -133,7 +133,9 @@ class DataLoader:
     ) -> None:
         require(timeout is None or timeout > 0, f"timeout is {timeout}: it is more than 0 s")
         self._dataset = dataset
-        self._batch_sampler = sampled(dataset, batch_size, shuffle, sampler, last_batch, batch_sampler)
+        self._batch_sampler = sampled(
+            dataset, batch_size, shuffle, sampler, last_batch, batch_sampler
+        )
         self._num_workers = max(0, num_workers)
         self._prefetch = max(0, 2 * self._num_workers if prefetch is None else int(prefetch))
         self._pin_memory, self._pin_device_id = pin_memory, pin_device_id
@@ -170,7 +172,8 @@ class DataLoader:
             return gather
         if wanted and self._num_workers:
             raise RuntimeError(
-                f"try_nopython is True, but {''.join(map(str, verdicts))}: change that, or leave try_nopython at None"
+                f"try_nopython is True, but {''.join(map(str, verdicts))}: change that, or leave "
+                "try_nopython at None"
             )
         return None
 
@@ -233,7 +236,9 @@ class BatchIterator(Iterator[Any]):
         try:
             self._batches.hold()
         except Timeout as late:
-            raise LoaderTimeout(f"{late}: raise timeout, or give the loader more workers or less prefetch") from None
+            raise LoaderTimeout(
+                f"{late}: raise timeout, or give the loader more workers or less prefetch"
+            ) from None
         try:
             batch = self._finish(self._batches.held)  # repeated if a signal interrupts it
         except Exception:
@@ -269,10 +274,15 @@ def sampled(
     """
     if batch_sampler is not None:
         if batch_size is not None or shuffle or sampler is not None or last_batch is not None:
-            raise ConfigError("batch_sampler decides on batch_size, shuffle, sampler and last_batch: give it, or those")
+            raise ConfigError(
+                "batch_sampler decides on batch_size, shuffle, sampler and last_batch: give it, or "
+                "those"
+            )
         return batch_sampler
     if batch_size is None:
-        raise ConfigError("neither batch_size nor batch_sampler is given: one of them says what a batch is")
+        raise ConfigError(
+            "neither batch_size nor batch_sampler is given: one of them says what a batch is"
+        )
     if sampler is not None and shuffle:
         raise ConfigError("sampler decides on the order: give it, or shuffle")
     if sampler is None:
@@ -293,7 +303,9 @@ class Blocks(Iterable[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         sampler = self._sampler
-        if type(sampler) is not BatchSampler or (not self._whole and type(sampler._sampler) is SequentialSampler):
+        if type(sampler) is not BatchSampler or (
+            not self._whole and type(sampler._sampler) is SequentialSampler
+        ):
             return iter(sampler)
         return sampler.blocks() or iter(sampler)
 
@@ -308,7 +320,9 @@ class Blocks(Iterable[Any]):
 class Batches:
     """The work of a loader's workers: makes a batch from indices."""
 
-    def __init__(self, dataset: Any, collate: Collate, gather: bulk.Gather | None, checked: bool) -> None:
+    def __init__(
+        self, dataset: Any, collate: Collate, gather: bulk.Gather | None, checked: bool
+    ) -> None:
         self.dataset, self._collate, self._gather, self._checked = dataset, collate, gather, checked
         self._forgets = forgets(collate)
 
@@ -344,13 +358,19 @@ class Finish:
         tensors here.
     """
 
-    def __init__(self, batchify_fn: Collate | None, array_type: str | None, pin_memory: bool) -> None:
-        stacks = batchify_fn is None or (type(batchify_fn) is Stack and not batchify_fn._use_shared_mem)
+    def __init__(
+        self, batchify_fn: Collate | None, array_type: str | None, pin_memory: bool
+    ) -> None:
+        stacks = batchify_fn is None or (
+            type(batchify_fn) is Stack and not batchify_fn._use_shared_mem
+        )
         by_tuples = batchify_fn in (default_batchify_fn, default_mp_batchify_fn)
         own_type = batchify_fn._array_type if isinstance(batchify_fn, Stack) else None
         if array_type is not None:
             arrays.checked(array_type)
-        self._array_type = array_type or own_type or (arrays.default_array_type() if stacks or by_tuples else None)
+        self._array_type = (
+            array_type or own_type or (arrays.default_array_type() if stacks or by_tuples else None)
+        )
         collate = stacked_by_tuples if by_tuples else batchify_fn
         self.collate: Any = Stack(array_type="numpy") if stacks else collate
         self._pin = pin_memory and can_pin()

@@ -14,10 +14,14 @@ class Dataset:
     """Base class: ``dataset[i]`` is the i-th item, ``len(dataset)`` the number of items."""
 
     def __getitem__(self, idx: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no __getitem__: a dataset gives its items by index")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no __getitem__: a dataset gives its items by index"
+        )
 
     def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} has no __len__: a dataset knows how many items it has")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no __len__: a dataset knows how many items it has"
+        )
 
     def filter(self, fn: Callable[[Any], object]) -> Dataset:
         """Return the items for which ``fn`` is true.
@@ -48,7 +52,9 @@ class Dataset:
         """Return the first ``count`` items; all of them for None or a larger number."""
         if count is not None and count < 0:
             raise ConfigError(f"count is {count}: it is at least 0, or None for all items")
-        return _SampledDataset(self, SequentialSampler(len(self) if count is None else min(count, len(self))))
+        return _SampledDataset(
+            self, SequentialSampler(len(self) if count is None else min(count, len(self)))
+        )
 
     def sample(self, sampler: Sampler) -> Dataset:
         """Return the items that ``sampler`` lists; it is iterated once, now.
@@ -59,7 +65,10 @@ class Dataset:
             If it is not a `Sampler`.
         """
         if not isinstance(sampler, Sampler):
-            raise TypeError(f"sampler is of {type(sampler).__name__}: it has to be of a class made of gluon.data.Sampler")
+            raise TypeError(
+                f"sampler is of {type(sampler).__name__}: it has to be of a class made of "
+                "gluon.data.Sampler"
+            )
         return _SampledDataset(self, sampler)
 
     def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:

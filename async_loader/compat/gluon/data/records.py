@@ -63,12 +63,16 @@ class RecordFileDataset(Dataset):
         magic, word = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0)
         if magic != _MAGIC:
             raise ConfigError(
-                f"{self.filename} has no record at byte {at}: {self.idx_file} belongs to another file, or it was cut"
+                f"{self.filename} has no record at byte {at}: {self.idx_file} belongs to another "
+                "file, or it was cut"
             )
         length = word & ((1 << _LENGTH_BITS) - 1)
         data = os.pread(self._fd, length, at + _HEAD.size)
         if len(data) < length:
-            raise ConfigError(f"{self.filename} ends within the record at byte {at}: {len(data)} of {length} bytes are there")
+            raise ConfigError(
+                f"{self.filename} ends within the record at byte {at}: {len(data)} of {length} "
+                "bytes are there"
+            )
         return word >> _LENGTH_BITS, data, at + _HEAD.size + -(-length // 4) * 4
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,4 +94,6 @@ def _starts(path: str) -> list[int]:
     try:
         return [int(start) for _, start in words]
     except ValueError as error:
-        raise ConfigError(f"{path} is not an index of records: a line is a key, a tab and a file position") from error
+        raise ConfigError(
+            f"{path} is not an index of records: a line is a key, a tab and a file position"
+        ) from error

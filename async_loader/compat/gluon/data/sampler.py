@@ -28,10 +28,14 @@ class Sampler:
     """Base class: yields indices (or lists of them) and has a length."""
 
     def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError(f"{type(self).__name__} has no __iter__: a sampler yields indices")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no __iter__: a sampler yields indices"
+        )
 
     def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} has no __len__: a sampler knows how many indices it yields")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no __len__: a sampler knows how many indices it yields"
+        )
 
 
 class SequentialSampler(Sampler):
@@ -157,7 +161,9 @@ class BatchSampler(Sampler):
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}: it is at least 1")
         if last_batch not in LAST_BATCH:
-            raise ConfigError(f"last_batch is {last_batch!r}: it is 'keep', 'discard' or 'rollover'")
+            raise ConfigError(
+                f"last_batch is {last_batch!r}: it is 'keep', 'discard' or 'rollover'"
+            )
         self._sampler, self._batch_size, self._last_batch = sampler, batch_size, last_batch
         self._prev: list[Any] = []
 
@@ -194,7 +200,11 @@ class BatchSampler(Sampler):
             if self._last_batch == "keep":
                 yield drawn[whole:]
             elif self._last_batch == "rollover":
-                self._prev = drawn[whole:].tolist() if type(self._sampler) is SequentialSampler else list(drawn[whole:])
+                self._prev = (
+                    drawn[whole:].tolist()
+                    if type(self._sampler) is SequentialSampler
+                    else list(drawn[whole:])
+                )
 
     def __len__(self) -> int:
         count, size = len(self._sampler), self._batch_size

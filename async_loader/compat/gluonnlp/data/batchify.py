@@ -73,7 +73,8 @@ class Pad:
         require(isinstance(axis, int), f"axis is {axis!r}: it is an int")
         if pad_val is None:
             warnings.warn(
-                "pad_val is not given: Pad takes 0, which is a token of its own in most vocabularies",
+                "pad_val is not given: Pad takes 0, which is a token of its own in most "
+                "vocabularies",
                 stacklevel=2,
             )
         self._axis = axis
@@ -85,12 +86,17 @@ class Pad:
         first = data[0]
         if not isinstance(first, np.ndarray | list) and not arrays.is_array(first):
             raise NotImplementedError(
-                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several fields, Tuple(Pad(), ...)"
+                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several "
+                "fields, Tuple(Pad(), ...)"
             )
         known = [arrays.to_numpy(one) for one in data]
         axis = self._axis % known[0].ndim
         batch = _finished(padded(known, self._pad_val, self._dtype, self._round_to, [axis]))
-        return (batch, _finished(np.asarray([one.shape[axis] for one in known], np.int32))) if self._ret_length else batch
+        return (
+            (batch, _finished(np.asarray([one.shape[axis] for one in known], np.int32)))
+            if self._ret_length
+            else batch
+        )
 
 
 class Tuple(Group):
@@ -142,7 +148,9 @@ class NamedTuple:
             isinstance(data[0], self._container),
             f"samples are of {type(data[0]).__name__}, not {self._container.__name__}",
         )
-        return self._container(*(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn)))
+        return self._container(
+            *(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn))
+        )
 
 
 class Dict:

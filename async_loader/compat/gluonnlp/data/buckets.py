@@ -34,13 +34,19 @@ class BucketScheme:
         extremes = zip(map(int, max_lengths), map(int, min_lengths), strict=True)
         return list(
             zip(
-                *(self._of_attribute(longest, shortest, num_buckets) for longest, shortest in extremes),
+                *(
+                    self._of_attribute(longest, shortest, num_buckets)
+                    for longest, shortest in extremes
+                ),
                 strict=True,
             )
         )
 
     def _of_attribute(self, longest: int, shortest: int, count: int) -> list[int]:
-        raise NotImplementedError(f"{type(self).__name__} has no rule for bucket keys: use ConstWidthBucket or one of its kind")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no rule for bucket keys: use ConstWidthBucket or one of "
+            "its kind"
+        )
 
 
 class ConstWidthBucket(BucketScheme):
@@ -94,19 +100,24 @@ def assigned(keys: Sequence[Any], lengths: npt.NDArray[np.int64]) -> list[list[i
         If a sample is longer than all keys.
     """
     table = np.asarray(keys, np.int64)
-    bucket = np.searchsorted(table, lengths) if lengths.ndim == 1 else _least_padding(table, lengths)
+    bucket = (
+        np.searchsorted(table, lengths) if lengths.ndim == 1 else _least_padding(table, lengths)
+    )
     outside = bucket == len(keys)
     if outside.any():
         longest = lengths[outside][0].tolist()
         raise ValueError(
-            f"{outside.sum()} samples fit into no bucket, the first has length {longest}: bucket_keys needs a larger key"
+            f"{outside.sum()} samples fit into no bucket, the first has length {longest}: "
+            "bucket_keys needs a larger key"
         )
     order = np.argsort(bucket, kind="stable")
     ends = np.cumsum(np.bincount(bucket, minlength=len(keys)))
     return [part.tolist() for part in np.split(order, ends[:-1])]
 
 
-def _least_padding(table: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _least_padding(
+    table: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     """Return the bucket of each sample with several attributes;
     ``len(table)`` if no bucket is large enough.
     """
@@ -117,5 +128,7 @@ def _least_padding(table: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64])
         spare = table[None] - lengths[begin : begin + step, None]
         padding = np.where((spare >= 0).all(axis=2), spare.sum(axis=2), worst)
         best = padding.argmin(axis=1)
-        found[begin : begin + step] = np.where(padding[np.arange(len(best)), best] == worst, len(table), best)
+        found[begin : begin + step] = np.where(
+            padding[np.arange(len(best)), best] == worst, len(table), best
+        )
     return found

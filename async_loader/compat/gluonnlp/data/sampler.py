@@ -56,7 +56,9 @@ class SortedSampler(Sampler):
 
     def __init__(self, sort_keys: Sequence[Any], reverse: bool = True) -> None:
         require(len(sort_keys) > 0, "sort_keys is empty: there is nothing to sort")
-        self._sorted_ids = sorted(range(len(sort_keys)), key=lambda i: sort_keys[i], reverse=reverse)
+        self._sorted_ids = sorted(
+            range(len(sort_keys)), key=lambda i: sort_keys[i], reverse=reverse
+        )
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._sorted_ids)
@@ -156,7 +158,9 @@ class SplitSampler(Sampler):
             f"length is {length}, num_parts {num_parts}: each part needs a sample",
         )
         if not 0 <= part_index < num_parts:
-            raise ConfigError(f"part_index is {part_index}: with {num_parts} parts it is 0 to {num_parts - 1}")
+            raise ConfigError(
+                f"part_index is {part_index}: with {num_parts} parts it is 0 to {num_parts - 1}"
+            )
         if repeat < 0:
             raise ConfigError(f"repeat is {repeat}: it is at least 0")
         self.even_size, self.num_parts = even_size, num_parts
@@ -249,14 +253,20 @@ class FixedBucketSampler(Sampler):
                 f"ratio is {ratio}, and ignored: with use_average_length it has no meaning",
                 stacklevel=2,
             )
-        self._bucket_batch_sizes = self._by_elements(batch_size) if use_average_length else self._by_samples(batch_size)
+        self._bucket_batch_sizes = (
+            self._by_elements(batch_size) if use_average_length else self._by_samples(batch_size)
+        )
         self._batch_infos = [
             (bucket, begin)
             for bucket in reversed(range(len(self._bucket_keys)))
-            for begin in range(0, len(self._bucket_sample_ids[bucket]), self._bucket_batch_sizes[bucket])
+            for begin in range(
+                0, len(self._bucket_sample_ids[bucket]), self._bucket_batch_sizes[bucket]
+            )
         ]
 
-    def _keys(self, given: Sequence[Key] | None, num_buckets: int | None, scheme: BucketScheme) -> list[Key]:
+    def _keys(
+        self, given: Sequence[Key] | None, num_buckets: int | None, scheme: BucketScheme
+    ) -> list[Key]:
         if given is None:
             require(
                 num_buckets is not None and num_buckets > 0,
@@ -267,13 +277,20 @@ class FixedBucketSampler(Sampler):
             return scheme(_plain(longest), _plain(shortest), num_buckets)
         require(len(given) > 0, "bucket_keys is empty: it holds one key or more")
         if num_buckets is not None:
-            warnings.warn(f"num_buckets is {num_buckets}, and ignored: there are bucket_keys", stacklevel=3)
+            warnings.warn(
+                f"num_buckets is {num_buckets}, and ignored: there are bucket_keys", stacklevel=3
+            )
         attributes = self._lengths.shape[1:]
         for key in given:
-            fits = isinstance(key, int | np.integer) if not attributes else isinstance(key, tuple) and len(key) == attributes[0]
+            fits = (
+                isinstance(key, int | np.integer)
+                if not attributes
+                else isinstance(key, tuple) and len(key) == attributes[0]
+            )
             require(
                 fits,
-                f"bucket key {key!r}: it is {'a tuple of ' + str(attributes[0]) + ' ints' if attributes else 'an int'}",
+                f"bucket key {key!r}: it is "
+                f"{'a tuple of ' + str(attributes[0]) + ' ints' if attributes else 'an int'}",
             )
         return list(given)
 
@@ -281,13 +298,20 @@ class FixedBucketSampler(Sampler):
         """Assign samples to buckets; empty buckets are left out."""
         buckets = assigned(keys, self._lengths)
         if unused := [key for key, samples in zip(keys, buckets, strict=True) if not samples]:
-            warnings.warn(f"no sample falls into the buckets {unused}: they are left out", stacklevel=3)
+            warnings.warn(
+                f"no sample falls into the buckets {unused}: they are left out", stacklevel=3
+            )
         self._bucket_keys = [key for key, samples in zip(keys, buckets, strict=True) if samples]
         self._bucket_sample_ids = [samples for samples in buckets if samples]
 
     def _by_samples(self, batch_size: int) -> list[int]:
-        sizes = [key if isinstance(key, int | np.integer) else sum(key) for key in self._bucket_keys]
-        return [max(int(max(sizes) / float(size) * self._ratio * batch_size), batch_size) for size in sizes]
+        sizes = [
+            key if isinstance(key, int | np.integer) else sum(key) for key in self._bucket_keys
+        ]
+        return [
+            max(int(max(sizes) / float(size) * self._ratio * batch_size), batch_size)
+            for size in sizes
+        ]
 
     def _by_elements(self, batch_size: int) -> list[int]:
         of_bucket = [self._lengths[samples] for samples in self._bucket_sample_ids]
@@ -314,7 +338,11 @@ class FixedBucketSampler(Sampler):
             yield [buckets[bucket][rows] for bucket, rows in group]
 
     def __len__(self) -> int:
-        return len(self._batch_infos) if self._num_shards <= 0 else -(-len(self._batch_infos) // self._num_shards)
+        return (
+            len(self._batch_infos)
+            if self._num_shards <= 0
+            else -(-len(self._batch_infos) // self._num_shards)
+        )
 
     def stats(self) -> str:
         """Return the buckets as text: keys, numbers of samples, and batch sizes."""
