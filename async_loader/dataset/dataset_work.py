@@ -224,7 +224,7 @@ class StreamPosition:
 
 
 class StreamResult(NamedTuple):
-    """A batch, or END where there is none, and where its worker is behind it."""
+    """A batch (END after the last one), and the position of its worker's stream after it."""
 
     batch: Any
     where: StreamPosition

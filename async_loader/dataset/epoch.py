@@ -175,7 +175,7 @@ class Epoch(Iterator[B]):
         return self.held is not NOTHING
 
     def copying(self) -> StageStats | None:
-        """What the copy to a device has done; ``None`` where there is none."""
+        """Counters of the copy to a device; ``None`` for batches that stay on the CPU."""
         return self._iteration.stage()
 
     def _catch_up(self) -> None:

@@ -46,7 +46,7 @@ _known: tuple[Any, dict[Any, Callable[..., Any]]] | None = None
 
 
 def _rules() -> dict[Any, Callable[..., Any]]:
-    """Torch's table with our stacking in it; made again when somebody registered something."""
+    """Torch's table with our stacking in it; made again after a registration."""
     global _known
     import torch
     from torch.utils.data._utils import collate as theirs

@@ -1,14 +1,16 @@
 """From tasks to batches: the engine of all loaders.
 
- consumer's thread            producer thread            pool's thread              worker processes | worker threads
- BatchIterator ──fill()──┐    Producer ──produce()──┐
-                         ▼                          ▼
-                       Supply: TaskSupplier.draw ─▶ task ─▶ Dispatch
-                                                              ├─ in this thread: SampleTasks, InlineTasks ──▶ Batch ──┐
-                                                              └─ ChunkAssembler.cut ─▶ JobQueue ─▶ WorkerPool ─▶ Worker
-                                                                     ChunkAssembler.load, assemble ◀── answers
-                                                                                     └─▶ Batch ───────────────────────┤
- BatchIterator ◀── [CudaQueue ◀── Streamer | PinningThread ◀──] TrainQueue ◀──────────────────────────────────────────┘
+ consumer's thread       producer thread       pool's thread      worker processes | threads
+ BatchIterator ─fill()─┐ Producer ─produce()─┐
+                       ▼                     ▼
+                     Supply: TaskSupplier.draw ─▶ task ─▶ Dispatch
+                                                            │
+   ┌─ Batch ◀── SampleTasks, InlineTasks ◀── in this thread ┤
+   │                                                        └▶ ChunkAssembler.cut ─▶ JobQueue
+   │                                                                                   │
+   ├─ Batch ◀── ChunkAssembler.load, assemble ◀── answers ◀── Worker ◀── WorkerPool ◀──┘
+   ▼
+ TrainQueue ─▶ [Streamer ─▶ CudaQueue | PinningThread] ─▶ BatchIterator
 
 Slots are leased when a batch begins and go back when the last tensor on them dies; `Credits` bound
 how many batches are under way. An `Engine` lives as long as its loader and runs any number of
@@ -16,10 +18,8 @@ iterations; AsyncDataLoader has one, without end.
 
 | tasks | drawn by | done by | for |
 |---|---|---|---|
-| `SourceTasks`: plans of a source | the producer thread | that thread, worker threads, worker
-processes | AsyncDataLoader |
-| `IterableTasks`, `StreamTasks` | the consumer, ahead | worker threads, worker processes |
-DataLoader with workers |
+| `SourceTasks` | the producer thread | that thread, or workers | AsyncDataLoader |
+| `IterableTasks`, `StreamTasks` | the consumer, ahead | workers | DataLoader with workers |
 | the same | the consumer, or the transfer thread | the same thread | DataLoader without workers |
 
 # NOTE [start order]

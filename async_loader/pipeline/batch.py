@@ -1,8 +1,8 @@
 """What travels through the queues: a finished batch, or what is there in its place.
 
 # NOTE [life of a batch]
-written (buffer or tree) ─▶ ready (value made, on the CPU) ──────────────────────────────▶ handed out
-                       └──▶ on the device (value lies there; InFlight holds the host memory) ─▶ handed out
+written (buffer or tree) ─▶ ready (value made, on the CPU) ─▶ handed out
+                       └──▶ on the device (InFlight holds the host memory) ─▶ handed out
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ class Engine:
     def pids(self) -> list[int]:
         """Of the worker processes that there are at this moment."""
         worker_pool = self._core.pool if self._core is not None else None
-        # One that is being replaced has none yet; 0 would mean the caller's own group to whoever
-        # sends a signal.
+        # One that is being replaced has none yet; 0 would send a signal to the caller's own
+        # process group.
         return (
             [handle.pid for handle in list(worker_pool.handles) if handle.pid]
             if isinstance(worker_pool, WorkerPool)

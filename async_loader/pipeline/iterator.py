@@ -2,7 +2,8 @@
 
 # NOTE [handed out once]
 nothing ──find──▶ found ──read──▶ held ──(finally of the outermost __next__)──▶ nothing
-                    │ pay: drop it from the queue, give its credit back, send other tasks: once (`_owed`)
+                    │ pay, once (`_owed`): drop it from the queue, give its credit back,
+                    │ send other tasks
 Each step can be repeated. Whichever step a signal interrupts, the next call finishes the others and
 hands out the same batch. `held` is emptied by the ``finally`` of the outermost ``__next__`` as it
 returns: between that and the program Python handles no signal.
@@ -356,7 +357,7 @@ class BatchIterator(Iterator[Any]):
             raise Timeout(text) from None
 
     def stage(self) -> StageStats | None:
-        """What the thread behind the train queue has done; ``None`` where there is none."""
+        """Counters of the thread behind the train queue; ``None`` without such a thread."""
         transfer = self._iteration.transfer
         return None if transfer is None else transfer.meter.snapshot(transfer.output.depth)
 

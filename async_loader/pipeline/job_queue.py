@@ -152,7 +152,7 @@ class JobQueue:
         self._line(chunk).appendleft(chunk)
 
     def take(self, worker: int) -> Chunk | None:
-        """The next chunk for this worker whose job is not over; ``None`` when there is none."""
+        """The next chunk for this worker whose job is not over; ``None`` if all are over."""
         for line in (self._own.get(worker), self._common):
             while line:
                 try:

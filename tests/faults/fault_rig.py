@@ -82,7 +82,7 @@ def block(path, i=0):
 
 
 def stop_then(path, job, i):
-    """Stop this process as Ctrl-Z does; whoever continues it gets the sample."""
+    """Stop this process as Ctrl-Z does; it returns the sample when it is continued."""
     tell(path)
     os.kill(os.getpid(), signal.SIGSTOP)
     return job(i)
@@ -139,7 +139,7 @@ def first(batch):
 
 
 class NamedPipe:
-    """Lines from whoever `tell` s."""
+    """Lines of all processes that call `tell`."""
 
     def __init__(self, folder: Path):
         self.path = str(folder / "told")
@@ -149,7 +149,7 @@ class NamedPipe:
 
     def pid(self) -> int:
         while b"\n" not in self._buffer:
-            assert select.select([self._fd], [], [], SLACK_S)[0], "nobody told anything"
+            assert select.select([self._fd], [], [], SLACK_S)[0], "no process told anything"
             self._buffer += os.read(self._fd, 4096)
         line, _, self._buffer = self._buffer.partition(b"\n")
         return int(line)
@@ -188,7 +188,7 @@ def warned() -> Iterator[Warned]:
 
 
 def until(condition):
-    """Look until it is so: for counters that nobody rings a bell for."""
+    """Look until it is so: for counters whose changes wake no waiter."""
     deadline = time.monotonic() + SLACK_S
     while not condition():
         assert time.monotonic() < deadline, "it never came to that"
@@ -204,8 +204,8 @@ def resume(pid):
 
 
 def pids(loader):
-    """Of all workers. One that is being started has none yet: 0 would mean our own group to
-    whoever sends a signal.
+    """Of all workers. One that is being started has none yet: 0 would send a signal to our own
+    process group.
     """
     found = []
 
@@ -255,7 +255,8 @@ from fault_rig import Batches, first, plain, wide
 from async_loader import END, AsyncDataLoader
 from async_loader import process_hooks
 signal.signal(signal.SIGINT, signal.default_int_handler)
-process_hooks._EXIT_TIMEOUT_S = 20.0  # of a machine that stands still for a moment nothing is to be said at the exit
+# of a machine that stands still for a moment nothing is to be said at the exit
+process_hooks._EXIT_TIMEOUT_S = 20.0
 
 def say(*what):
     os.write(1, (" ".join(map(str, what)) + "\\n").encode())

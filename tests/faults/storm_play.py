@@ -188,9 +188,8 @@ def strike_life(storm: Storm, workers: int) -> None:
     from async_loader import AsyncDataLoader
 
     kept: list[Any] = []
-    make = lambda: kept.append(
-        AsyncDataLoader(Numbers(), 4, num_workers=workers, multiprocessing_context="fork")
-    )  # noqa: E731
+    how = {"num_workers": workers, "multiprocessing_context": "fork"}
+    make = lambda: kept.append(AsyncDataLoader(Numbers(), 4, **how))  # noqa: E731
     with warnings.catch_warnings():
         # struck behind the constructor, before it was kept
         warnings.simplefilter("ignore", ResourceWarning)
@@ -267,8 +266,8 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def play(seed: int, signals: int, each: int = 40) -> dict[str, int]:
-    """Strike until so many signals have come; what was seen. Raises AssertionError for a promise
-    that was not kept.
+    """Strike until ``signals`` signals have come; return the counts. Raises AssertionError for a
+    promise that was not kept.
     """
     import torch  # noqa: F401  (a second of it would be struck each time, and is held back)
 

@@ -154,7 +154,8 @@ def test_a_data_source_may_close_its_loader(workers):
 
 def test_a_signal_handler_may_close_the_loader(tmp_path):
     body = """\
-        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, multiprocessing_context="fork")
+        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2,
+                multiprocessing_context="fork")
         signal.signal(signal.SIGTERM, lambda *_: loader.close())
         first(next(loader))
         say("ready")
@@ -227,7 +228,8 @@ def test_a_closed_loader_does_not_warn():
 def test_the_interpreter_ends_cleanly_without_close(tmp_path, ending, code, method, number):
     body = f"""\
         if __name__ == "__main__":
-            loader = AsyncDataLoader(Batches(make=wide), 4, num_workers={number}, multiprocessing_context={method!r})
+            loader = AsyncDataLoader(Batches(make=wide), 4, num_workers={number},
+                    multiprocessing_context={method!r})
             held = [next(loader) for _ in range(5)]
             {ending}
     """
@@ -252,7 +254,8 @@ def test_the_interpreter_ends_with_the_exception_of_a_program_that_does_not_clos
 
 def test_the_interpreter_ends_while_a_user_thread_waits_in_next(tmp_path):
     body = """\
-        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, multiprocessing_context="fork")
+        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2,
+                multiprocessing_context="fork")
         threading.Thread(target=lambda: list(loader), daemon=True).start()
     """
     with Script(tmp_path, body) as script:
@@ -299,8 +302,10 @@ def test_what_outlives_the_modules_of_an_ending_interpreter_says_nothing(tmp_pat
             open(os.path.splitext(__file__)[0] + ".idx", "w").close()
             kept = {make}
             batch = next(kept) if hasattr(kept, "__next__") else None
-            # Modules that are referred to are emptied one by one, the newest first, and os is older than the package.
-            os.kept = [kept, *(one for name, one in sys.modules.items() if name.startswith("async_loader"))]
+            # Modules that are referred to are emptied one by one, the newest first, and os is
+            # older than the package.
+            os.kept = [kept, *(one for name,
+                    one in sys.modules.items() if name.startswith("async_loader"))]
     """
     with Script(tmp_path, body, fresh=True) as script:
         assert script.end() == (0, "")

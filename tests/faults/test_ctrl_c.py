@@ -33,7 +33,8 @@ def test_ctrl_c_in_next(tmp_path, method, whole_group):
     body = """\
         if __name__ == "__main__":
             source = Batches({0: blocked, 2: blocked})
-            with AsyncDataLoader(source, 4, num_workers=2, chunk_size=2, multiprocessing_context=sys.argv[1]) as loader:
+            with AsyncDataLoader(source, 4, num_workers=2, chunk_size=2,
+                    multiprocessing_context=sys.argv[1]) as loader:
                 say("ready")
                 next(loader)
     """
@@ -48,7 +49,8 @@ def test_ctrl_c_in_next(tmp_path, method, whole_group):
 
 def test_ctrl_c_in_next_and_the_loader_was_never_closed(tmp_path):
     body = """\
-        loader = AsyncDataLoader(Batches({0: blocked}), 4, num_workers=2, multiprocessing_context="fork")
+        loader = AsyncDataLoader(Batches({0: blocked}), 4, num_workers=2,
+                multiprocessing_context="fork")
         say("ready")
         next(loader)
     """
@@ -172,7 +174,8 @@ def test_ctrl_c_that_is_caught_loses_no_batch_and_the_loader_goes_on(tmp_path):
             os.close(os.open(gate, os.O_RDONLY))
             return plain(i)
 
-        with AsyncDataLoader(Batches({4: wait}), 4, num_workers=2, prefetch=1, multiprocessing_context="fork") as loader:
+        with AsyncDataLoader(Batches({4: wait}), 4, num_workers=2, prefetch=1,
+                multiprocessing_context="fork") as loader:
             got = [first(next(loader))]
             for _ in range(3):
                 try:

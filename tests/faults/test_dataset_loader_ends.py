@@ -1,4 +1,4 @@
-"""DataLoader and the end of the program: Ctrl-C, a killed main process, a loader that nobody
+"""DataLoader and the end of the program: Ctrl-C, a killed main process, a loader that no code
 closed.
 """
 
@@ -24,7 +24,7 @@ BODY = """\
     if __name__ == "__main__":
         door, kind = sys.argv[1:]
         if kind == "thread":
-            process_hooks._EXIT_TIMEOUT_S = 1.0  # such workers block for ever, and nobody can end them
+            process_hooks._EXIT_TIMEOUT_S = 1.0  # such workers block for ever
         if door == "torch":
             loader = TorchLoader(Items(), 4, num_workers=2)
         else:

@@ -55,14 +55,16 @@ def test_what_is_counted_for_a_worker_is_enough(tmp_path, method):
         if __name__ == "__main__":
             import torch
             workers = 8
-            with AsyncDataLoader(Batches(last=1), 4, num_workers=2, multiprocessing_context=sys.argv[1]) as first_one:
+            with AsyncDataLoader(Batches(last=1), 4, num_workers=2,
+                    multiprocessing_context=sys.argv[1]) as first_one:
                 list(first_one)  # the fork server and whatever else stays open
             del first_one
             needed = module._FDS_PER_LOADER + workers * module._FDS_PER_WORKER
             limit = len(os.listdir("/proc/self/fd")) + needed
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
             source = Batches(Cursed(), make=wide, last=12)
-            with AsyncDataLoader(source, 4, num_workers=workers, multiprocessing_context=sys.argv[1]) as loader:
+            with AsyncDataLoader(source, 4, num_workers=workers,
+                    multiprocessing_context=sys.argv[1]) as loader:
                 died = got = 0
                 held = []
                 while True:
@@ -141,7 +143,8 @@ def test_every_start_method_gives_the_same_batches(start_method):
 
 def test_an_unguarded_script_is_told_in_one_sentence_what_it_lacks(tmp_path):
     body = """\
-        with AsyncDataLoader(Batches(), 4, num_workers=2, multiprocessing_context=sys.argv[1]) as loader:
+        with AsyncDataLoader(Batches(), 4, num_workers=2,
+                multiprocessing_context=sys.argv[1]) as loader:
             next(loader)
     """
     for method in ("spawn", "forkserver"):
@@ -177,7 +180,8 @@ def test_a_function_that_was_defined_after_the_workers_started(tmp_path, method)
                 calls.append(n)
                 return [functools.partial(globals().get("late", plain), i) for i in range(n)]
 
-            with AsyncDataLoader(source, 4, num_workers=2, multiprocessing_context=sys.argv[1]) as loader:
+            with AsyncDataLoader(source, 4, num_workers=2,
+                    multiprocessing_context=sys.argv[1]) as loader:
                 first(next(loader))
 
                 def late(i):
@@ -206,7 +210,8 @@ def test_closures_travel(start_method):
 def test_an_inherited_handler_of_the_main_process_does_not_run_in_workers(tmp_path):
     body = """\
         signal.signal(signal.SIGTERM, lambda *_: say("handled", os.getpid()))
-        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, multiprocessing_context="fork")
+        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2,
+                multiprocessing_context="fork")
         next(loader)
         say("ready")
         try:

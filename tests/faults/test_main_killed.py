@@ -16,7 +16,7 @@ MAIN = """\
         return Batches({i: jobs for i in range(8, 100)})
 
     def foreign(kind):
-        '''A process forked later, with copies of all our descriptors; Python's way, or in C past all hooks.'''
+        '''A process forked later, with copies of all our descriptors; by Python, or in C.'''
         if kind == "python":
             pid = os.fork()
             while not pid:
@@ -30,7 +30,8 @@ MAIN = """\
 
     if __name__ == "__main__":
         method, state, other = sys.argv[1:]
-        loader = AsyncDataLoader(source(state), 4, num_workers=2, chunk_size=2, multiprocessing_context=method)
+        loader = AsyncDataLoader(source(state), 4, num_workers=2, chunk_size=2,
+                multiprocessing_context=method)
         batches = [next(loader), next(loader)]
         for handle in loader._engine.core.pool.handles:
             say("worker", handle.pid)

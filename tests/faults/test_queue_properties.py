@@ -1,5 +1,5 @@
 """Any interleaving of puts, urgent failures, nudges, END and close: in order, each once, and
-nobody left waiting.
+no thread left waiting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data sources that raise, block, or give something else than they should; and waits that nobody
+"""Data sources that raise, block, or give something else than they should; and waits that no thread
 could end.
 """
 
@@ -327,7 +327,8 @@ def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
 
         for workers in (0, 2):
             buffer = ReplayBuffer(100)
-            with AsyncDataLoader(buffer, 4, num_workers=workers, multiprocessing_context="fork") as loader:
+            with AsyncDataLoader(buffer, 4, num_workers=workers,
+                    multiprocessing_context="fork") as loader:
                 for _ in range(2):
                     try:
                         next(loader)
@@ -338,7 +339,8 @@ def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
                 say("got", len(next(loader)["x"]))
 
             buffer = ReplayBuffer(100)
-            with AsyncDataLoader(buffer, 4, num_workers=workers, multiprocessing_context="fork") as loader:
+            with AsyncDataLoader(buffer, 4, num_workers=workers,
+                    multiprocessing_context="fork") as loader:
                 entered = threading.Event()
 
                 def collect():

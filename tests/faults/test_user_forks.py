@@ -12,7 +12,8 @@ PREPARE = """\
 
     from async_loader.errors import Closed
 
-    warnings.filterwarnings("ignore", ".*is multi-threaded, use of fork", DeprecationWarning)  # from Python 3.12 on
+    # from Python 3.12 on
+    warnings.filterwarnings("ignore", ".*is multi-threaded, use of fork", DeprecationWarning)
 
     def forked(child):
         '''Run ``child`` in a forked process and wait for it; its exit code.'''
@@ -30,7 +31,8 @@ PREPARE = """\
         return (lambda: os.read(read, 1)), (lambda: os.write(write, b"x"))
 
     workers = int(sys.argv[1])
-    loader = AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, multiprocessing_context="fork", timeout_s=60, seed=0)
+    loader = AsyncDataLoader(Batches(make=wide), 4, num_workers=workers,
+            multiprocessing_context="fork", timeout_s=60, seed=0)
 """
 
 
@@ -127,7 +129,8 @@ def test_whatever_a_child_does_with_its_copy_the_parents_loader_goes_on(tmp_path
             if way == "exit":
                 pid = os.fork()
                 if pid == 0:
-                    sys.exit(0)  # with atexit handlers, multiprocessing's too, which ends what it believes to be its children
+                    # with atexit handlers, multiprocessing's too, which ends its children
+                    sys.exit(0)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             else:
                 code = forked(functools.partial(child, way))
@@ -147,7 +150,8 @@ def test_a_forked_child_may_build_a_loader_of_its_own(tmp_path):
         first(next(loader))
 
         def child():
-            with AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, multiprocessing_context="fork", timeout_s=60) as own:
+            with AsyncDataLoader(Batches(make=wide), 4, num_workers=workers,
+                    multiprocessing_context="fork", timeout_s=60) as own:
                 return 0 if [first(next(own)) for _ in range(10)] == list(range(0, 40, 4)) else 4
 
         say("child", forked(child))

@@ -248,7 +248,8 @@ def test_a_stopped_worker_is_named_at_the_timeout_and_the_wait_can_be_taken_up_a
         for _ in range(2):
             with pytest.raises(  # noqa: PT012
                 Timeout,
-                match=rf"no batch within 0.5 s: the workers: worker \d \(pid {pid}\) is at work on rows 0 to 2",
+                match=rf"no batch within 0.5 s: the workers: worker \d \(pid {pid}\) "
+                "is at work on rows 0 to 2",
             ):
                 while True:
                     got.append(first(next(loader)))

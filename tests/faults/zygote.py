@@ -73,8 +73,8 @@ class Zygote:
                     return
 
     def _read(self, left_s: float | None) -> bool:
-        """Take one message, with the lock given up while there is none; whether there was one
-        within the time.
+        """Take one message, with the lock released while waiting; return whether one came within
+        the time.
         """
         self._reading, message = True, b""
         self._news.release()

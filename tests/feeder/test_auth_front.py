@@ -1,4 +1,4 @@
-"""From settings to bound sockets: nobody can reach a server whose lock was not tried."""
+"""From settings to bound sockets: no peer can reach a server whose lock was not tried."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_beyond_this_machine_it_takes_keys_or_leave(folder):
 def test_a_lock_that_does_not_hold_is_found_before_anything_is_claimed(
     folder, tmp_path, monkeypatch, bind
 ):
-    monkeypatch.setattr(CurveAuthenticator, "_admit", lambda self, public: "anyone")
+    monkeypatch.setattr(CurveAuthenticator, "_admit", lambda self, public: "a client")
     with pytest.raises(Broken, match="got in"):
         lock_address(settings(bind.format(tmp_path), folder))
     assert {path.name for path in tmp_path.iterdir()} == {"keys"}

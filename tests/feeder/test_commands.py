@@ -65,7 +65,7 @@ def status_of(**changes):
 
 
 class FakeServer:
-    """Serves nobody, and ends when it is told to."""
+    """Serves no client, and ends when it is told to."""
 
     made: list = []  # noqa: RUF012
     result: object = 0
@@ -399,7 +399,8 @@ module = types.ModuleType("async_loader.feeder.serving")
 TABLE = dict(size=0, capacity=9, inserted=0, sampled=0)
 class Server:
     def __init__(self, settings): pass
-    def status(self): return dict(tables={"replay": TABLE}, sessions=[], address="here", pid=1, uptime_s=1.0)
+    def status(self): return dict(tables={"replay": TABLE}, sessions=[], address="here", pid=1,
+            uptime_s=1.0)
     def run(self):
         signal.sigwait([signal.SIGTERM])
         return 0

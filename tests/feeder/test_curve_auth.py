@@ -179,7 +179,7 @@ def test_the_trial_passes_where_unknown_keys_are_refused_and_leaves_nothing(
 
 
 def test_a_lock_that_opens_to_all_fails_the_trial(authenticator, monkeypatch):
-    monkeypatch.setattr(authenticator, "_admit", lambda public: "anyone")
+    monkeypatch.setattr(authenticator, "_admit", lambda public: "a client")
     with pytest.raises(Broken, match="got in"):
         own_test.self_test(authenticator)
 

@@ -119,7 +119,7 @@ def test_a_feeder_that_died_is_no_trouble_to_close():
 
 
 def test_whoever_needs_a_feeder_that_died_is_told_at_once():
-    # waits for ever when a feeder is lost that somebody may start anew
+    # waits for ever when a feeder is lost that may be started anew
     with connect("embedded") as client:
         source, ends = client.table("replay").source(), []
 
@@ -159,7 +159,7 @@ PARENT = """
         ("sys.exit(3)", 3),
         ("raise ValueError", 1),
         ("os._exit(4)", 4),
-        # Somebody who holds everything that the parent had.
+        # A process that holds everything that the parent had.
         (
             "pid = os.fork() or time.sleep(1000)\n    print(pid, flush=True)\n    "
             "os.kill(os.getpid(), 9)",
@@ -196,9 +196,11 @@ def test_a_parent_that_dies_while_it_starts_leaves_nothing():
         class Fast(subprocess.Popen):
             def __init__(self, *arguments, **options):
                 super().__init__(*arguments, **options)
-                print(self.pid, os.listdir(os.path.dirname(options["stdout"].name)), options["stdout"].name, flush=True)
+                print(self.pid, os.listdir(os.path.dirname(options["stdout"].name)),
+                        options["stdout"].name, flush=True)
         subprocess.Popen = Fast
-        embedded.readable = lambda fds, left_s: os.kill(os.getpid(), signal.SIGKILL)  # it has its settings by then
+        # it has its settings by then
+        embedded.readable = lambda fds, left_s: os.kill(os.getpid(), signal.SIGKILL)
         embedded.Embedded(embedded.ServerSettings.of(["replay:1000"]))
     """
     with subprocess.Popen(

@@ -53,7 +53,8 @@ def test_by_value_sends_functions_of_main_whole():
         from async_loader.pipeline import codec
         def defined_later(x):
             return x + 1
-        by_reference, by_value = codec.encode(defined_later).head, codec.encode(defined_later, by_value=True).head
+        by_reference, by_value = codec.encode(defined_later).head, codec.encode(defined_later,
+                by_value=True).head
         assert b"defined_later" in by_reference and len(by_reference) < 100 < len(by_value)
         del defined_later
         try:

@@ -177,7 +177,7 @@ def test_without_page_locking_copies_are_pageable_and_the_streamer_says_so():
     assert rig.problems() == []
 
 
-def test_a_batch_that_cannot_be_copied_is_a_failure_and_holds_its_slot_until_the_device_is_past_it():
+def test_a_batch_that_cannot_be_copied_is_a_failure_and_holds_its_slot_while_the_device_reads():
     class Full(FakeBackend):
         def arrays(self, block: Any, regions: Any) -> Any:
             raise MemoryError("device memory is full")

@@ -382,7 +382,8 @@ def test_a_forked_child_samples_and_cannot_add() -> None:
 def test_a_buffer_is_not_pickled() -> None:
     with pytest.raises(
         CannotSend,
-        match=r"stays in its process: send its writer_handle\(\) .* the reader\(\) of its source\(\)",
+        match=r"stays in its process: "
+        r"send its writer_handle\(\) .* the reader\(\) of its source\(\)",
     ):
         pickle.dumps(ReplayBuffer(8))
 

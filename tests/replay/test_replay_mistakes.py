@@ -71,7 +71,8 @@ def test_a_next_observation_that_the_table_reads_by_itself_is_refused_with_the_r
     buffer = ReplayBuffer(10, {"obs": Field((), "float32", next="next_obs"), "reward": "float32"})
     with pytest.raises(
         SchemaError,
-        match=r"'next_obs' is read from the step that follows .*: leave it out, and give final_obs=",
+        match=r"'next_obs' is read from the step that follows .*: leave it out, and "
+        "give final_obs=",
     ):
         buffer.add(obs=0.0, next_obs=1.0, reward=0.0)
 

@@ -228,7 +228,8 @@ def test_who_waits_names_the_stream_whose_open_episode_keeps_the_rows() -> None:
     buffer.add(obs=4, stream="busy", timeout_s=0)
     with pytest.raises(
         Timeout,
-        match=r"the open episode of stream 'idle': add its next step, or end_episode\(\) lets it go",
+        match=r"the open episode of stream 'idle': add its next step, "
+        r"or end_episode\(\) lets it go",
     ):
         buffer.add(obs=5, stream="busy", timeout_s=0)
     buffer.add(obs=1, stream="idle", timeout_s=0)  # for which two rows were kept

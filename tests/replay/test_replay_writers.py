@@ -395,9 +395,7 @@ def write_a_stream_for_each_episode(
         assert end.wait(PATIENCE_S)
 
 
-def test_the_owner_forgets_streams_that_a_writer_drops_and_links_none_that_has_their_numbers_later() -> (
-    None
-):
+def test_streams_that_a_writer_drops_are_forgotten_and_their_numbers_link_nothing_later() -> None:
     fork, count = multiprocessing.get_context("fork"), 3000
     written, end = fork.Event(), fork.Event()
     with ReplayBuffer(20_000, LINKED, seed=0) as buffer:

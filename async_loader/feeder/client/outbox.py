@@ -242,7 +242,7 @@ class Outbox:
         return lost
 
     def drop_oldest(self, cut: Callable[[Sequence[Entry]], Entry]) -> int:
-        """Drop the oldest message that was never sent; return its rows, 0 if there is none.
+        """Drop the oldest message that was never sent; return its rows, 0 if all were sent.
 
         ``cut`` makes its replacement, which ends the streams, so that later rows do not continue
         them.

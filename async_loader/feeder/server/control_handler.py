@@ -121,7 +121,7 @@ class ControlHandler:
             )
 
     def answer(self, session: Session, message: Message) -> Message | None:
-        """Return the answer; ``None``: there is none, or it comes later.
+        """Return the answer; ``None``: the request has no answer, or it comes later.
 
         Raises
         ------

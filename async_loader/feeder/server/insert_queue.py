@@ -1,11 +1,10 @@
 """Inserts of one table: which are new, and in which order they go into the table.
 
 # NOTE [exactly once]
-Inserts of a producer are numbered; `received` is the number of the next new one. An insert with a
-lower number was received before: it is acknowledged and dropped. One with a higher number came
-after a loss: a GAP asks for all from `received` on. A received insert waits in the producer's queue
-until the table takes it, and is acknowledged then. The queue belongs to the producer, not to a
-session: after a reconnect it is still there, and no insert is taken twice.
+Inserts of a producer are numbered; `received` is the number of the next new one. One with a lower
+number was received before: it is acknowledged and dropped. One with a higher number came after a
+loss: a GAP asks for all from `received` on. An insert waits in the producer's queue until the table
+takes it, and is acknowledged then. The queue belongs to the producer: it outlives sessions.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTab
 from async_loader.schema import Schema
 
 GONE, CLOSED = 4096, 256
-"""Producers without a writer that are remembered: those that vanished may come back, and the answer
-to those that closed may be lost. Of more, the oldest are forgotten."""
+"""Producers without a writer that are remembered, in case they come back, and closed ones, in case
+the answer was lost. Of more, the oldest are forgotten."""
 
 
 class Receipt(Enum):

@@ -167,6 +167,6 @@ class Sessions:
     def left_s(self) -> float | None:
         """Return the seconds until a session may be silent for too long.
 
-        ``None``: there is none.
+        ``None`` without sessions.
         """
         return None if self._due is None else max(0.0, self._due - self._clock())

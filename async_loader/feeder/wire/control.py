@@ -38,7 +38,7 @@ class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     TYPE: ClassVar[Type]
 
     def check_data(self, nbytes: int | None) -> None:
-        """Raise Malformed for a data frame of ``nbytes``; ``None``: there is none."""
+        """Raise Malformed for a data frame of ``nbytes``; ``None``: without a data frame."""
         if nbytes is not None:
             raise Malformed(f"{self.TYPE.name} has 1 data frame, it takes 0")
 

@@ -174,7 +174,7 @@ def agree(ours: tuple[int, int], theirs: tuple[int, int]) -> int:
     Raises
     ------
     Malformed
-        VERSION, if there is none.
+        VERSION, if it is the only reason.
     """
     version = min(ours[1], theirs[1])
     if version < max(ours[0], theirs[0]) or theirs[0] > theirs[1]:

@@ -33,7 +33,7 @@ class Arena:
         self.used = 0
 
     def take(self, nbytes: int) -> int | None:
-        """The offset of ``nbytes`` free bytes, ``None`` when there are not so many."""
+        """The offset of ``nbytes`` free bytes, ``None`` if fewer are free."""
         if self.used + nbytes > len(self.root):
             return None
         offset, self.used = self.used, -(-(self.used + nbytes) // _ALIGN) * _ALIGN

@@ -1,7 +1,7 @@
 """Cuts tasks into chunks for worker processes, and puts their answers together.
 
 The first answers decide how the next batches are cut: they tell the schema of the samples, or that
-there is none.
+the samples have no common schema.
 """
 
 from __future__ import annotations

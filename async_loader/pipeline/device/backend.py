@@ -5,8 +5,8 @@ torch is imported inside functions only.
 
 # NOTE [registered memory and torch]
 Slots are page-locked with cudaHostRegister, which torch's caching host allocator does not know: it
-protects its own blocks from reuse until their copies are done, and not these. Whoever copies from a
-slot holds its lease until the copy's event is done; nobody else does it for him.
+protects its own blocks from reuse until their copies are done, and not these. The caller that
+copies from a slot holds its lease until the copy's event is done.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class CudaBackend(TorchBackend):
                 if code == 0:
                     done.append(address)
                 else:
-                    self._drain()  # page-locked by somebody else, who will also undo it
+                    self._drain()  # page-locked by other code, which also undoes it
         except Exception as error:  # whatever it is, the copies work without
             self._release(done)
             self._drain()

@@ -2,7 +2,7 @@
 calls a function with each.
 
 # NOTE [lifetime of a slot on its way to the device]
-enqueue copy ─▶ record event ─▶ (in flight: the lease is held) ─▶ event done ─▶ lease dropped ─▶ slot is free
+enqueue copy ─▶ record event ─▶ (in flight: the lease is held) ─▶ event done ─▶ lease dropped
 The copy runs later than the call that asked for it, and reads the slot when it runs. So the lease
 stays here until the event is done, whatever happens to the batch meanwhile; and pages are given
 back to the system only after that.
@@ -315,9 +315,7 @@ class Streamer(TransferThread):
     # -- rings -------------------------------------------------------------------------------------
 
     def meet(self, ring: SlotRing) -> None:
-        """Page-lock a ring that is new, and give the pages of an old one back when nobody uses it
-        any more.
-        """
+        """Page-lock a ring that is new, and release the pages of an old one after its last use."""
         if id(ring) in self._rings:
             return
         for old in [key for key, known in self._rings.items() if _idle(known[0])]:
@@ -333,8 +331,7 @@ class Streamer(TransferThread):
     def finish(self) -> None:
         """Synchronise, then give pages back, then drop the leases; in this order.
 
-        When the first fails the device is lost, and whether it still reads the slots nobody can
-        say: they stay held.
+        When the first fails the device is lost and may still read the slots: they stay held.
         """
         self._synchronize()
         self._unregister()

@@ -18,9 +18,7 @@ from async_loader.source import Seed
 
 
 def seed_globals(seed: Seed) -> None:
-    """Seed them for one part of one batch, whoever runs it: the same seeds give the same
-    batches.
-    """
+    """Seed them for one chunk of one batch: the same seed gives the same chunk in any worker."""
     state = np.random.SeedSequence(seed).generate_state(2)
     random.seed(int(state[0]))
     np.random.seed(state[1])

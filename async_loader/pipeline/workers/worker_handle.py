@@ -205,9 +205,7 @@ class WorkerHandle:
             raise ResourceLimit(text) from error
 
     def _open_death(self) -> int:
-        """A descriptor that becomes readable when the process ends, whoever else was forked
-        meanwhile.
-        """
+        """A descriptor that becomes readable when the process ends, whatever else was forked."""
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(ProcessLookupError):
                 return os.pidfd_open(self.pid)
@@ -298,9 +296,9 @@ class WorkerHandle:
             exitcode = self._process.exitcode
         self.close()
         if exitcode is not None:
-            # Not its close(): whoever starts a process meanwhile, in another thread, asks all that
-            # were running how they are, and a closed one raises. Nobody else has this one, so that
-            # its descriptor is closed too.
+            # Not its close(): a start of a process in another thread polls all that were running,
+            # and a closed one raises. No other reference to it is left, so that its descriptor
+            # is closed too.
             self._process.join(0)
             self._process = None
         return exitcode

@@ -2,7 +2,8 @@
 
 As in Jepsen: `sent` is what an actor began to append, `acknowledged` what a flush said is in the
 table, `lost` what the client said that a server had acknowledged and lost. Rows of an actor are
-numbered from 0, and go the same way in order, so each of these is a number: the first so many rows.
+numbered from 0, and go the same way in order, so each of these is a number of rows, counted from
+the first.
 """
 
 from __future__ import annotations
@@ -168,13 +169,13 @@ class History:
         }
 
     def never_sent(self) -> list[str]:
-        """Rows that a learner saw and nobody sent."""
+        """Rows that a learner saw and no actor sent."""
         alien = [
             pair
             for pair in self.uses
             if pair[0] not in self.actors or not 0 <= pair[1] < self.actors[pair[0]].sent
         ]
-        return [f"rows that nobody sent: {alien[:5]}"] if alien else []
+        return [f"rows that no actor sent: {alien[:5]}"] if alien else []
 
     def check_table(self, dump: dict[str, np.ndarray], incarnation: str) -> list[str]:
         """A table from which nothing is taken: what was promised, once each, in order, whole."""

@@ -66,7 +66,7 @@ class Plan:
     name: str = ""
 
     def __str__(self) -> str:
-        how = f"{self.mode}{', keyed' if self.keyed else ''}{', shared memory' if self.shared else ''}"
+        how = self.mode + ", keyed" * self.keyed + ", shared memory" * self.shared
         who = f"{self.actors} actors (dropping: {sorted(self.drops)}), {self.learners} learners"
         acts = [
             f"  {act.at:5.2f} s  {act.name} {' '.join(map(str, act.args))}" for act in self.acts

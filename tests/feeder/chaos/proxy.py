@@ -47,7 +47,7 @@ class Weather:
         not. Each once.
     cut_acks : int
         How many ACKs are to be cut off: the connection is closed when the server has sent one, and
-        nobody gets it.
+        no peer gets it.
     """
 
     dead: set[str] = field(default_factory=set)
@@ -177,7 +177,7 @@ class Proxy:
 
     def forget(self, plane: str) -> None:
         """Nothing passes any more on the connections that a plane has now, in any weather, and
-        nobody is told.
+        no peer is told.
         """
         self._do(
             lambda: [
@@ -345,7 +345,7 @@ class Proxy:
             self._selector.modify(sock, events, pipe)
 
     def _drop(self, pipe: Pipe) -> None:
-        """With a reset: whoever waits for bytes is told at once, and what is under way is gone."""
+        """With a reset: a peer that waits for bytes is told at once; bytes under way are gone."""
         self._pipes.remove(pipe)
         for sock in (pipe.client, pipe.server):
             self._want(sock, 0, pipe)

@@ -140,7 +140,7 @@ def priority_of(actor, value):
 
 def connected(options: dict):
     """A client of the feeder behind the proxy."""
-    keys = Path(options["keys"]) / "anyone.secret" if options["keys"] else None
+    keys = Path(options["keys"]) / "client.secret" if options["keys"] else None
     return connect(options["address"], timeout_s=LAST_S, keys=keys)
 
 
@@ -426,9 +426,9 @@ def opened() -> Counter[str]:
 
 
 def main(argv: list[str]) -> None:
-    """Play a role; whoever leaves something behind says so on stderr, where nothing is expected."""
+    """Play a role; what a role leaves behind is written to stderr, which has to stay empty."""
     sooner()
-    # whoever ends the zygote ends everybody
+    # the end of the zygote ends all roles
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     role, options = argv
     before = opened()

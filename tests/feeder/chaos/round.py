@@ -112,7 +112,7 @@ class Round:
         self._stack.callback(self.proxy.close)
         self._keys = str(folder / "keys") if plan.keyed else ""
         if plan.keyed:
-            make_keys(folder / "keys", ["anyone"])
+            make_keys(folder / "keys", ["client"])
         self._actors: list[Child] = []
         self._learners: list[Child] = []
         self._server: Child | None = None
@@ -272,7 +272,7 @@ class Round:
         self._finish()
 
     def _until(self, at: float) -> None:
-        """The moment of the next act; nobody is to end before they are told."""
+        """The moment of the next act; no process may end before it is told."""
         poll = select.poll()
         for child in (*self._actors, *self._learners, self._server):
             if child is not None and not child.dead:
@@ -344,8 +344,8 @@ class Round:
             left.update(
                 zip(*(self.dump[name].tolist() for name in ("actor", "value")), strict=True)
             )
-        # Whoever stood still for longer than a session may be silent was befallen by something,
-        # too.
+        # A process that stood still for longer than a session may be silent was befallen by
+        # something, too.
         kept = all(
             count == 1 for who, count in history.sessions.items() if who.startswith("learner")
         )

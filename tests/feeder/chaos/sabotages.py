@@ -58,7 +58,7 @@ def applies_nothing_sometimes() -> None:
 
 
 def forgets_leases() -> None:
-    """What a dead learner had is nobody's."""
+    """What a dead learner had is dropped."""
     from async_loader.feeder.server.batch_scheduler import BatchScheduler
 
     close = BatchScheduler.close
@@ -78,7 +78,7 @@ def says_nothing_of_what_comes_again() -> None:
 
 
 def takes_a_batch_for_used_when_it_was_sent() -> None:
-    """As if a learner gave each batch back when it arrives: what it has not come to is nobody's."""
+    """As if a learner gave each batch back when it arrives: what it has not come to is dropped."""
     from async_loader.feeder.server.batch_scheduler import BatchScheduler
 
     hand_over = BatchScheduler._hand_over

@@ -1,4 +1,4 @@
-"""A feeder loses nothing that it promised to have, invents nothing, and nobody waits for ever,
+"""A feeder loses nothing that it promised to have, invents nothing, and no call waits for ever,
 whatever befalls whom.
 
 Each round is drawn from its seed; ``python tests/feeder/chaos/play.py SEED`` plays it by itself and
@@ -100,7 +100,7 @@ def test_those_who_die_take_nothing_along_that_others_were_promised(nursery):
             actors=2,
         ),
         plan(
-            "their priorities are nobody else's",
+            "their priorities stay theirs",
             "prioritized",
             *times("kill_server", 0.2, 0.4),
             actors=2,

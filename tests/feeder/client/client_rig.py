@@ -28,7 +28,7 @@ class FakeFeeder:
     Attributes
     ----------
     hooks : dict of Type to callable
-        Called with (feeder, plane, route, message); whoever returns True has dealt with it.
+        Called with (feeder, plane, route, message); True means that it was dealt with.
     seen : Counter of Type
     """
 
@@ -75,7 +75,7 @@ class FakeFeeder:
         assert done.wait(PATIENCE_S)
 
     def forget_sessions(self):
-        """As one that was started anew: nobody is known."""
+        """As one that was started anew: it knows no session."""
         self.do(lambda feeder: feeder.sessions.clear())
 
     def close(self):

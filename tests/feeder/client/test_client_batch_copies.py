@@ -14,7 +14,7 @@ SMALL, LARGE = COPY_BELOW // 2, 2 * COPY_BELOW
 
 
 def message(nbytes, cuts):
-    """Three batches of one row, in frames of so many each."""
+    """Three batches of one row; each frame holds ``together`` of them."""
     form = wire.BatchForm.of(Schema.of({"x": ((nbytes,), np.uint8)}), 1)
     whole = np.concatenate(
         [form.batch([np.full((1, nbytes), i, np.uint8)]).frames[0] for i in range(3)]

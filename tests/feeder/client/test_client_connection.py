@@ -188,7 +188,7 @@ def test_a_fork_is_told_to_connect_itself(feeder, client):
 def test_a_fork_made_while_another_thread_holds_a_lock_is_told_so_too(feeder, client):
     table, connection = client.table("replay"), client._connection
     source = table.source()
-    # this thread's, as far as the child can tell: anybody's
+    # this thread's, as far as the child can tell: of any thread
     with connection._calls.lock, connection._waker._lock:
         pid = os.fork()
         if not pid:
@@ -347,7 +347,7 @@ def test_parts_of_weights_do_not_wait_for_one_another(feeder, client, small_part
     feeder.hooks[Type.PUBLISH] = hold
     client.publish("policy", {"a": np.arange(5000.0)}, 1, timeout_s=30)
     assert client.latest("policy").tensors["a"].tolist() == list(range(5000))
-    assert not client._connection._calls.pending, "nobody is left waiting"
+    assert not client._connection._calls.pending, "no call is left waiting"
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (3,), (2, 5)])

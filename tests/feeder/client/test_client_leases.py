@@ -33,7 +33,7 @@ def taken(loader, count=None):
 
 
 def rest(client, count, batch_size=BATCH):
-    """So many rows, however long they take, and whatever there is beyond them."""
+    """At least ``count`` rows, however long they take."""
     with AsyncDataLoader(client.table("t").source(), batch_size, timeout_s=60.0) as loader:
         found = taken(loader, count // batch_size)
     with AsyncDataLoader(client.table("t").source(), 1, timeout_s=0.3) as loader:

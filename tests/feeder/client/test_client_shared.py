@@ -440,9 +440,11 @@ from async_loader.feeder.server import Server
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import Plane
 address = "ipc://" + sys.argv[1]
-endpoints = {Plane.CONTROL: address, Plane.INSERT: address + ".insert", Plane.PULL: address + ".pull"}
+endpoints = {Plane.CONTROL: address, Plane.INSERT: address + ".insert",
+        Plane.PULL: address + ".pull"}
 tables = {"t": ReplayBuffer(1000, {"x": np.int64, "obs": ((5000,), np.float32)}, seed=3)}
-server = Server(tables, endpoints, memory=sys.argv[1] + ".memory", settings=ServiceSettings(heartbeat_s=0.2, silence_s=30.0))
+server = Server(tables, endpoints, memory=sys.argv[1] + ".memory",
+        settings=ServiceSettings(heartbeat_s=0.2, silence_s=30.0))
 print(address, flush=True)
 server.run()
 """

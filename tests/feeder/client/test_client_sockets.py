@@ -30,9 +30,7 @@ def send_buffers(plane: str) -> list[int]:
     return found
 
 
-def test_the_kernel_keeps_more_of_inserts_than_of_requests_while_a_feeder_writes_into_its_table() -> (
-    None
-):
+def test_the_kernel_buffers_more_of_inserts_than_of_requests_while_a_feeder_is_busy() -> None:
     most = int(Path("/proc/sys/net/core/wmem_max").read_text())
     with connect("embedded", tables={"replay": 100}, timeout_s=60.0) as client:
         with client.table("replay").writer() as writer:

@@ -79,9 +79,9 @@ def test_a_timeout_of_the_feeder_is_ours_and_credits_stay(feeder, client):
         source.plan(4, patience(0.02))
     feeder.until(lambda: feeder.granted[1] == 4)
     feeder.do(
-        lambda feeder: feeder.tell(1, wire.Error.of(wire.ErrorCode.TIMEOUT, "nobody inserts"))
+        lambda feeder: feeder.tell(1, wire.Error.of(wire.ErrorCode.TIMEOUT, "no actor inserts"))
     )
-    with pytest.raises(Timeout, match="nobody inserts"):
+    with pytest.raises(Timeout, match="no actor inserts"):
         plan(source)
     feeder.do(lambda feeder: feeder.batch(1, 0))
     assert plan(source).batch["index"].tolist() == [0, 1, 2, 3]

@@ -39,7 +39,7 @@ def test_rows_go_out_by_number(feeder, client):
     for i in range(8):
         writer.append(step(i))
     feeder.until(lambda: len(rewards(feeder)) == 8)
-    # whoever waits for an ACK for too long sends the last again
+    # a writer that waits for an ACK for too long sends the last again
     assert sorted(set(feeder.inserts)) == [0, 1]
     writer.append(step(8))
     writer.close()

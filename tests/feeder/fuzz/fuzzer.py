@@ -43,7 +43,8 @@ CHILD = """
 import os, sys
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings, TableSettings
-one = FeederProcess(ServerSettings(bind=sys.argv[1], tables={"replay": TableSettings(capacity=int(sys.argv[2]))}))
+one = FeederProcess(ServerSettings(bind=sys.argv[1],
+        tables={"replay": TableSettings(capacity=int(sys.argv[2]))}))
 print(one.address, flush=True)
 one.run()
 """
@@ -149,7 +150,7 @@ class Served:
 
 
 class Fuzz:
-    """So many inputs, drawn from a seed."""
+    """``count`` inputs, drawn from a seed."""
 
     def __init__(self, folder: str, seed: int = 0) -> None:
         self._random = random.Random(seed)

@@ -171,7 +171,7 @@ class Peer:
             self._turn()
 
     def receive(self, plane: Plane, wait: bool = True) -> Message | None:
-        """The next message; ``None``, if there is none after a round."""
+        """The next message; ``None`` if a round brings no message."""
         if self._turn is not None:
             self._turn()
             while not self.sockets[plane].poll() and self.sockets[plane].halfway:

@@ -123,7 +123,7 @@ def test_learners_take_turns():
         assert sorted(served) == [21, 21, 22]
 
 
-def test_what_a_dead_learner_had_is_delivered_again_to_another_with_a_flag_and_cut_as_that_one_wants():
+def test_what_a_dead_learner_had_goes_to_another_with_a_flag_and_in_batches_of_its_size():
     with Rig(queue()) as rig:
         writer, dead, other = rig.peer(), rig.peer(), rig.peer()
         writer.open_writer()

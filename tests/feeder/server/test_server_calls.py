@@ -1,4 +1,4 @@
-"""Calls of tables in a server: checkpoints beside the loop, folders that nobody leaves, turns,
+"""Calls of tables in a server: checkpoints beside the loop, folders that no save leaves, turns,
 and bounds.
 """
 
@@ -258,7 +258,8 @@ def test_a_batch_that_fits_no_message_is_refused_with_both_numbers(serve):
             writer.append(x=np.zeros(20))
         with pytest.raises(
             ConfigError,
-            match=r"a batch of 1048576 rows takes \d+ bytes, a message 67108864: ask for fewer rows",
+            match=r"a batch of 1048576 rows takes \d+ bytes, a message 67108864: "
+            "ask for fewer rows",
         ):
             table.sample(1 << 20)
         assert len(table.sample(8)["x"]) == 8

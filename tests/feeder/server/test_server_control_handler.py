@@ -186,9 +186,7 @@ def test_a_writer_that_closes_is_answered_when_everything_is_in_the_table():
         peer.close_writer(1)
         assert peer.receive(Plane.CONTROL, wait=False) is None
         rig.pass_time(3)
-        assert peer.receive(Plane.CONTROL, wait=False) is None, (
-            "the limiter's time is nobody's fault"
-        )
+        assert peer.receive(Plane.CONTROL, wait=False) is None, "the limiter's time does not count"
         learner.pull(1)
         answer = peer.receive(Plane.CONTROL)
         assert (type(answer.body), answer.body.applied) == (Ack, 1)
@@ -355,7 +353,7 @@ def test_weights_are_there_when_their_last_byte_is_and_whoever_waits_is_told_the
         assert actor.receive(Plane.CONTROL).data is None
 
 
-def test_a_client_that_publishes_for_the_first_time_begins_a_run_and_the_one_before_is_told_that_it_is_over():
+def test_the_first_publish_of_a_client_begins_a_run_and_ends_that_of_the_client_before():
     with Rig() as rig:
         first, second, actor = rig.peer(), rig.peer(), rig.peer()
 

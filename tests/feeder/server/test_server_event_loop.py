@@ -50,7 +50,8 @@ warm()
 base = sys.argv[1]
 schema = {"x": np.int64, "done": np.bool_}
 endpoints = {p: f"ipc://{base}.{p.value}" for p in Plane}
-server = Server({"t": ReplayBuffer(10000, schema, seed=0)}, endpoints, settings=ServiceSettings(drain_s=2.0))
+server = Server({"t": ReplayBuffer(10000, schema, seed=0)}, endpoints,
+        settings=ServiceSettings(drain_s=2.0))
 print(os.getpid(), "torch" in sys.modules, flush=True)
 server.run()
 print("torch" in sys.modules, flush=True)
@@ -194,7 +195,7 @@ def test_a_peer_that_never_reads_harms_nobody(served, context):
 
 
 def garbage(good: bytes, kind: int, rng: np.random.Generator) -> list[bytes]:
-    """A message that is none."""
+    """A message that cannot be read."""
     if kind == 0:
         return [rng.bytes(64), rng.bytes(20)]
     if kind == 1:

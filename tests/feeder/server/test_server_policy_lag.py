@@ -41,7 +41,7 @@ def test_the_lag_is_that_of_the_writer_furthest_behind():
     found = lags([{"policy": 30}, {"policy": 10}, {}], known)
     assert found == {"policy": {"newest": 30, "oldest": 10, "lag": 20, "lag_s": 3.5}}
     assert lags([{"policy": 30}], known)["policy"]["lag"] == 0
-    # of what nobody published
+    # of weights that no client published
     assert lags([{"critic": 3}], known) == {"critic": {"newest": 3, "oldest": 3}}
     assert known.ages(5.0) == {"policy": 0.5}
 

@@ -165,7 +165,7 @@ def test_without_descriptors_callers_keep_no_loop_busy_and_later_ones_are_heard(
 
 def test_where_nobody_listens_is_said(tmp_path, segment):
     with pytest.raises(Unsupported, match="cannot be reached"):
-        offer_to(str(tmp_path / "nobody"), OFFER, segment.fileno(), 1.0)
+        offer_to(str(tmp_path / "absent"), OFFER, segment.fileno(), 1.0)
 
 
 def test_a_server_that_was_killed_is_gone_and_may_come_back(tmp_path, segment):

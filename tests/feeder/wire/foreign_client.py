@@ -183,7 +183,7 @@ class Client:
         frames = []
         while True:
             flags, body = self._frame()
-            if not flags & 4:  # a command, such as ZMTP's own PING, is none of ours
+            if not flags & 4:  # a command, such as ZMTP's own PING, is not for us
                 frames.append(body)
                 if not flags & 1:
                     return Answer(frames)

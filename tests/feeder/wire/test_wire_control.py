@@ -211,7 +211,7 @@ def test_a_pickle_has_no_effect_wherever_it_stands(tmp_path):
                         wire.read_insert(body, wire.RowLayout.of(SMALL))
                 except Malformed:
                     continue
-                # What it can be is bytes in a place for bytes, or rows that nobody has looked at.
+                # What it can be is bytes in a place for bytes, or rows that no check has looked at.
                 assert isinstance(body, wire.Weights | wire.Batch | wire.Sampled | wire.Got), name
     assert not marker.exists()
     pickle.loads(bombs[-1])

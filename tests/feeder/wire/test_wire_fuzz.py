@@ -1,4 +1,4 @@
-"""A hundred thousand messages that nobody meant to send: each is Malformed or a message, and
+"""A hundred thousand messages that no peer means to send: each is Malformed or a message, and
 never anything else.
 """
 

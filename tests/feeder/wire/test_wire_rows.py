@@ -1,4 +1,4 @@
-"""Rows and other arrays: views of what came, checked before they are made."""
+"""Rows and other arrays: views of received frames, checked before they are made."""
 
 from __future__ import annotations
 
