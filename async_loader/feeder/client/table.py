@@ -161,8 +161,8 @@ class TableClient:
         Parameters
         ----------
         envs : int | gymnasium.vector.VectorEnv
-        autoreset : "next_step" | "same_step" | "disabled" | gymnasium.vector.AutoresetMode,
-        optional
+        autoreset : "next_step" | "same_step" | "disabled" | AutoresetMode, optional
+            As gymnasium's ``vector.AutoresetMode``; by default what the environments say.
         streams : sequence of hashable, optional
             Names of the environments' streams; new ones by default.
         """
