@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.import_ranks import RANKS
+
 PACKAGE = Path(__file__).parent.parent / "async_loader"
 
 # From the bottom up. Modules on one line are siblings, which do not import each other, except
@@ -98,88 +100,6 @@ EXCEPTIONS = {
     # device="fake", for users without an accelerator; imported late
     ("pipeline.device.backend", "testing"),
 }
-RANKS: dict[str, list[str]] = {}
-"""Files inside a room, from the bottom up, by their names within it; a folder's name is its
-``__init__``, the room's name the room's. What stands in one line are siblings. A file imports only
-from lines above its own: also late, also for types. A room that is not named here is not looked
-into.
-"""
-RANKS["replay"] = [
-    "array_types rate_limiter stream_names views",
-    "arguments",
-    "limiter_state queues",
-    "base base.array_address base.field_table base.grant_log base.kernel_cache base.ring_format "
-    "base.row_format",
-    "base.compiled",
-    "kernels.machine",
-    "kernels.row_address",
-    "kernels.publish_ring kernels.reading kernels.writing",
-    "kernels.items kernels.row_grants",
-    "kernels",
-    "samplers.sampler samplers.random_numbers samplers.schedule",
-    "samplers.binding samplers.seeded samplers.random_rows samplers.order samplers.heap_kernels "
-    "samplers.tree_kernels",
-    "samplers.heap samplers.ordered samplers.tree samplers.priority_rules "
-    "samplers.prioritized_kernels",
-    "samplers.heaps samplers.prioritized samplers.uniform",
-    "samplers.rank",
-    "samplers",
-    "table table.batch_arrays table.field_validator table.free_rows table.storage "
-    "table.undelivered table.waiters",
-    "stats table.episode_ends table.process_writers table.reader table.step_packer",
-    "step_writer table.items vector_writer",
-    "table.streams",
-    "table.room",
-    "table.write",
-    "table.table",
-    "table.table_access",
-    "table.table_state",
-    "table.draw_checks table.insert table.source_sampler",
-    "table.read_plans",
-    "table.sample",
-    "table.by_id table.table_parts",
-    "table.sampler_session",
-    "table.nonblocking_table",
-    "tally",
-    "source writer",
-    "multiprocess.messages multiprocess.publish_ring multiprocess.terms",
-    "multiprocess.row_grants multiprocess.writer_peer",
-    "multiprocess.insert_credits multiprocess.writer",
-    "multiprocess.writer_handle",
-    "multiprocess multiprocess.writer_service",
-    "multiprocess.service_thread",
-    "checkpoint.arrays checkpoint.disk checkpoint.manifest checkpoint.encoding checkpoint.resizing "
-    "checkpoint.settings",
-    "checkpoint.folder checkpoint.snapshot",
-    "checkpoint.reading checkpoint.writing",
-    "checkpoint.loading",
-    "checkpoint",
-    "buffer",
-    "kernel_warmup replay",
-]
-RANKS["pipeline"] = [
-    "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device "
-    "device.backend workers",
-    "batches.host_output batches.local_collator device.pinned_memory train_queue workers.failures "
-    "workers.seeding",
-    "device.cuda_queue job_queue workers.work workers.worker_slots",
-    "batches.assembler device.streamer task_supplier workers.sample_work workers.worker_main",
-    "producer workers.thread_pool workers.worker_handle",
-    "workers.worker_pool",
-    "engine_core dispatch",
-    "iteration",
-    "iterator",
-    "engine source_engine",
-]
-RANKS["dataset"] = [
-    "bookmarks torch_collate",
-    "array_dataset batch_order",
-    "dataset_work",
-    "epoch_progress",
-    "epoch",
-    "data_loader",
-    "dataset",
-]
 TYPES_OF = {("table", "replay")}
 """Protocols may name types of modules above them, for type checkers only."""
 
@@ -451,6 +371,16 @@ def test_a_planted_breach_is_caught(module, code, text):
             "import importlib\nimportlib.import_module('async_loader.pipeline.device.streamer')",
         ),
         ("dataset.epoch", "from async_loader.dataset.data_loader import DataLoader"),
+        (
+            "feeder.client.outbox",
+            "from async_loader.feeder.client.connection import Connection",
+        ),
+        ("feeder.settings", "def f():\n    from async_loader.feeder import serving"),
+        ("feeder.curve_auth", "from .server.sockets import ServerSockets"),
+        ("compat.torch.order", "from async_loader.compat.torch.stateful import Stateful"),
+        ("shm.segment", "from async_loader.shm.slot_ring import SlotRing"),
+        ("sources.callable", "from async_loader.sources.columns import Columns"),
+        ("demo.settings", "from async_loader.demo.run import run"),
     ],
 )
 def test_a_planted_breach_inside_a_room_is_caught(module, code):

@@ -61,6 +61,11 @@ class SlotRing:
     ------
     OutOfMemory
         If the segment would not fit.
+
+    Attributes
+    ----------
+    memory : uint8 array
+        All slots; readable after the segment was closed.
     """
 
     def __init__(self, count: int, slot_bytes: int, spare: int) -> None:
@@ -70,6 +75,7 @@ class SlotRing:
         self.segment = Segment.create(
             count * self.slot_bytes, f"{count} batch slots of {slot_bytes} bytes"
         )
+        self.memory = self.segment.bytes()
         self._free: deque[int] = deque(range(count))
         self._dead: deque[weakref.ref[Lease]] = deque()
         self._leases: dict[int, _LeaseReturn] = {}

@@ -19,7 +19,7 @@ from async_loader.source import Ready
 from async_loader.testing.fake_device import FakeBackend
 
 ROWS, BATCH = 400, 20
-PIXELS = (40, 30)
+PIXELS = (80, 60)  # a batch is large enough to be lent where it lies
 FIELDS = {"pixels": (PIXELS, "uint8"), "number": "int64"}
 
 
@@ -83,17 +83,18 @@ def local_table(stack: ExitStack, **settings):
     return buffer
 
 
-def feeder_table(stack: ExitStack):
+def feeder_table(stack: ExitStack, **settings):
     client = stack.enter_context(connect("embedded", tables={"replay": ROWS}))
     with client.table("replay").writer(schema=FIELDS) as writer:
         writer.extend(steps())
-    return client.table("replay")
+    return client.table("replay").source(**settings)
 
 
 SOURCES = {
     "local table": local_table,
     "local table, rows drawn once": lambda stack: local_table(stack, max_times_sampled=2),
-    "feeder table": feeder_table,
+    "feeder table, shared memory": lambda stack: feeder_table(stack, transport="shm"),
+    "feeder table, socket": lambda stack: feeder_table(stack, transport="tcp"),
     "ready batches": lambda stack: Lent(),
     "batches in slots of the source": lambda stack: InSlots(),
 }
@@ -129,3 +130,16 @@ def test_a_batch_that_a_source_has_in_a_slot_is_not_copied_on_its_way_and_the_sl
             del batch
         assert loader.stats().slots == 0  # none of the loader's own
     assert source.ring.free == source.ring.count
+
+
+def test_a_batch_of_a_feeder_on_this_machine_is_copied_to_the_device_from_where_it_was_written():
+    fake = FakeBackend()
+    with ExitStack() as stack:
+        source = feeder_table(stack, transport="shm")
+        with AsyncDataLoader(source, BATCH, device=fake, timeout_s=60) as loader:
+            for _ in range(100):  # far more than there are slots
+                batch = next(loader)
+                number, pixels = batch["number"].cpu(), batch["pixels"].cpu()
+                assert (pixels == (number % 250)[:, None, None]).all()
+            assert loader.stats().slots == 0  # none of the loader's own
+        assert (fake.pageable_copies, fake.violations) == (0, [])

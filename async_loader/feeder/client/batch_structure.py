@@ -32,10 +32,16 @@ class BatchStructure:
         self._names = root.keys if flat and root is not None else None
 
     def batch(self, columns: Sequence[npt.NDArray[Any]], server: int) -> dict[str, Any]:
-        """Return the batch; ``server`` is the number of the server that gave its ids."""
+        """Return the batch; ``server`` is the number of the server that gave its ids.
+
+        Ids that can be written are changed in place: a batch in a slot is copied to a device from
+        there.
+        """
         if server:
             columns = list(columns)
-            columns[self._index] = columns[self._index] + (server << SERVER_BITS)
+            ids = columns[self._index]
+            into = ids if ids.flags.writeable else None
+            columns[self._index] = np.add(ids, server << SERVER_BITS, out=into)
         if self._names is not None:
             return dict(zip(self._names, columns, strict=True))
         batch: dict[str, Any] = self.schema.rebuild(columns)

@@ -19,6 +19,7 @@ from async_loader.feeder.shared import Offer
 from async_loader.feeder.wire import InSlot
 from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.schema import Schema
+from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.slot_ring import COPY_BELOW, Lease, SlotRing
 
 SPARE = 4
@@ -131,6 +132,8 @@ class ReaderSlots:
             self._back.append(filled.slot)
         elif self._may_lend(filled.slot):
             arrays = self.layout.views(root)
+            if rows == self._rows:
+                filled.buffer = BatchBuffer(self._ring, filled.slot, root)
         else:
             arrays = self.layout.views(root[: self.layout.nbytes].copy())
         return arrays if rows == self._rows else [array[:rows] for array in arrays]
@@ -155,12 +158,23 @@ class ReaderSlots:
 
 @dataclass(slots=True, eq=False)
 class FilledSlot:
-    """A batch in its slot, not unpacked."""
+    """A batch in its slot.
+
+    Attributes
+    ----------
+    slots : ReaderSlots
+    slot, rows : int
+    root : Lease | None
+        ``None`` once it is unpacked.
+    buffer : BatchBuffer | None
+        The slot, if a full batch was lent in it: what a loader copies to a device.
+    """
 
     slots: ReaderSlots
     slot: int
     rows: int
     root: Lease | None
+    buffer: BatchBuffer | None = None
 
     def arrays(self) -> Arrays:
         """Return the arrays, once."""

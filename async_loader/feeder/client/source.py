@@ -25,9 +25,11 @@ from async_loader.feeder.client.reader_state import (
     ReaderPhase,
     Transport,
 )
+from async_loader.feeder.client.slots import FilledSlot
 from async_loader.feeder.wire import MOST_AHEAD, OpenReader
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EventFd, Patience
+from async_loader.shm.batch_buffer import ReadySlot
 from async_loader.source import END, Applied, Plan, Ready
 
 _GOODBYE_S = 1.0
@@ -331,8 +333,12 @@ class RemoteSource:
         assert schema is not None
         if structure is None or schema is not structure.schema:
             structure = self._structure = BatchStructure(schema)
-        batch = structure.batch(received.body.arrays(), received.server)
-        return Ready(batch, lent=True, lease=received.lease)
+        body, lease = received.body, received.lease
+        batch = structure.batch(body.arrays(), received.server)
+        if type(body) is FilledSlot and (buffer := body.buffer) is not None:
+            layout = body.slots.layout
+            return ReadySlot(batch, lent=True, lease=lease, buffer=buffer, layout=layout)
+        return Ready(batch, lent=True, lease=lease)
 
 
 def _drop(

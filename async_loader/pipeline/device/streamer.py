@@ -320,7 +320,7 @@ class Streamer(TransferThread):
             return
         for old in [key for key, known in self._rings.items() if _idle(known[0])]:
             self._give_back(self._rings.pop(old)[1])
-        memory = ring.segment.bytes()
+        memory = ring.memory
         pinned = self._pages.register(self._backend, memory, ring.slot_bytes)
         self._rings[id(ring)] = (ring, memory if pinned else None)
 

@@ -22,6 +22,7 @@ from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
 from async_loader.feeder import connect, wire
 from async_loader.feeder.client import reader_channel
+from async_loader.feeder.client.batch_structure import SERVER_BITS
 from async_loader.feeder.client.reader_channel import ReaderPhase
 from async_loader.feeder.server import Server
 from async_loader.feeder.settings import LimitSettings, ServiceSettings
@@ -30,6 +31,7 @@ from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized
 from async_loader.source import END
+from async_loader.testing.fake_device import FakeBackend
 from tests.waiting_rig import until
 
 SMALL = {"x": np.int64, "obs": ((3,), np.float32)}
@@ -85,6 +87,12 @@ class Feeder:
             self.server.stop()
             self._thread.join()
         self.server.__dict__.clear()  # pytest keeps it until after it was looked at what is left
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
 
 @contextlib.contextmanager
@@ -143,6 +151,32 @@ def test_a_loader_hands_them_out_and_its_slots_come_back(tmp_path):
             assert slots._ring.count == source._channel.deliveries.credit.ahead + 6
             assert slots._ring.lent <= 6, "held by the learner, and ready for it"
         source.close()
+
+
+def test_batches_of_a_restarted_feeder_reach_the_device_in_one_upload_with_ids_of_their_own(
+    tmp_path,
+):
+    fake, ids = FakeBackend(), []
+    with serving(tmp_path, replay(LARGE), schema=LARGE) as (feeder, client):
+        source = client.table("t").source(transport="shm")
+        with AsyncDataLoader(source, 16, fake, prefetch=3, timeout_s=60) as loader:
+            for _ in range(5):
+                ids.append(next(loader)["index"].numpy())
+            feeder.close()
+            with Feeder(tmp_path, replay(LARGE)) as again:
+                with connect(again.address) as other, other.table("t").writer() as writer:
+                    writer.extend(rows(500, LARGE))
+                while not (ids[-1] >> SERVER_BITS).all():
+                    batch = next(loader)
+                    check({name: array.cpu().numpy() for name, array in batch.items()}, 16)
+                    ids.append(batch["index"].numpy())
+                for _ in range(20):
+                    next(loader)
+                assert loader.stats().slots == 0  # each batch was copied from where it was written
+                assert (fake.pageable_copies, fake.violations) == (0, [])
+                index = batch["index"].numpy()
+                assert source.update(index, x=np.zeros(16, np.int64)).applied == len(set(index))
+                source.close()
 
 
 def test_tcp_is_what_is_asked_for(tmp_path, caplog):

@@ -1,0 +1,159 @@
+"""The order of the files inside each room of the package, for `test_imports`."""
+
+from __future__ import annotations
+
+RANKS: dict[str, list[str]] = {}
+"""Files inside a room, from the bottom up, by their names within it; a folder's name is its
+``__init__``, the room's name the room's. What stands in one line are siblings. A file imports only
+from lines above its own: also late, also for types.
+"""
+RANKS["replay"] = [
+    "array_types rate_limiter stream_names views",
+    "arguments",
+    "limiter_state queues",
+    "base base.array_address base.field_table base.grant_log base.kernel_cache base.ring_format "
+    "base.row_format",
+    "base.compiled",
+    "kernels.machine",
+    "kernels.row_address",
+    "kernels.publish_ring kernels.reading kernels.writing",
+    "kernels.items kernels.row_grants",
+    "kernels",
+    "samplers.sampler samplers.random_numbers samplers.schedule",
+    "samplers.binding samplers.seeded samplers.random_rows samplers.order samplers.heap_kernels "
+    "samplers.tree_kernels",
+    "samplers.heap samplers.ordered samplers.tree samplers.priority_rules "
+    "samplers.prioritized_kernels",
+    "samplers.heaps samplers.prioritized samplers.uniform",
+    "samplers.rank",
+    "samplers",
+    "table table.batch_arrays table.field_validator table.free_rows table.storage "
+    "table.undelivered table.waiters",
+    "stats table.episode_ends table.process_writers table.reader table.step_packer",
+    "step_writer table.items vector_writer",
+    "table.streams",
+    "table.room",
+    "table.write",
+    "table.table",
+    "table.table_access",
+    "table.table_state",
+    "table.draw_checks table.insert table.source_sampler",
+    "table.read_plans",
+    "table.sample",
+    "table.by_id table.table_parts",
+    "table.sampler_session",
+    "table.nonblocking_table",
+    "tally",
+    "source writer",
+    "multiprocess.messages multiprocess.publish_ring multiprocess.terms",
+    "multiprocess.row_grants multiprocess.writer_peer",
+    "multiprocess.insert_credits multiprocess.writer",
+    "multiprocess.writer_handle",
+    "multiprocess multiprocess.writer_service",
+    "multiprocess.service_thread",
+    "checkpoint.arrays checkpoint.disk checkpoint.manifest checkpoint.encoding checkpoint.resizing "
+    "checkpoint.settings",
+    "checkpoint.folder checkpoint.snapshot",
+    "checkpoint.reading checkpoint.writing",
+    "checkpoint.loading",
+    "checkpoint",
+    "buffer",
+    "kernel_warmup replay",
+]
+RANKS["pipeline"] = [
+    "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device "
+    "device.backend workers",
+    "batches.host_output batches.local_collator device.pinned_memory train_queue workers.failures "
+    "workers.seeding",
+    "device.cuda_queue job_queue workers.work workers.worker_slots",
+    "batches.assembler device.streamer task_supplier workers.sample_work workers.worker_main",
+    "producer workers.thread_pool workers.worker_handle",
+    "workers.worker_pool",
+    "engine_core dispatch",
+    "iteration",
+    "iterator",
+    "engine source_engine",
+]
+RANKS["dataset"] = [
+    "bookmarks torch_collate",
+    "array_dataset batch_order",
+    "dataset_work",
+    "epoch_progress",
+    "epoch",
+    "data_loader",
+    "dataset",
+]
+RANKS["feeder"] = [
+    "reserve_descriptor",
+    "status wire.bounds wire.codes zmtp.errors shared.offer derived_settings settings_errors "
+    "client.forks client.stats",
+    "client client.batch_structure client.notifier client.outbox server.acceptor server.folders "
+    "server.policy_lag",
+    "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
+    "shared.listener table_settings client.waker",
+    "wire.control wire.row_layout zmtp.curve zmtp.mechanism zmtp.null shared plain_values",
+    "wire.calls wire.rows wire.weights zmtp.connection server.outgoing_batches",
+    "wire.batches wire.control_codec zmtp",
+    "wire.message server.peer_connection",
+    "wire",
+    "addresses",
+    "client.batch_copies client.errors client.row_buffer client.session client.stream_numbers",
+    "server.background_jobs server.counters server.message_queues server.producer_streams "
+    "server.send_buffers",
+    "server.table_views server.weights",
+    "curve_keys listen_sockets settings",
+    "client.calls client.channel client.reader_state client.row_packer client.slots "
+    "server.insert_queue server.reader_state",
+    "address_lock curve_auth client.row_queue client.sockets",
+    "server.batch_scheduler server.sessions server.sockets",
+    "self_test client.io_thread",
+    "client.offered_memory client.writer_channel",
+    "client.deliveries",
+    "server.dispatch server.kernel_warmup server.pending server.state",
+    "client.connection client.reader_channel server.deferred server.insert_handler "
+    "server.sample_queue server.status",
+    "client.arguments client.priority_updates client.row_sink client.sample_channel client.weights "
+    "server.call_handler",
+    "client.source client.table_calls client.traffic client.writer server.control_handler "
+    "server.pull_handler",
+    "client.owner server.event_loop",
+    "client.table server",
+    "client.client serving",
+    "embedded",
+    "client.connect",
+    "feeder",
+    "commands",
+]
+RANKS["compat"] = [
+    "compat ding.collate ding.decollate ding.entries fastai.callbacks fastai.collate "
+    "fastai.collate_errors fastai.fake_loader fastai.getattr_proxy fastai.items "
+    "fastai.keep_types fastai.to_device gluon.data.arrays gluon.data.checks gluon.data.queues "
+    "gluonnlp.data.buckets torch.order torch_errors",
+    "ding.ragged ding.results ding.timesteps fastai.batch_maker fastai.workers "
+    "gluon.data.batchify gluon.data.sampler torch.loader",
+    "ding.loader fastai.loader gluon.data.dataset gluonnlp.data.batchify gluonnlp.data.sampler "
+    "torch.stateful",
+    "ding fastai gluon.data.bulk gluon.data.records torch",
+    "accelerate gluon.data.dataloader",
+    "gluon.data gluonnlp.data.dataloader",
+    "gluon gluonnlp.data",
+    "gluonnlp",
+]
+RANKS["shm"] = [
+    "shm array_pool hugepages limits malloc",
+    "segment",
+    "fd_channel slot_ring",
+    "batch_buffer",
+]
+RANKS["sources"] = [
+    "sources callable columns",
+]
+RANKS["demo"] = [
+    "demo settings",
+    "actor dqn report",
+    "actors",
+    "run",
+]
+RANKS["testing"] = [
+    "testing conformance debug fake_device fakes",
+]
