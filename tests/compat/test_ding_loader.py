@@ -48,7 +48,7 @@ def test_batches_are_complete_and_in_order(source, batch_size, num_workers, chun
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_after_close_next_is_none_for_ever(num_workers):
+def test_after_close_next_returns_none_for_ever(num_workers):
     loader = AsyncDataLoader(jobs, 4, "cpu", num_workers=num_workers)
     assert iter(loader) is loader
     assert next(loader) is not None

@@ -155,7 +155,7 @@ def test_an_error_that_is_no_mismatch_stays_itself(samples):
 # -- types that survive ----------------------------------------------------------------------------
 
 
-def test_types_that_derive_from_what_came_out_are_kept():
+def test_subtypes_of_the_collated_types_are_kept():
     image = torch.zeros(2).as_subclass(Image)
     image.size_was = 5
     kept = retain_types(torch.ones(2), image)

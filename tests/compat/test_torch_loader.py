@@ -298,7 +298,7 @@ def test_iterable_datasets_are_shared_as_with_torch():
         )
 
 
-def test_workers_are_who_torch_says():
+def test_workers_have_the_numbers_that_torch_gives():
     torch.manual_seed(4)
     ours = list(DataLoader(Info(), batch_size=None, num_workers=2, worker_init_fn=_check_info))
     torch.manual_seed(4)

@@ -305,7 +305,7 @@ class _Initialised:
         return np.array([_calls[0], len(_calls)])
 
 
-def test_random_numbers_are_the_same_whoever_draws_them():
+def test_random_numbers_do_not_depend_on_the_worker_that_draws_them():
     def numbers(count, seed):
         with DataLoader(Noisy(), 2, shuffle=True, seed=seed, num_workers=count) as loader:
             return [[b.tolist() for b in batch] for _ in range(2) for batch in loader]
@@ -333,7 +333,7 @@ def test_samplers_are_told_the_epoch():
     assert drawn(loader) != first
 
 
-def test_a_time_limit_names_who_is_at_work():
+def test_a_time_limit_names_the_workers_that_are_busy():
     began, event = threading.Event(), threading.Event()
 
     class Slow(Squares):

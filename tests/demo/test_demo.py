@@ -217,7 +217,7 @@ def test_the_last_observation_of_an_episode_is_stored_before_the_reset():
     assert [(one.env_steps, one.returns) for one in told] == [(4, (2.0, 2.0))]
 
 
-def test_an_error_of_the_environment_reaches_whoever_called_run():
+def test_an_error_of_the_environment_is_raised_by_run():
     with pytest.raises(
         Broken, match=r"actor 0 \(process \d+\) failed: OSError: the environment is gone"
     ) as caught:

@@ -199,7 +199,7 @@ def test_a_loader_dropped_in_a_reference_cycle_leaves_nothing(workers):
         gc.collect()
 
 
-def test_a_dropped_loader_leaves_its_batches_to_those_who_hold_them():
+def test_batches_that_are_held_outlive_a_dropped_loader():
     loader = load(Batches(make=wide), num_workers=2)
     held = [next(loader) for _ in range(6)]
     with pytest.warns(ResourceWarning):  # noqa: PT031

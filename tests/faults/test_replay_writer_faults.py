@@ -217,7 +217,7 @@ def storm(target, careless, kills=12):
 
 
 @pytest.mark.timeout(600)
-def test_no_row_is_torn_and_nobody_stops_when_writers_are_killed_anywhere():
+def test_no_row_is_torn_and_no_process_stops_when_writers_are_killed_anywhere():
     done, bad, _ = storm(10_000_000, careless=False)
     assert done >= 10_000_000
     assert bad == 0
@@ -300,7 +300,7 @@ def test_what_a_killed_writer_did_not_publish_is_given_back_and_its_episode_ends
         assert torn(batch["number"], batch["words"]) == 0
 
 
-def test_a_stopped_writer_keeps_nobody_from_writing_and_goes_on_with_rows_of_its_own():
+def test_a_stopped_writer_blocks_no_other_and_goes_on_with_rows_of_its_own():
     with ring() as buffer, processes() as start:
         counts = counter(3)
         one, *_ = (start(write, buffer.writer_handle(), counts, place) for place in range(3))

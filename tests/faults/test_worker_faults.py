@@ -117,7 +117,7 @@ def test_a_worker_killed_while_idle_is_replaced_and_nothing_is_lost():
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
-def test_workers_that_have_ended_can_still_be_asked_by_whoever_starts_a_process_in_another_thread(
+def test_workers_that_have_ended_can_still_be_asked_while_another_thread_starts_a_process(
     start_method,
 ):
     with load(Batches({}), multiprocessing_context=start_method) as loader:

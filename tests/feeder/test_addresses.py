@@ -215,7 +215,7 @@ def test_a_file_in_the_folders_place_is_refused(tmp_path):
         private_folder(tmp_path / "file")
 
 
-def test_somebody_elses_folder_is_refused(tmp_path, monkeypatch):
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     (tmp_path / "theirs").mkdir(mode=0o700)
     monkeypatch.setattr(addresses.os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(ConfigError, match="belongs to user"):

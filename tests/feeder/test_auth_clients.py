@@ -122,7 +122,7 @@ def test_a_producer_is_its_keys_alone(server, folder):
             bob.close()
 
 
-def test_who_owns_which_producer_is_not_remembered_for_longer_than_the_producers(
+def test_owners_of_producers_are_not_remembered_for_longer_than_the_producers(
     server, folder, monkeypatch
 ):
     monkeypatch.setattr(insert_queue, "GONE", 3)

@@ -80,7 +80,7 @@ def test_a_lock_that_does_not_hold_is_found_before_anything_is_claimed(
     lock_address(settings("tcp://127.0.0.1:*", folder))[0].close()
 
 
-def test_what_fails_later_undoes_what_came_before(folder, tmp_path):
+def test_a_later_failure_undoes_the_earlier_steps(folder, tmp_path):
     with lock_address(settings(f"ipc://{tmp_path}/x"))[0]:
         with pytest.raises(AddressInUse):
             lock_address(settings(f"ipc://{tmp_path}/x", folder))

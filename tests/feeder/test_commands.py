@@ -245,7 +245,7 @@ def test_rates_are_those_between_two_statuses():
 # -- status and drain ------------------------------------------------------------------------------
 
 
-def test_status_shows_tables_sessions_and_who_waits(client):
+def test_status_shows_tables_sessions_and_waiting_readers(client):
     later = status_of(uptime_s=77.0)
     later["tables"]["replay"].update(inserted=1200, sampled=4101)
     fake = client(status_of(), later)

@@ -156,7 +156,7 @@ def test_a_key_that_was_removed_is_refused_after_the_next_start(context, folder,
         assert knock(context, ports, folder / "alice.secret") == IN
 
 
-def test_a_producer_belongs_to_the_first_who_asks(authenticator):
+def test_a_producer_belongs_to_the_first_client_that_asks(authenticator):
     assert authenticator.owns("alice", b"p")
     assert authenticator.owns("alice", b"p")
     assert not authenticator.owns("bob", b"p")
@@ -241,7 +241,7 @@ def test_nothing_is_overwritten(folder):
 @pytest.mark.parametrize(
     "name", ["", "server", "../x", "a/b", ".x", "-x", "a b", "x" * 65, "é", "a\n"]
 )
-def test_a_name_that_is_none_is_refused(tmp_path, name):
+def test_an_invalid_name_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="not a name for a client"):
         make_keys(tmp_path / "keys", [name])
     assert not (tmp_path / "keys").exists()

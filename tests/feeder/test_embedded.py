@@ -118,7 +118,7 @@ def test_a_feeder_that_died_is_no_trouble_to_close():
     assert not folder.exists()
 
 
-def test_whoever_needs_a_feeder_that_died_is_told_at_once():
+def test_calls_to_a_feeder_that_died_fail_at_once():
     # waits for ever when a feeder is lost that may be started anew
     with connect("embedded") as client:
         source, ends = client.table("replay").source(), []

@@ -153,7 +153,7 @@ def test_a_piece_that_fails_undoes_the_others_drains_the_error_and_is_told_once(
 
 
 @pytest.mark.usefixtures("_small_pieces")
-def test_memory_that_somebody_else_page_locked_is_used_and_left_to_him():
+def test_memory_that_other_code_page_locked_is_used_and_stays_page_locked():
     backend = Stubbed(Runtime(712))
     assert backend.register(MEMORY, 4096)
     assert backend.drained == 1

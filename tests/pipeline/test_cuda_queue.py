@@ -63,7 +63,7 @@ def test_put_wakes_a_consumer_that_waits():
 @pytest.mark.parametrize(
     ("end", "error"), [(CudaQueue.close, Closed), (lambda q: q.break_(Broken("gone")), Broken)]
 )
-def test_the_end_wakes_all_who_wait(end, error):
+def test_the_end_wakes_every_waiting_thread(end, error):
     queue, errors = CudaQueue(), []
 
     def consume() -> None:

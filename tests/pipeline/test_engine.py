@@ -265,7 +265,7 @@ def test_a_work_knows_where_it_is_and_torch_does_too(processes):
     assert torch.utils.data.get_worker_info() is None
 
 
-def test_the_same_seed_gives_the_same_numbers_whoever_draws_them(processes):
+def test_the_same_seed_gives_the_same_numbers_in_every_worker(processes):
     one, two = (list(processes.iterate(["random"] * 8, seed=3, in_order=True)) for _ in range(2))
     assert one == two
     assert len(set(one)) == 8

@@ -106,7 +106,7 @@ def test_a_fork_has_a_copy_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"view": 3}, {"view": "n"}])
-def test_a_view_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_view_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="view="):
         ReplayBuffer(10, {"x": "int64"}, **wrong)
 

@@ -34,7 +34,7 @@ def numbered(capacity: int, count: int, **options: Any) -> ReplayBuffer:
     return buffer
 
 
-def test_a_late_reward_reaches_its_step_or_nobody() -> None:
+def test_a_late_reward_reaches_its_step_or_none() -> None:
     buffer = numbered(10, 25)
     assert buffer.update([16, 3, 24, 99, -1], x=np.array([-16, -3, -24, -99, -1])) == Applied(2, 3)
     assert buffer.update(torch.tensor([20]), nested={"y": torch.full((1, 2), -20.0)}) == Applied(
@@ -146,7 +146,7 @@ def test_priorities_are_checked_before_any_is_changed() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_an_item_is_gone_after_so_many_draws(most: int) -> None:
+def test_an_item_is_gone_after_its_last_draw(most: int) -> None:
     buffer = numbered(20, 20, max_times_sampled=most)
     drawn = np.concatenate([buffer.sample(10)["x"] for _ in range(2 * most)])
     assert np.bincount(drawn).tolist() == [most] * 20

@@ -28,7 +28,7 @@ def test_a_field_that_is_missing_or_too_many_is_named(step: dict[str, Any], said
         ReplayBuffer(10, STEP).add(step)
 
 
-def test_a_limiter_that_is_none_is_refused_and_the_old_one_stays():
+def test_an_invalid_limiter_is_refused_and_the_old_one_stays():
     limiter = MinSize(3)
     buffer = ReplayBuffer(10, STEP, limiter=limiter)
     with pytest.raises(ConfigError, match="limiter=8"):
@@ -45,7 +45,7 @@ def test_a_limiter_that_waits_for_more_than_the_capacity_is_refused():
 
 
 @pytest.mark.parametrize("seed", ["a", -1, 1.5])
-def test_a_seed_that_is_none_is_refused(seed: Any):
+def test_an_invalid_seed_is_refused(seed: Any):
     with pytest.raises(ConfigError, match="seed="):
         ReplayBuffer(10, seed=seed)
 

@@ -219,7 +219,7 @@ def test_a_batch_that_full_rows_never_hold_is_refused_with_numbers() -> None:
     assert len(actor.done()) == 9
 
 
-def test_who_waits_names_the_stream_whose_open_episode_keeps_the_rows() -> None:
+def test_a_wait_names_the_stream_whose_open_episode_keeps_the_rows() -> None:
     buffer = ReplayBuffer(6, {"obs": OBS}, sampler=Fifo(), limiter=Queue(6), max_times_sampled=1)
     buffer.add(obs=0, stream="idle")
     for t in range(4):

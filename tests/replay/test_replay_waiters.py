@@ -293,7 +293,7 @@ def test_three_actors_and_a_learner_never_leave_the_window() -> None:
 
 
 @pytest.mark.parametrize("loader", [False, True])
-def test_closing_wakes_who_waits_for_the_very_first_step(loader: bool) -> None:
+def test_closing_wakes_a_wait_for_the_very_first_step(loader: bool) -> None:
     buffer = ReplayBuffer(10, limiter=MinSize(1))
     batches = AsyncDataLoader(buffer, 2) if loader else None
     learner = Doing((lambda: next(batches)) if batches is not None else (lambda: buffer.sample(2)))

@@ -464,7 +464,7 @@ def test_a_limiter_holds_a_writer_back_and_says_why(monkeypatch: pytest.MonkeyPa
             into.append(plain(0), timeout_s=0.05)
 
 
-def test_idle_permits_are_taken_back_for_those_who_need_them() -> None:
+def test_idle_permits_are_taken_back_for_writers_that_need_them() -> None:
     limiter = RateLimiter(min_size_to_sample=1, samples_per_insert=1.0, error_buffer=200)
     with ReplayBuffer(1000, PLAIN, limiter=limiter) as buffer:
         idle, busy = (buffer.writer_handle().open() for _ in range(2))
@@ -481,7 +481,7 @@ def test_idle_permits_are_taken_back_for_those_who_need_them() -> None:
         busy.close()
 
 
-def test_whoever_waits_for_rows_is_woken_by_a_writer() -> None:
+def test_a_wait_for_rows_is_woken_by_a_writer() -> None:
     with ReplayBuffer(1000, PLAIN) as buffer, buffer.writer_handle().open() as into:
         into.flush()
         drawn: list[Any] = []

@@ -88,7 +88,7 @@ def test_a_large_message_is_spilled_too(ends):
         assert bytes(record.payload) == b"y" * 20_000
 
 
-def test_the_end_of_the_other_side_is_none(ends):
+def test_receiving_returns_none_once_the_other_side_has_ended(ends):
     one, two = ends
     one.send(("last",))
     one.close()

@@ -55,7 +55,7 @@ def test_a_table_is_one(make: Making) -> None:
     assert not isinstance(make.table(), Source)
 
 
-def test_what_is_not_known_yet_is_none(make: Making) -> None:
+def test_a_statistic_that_is_not_known_yet_equals_none(make: Making) -> None:
     table = make.table(50, None)
     assert (table.capacity, table.schema, table.nbytes, len(table)) == (50, None, None, 0)
     fill(make, table, 3)
@@ -361,7 +361,7 @@ def test_clearing_ends_open_episodes(make: Making) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
-def test_a_timeout_that_is_none_is_refused_before_anything_is_done(
+def test_an_invalid_timeout_is_refused_before_anything_is_done(
     make: Making, value: Any, folder: Any
 ) -> None:
     table = filled(make, 5, sampler=Prioritized())

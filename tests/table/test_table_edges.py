@@ -310,7 +310,7 @@ def test_a_view_that_is_refused_changes_nothing(make: Making) -> None:
 # -- what is said ----------------------------------------------------------------------------------
 
 
-def test_stats_say_who_waits_and_for_how_long(make: Making) -> None:
+def test_stats_name_the_waiting_streams_and_for_how_long(make: Making) -> None:
     table = make.table(limiter=MinSize(3))
     thread = threading.Thread(target=lambda: table.sample(2, timeout_s=60))
     thread.start()

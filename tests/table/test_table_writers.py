@@ -144,7 +144,7 @@ def test_ends_of_another_number_of_rows_are_refused(writing: Making) -> None:
     assert len(table) == 0
 
 
-def test_what_came_after_an_episode_is_a_keyword(writing: Making) -> None:
+def test_the_observation_after_an_episode_is_a_keyword(writing: Making) -> None:
     table = writing.table(100, FOLLOWED)
     writer = writing.writer(table)
     writer.append(obs=0.0)
@@ -305,9 +305,7 @@ def test_a_step_that_does_not_fit_is_refused_by_name(
 
 
 @pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
-def test_a_timeout_that_is_none_is_refused_and_nothing_is_written(
-    writing: Making, value: Any
-) -> None:
+def test_an_invalid_timeout_is_refused_and_nothing_is_written(writing: Making, value: Any) -> None:
     table = writing.table()
     writer = writing.writer(table)
     for call in (

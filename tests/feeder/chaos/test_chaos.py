@@ -90,7 +90,7 @@ def test_a_message_cut_anywhere_tears_no_row_and_leaves_none_twice(nursery):
     check(nursery, [NO_ACKS, LATE_ACKS, *CUTS])
 
 
-def test_those_who_die_take_nothing_along_that_others_were_promised(nursery):
+def test_a_killed_process_loses_nothing_that_was_promised_to_others(nursery):
     plans = [
         LEARNERS_DIE,
         plan(
@@ -135,7 +135,7 @@ def test_learners_of_a_queue_that_come_and_go_in_good_order_use_each_item_once(n
     check(nursery, plans)
 
 
-def test_those_who_die_leave_no_memory_mapped_and_no_batch_half_written(nursery):
+def test_a_killed_process_leaves_no_memory_mapped_and_no_batch_half_written(nursery):
     either = [*times("kill_server", 0.15, 0.4), *times("kill_learner", 0.1, 0.25, 0.35)]
     either.sort(key=lambda act: act.at)
     # so large that they are lent, not copied

@@ -22,7 +22,7 @@ def deaf(feeder, *_):
     return True
 
 
-def test_hello_says_who_it_is(feeder, client):
+def test_hello_names_the_client(feeder, client):
     hello = feeder.messages[0].body
     assert (hello.pid, hello.oldest, hello.newest) == (os.getpid(), wire.OLDEST, wire.NEWEST)
     assert hello.user_agent.startswith("async_loader/")
@@ -53,7 +53,7 @@ def test_a_feeder_that_drains_is_asked_again(feeder):
     assert feeder.seen[Type.HELLO] == 3
 
 
-def test_nobody_there_is_a_timeout(address):
+def test_connecting_without_a_feeder_times_out(address):
     with pytest.raises(
         Timeout,
         match=r"did not answer HELLO .*never heard of: does it run there\? 'async-loader serve'",
@@ -62,7 +62,7 @@ def test_nobody_there_is_a_timeout(address):
 
 
 @pytest.mark.parametrize("address", ["nonsense", "tcp://", "carrier://pigeon", 7])
-def test_an_address_that_is_none_is_said(address):
+def test_a_text_that_is_no_address_is_refused(address):
     with pytest.raises(ConfigError, match="address"):
         connect(address, timeout_s=30)
 
@@ -107,7 +107,7 @@ def test_silence_ends_a_session_and_begins_another(address):
         assert rewards(feeder) == [0]
 
 
-def test_a_lost_feeder_is_broken_for_those_who_said_so(address):
+def test_a_lost_feeder_raises_broken_in_clients_that_asked_for_it(address):
     with FakeFeeder(address) as feeder:
         client = connect(address, on_disconnect="raise")
         writer = client.table("replay").writer()
@@ -222,7 +222,7 @@ def test_threads_share_a_client(feeder, client):
     assert answers == [{"fine": True}] * 200
 
 
-def test_close_under_load_ends_all_who_wait(feeder):
+def test_close_under_load_ends_every_wait(feeder):
     client = connect(feeder.address)
     feeder.hold_acks = True
     feeder.hooks[Type.STATUS] = deaf

@@ -148,7 +148,7 @@ def test_a_lost_session_opens_the_reader_again(feeder, client):
 
 
 @pytest.mark.parametrize("sequence", [2, 500, 2**64 - 1])
-def test_batches_that_nobody_asked_for_are_of_an_earlier_opening(feeder, client, sequence):
+def test_batches_that_were_not_asked_for_are_of_an_earlier_opening(feeder, client, sequence):
     source = client.table("replay").source(prefetch=2)
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
@@ -242,7 +242,7 @@ def test_a_reader_that_failed_is_nothing_to_wake_up_for(feeder, client, monkeypa
     assert line.step(now + 60, client._connection) is None
 
 
-def test_priorities_for_a_reader_that_cannot_be_opened_trouble_nobody_else(feeder, client):
+def test_priorities_for_a_reader_that_cannot_be_opened_affect_no_other_reader(feeder, client):
     def unknown(feeder, plane, route, message):
         feeder.error(plane, route, message, wire.ErrorCode.UNKNOWN_TABLE)
         return True

@@ -67,7 +67,7 @@ def test_a_reader_is_sent_no_more_than_some_whatever_it_grants():
         assert len(batches(peer)) == 64
 
 
-def test_whoever_has_waited_longest_comes_first_and_who_wants_much_is_not_passed_for_ever():
+def test_the_longest_wait_is_served_first_and_a_large_request_is_not_passed_for_ever():
     with Rig(queue()) as rig:
         writer, one, two = rig.peer(), rig.peer(), rig.peer()
         writer.open_writer()
@@ -269,7 +269,7 @@ def test_what_was_seen_through_another_view_waits_for_a_reader_of_that_view():
         assert (message.number, message.flags) == (3, REDELIVERED)
 
 
-def test_who_waits_too_long_is_told_and_told_again_and_served_nevertheless():
+def test_a_reader_that_waits_too_long_is_told_repeatedly_and_served_nevertheless():
     with Rig({"t": ReplayBuffer(100, SCHEMA, limiter=MinSize(10))}) as rig:
         peer = rig.peer()
         peer.open_writer()
@@ -401,7 +401,7 @@ def test_a_queue_that_drains_hands_out_its_last_rows_and_waits_for_them_to_be_us
         assert (end.number, end.body.count) == (1, 3)
 
 
-def test_nobody_waits_for_a_drain_for_longer_than_was_said():
+def test_a_drain_takes_no_longer_than_its_limit():
     with Rig(queue(), drain_s=5.0) as rig:
         peer = rig.peer()
         peer.open_writer()

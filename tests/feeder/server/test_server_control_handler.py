@@ -100,7 +100,7 @@ def test_what_belongs_to_another_plane_is_refused(plane):
         assert len(rig.server_state.sessions) == 1
 
 
-def test_whoever_is_not_known_is_told_to_begin_again():
+def test_an_unknown_client_is_told_to_begin_again():
     with Rig() as rig:
         peer = rig.peer()
         for plane in Plane:
@@ -228,7 +228,7 @@ def test_a_writer_that_is_fenced_off_while_it_closes_is_told():
         assert peer.receive(Plane.INSERT).body.code == ErrorCode.FENCED
 
 
-def test_those_who_wait_are_answered_at_the_end():
+def test_waiting_calls_are_answered_at_the_end():
     with Rig(held_up(), drain_s=1.0) as rig:
         peer, other = rig.peer(), rig.peer()
         peer.open_writer()
@@ -310,7 +310,7 @@ def test_sessions_are_counted_and_the_silent_let_go():
         assert rig.server._left_s() == pytest.approx(5.5)
 
 
-def test_a_server_that_was_stopped_hears_what_was_said_before_it_takes_anybody_for_gone():
+def test_a_server_that_was_suspended_reads_what_was_sent_before_it_ends_a_session():
     with Rig(silence_s=10.0) as rig:
         peers = [rig.peer() for _ in range(3)]
         rig.clock.now += 60
@@ -330,7 +330,7 @@ def test_a_session_opens_no_more_than_some_writers_and_readers():
         assert answers[-1].code == ErrorCode.LIMIT
 
 
-def test_weights_are_there_when_their_last_byte_is_and_whoever_waits_is_told_then():
+def test_weights_are_available_and_waiting_clients_are_told_once_their_last_byte_arrived():
     with Rig() as rig:
         learner, actor = rig.peer(), rig.peer()
         answer = actor.ask(Plane.CONTROL, Latest(name="w", most=100))
@@ -434,7 +434,7 @@ def test_the_status_of_a_server_with_very_many_sessions_fits_into_a_message():
         assert said["counters"]["bytes_pull_out"] > 0
 
 
-def test_a_fault_of_the_server_is_told_and_harms_nobody_else(caplog, monkeypatch):
+def test_a_fault_of_the_server_is_reported_and_affects_no_other_client(caplog, monkeypatch):
     with Rig() as rig:
         peer, other = rig.peer(), rig.peer()
         monkeypatch.setitem(rig.server._control_handler._answers, Status.TYPE, lambda *_: 1 / 0)
@@ -447,7 +447,7 @@ def test_a_fault_of_the_server_is_told_and_harms_nobody_else(caplog, monkeypatch
         caplog.get_records("call").clear()
 
 
-def test_nothing_is_looked_at_again_for_those_who_wait_while_nothing_has_changed():
+def test_waiting_calls_cost_nothing_while_nothing_has_changed():
     with Rig() as rig:
         actor = rig.peer()
         for _ in range(200):

@@ -177,7 +177,7 @@ def test_a_ping_is_answered_in_the_first_round_whatever_else_waits():
         assert 0 < taken < 300  # which left inserts for the next
 
 
-def test_a_peer_that_never_reads_harms_nobody(served, context):
+def test_a_peer_that_never_reads_affects_no_other(served, context):
     with Peer(context, served.endpoints) as good, Peer(context, served.endpoints) as deaf:
         filled(good)
         deaf.hello()
@@ -269,7 +269,7 @@ def test_memory_stays_flat_while_clients_come_and_go(served, context):
     until(lambda: psutil.Process().num_fds() - handles < 50)
 
 
-def test_hello_in_a_version_that_is_none_is_answered(served, context):
+def test_hello_with_an_invalid_version_is_answered(served, context):
     with Peer(context, served.endpoints) as peer:
         answer = peer.ask(
             Plane.CONTROL, Hello(client=b"c" * 16, pid=1, host="h", oldest=9, newest=9)

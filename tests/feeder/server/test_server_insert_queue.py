@@ -180,7 +180,7 @@ def test_producers_that_are_held_up_take_turns():
     assert stored(buffer)[12:] == [101, 200, 102]
 
 
-def test_who_ignores_its_window_is_refused_and_what_was_received_stays():
+def test_a_writer_that_ignores_its_window_is_refused_and_received_rows_stay():
     buffer = table_of()
     insert_queue = intake_of(buffer, window_rows=10)
     writer, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)

@@ -94,7 +94,7 @@ def greeted(peer):
     return peer
 
 
-def test_weights_come_and_go_meanwhile_and_who_waits_for_them_is_told_in_time(kernels, served):
+def test_weights_are_published_meanwhile_and_waiting_clients_are_told_in_time(kernels, served):
     with (
         zmq.Context() as context,
         Peer(context, served.endpoints) as one,
@@ -113,7 +113,7 @@ def test_weights_come_and_go_meanwhile_and_who_waits_for_them_is_told_in_time(ke
     assert not kernels.is_set()
 
 
-def test_who_is_told_to_end_meanwhile_does_and_is_not_troubled_by_kernels_that_come_later(
+def test_a_server_that_is_stopped_meanwhile_ends_and_ignores_kernels_that_are_ready_later(
     kernels, served
 ):
     served.stop()

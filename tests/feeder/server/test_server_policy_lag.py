@@ -46,7 +46,7 @@ def test_the_lag_is_that_of_the_writer_furthest_behind():
     assert known.ages(5.0) == {"policy": 0.5}
 
 
-def test_only_so_many_publications_are_remembered():
+def test_the_number_of_remembered_publications_is_bounded():
     known = published(*((version, float(version)) for version in range(10_000)))
     assert known.behind("policy", 9_990) == (9, 9.0)
     lag, seconds = known.behind("policy", 3)

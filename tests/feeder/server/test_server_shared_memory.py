@@ -205,7 +205,7 @@ def test_a_server_that_takes_no_memory_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["closed", "opened again", "silent", "hello"])
-def test_the_memory_of_whoever_is_gone_is_let_go_of(tmp_path, how):
+def test_the_memory_of_a_client_that_is_gone_is_released(tmp_path, how):
     with learning(tmp_path) as (rig, learner):
         before = mapped()
         learner.give()

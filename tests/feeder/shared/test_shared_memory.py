@@ -163,7 +163,7 @@ def test_without_descriptors_callers_keep_no_loop_busy_and_later_ones_are_heard(
             offer_to(path, OFFER, segment.fileno(), 20.0)
 
 
-def test_where_nobody_listens_is_said(tmp_path, segment):
+def test_an_address_without_a_listener_is_named(tmp_path, segment):
     with pytest.raises(Unsupported, match="cannot be reached"):
         offer_to(str(tmp_path / "absent"), OFFER, segment.fileno(), 1.0)
 
@@ -256,7 +256,7 @@ def test_an_offer_waits_its_time_for_room_among_the_callers(tmp_path, segment):
         serving.join()
 
 
-def test_many_that_connect_and_say_nothing_keep_nobody_else_out(tmp_path, segment):
+def test_silent_connections_do_not_keep_others_out(tmp_path, segment):
     segment.seal()
     taken = []
     with (

@@ -58,7 +58,7 @@ def test_every_truncated_body_is_refused(name):
 
 
 @pytest.mark.parametrize("name", CONTROL)
-def test_a_field_that_nobody_knows_is_refused(name):
+def test_an_unknown_field_is_refused(name):
     with pytest.raises(Malformed, match="unknown field `surprise`"):
         said(name, encode({**fields(name), "surprise": 1}))
 

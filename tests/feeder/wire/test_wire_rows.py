@@ -135,7 +135,7 @@ def test_no_rows_are_no_message():
 
 
 @pytest.mark.parametrize("flags", [8, 16, 1 << 31, 0xFFFFFFFF])
-def test_a_flag_of_rows_that_nobody_knows_is_malformed(flags):
+def test_an_unknown_flag_of_rows_is_malformed(flags):
     frames = sent(LAYOUT, three_steps())
     body = bytearray(frames[1])
     body[44:48] = flags.to_bytes(4, "little")

@@ -199,7 +199,7 @@ def test_a_message_that_is_not_sealed_is_refused():
         client.say(frame(b"plain"))
 
 
-def test_metadata_is_read_of_who_has_keys_too():
+def test_metadata_is_read_of_clients_with_keys_too():
     client = Client()
     client.say(client.hello())
     client.welcomed()

@@ -179,7 +179,7 @@ def test_a_sampler_that_draws_its_own_way_is_not_gone_round() -> None:
     assert shortcut(Again(), "update_by_id", "update") is None
 
 
-def test_everyone_who_goes_by_priorities_hears_of_new_ones() -> None:
+def test_every_sampler_that_uses_priorities_is_told_of_new_ones() -> None:
     buffer = ReplayBuffer(4, FIELDS, sampler=Prioritized(1.0, eps=0.0), remover=MinHeap(), seed=0)
     fill(buffer, 0, 4, np.ones(4))
     buffer.update_priorities(np.array([0, 1, 2, 3]), np.array([3.0, 1.0, 5.0, 4.0]))
