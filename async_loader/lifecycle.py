@@ -223,6 +223,8 @@ class Patience:
     waiting : bool
         A wait is in progress: set before ``on_wait`` is called, reset before the source checks
         again.
+    waited_s : float
+        Time in all waits so far.
     """
 
     def __init__(
@@ -234,6 +236,7 @@ class Patience:
         self.end = end
         self.deadline = deadline or Deadline(None)
         self.waiting = False
+        self.waited_s = 0.0
         self._on_wait = on_wait
 
     def wait(self, bell: EventFd, reason: str = "data") -> None:
@@ -248,6 +251,7 @@ class Patience:
         """
         fds = [bell.fileno()] if self.end is None else [bell.fileno(), self.end.fileno()]
         self.waiting = True
+        begun = time.perf_counter()
         try:
             if self._on_wait is not None:
                 self._on_wait()
@@ -255,6 +259,7 @@ class Patience:
                 ready = readable(fds, self.deadline.left())
         finally:
             self.waiting = False
+            self.waited_s += time.perf_counter() - begun
         if self.end is not None and self.end.is_set():
             raise Closed(f"closed while waiting for {reason}")
         if not ready:

@@ -30,6 +30,7 @@ from async_loader.schema import Schema
 
 __all__ = [
     "END",
+    "AnyThread",
     "Applied",
     "Explaining",
     "Foresighted",
@@ -184,9 +185,11 @@ class Reader(Protocol):
 class Source(Protocol):
     """Any supplier of data.
 
-    These three methods are required; see `Explaining`, `Foresighted`, `Updating`, `Leasing`.
+    These three methods are required; see `Explaining`, `Foresighted`, `Updating`, `AnyThread`,
+    `Leasing`.
 
-    Threads: `plan` is called by the producer thread only; `update_priorities` by any.
+    Threads: `plan` is called by the producer thread only, unless the source is `AnyThread`;
+    `update_priorities` by any.
     """
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
@@ -246,6 +249,17 @@ class Foresighted(Protocol):
 
         Called once, before `plan`; may warn.
         """
+
+
+@runtime_checkable
+class AnyThread(Protocol):
+    """A source whose `plan` may be called by any thread, one at a time. Optional.
+
+    A loader without workers draws its batches in the thread that calls ``next``, while that costs
+    less than having another thread do it.
+    """
+
+    any_thread: bool
 
 
 @runtime_checkable

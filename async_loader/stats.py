@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
     "LoaderStats",
@@ -124,6 +125,9 @@ class LoaderStats:
         since: 1 until the following call delivers that batch, else 0.
     workers_replaced : int
         Workers that died and were restarted.
+    drawing_thread : "caller" | "producer"
+        The thread that draws: the one that calls ``next``, where a draw costs less than a hand-over
+        between threads, or the producer thread, ahead of it.
     bottleneck : str
         The stage that the others wait for: ``source``, ``workers``, ``copy`` or ``learner``.
     """
@@ -138,6 +142,7 @@ class LoaderStats:
     skipped: int
     interrupted: int
     workers_replaced: int
+    drawing_thread: Literal["caller", "producer"]
     bottleneck: str
 
 

@@ -4,17 +4,26 @@ consumer.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, WouldDeadlock
+from async_loader.errors import (
+    AsyncLoaderError,
+    Broken,
+    Closed,
+    ConfigError,
+    Timeout,
+    WouldDeadlock,
+)
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.pipeline.batch import Failure, Outcome, StreamEnd, Wakeup
 from async_loader.pipeline.dispatch import InlineInput, InlineTasks, PlanDispatch, TaskDispatch
+from async_loader.pipeline.draw_place import DrawingThread, DrawPlace
 from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.job_queue import IterationSpec, Job
 from async_loader.pipeline.producer import NO_WAIT, Credits, Producer, Supply
@@ -57,6 +66,8 @@ class Iteration:
         The consumer does the tasks itself.
     queue : TrainQueue | CudaQueue
         What the consumer takes from.
+    place : DrawPlace | None
+        Chooses the thread that draws; ``None``: the producer, unless `draw_in` says otherwise.
     iterator : weak reference to the BatchIterator | None
     """
 
@@ -89,6 +100,7 @@ class Iteration:
             self.queue = self.transfer.output
         self.inline = here if self.transfer is None else None
         self.iterator: Callable[[], Any] = _no_iterator
+        self.place: DrawPlace | None = None
         self._patience = NO_WAIT  # of the caller that draws
         self._opening = TrainQueue()
         self._opening_jobs: list[Job] = []
@@ -100,7 +112,7 @@ class Iteration:
         """Start the threads."""
         with SignalsDeferred():  # a thread whose start was cut is not known
             if self.producer is not None:
-                self.producer.start()
+                self.producer.start(self.place)
             if self.transfer is not None:
                 self.transfer.start()
             note_own_threads()
@@ -173,6 +185,11 @@ class Iteration:
             )
         self.producer.park(where == "caller")
 
+    @property
+    def drawing_thread(self) -> DrawingThread:
+        """Which thread draws tasks now."""
+        return "caller" if self.producer is None or self.producer.parked else "producer"
+
     def produce_here(self, deadline: Deadline) -> None:
         """Where the caller draws, and there is no batch: make one."""
         producer, tasks = self.producer, self.tasks
@@ -181,7 +198,26 @@ class Iteration:
         with producer.turn:
             if producer.parked and not self.train_queue.depth:
                 self._patience = Patience(self.core.end, deadline, self.refuse_deadlock)
+                begun = time.perf_counter()
                 self.supply.produce_here(tasks.outcome, self._patience)
+                self._note_cost(time.perf_counter() - begun - self._patience.waited_s)
+
+    def produce_now(self) -> None:
+        """As `produce_here`, if that needs no wait, and nothing else has to be looked at first."""
+        producer, tasks = self.producer, self.tasks
+        if producer is None or not producer.parked or not isinstance(tasks, PlanDispatch):
+            return
+        begun = time.perf_counter()
+        with SignalsDeferred(), producer.turn:  # once for all that is deferred within
+            if producer.parked and self.train_queue.idle:
+                with contextlib.suppress(Timeout, Closed):  # the caller looks for the reason
+                    self.supply.produce_here(tasks.outcome, NO_WAIT)
+                    self._note_cost(time.perf_counter() - begun)
+
+    def _note_cost(self, seconds: float) -> None:
+        if self.place is not None and self.place.note(seconds):
+            assert self.producer is not None
+            self.producer.park(False)
 
     def refuse_deadlock(self) -> None:
         """Raise when only this thread could end the wait.

@@ -91,6 +91,7 @@ class BatchIterator(Iterator[Any]):
         self._credits = iteration.credits
         self._inline = iteration.inline
         self._fills = isinstance(iteration.tasks, TaskDispatch)
+        self._draws = iteration.place is not None
         self._jobs: list[Job] = (
             iteration.tasks.jobs if isinstance(iteration.tasks, TaskDispatch) else []
         )
@@ -136,6 +137,9 @@ class BatchIterator(Iterator[Any]):
                     # As a rule a batch is ready, and nothing else need be looked at; caches are
                     # cold here: every call counts.
                     item = self._queue.front() if self._item is NOTHING else self._item
+                    if item is None and self._draws and os.getpid() == self._pid:
+                        self._iteration.produce_now()
+                        item = self._queue.front()
                     if item is None or os.getpid() != self._pid or not self._take(item):
                         self._hold_next(Deadline(self._timeout_s))
             if self._owed:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, Protocol
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout, WouldDeadlock
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import AutoResetEvent, Deadline, EndFlag, Patience, join
 from async_loader.pipeline.batch import Failure, Outcome
+from async_loader.pipeline.draw_place import DrawPlace
 from async_loader.pipeline.task_supplier import NOTHING, TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
@@ -253,10 +255,15 @@ class Producer:
         self._end = end
         end.on_set(self._gate.open)
         self._patience = Patience(end, on_wait=ready.wake_consumer)
+        self._place: DrawPlace | None = None
         end.on_set(supply.credits.close)
         self._thread = threading.Thread(target=self._run, name="async-loader-producer", daemon=True)
 
-    def start(self) -> None:
+    def start(self, place: DrawPlace | None = None) -> None:
+        """Start the thread. With a ``place`` it draws when, and as long as, that says so."""
+        self._place = place
+        if place is not None:
+            self.parked = self._parks = place.thread == "caller"
         self._thread.start()
 
     @property
@@ -272,14 +279,25 @@ class Producer:
         self._gate.open()
 
     def _stand_by(self) -> None:
-        self.parked = True
-        self._ready.wake_consumer()
+        if not self.parked:
+            self.parked = True
+            self._ready.wake_consumer()
         while self._parks and not self._end.is_set():
             self._gate.pass_through()
         # else a consumer that closes within its turn, in a handler of a signal, would wait for us
         if not self._end.is_set():
             with self.turn:
                 self.parked = False
+
+    def _produce(self) -> bool:
+        place, patience = self._place, self._patience
+        if place is None:
+            return self._supply.produce(patience)
+        begun, waited = perf_counter(), patience.waited_s
+        more = self._supply.produce(patience)
+        if place.note(perf_counter() - begun - (patience.waited_s - waited)):
+            self._parks = True
+        return more
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait until the thread has ended; whether it has.
@@ -293,9 +311,9 @@ class Producer:
         try:
             while True:
                 supply.credits.wait(supply.seq)
-                if self._parks:
+                if self._parks or self.parked:
                     self._stand_by()
-                elif not supply.produce(self._patience):
+                elif not self._produce():
                     return
         except Closed:
             self._ready.close()  # of a dropped loader: nothing else wakes the streamer

@@ -15,6 +15,7 @@ from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator
 from async_loader.pipeline.codec import MainModule
 from async_loader.pipeline.dispatch import PlanDispatch
+from async_loader.pipeline.draw_place import DrawPlace
 from async_loader.pipeline.engine_core import CoreSettings, EngineCore
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.iterator import BatchIterator, OnError
@@ -25,7 +26,7 @@ from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.sample_work import SampleTasks, SampleWork
 from async_loader.pipeline.workers.thread_pool import WorkerStates
 from async_loader.pipeline.workers.work import WorkerConfig, WorkerType
-from async_loader.source import Source
+from async_loader.source import AnyThread, Source
 from async_loader.stats import LoaderStats, StageStats, bottleneck
 
 if TYPE_CHECKING:
@@ -110,6 +111,9 @@ class SourceEngine:
         self.iteration = Iteration(
             core, spec, self._supplier, self._tasks, ready, Credits(prefetch), transfer
         )
+        if backend is None and core.pool is None and collate_fn is None:
+            # A user's function may depend on the thread that calls it.
+            self.iteration.place = DrawPlace() if isinstance(source, AnyThread) else None
         self.iterator = BatchIterator(
             None, self.iteration, timeout_s, on_error=on_error, warns=True, finish=finish
         )
@@ -143,6 +147,7 @@ class SourceEngine:
             skipped=iterator.skipped,
             interrupted=iterator.interrupted,
             workers_replaced=0 if pool is None else pool.replaced,
+            drawing_thread=self.iteration.drawing_thread,
             bottleneck=bottleneck(source, workers, copy, learner, one_thread=pool is None),
         )
 

@@ -134,6 +134,11 @@ class TrainQueue(Progress):
         self._found, self._found_seq = outcome, seq
         return outcome
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued, and nothing else is to be looked at."""
+        return not (self._ready or self._urgent or self._halted or self._closed)
+
     def drop(self) -> None:
         """Let go of what `front` or `wait` found last.
 

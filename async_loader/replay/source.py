@@ -49,6 +49,8 @@ class ReplaySource:
         If ``min_size`` is below 1 or above the capacity, or the schema does not allow the view.
     """
 
+    any_thread = True
+
     def __init__(
         self,
         table_state: TableState,

@@ -38,6 +38,8 @@ class ColumnsSource:
         name.
     """
 
+    any_thread = True
+
     def __init__(self, columns: Mapping[str, Any], seed: int | None) -> None:
         structure = tree.structure_of(columns)
         names = list(tree.names(structure))

@@ -62,6 +62,8 @@ class RemoteSource:
         Lives as long as this does.
     """
 
+    any_thread = True
+
     def __init__(
         self,
         connection: Connection,
