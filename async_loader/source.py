@@ -259,7 +259,11 @@ class AnyThread(Protocol):
     less than having another thread do it.
     """
 
-    any_thread: bool
+    def draw_now(self, batch_size: int) -> Plan | None:
+        """Return what `plan` would, and rows as a ``Ready`` batch if it can.
+
+        ``None``: that needs a wait, so call `plan`.
+        """
 
 
 @runtime_checkable

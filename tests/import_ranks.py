@@ -62,7 +62,7 @@ RANKS["replay"] = [
 ]
 RANKS["pipeline"] = [
     "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device "
-    "device.backend workers",
+    "device.backend draw_place workers",
     "batches.host_output batches.local_collator device.pinned_memory train_queue workers.failures "
     "workers.seeding",
     "device.cuda_queue job_queue workers.work workers.worker_slots",

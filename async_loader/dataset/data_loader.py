@@ -425,6 +425,7 @@ class DataLoader(Generic[B]):
             skipped=0,
             interrupted=int(self._latest is not None and self._latest.interrupted),
             workers_replaced=self._engine.replaced,
+            drawing_thread="caller",
             bottleneck=bottleneck(nothing, workers, copy, learner, one_thread=False),
         )
 

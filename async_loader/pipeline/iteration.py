@@ -4,11 +4,11 @@ consumer.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from async_loader.errors import (
@@ -16,7 +16,6 @@ from async_loader.errors import (
     Broken,
     Closed,
     ConfigError,
-    Timeout,
     WouldDeadlock,
 )
 from async_loader.interrupts import SignalsDeferred
@@ -27,7 +26,7 @@ from async_loader.pipeline.draw_place import DrawingThread, DrawPlace
 from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.job_queue import IterationSpec, Job
 from async_loader.pipeline.producer import NO_WAIT, Credits, Producer, Supply
-from async_loader.pipeline.task_supplier import TaskSupplier
+from async_loader.pipeline.task_supplier import SourceTasks, TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.process_hooks import note_own_threads, package_threads
@@ -187,8 +186,8 @@ class Iteration:
 
     @property
     def drawing_thread(self) -> DrawingThread:
-        """Which thread draws tasks now."""
-        return "caller" if self.producer is None or self.producer.parked else "producer"
+        """Which thread is to draw tasks."""
+        return "caller" if self.producer is None or self.producer.parks else "producer"
 
     def produce_here(self, deadline: Deadline) -> None:
         """Where the caller draws, and there is no batch: make one."""
@@ -198,21 +197,21 @@ class Iteration:
         with producer.turn:
             if producer.parked and not self.train_queue.depth:
                 self._patience = Patience(self.core.end, deadline, self.refuse_deadlock)
-                begun = time.perf_counter()
+                begun = perf_counter()
                 self.supply.produce_here(tasks.outcome, self._patience)
-                self._note_cost(time.perf_counter() - begun - self._patience.waited_s)
+                self._note_cost(perf_counter() - begun - self._patience.waited_s)
 
     def produce_now(self) -> None:
         """As `produce_here`, if that needs no wait, and nothing else has to be looked at first."""
         producer, tasks = self.producer, self.tasks
         if producer is None or not producer.parked or not isinstance(tasks, PlanDispatch):
             return
-        begun = time.perf_counter()
-        with SignalsDeferred(), producer.turn:  # once for all that is deferred within
-            if producer.parked and self.train_queue.idle:
-                with contextlib.suppress(Timeout, Closed):  # the caller looks for the reason
-                    self.supply.produce_here(tasks.outcome, NO_WAIT)
-                    self._note_cost(time.perf_counter() - begun)
+        assert isinstance(self.supplier, SourceTasks)
+        begun = perf_counter()
+        with SignalsDeferred(), producer.turn:
+            if producer.parked and self.train_queue.idle:  # noqa: SIM102
+                if self.supply.produce_now(self.supplier, tasks.outcome):
+                    self._note_cost(perf_counter() - begun)
 
     def _note_cost(self, seconds: float) -> None:
         if self.place is not None and self.place.note(seconds):

@@ -14,7 +14,7 @@ from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import AutoResetEvent, Deadline, EndFlag, Patience, join
 from async_loader.pipeline.batch import Failure, Outcome
 from async_loader.pipeline.draw_place import DrawPlace
-from async_loader.pipeline.task_supplier import NOTHING, TaskSupplier
+from async_loader.pipeline.task_supplier import NOTHING, SourceTasks, TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
 
@@ -205,6 +205,25 @@ class Supply:
                 self._ready.put(self.seq, outcome)
                 self.noted()
 
+    def produce_now(self, supplier: SourceTasks, do: Callable[[int, Any], Outcome]) -> bool:
+        """As `produce_here`, unless that needs a wait; whether there is a batch.
+
+        The caller defers signals.
+        """
+        seq = self.seq
+        outcome: Outcome
+        try:
+            if not supplier.draw_now():
+                return False
+            outcome = do(seq, supplier.drawn)
+        except (Closed, Timeout):  # `produce_here` looks for the reason
+            return False
+        except BaseException as error:  # data for the consumer: it is raised there
+            outcome = Failure(guarded(error))
+        self._ready.put_here(seq, outcome)
+        self.noted()
+        return True
+
     def noted(self) -> None:
         """What was drawn is on its way."""
         # in one step: no signal comes in between
@@ -234,6 +253,8 @@ class Producer:
 
     Attributes
     ----------
+    parks : bool
+        The thread shall draw nothing more.
     parked : bool
         The thread draws nothing, and nothing that it drew is under way: the consumer draws, holding
         `turn`.
@@ -249,7 +270,7 @@ class Producer:
         self._supply = supply
         self._ready = ready
         self._on_broken = on_broken
-        self.parked = self._parks = False
+        self.parks = self.parked = False
         self.turn = threading.Lock()
         self._gate = AutoResetEvent()
         self._end = end
@@ -263,7 +284,7 @@ class Producer:
         """Start the thread. With a ``place`` it draws when, and as long as, that says so."""
         self._place = place
         if place is not None:
-            self.parked = self._parks = place.thread == "caller"
+            self.parked = self.parks = place.thread == "caller"
         self._thread.start()
 
     @property
@@ -275,14 +296,14 @@ class Producer:
         """Draw nothing more from the next task on, or draw again. Any thread, any number of
         times.
         """
-        self._parks = parks
+        self.parks = parks
         self._gate.open()
 
     def _stand_by(self) -> None:
         if not self.parked:
             self.parked = True
             self._ready.wake_consumer()
-        while self._parks and not self._end.is_set():
+        while self.parks and not self._end.is_set():
             self._gate.pass_through()
         # else a consumer that closes within its turn, in a handler of a signal, would wait for us
         if not self._end.is_set():
@@ -296,7 +317,7 @@ class Producer:
         begun, waited = perf_counter(), patience.waited_s
         more = self._supply.produce(patience)
         if place.note(perf_counter() - begun - (patience.waited_s - waited)):
-            self._parks = True
+            self.parks = True
         return more
 
     def join(self, timeout_s: float | None) -> bool:
@@ -311,7 +332,7 @@ class Producer:
         try:
             while True:
                 supply.credits.wait(supply.seq)
-                if self._parks or self.parked:
+                if self.parks or self.parked:
                     self._stand_by()
                 elif not self._produce():
                     return

@@ -14,7 +14,7 @@ from async_loader.errors import AsyncLoaderError, Broken, Closed
 from async_loader.lifecycle import Patience
 from async_loader.names import describe
 from async_loader.pipeline.job_queue import Job
-from async_loader.source import END, Leasing, Source, waiting_for
+from async_loader.source import END, AnyThread, Leasing, Source, waiting_for
 from async_loader.stats import Meter
 
 NOTHING: Any = object()
@@ -80,6 +80,23 @@ class SourceTasks(TaskSupplier):
         self.meter = Meter()
         self.source = source
         self._batch_size = batch_size
+
+    def draw_now(self) -> bool:
+        """As `draw`, of a source that is `AnyThread`, and without a wait.
+
+        False: call `draw`.
+        """
+        if self.drawn is NOTHING:
+            meter = self.meter
+            meter.work()
+            try:
+                plan = cast(AnyThread, self.source).draw_now(self._batch_size)
+                if plan is not None:
+                    self.drawn = plan
+                    meter.batches += 1
+            finally:
+                meter.wait()
+        return self.drawn is not NOTHING and self.drawn is not END
 
     def draw(self, patience: Patience) -> bool:
         if self.drawn is not NOTHING:

@@ -93,6 +93,13 @@ class TrainQueue(Progress):
                 self._ready[seq] = outcome
         self._changed.open()
 
+    def put_here(self, seq: int, outcome: Outcome) -> None:
+        """As `put`, by the consumer itself: it need not be woken."""
+        outcome.seq = seq
+        with self._lock:
+            if not self._closed:
+                self._ready[seq] = outcome
+
     def wake_consumer(self) -> None:
         """Wake the consumer so that it looks at the state of things; carries nothing."""
         with self._lock:

@@ -49,8 +49,6 @@ class ReplaySource:
         If ``min_size`` is below 1 or above the capacity, or the schema does not allow the view.
     """
 
-    any_thread = True
-
     def __init__(
         self,
         table_state: TableState,
@@ -141,6 +139,20 @@ class ReplaySource:
             self._own()
             with self._table_state.lock:
                 self._table_state.table.let_go()
+
+    def draw_now(self, batch_size: int) -> Ready | None:
+        """See `AnyThread`. Draws and reads under one lock, where that is quick."""
+        table_state = self._table_state
+        if self._closed or not table_state.ready:
+            return None
+        read_plan = self._out.read_plan(self._view, self._sampler, batch_size, self._min_size)
+        reader = self._own_reader
+        if reader is None or reader.read_plan is not read_plan:
+            reader = self._own_reader = ReplayReader(table_state.table.storage, read_plan)
+        if not reader.at_once(batch_size):
+            return None
+        arrays = self._out.at_once(reader, self._sampler, batch_size, min_size=self._min_size)
+        return None if arrays is None else Ready(assembled(read_plan, arrays), lent=True)
 
     def _attempt(self, batch_size: int) -> Rows | Ready | None:
         table_state = self._table_state

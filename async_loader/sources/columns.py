@@ -38,8 +38,6 @@ class ColumnsSource:
         name.
     """
 
-    any_thread = True
-
     def __init__(self, columns: Mapping[str, Any], seed: int | None) -> None:
         structure = tree.structure_of(columns)
         names = list(tree.names(structure))
@@ -61,6 +59,10 @@ class ColumnsSource:
         self._rng = np.random.default_rng(seed)
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
+        return self.draw_now(batch_size)
+
+    def draw_now(self, batch_size: int) -> Plan:
+        """See `AnyThread`."""
         return Rows(self._rng.integers(0, self._rows, batch_size))
 
     def reader(self) -> Reader:

@@ -62,8 +62,6 @@ class RemoteSource:
         Lives as long as this does.
     """
 
-    any_thread = True
-
     def __init__(
         self,
         connection: Connection,
@@ -108,9 +106,9 @@ class RemoteSource:
         Closed, Broken, ...
             What ended the reader.
         """
-        channel = self._reader_channel(batch_size)
-        found = self._attempt(channel)
+        found = self.draw_now(batch_size)
         if found is None:
+            channel = self._reader_channel(batch_size)
             bell = EventFd()
             try:
                 with channel.lock:
@@ -124,6 +122,10 @@ class RemoteSource:
                     channel.deliveries.bell = None
                 bell.close()
         return found
+
+    def draw_now(self, batch_size: int) -> Plan | None:
+        """See `AnyThread`: a batch that has arrived."""
+        return self._attempt(self._reader_channel(batch_size))
 
     def _attempt(self, channel: ReaderChannel) -> Plan | None:
         """Return the next batch or the end, or raise the next error; ``None``: none of them yet."""

@@ -98,7 +98,7 @@ class TableSampler(ReadPlans):
             reader = readers.pop()
         except IndexError:
             reader = ReplayReader(table_state.table.storage, read_plan)
-        arrays = self._at_once(reader, sampler, batch_size) if reader.at_once(batch_size) else None
+        arrays = self.at_once(reader, sampler, batch_size) if reader.at_once(batch_size) else None
         if arrays is None:
             arrays = self._in_turn(
                 reader, sampler, batch_size, timeout_s, taken or UndeliveredItems()
@@ -114,7 +114,7 @@ class TableSampler(ReadPlans):
         count = len(target.rows)
         if (
             reader.at_once(count)
-            and self._at_once(reader, sampler, count, target, asked=True) is not None
+            and self.at_once(reader, sampler, count, target, asked=True) is not None
         ):
             return
         if target.parts and self._in_parts(reader, sampler, target.parts):
@@ -133,16 +133,17 @@ class TableSampler(ReadPlans):
         if type(sampler) is not Uniform or not sampler.repeats:
             return False
         return all(
-            self._at_once(reader, sampler, len(part.rows), part) is not None for part in parts
+            self.at_once(reader, sampler, len(part.rows), part) is not None for part in parts
         )
 
-    def _at_once(
+    def at_once(
         self,
         reader: ReplayReader,
         sampler: Sampler,
         count: int,
         into: Target | None = None,
         asked: bool = False,
+        min_size: int = 1,
     ) -> Sequence[Array] | None:
         """Draw and read under one lock, if that is quick and no limiter counts draws.
 
@@ -155,7 +156,7 @@ class TableSampler(ReadPlans):
             return None
         with table_state.lock:
             table_state.check_open()
-            if not asked and self.why_not(sampler, count) is not None:
+            if not asked and self.why_not(sampler, count, min_size) is not None:
                 return None
             quick = shortcut(sampler, "draw_into", "draw")
             arrays = None if quick is None else reader.drawn(count, quick, into)

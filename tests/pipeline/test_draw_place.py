@@ -1,0 +1,179 @@
+"""Which thread draws the batches of a loader without workers."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from async_loader import AsyncDataLoader, ReplayBuffer, Transitions
+from async_loader.feeder import connect
+from async_loader.pipeline import source_engine
+from async_loader.pipeline.draw_place import DrawPlace
+from async_loader.replay.samplers import Prioritized
+from tests.waiting_rig import until
+
+CHEAP, DEAR = 10e-6, 1e-3
+ROWS = 600
+NEVER, ALWAYS = 0.0, 1e9
+"""What a hand-over costs, so that the caller draws never, or always."""
+
+
+def noted(place: DrawPlace, cost: float, count: int = 12) -> list[bool]:
+    return [place.note(cost) for _ in range(count)]
+
+
+def test_the_caller_draws_while_batches_are_cheap():
+    place = DrawPlace()
+    assert not any(noted(place, CHEAP, 100))
+    assert place.thread == "caller"
+
+
+def test_dear_batches_move_to_the_producer_and_come_back_when_they_are_cheap():
+    place = DrawPlace()
+    assert sum(noted(place, DEAR)) == 1
+    assert place.thread == "producer"
+    assert sum(noted(place, CHEAP)) == 1
+    assert place.thread == "caller"
+
+
+def test_the_first_batches_and_single_slow_ones_change_nothing():
+    place = DrawPlace()
+    noted(place, DEAR, 2)
+    for _ in range(50):
+        noted(place, CHEAP, 5)
+        noted(place, DEAR, 1)
+    assert place.thread == "caller"
+
+
+@given(st.lists(st.floats(0.61, 0.99), max_size=100))
+def test_costs_near_the_limit_do_not_change_the_thread_back_and_forth(shares):
+    place = DrawPlace(1.0)
+    noted(place, 2.0)
+    assert not any(place.note(share) for share in shares)
+
+
+def table(**settings) -> ReplayBuffer:
+    schema = {"x": np.int64, "r": np.float32, "obs": ((4,), np.float32)}
+    buffer = ReplayBuffer(ROWS, schema, seed=1, **settings)
+    numbers = np.arange(ROWS)
+    obs = np.repeat(numbers[:, None], 4, 1).astype(np.float32)
+    buffer.extend(x=numbers, r=numbers.astype(np.float32), obs=obs)
+    return buffer
+
+
+def uniform() -> ReplayBuffer:
+    return table()
+
+
+def prioritized() -> ReplayBuffer:
+    return table(sampler=Prioritized())
+
+
+def drawn_once() -> ReplayBuffer:
+    return table(max_times_sampled=1)
+
+
+def columns() -> dict[str, np.ndarray]:
+    return {"x": np.arange(ROWS), "obs": np.zeros((ROWS, 4), np.float32)}
+
+
+def linked():
+    buffer = table()
+    return buffer.source(view=Transitions(n_steps=3, gamma=0.9, reward="r"), seed=4)
+
+
+SOURCES = [uniform, prioritized, drawn_once, columns, linked]
+
+
+@pytest.fixture
+def hand_over(monkeypatch):
+    def costs(seconds: float) -> None:
+        monkeypatch.setattr(source_engine, "DrawPlace", functools.partial(DrawPlace, seconds))
+
+    return costs
+
+
+def batches(source, count: int = 25) -> list[dict[str, np.ndarray]]:
+    with AsyncDataLoader(source, 16, seed=7, batch_format="numpy", timeout_s=60) as loader:
+        return [{name: array.copy() for name, array in next(loader).items()} for _ in range(count)]
+
+
+@pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.__name__)
+def test_the_thread_that_draws_does_not_change_what_is_drawn(make, hand_over):
+    hand_over(ALWAYS)
+    here = batches(make())
+    hand_over(NEVER)
+    there = batches(make())
+    for one, other in zip(here, there, strict=True):
+        assert one.keys() == other.keys()
+        assert all((one[name] == other[name]).all() for name in one)
+
+
+@pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.__name__)
+def test_statistics_say_which_thread_draws(make, hand_over):
+    for cost, thread in ((ALWAYS, "caller"), (NEVER, "producer")):
+        hand_over(cost)
+        source = make()
+        with AsyncDataLoader(source, 16, seed=7, timeout_s=60) as loader:
+            for _ in range(12):
+                next(loader)
+            assert loader.stats().drawing_thread == thread
+
+
+def test_a_table_of_a_feeder_is_drawn_by_the_caller_too():
+    with connect("embedded", tables={"replay": ROWS}) as client:
+        with client.table("replay").writer(schema={"x": "int64"}) as writer:
+            writer.extend({"x": np.arange(ROWS)})
+        with AsyncDataLoader(client.table("replay"), 16, timeout_s=60) as loader:
+            for _ in range(30):
+                next(loader)
+            assert loader.stats().drawing_thread == "caller"
+
+
+def test_functions_of_the_user_are_called_by_the_producer_thread_alone():
+    threads = set()
+
+    def collate(samples):
+        threads.add(threading.current_thread().name)
+        return {"x": np.array([sample["x"] for sample in samples])}
+
+    def produce(batch_size):
+        threads.add(threading.current_thread().name)
+        return {"x": np.arange(batch_size)}
+
+    for source, function in ((columns(), collate), (produce, None)):
+        with AsyncDataLoader(source, 16, collate_fn=function, timeout_s=60) as loader:
+            for _ in range(30):
+                next(loader)
+            assert loader.stats().drawing_thread == "producer"
+    assert threads == {"async-loader-producer"}
+
+
+def test_a_caller_that_draws_waits_for_rows_of_other_threads_and_until_its_time_is_over():
+    buffer = ReplayBuffer(ROWS, {"x": np.int64}, seed=1)
+    with AsyncDataLoader(buffer.source(min_size=8), 8, timeout_s=60) as loader:
+        writer = threading.Timer(0.05, lambda: buffer.extend(x=np.arange(8)))
+        writer.start()
+        assert len(next(loader)["x"]) == 8
+        writer.join()
+        assert loader.stats().drawing_thread == "caller"
+
+
+def test_a_loader_that_changes_the_thread_again_and_again_gives_each_row_of_a_queue_once(hand_over):
+    place = DrawPlace(NEVER)
+    place.note = lambda seconds: True  # type: ignore[method-assign]
+    buffer = drawn_once()
+    source = buffer.source(seed=1)
+    seen = []
+    with AsyncDataLoader(source, 8, timeout_s=60) as loader:
+        iteration = loader._engine.iteration
+        for turn in range(ROWS // 8):
+            iteration.draw_in("caller" if turn % 3 else "thread")
+            seen += next(loader)["x"].tolist()
+    assert sorted(seen) == list(range(ROWS))
+    until(lambda: not any("producer" in thread.name for thread in threading.enumerate()))
