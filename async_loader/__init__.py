@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
+
+if sys.platform != "linux":
+    raise ImportError(
+        "async_loader runs on Linux: use WSL2 on Windows, and a Linux container on macOS"
+    )
 
 from async_loader import errors
 

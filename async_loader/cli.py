@@ -3,32 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from async_loader import __version__
+
 app = typer.Typer(
     help="Asynchronous replay-buffer loader for reinforcement learning.",
     no_args_is_help=True,
-    add_completion=False,
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"async_loader {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """Asynchronous replay-buffer loader for reinforcement learning."""
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")
+    ] = False,
+) -> None:
     """Report what this machine offers the loader, and the remedy where it offers too little."""
     from rich.console import Console
     from rich.table import Table
 
     from async_loader.doctor import examine
 
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(finding) for finding in examine()]))
+        return
     table = Table("what", "fact", "remedy", header_style="bold")
     for finding in examine():
         table.add_row(
@@ -229,8 +252,8 @@ def _errors() -> Iterator[None]:
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    app()
+    """Entry point of the console script, and of ``python -m async_loader``."""
+    app(prog_name="async-loader")
 
 
 if __name__ == "__main__":

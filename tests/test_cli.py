@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
+import pytest
 from typer.testing import CliRunner
 
+from async_loader import __version__
 from async_loader.cli import app
 from async_loader.doctor import examine
 
@@ -41,13 +44,38 @@ def test_an_impossible_value_is_refused_before_anything_runs():
     assert "501" in result.output
 
 
-def test_the_module_runs_as_a_program():
-    done = subprocess.run(
-        [sys.executable, "-m", "async_loader.cli", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+def test_doctor_gives_the_same_findings_as_json():
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    assert result.exit_code == 0
+    found = json.loads(result.output)
+    assert [one["what"] for one in found] == [one.what for one in examine()]
+    assert set(found[0]) == {"what", "fact", "remedy"}
+
+
+def test_the_version_is_that_of_the_package():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"async_loader {__version__}\n")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def test_the_package_runs_as_a_program():
+    done = run("-m", "async_loader", "--help")
     assert done.returncode == 0
-    assert "doctor" in done.stdout
+    assert "Usage: async-loader" in done.stdout
+    assert "--install-completion" in done.stdout
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_elsewhere_than_on_linux_the_import_says_where_it_runs(platform):
+    done = run("-c", f"import sys; sys.platform = {platform!r}; import async_loader")
+    assert done.returncode == 1
+    (last,) = done.stderr.splitlines()[-1:]
+    assert last == (
+        "ImportError: async_loader runs on Linux: use WSL2 on Windows, and a Linux container on "
+        "macOS"
+    )

@@ -45,6 +45,7 @@ FLOORS = [
     {"scale"},
     {"demo", "doctor"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 SAME_FLOOR = FLOORS[1]
