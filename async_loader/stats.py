@@ -43,6 +43,14 @@ class Meter:
         self.waits += 1
         self._turn(True)
 
+    def worked(self, since: float) -> None:
+        """Count work from ``since`` until now, with a wait before it."""
+        now = self._clock()
+        self.wait_s += since - self._since
+        self.busy_s += now - since
+        self.waits += 1
+        self._since, self._waiting = now, True
+
     def waited(self, since: float) -> None:
         """Count a wait from ``since`` until now, with work before it: one call in place of two."""
         now = self._clock()

@@ -7,10 +7,12 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.process_hooks import ForkStep, at_fork
 
@@ -213,6 +215,31 @@ def as_tensor(value: Any) -> Any:
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
     return to_tensor(value)
+
+
+def of_columns(columns: Mapping[str, Any], leave: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return a batch with `as_tensor` applied to every leaf, in half the time if it is flat.
+
+    Parameters
+    ----------
+    leave : callable
+        As in `tree.transform`.
+    """
+    import torch
+
+    convert, made = torch.from_numpy, {}
+    for name, value in columns.items():
+        if leave(name):
+            made[name] = value
+            continue
+        if type(value) is np.ndarray and value.flags.writeable:
+            try:
+                made[name] = convert(value)
+                continue
+            except (TypeError, ValueError):  # what torch does not take as it stands
+                pass
+        made[name] = tree.transform(value, as_tensor, leave=leave)
+    return made
 
 
 def to_parts(tensor: torch.Tensor) -> tuple[Any, str]:

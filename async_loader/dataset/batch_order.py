@@ -69,7 +69,7 @@ class Batches:
         raise NotImplementedError
 
     def load(self, state: Any) -> None:
-        """Go on from there at the next `epoch`. See `state`."""
+        """Continue with the next `epoch` where `state` was called."""
 
 
 class IndexBatches(Batches):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from async_loader.errors import AsyncLoaderError, Closed
@@ -129,14 +130,13 @@ class PlanDispatch:
         """The batch of a plan, made in this thread."""
         if isinstance(plan, Rows) and self._reader is None:
             self._meet_reader()
-        meter = self.meter
-        meter.work()
+        meter, begun = self.meter, perf_counter()
         try:
             outcome = self._local.do((seq, plan, self._readers))
             meter.batches += 1  # before the batch can be taken, and the count be read
             return outcome
         finally:
-            meter.wait()
+            meter.worked(begun)
 
     def _chunks(self, seq: int, plan: Rows | Jobs) -> list[Chunk]:
         if isinstance(plan, Rows) and self._reader is None:

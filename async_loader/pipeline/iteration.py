@@ -26,7 +26,7 @@ from async_loader.pipeline.draw_place import DrawingThread, DrawPlace
 from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.job_queue import IterationSpec, Job
 from async_loader.pipeline.producer import NO_WAIT, Credits, Producer, Supply
-from async_loader.pipeline.task_supplier import SourceTasks, TaskSupplier
+from async_loader.pipeline.task_supplier import TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.process_hooks import note_own_threads, package_threads
@@ -199,21 +199,10 @@ class Iteration:
                 self._patience = Patience(self.core.end, deadline, self.refuse_deadlock)
                 begun = perf_counter()
                 self.supply.produce_here(tasks.outcome, self._patience)
-                self._note_cost(perf_counter() - begun - self._patience.waited_s)
+                self.note_cost(perf_counter() - begun - self._patience.waited_s)
 
-    def produce_now(self) -> None:
-        """As `produce_here`, if that needs no wait, and nothing else has to be looked at first."""
-        producer, tasks = self.producer, self.tasks
-        if producer is None or not producer.parked or not isinstance(tasks, PlanDispatch):
-            return
-        assert isinstance(self.supplier, SourceTasks)
-        begun = perf_counter()
-        with SignalsDeferred(), producer.turn:
-            if producer.parked and self.train_queue.idle:  # noqa: SIM102
-                if self.supply.produce_now(self.supplier, tasks.outcome):
-                    self._note_cost(perf_counter() - begun)
-
-    def _note_cost(self, seconds: float) -> None:
+    def note_cost(self, seconds: float) -> None:
+        """Note what a batch cost that the caller has drawn."""
         if self.place is not None and self.place.note(seconds):
             assert self.producer is not None
             self.producer.park(False)

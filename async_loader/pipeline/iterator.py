@@ -16,27 +16,31 @@ tasks, it pays first: workers go on while the batch is read.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any, Literal
 
 from async_loader.errors import Closed, Timeout
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Failure, StreamEnd, Wakeup
-from async_loader.pipeline.dispatch import InlineTasks, TaskDispatch
+from async_loader.pipeline.dispatch import InlineTasks, PlanDispatch, TaskDispatch
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.job_queue import Job
 from async_loader.pipeline.producer import NO_WAIT
-from async_loader.pipeline.task_supplier import NOTHING
+from async_loader.pipeline.task_supplier import NOTHING, SourceTasks
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.source import END
 from async_loader.stats import Meter, StageStats
 
 OnError = Literal["raise", "skip", "fatal"]
+_NOT_DEFERRED = contextlib.nullcontext()
 _WARN_AFTER_S = 10.0
 _MAX_SKIPS = 100
 """Failures in a row that ``on_error="skip"`` passes over; more than that is not an odd sample but a
@@ -91,7 +95,10 @@ class BatchIterator(Iterator[Any]):
         self._credits = iteration.credits
         self._inline = iteration.inline
         self._fills = isinstance(iteration.tasks, TaskDispatch)
-        self._draws = iteration.place is not None
+        # where this thread may draw
+        self._plans = iteration.tasks if isinstance(iteration.tasks, PlanDispatch) else None
+        if iteration.place is None:
+            self._plans = None
         self._jobs: list[Job] = (
             iteration.tasks.jobs if isinstance(iteration.tasks, TaskDispatch) else []
         )
@@ -136,10 +143,10 @@ class BatchIterator(Iterator[Any]):
                 else:
                     # As a rule a batch is ready, and nothing else need be looked at; caches are
                     # cold here: every call counts.
-                    item = self._queue.front() if self._item is NOTHING else self._item
-                    if item is None and self._draws and os.getpid() == self._pid:
-                        self._iteration.produce_now()
-                        item = self._queue.front()
+                    item = self._item
+                    if item is NOTHING:
+                        item = self._draw(self._plans) if self._plans is not None else None
+                        item = self._queue.front() if item is None else item
                     if item is None or os.getpid() != self._pid or not self._take(item):
                         self._hold_next(Deadline(self._timeout_s))
             if self._owed:
@@ -171,6 +178,32 @@ class BatchIterator(Iterator[Any]):
         """
         return int(self.held is not NOTHING)
 
+    def _draw(self, plans: PlanDispatch) -> Any:
+        """Draw a batch in this thread, if that needs no wait and none is queued.
+
+        It is paid for at once. ``None``: look the long way.
+        """
+        iteration, supply, supplier = self._iteration, self._supply, self._supplier
+        producer, queue = iteration.producer, iteration.train_queue
+        if producer is None or not producer.parked or os.getpid() != self._pid:
+            return None
+        assert isinstance(supplier, SourceTasks)
+        begun = perf_counter()
+        # A plan that a signal cuts off is lost: of a source that leases its batches none may be.
+        with SignalsDeferred() if supplier.leases else _NOT_DEFERRED, producer.turn:
+            if not producer.parked or not queue.idle:
+                return None
+            batch = supply.draw_now(supplier, plans.outcome)
+            if batch is None:
+                return None
+            batch.seq = seq = supply.seq
+            done = self._outcomes + 1
+            # No call in between: a signal finds it drawn, or held and paid for.
+            self._item, self._outcomes, self._credits.given = batch, done, done
+            queue.turn, supply.seq, supplier.drawn = seq + 1, seq + 1, NOTHING
+        iteration.note_cost(perf_counter() - begun)
+        return batch
+
     def _take(self, item: Any) -> bool:
         """Read a batch, and pay for it, in the order of NOTE [read and pay].
 
@@ -183,19 +216,24 @@ class BatchIterator(Iterator[Any]):
         if self._fills and self._item is NOTHING:
             self._item, self._owed = item, True
             self._pay()
+        owed = self._item is NOTHING  # else it is paid for
         try:
             batch = self._read(item)
             if self._finish is not None:
                 batch = self._finish(batch)
         except Exception as error:
             # of this batch alone, as far as can be known: the next call goes on with the next one
-            self.held, self._owed, self._item = Failure(error), not self._fills, NOTHING
+            self.held, self._owed, self._item = Failure(error), owed, NOTHING
             return True
         # Last of all: what Ctrl-C ends before goes back unseen.
         if item.lease is not None and not self._supplier.hand_out(item.lease):
-            self._owed = True
+            self._owed, self._item = owed, NOTHING
             return False
-        self.held, self._owed, self._item, self._lease = batch, not self._fills, NOTHING, item.lease
+        drawn_here = not (owed or self._fills)
+        batches = self.meter.batches + drawn_here
+        # No call in between.
+        self.held, self._owed, self._item, self._lease = batch, owed, NOTHING, item.lease
+        self.meter.batches = batches
         return True
 
     def _resume(self) -> None:

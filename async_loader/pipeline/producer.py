@@ -205,24 +205,22 @@ class Supply:
                 self._ready.put(self.seq, outcome)
                 self.noted()
 
-    def produce_now(self, supplier: SourceTasks, do: Callable[[int, Any], Outcome]) -> bool:
-        """As `produce_here`, unless that needs a wait; whether there is a batch.
+    def draw_now(self, supplier: SourceTasks, do: Callable[[int, Any], Outcome]) -> Outcome | None:
+        """Draw a task and do it, in the consumer's thread, which notes that it has the outcome.
 
-        The caller defers signals.
+        ``None``: that needs a wait, or failed; `produce_here` and the train queue say more.
         """
-        seq = self.seq
-        outcome: Outcome
         try:
             if not supplier.draw_now():
-                return False
-            outcome = do(seq, supplier.drawn)
-        except (Closed, Timeout):  # `produce_here` looks for the reason
-            return False
+                return None
+            return do(self.seq, supplier.drawn)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except (Closed, Timeout):
+            return None
         except BaseException as error:  # data for the consumer: it is raised there
-            outcome = Failure(guarded(error))
-        self._ready.put_here(seq, outcome)
-        self.noted()
-        return True
+            self._fail(error)
+            return None
 
     def noted(self) -> None:
         """What was drawn is on its way."""

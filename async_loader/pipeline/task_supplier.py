@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from time import perf_counter
 from typing import Any, cast
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed
@@ -74,11 +75,18 @@ class TaskSupplier:
 
 
 class SourceTasks(TaskSupplier):
-    """The plans of a source. `draw` may wait long, so as a rule a thread of the loader calls it."""
+    """The plans of a source. `draw` may wait long, so as a rule a thread of the loader calls it.
+
+    Attributes
+    ----------
+    leases : bool
+        Whether the source is `Leasing`.
+    """
 
     def __init__(self, source: Source, batch_size: int) -> None:
         self.meter = Meter()
         self.source = source
+        self.leases = isinstance(source, Leasing)
         self._batch_size = batch_size
 
     def draw_now(self) -> bool:
@@ -87,15 +95,12 @@ class SourceTasks(TaskSupplier):
         False: call `draw`.
         """
         if self.drawn is NOTHING:
-            meter = self.meter
-            meter.work()
-            try:
-                plan = cast(AnyThread, self.source).draw_now(self._batch_size)
-                if plan is not None:
-                    self.drawn = plan
-                    meter.batches += 1
-            finally:
-                meter.wait()
+            meter, begun = self.meter, perf_counter()
+            plan = cast(AnyThread, self.source).draw_now(self._batch_size)
+            if plan is not None:
+                self.drawn = plan
+                meter.batches += 1
+                meter.worked(begun)
         return self.drawn is not NOTHING and self.drawn is not END
 
     def draw(self, patience: Patience) -> bool:

@@ -20,33 +20,38 @@ _NOTHING: Any = object()
 class Progress:
     """Which turns are over: all before one number, and some behind it where the order is not
     kept.
+
+    Attributes
+    ----------
+    turn : int
+        The number of the first task whose turn is not over.
     """
 
     def __init__(self) -> None:
-        self._next = 0
+        self.turn = 0
         self._beyond: set[int] = set()
 
     def _pass(self, seq: int) -> None:
         """The turn of task ``seq`` is over. Safe to repeat."""
-        if seq > self._next:
+        if seq > self.turn:
             self._beyond.add(seq)
-        elif seq == self._next:
+        elif seq == self.turn:
             after = seq + 1
             while after in self._beyond:
                 after += 1
-            self._next = after
+            self.turn = after
         if self._beyond:
-            self._beyond.difference_update(range(seq, self._next))
+            self._beyond.difference_update(range(seq, self.turn))
 
     @property
     def passed(self) -> int:
         """The number of the first task whose turn is not over."""
-        return self._next
+        return self.turn
 
     @property
     def beyond(self) -> tuple[int, ...]:
         """Tasks behind that one whose turn is over all the same."""
-        return tuple(sorted(seq for seq in self._beyond if seq > self._next))
+        return tuple(sorted(seq for seq in self._beyond if seq > self.turn))
 
 
 class TrainQueue(Progress):
@@ -93,13 +98,6 @@ class TrainQueue(Progress):
                 self._ready[seq] = outcome
         self._changed.open()
 
-    def put_here(self, seq: int, outcome: Outcome) -> None:
-        """As `put`, by the consumer itself: it need not be woken."""
-        outcome.seq = seq
-        with self._lock:
-            if not self._closed:
-                self._ready[seq] = outcome
-
     def wake_consumer(self) -> None:
         """Wake the consumer so that it looks at the state of things; carries nothing."""
         with self._lock:
@@ -134,7 +132,7 @@ class TrainQueue(Progress):
             return None
         if self._found is None:
             self.drop()  # a turn that was being passed over when a signal came
-        seq = self._next
+        seq = self.turn
         outcome = self._ready.get(seq)
         if outcome is None or isinstance(outcome, Failure):
             return None
@@ -202,7 +200,7 @@ class TrainQueue(Progress):
                 return found
             left = deadline.left()
             if left == 0.0:
-                raise Timeout(f"no batch within the deadline: waiting for batch {self._next}")
+                raise Timeout(f"no batch within the deadline: waiting for batch {self.turn}")
             self._changed.pass_through(left)
 
     def _look(self) -> Outcome | Wakeup | Any:
@@ -213,10 +211,10 @@ class TrainQueue(Progress):
             self._found, self._found_seq = self._urgent[0], -1
             return self._found
         while True:
-            seq = self._next if self._in_order else next(iter(self._ready), -1)
+            seq = self.turn if self._in_order else next(iter(self._ready), -1)
             if seq not in self._ready:
                 self._found = _NOTHING
-                return END if self._end is not None and self._next >= self._end else None
+                return END if self._end is not None and self.turn >= self._end else None
             self._found, self._found_seq = self._ready[seq], seq
             if self._found is not None:
                 return self._found

@@ -41,7 +41,9 @@ class DeferredMessage:
 
 
 class DeferredMessages:
-    """Keeps messages of the control and pull planes.
+    """Keeps messages about a table while a checkpoint is loaded into it, and handles them later.
+
+    Of the control and the pull plane; in the order of their arrival.
 
     Parameters
     ----------

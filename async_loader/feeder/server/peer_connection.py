@@ -90,7 +90,7 @@ class PeerConnection:
 
     @property
     def user(self) -> str | None:
-        """The owner of the peer's key."""
+        """The user whose key the peer has; ``None`` without keys, and during the handshake."""
         return self.connection.user
 
     @property

@@ -90,11 +90,11 @@ class HostOutput:
     def _value(self, batch: Batch) -> Any:
         layout, buffer = batch.layout, batch.buffer
         if layout is None or buffer is None:
-            return (
-                tree.transform(batch.tree, tensors.as_tensor, leave=is_ignored)
-                if self._to_tensors
-                else batch.tree
-            )
+            if not self._to_tensors:
+                return batch.tree
+            if type(batch.tree) is dict:
+                return tensors.of_columns(batch.tree, is_ignored)
+            return tree.transform(batch.tree, tensors.as_tensor, leave=is_ignored)
         return layout.rebuild([tensors.to_tensor(view) for view in layout.views(buffer.root)])
 
 

@@ -154,11 +154,11 @@ class Saver:
         self._one, self._turn = threading.Lock(), threading.Condition()
 
     def alone(self, path: object, timeout_s: float | None) -> threading.Lock:
-        """Wait for other saves and loads of this table to end.
+        """Return the lock of the one save or load that may run; with a ``timeout_s``, once it is
+        free.
 
-        Hold the returned lock by ``with`` during a save or load, and call `ended` after it. It is a
-        lock and not a context manager in Python: Ctrl-C between two lines of one would leave it
-        taken.
+        Hold it by ``with`` during the save or load, and call `ended` after it. It is a lock and not
+        a context manager in Python: Ctrl-C between two lines of one would leave it taken.
 
         Raises
         ------

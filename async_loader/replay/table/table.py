@@ -84,8 +84,9 @@ class Table(TableWriting):
             drawn = more(count)
 
     def taken_back(self) -> Drawn:
-        """Return what the last `draw` has counted, also if it was interrupted, and tell samplers of
-        its end.
+        """Return the items that an interrupted draw has used up and not delivered; forget them.
+
+        Completes the draw: samplers are told of the items that are gone.
         """
         draws, self.undelivered = self.undelivered, []
         self.finish()
