@@ -13,4 +13,5 @@ ROWS = (
     "extend",
     "contended",
     "memory",
+    "dqn",
 )
