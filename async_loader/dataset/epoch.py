@@ -172,7 +172,7 @@ class Epoch(Iterator[B]):
     @property
     def interrupted(self) -> bool:
         """A signal interrupted ``next``, and the batch that it had is not handed out yet."""
-        return self.held is not NOTHING
+        return self.held is not NOTHING or bool(self._iteration.interrupted)
 
     def copying(self) -> StageStats | None:
         """Counters of the copy to a device; ``None`` for batches that stay on the CPU."""
@@ -180,9 +180,9 @@ class Epoch(Iterator[B]):
 
     def _catch_up(self) -> None:
         """Count what was handed out, or failed in its turn and is not to be done again; not what
-        is held.
+        an interrupted call has taken.
         """
-        if self.held is not NOTHING or self._iteration.held is not NOTHING:
+        if self.held is not NOTHING or self._iteration.interrupted:
             return
         where, self._where = self._where, None
         if where is not None:

@@ -176,7 +176,7 @@ class BatchIterator(Iterator[Any]):
         """Batches that a call had taken when it was interrupted, and that were not handed out
         since: 0 or 1.
         """
-        return int(self.held is not NOTHING)
+        return int(self.held is not NOTHING or self._item is not NOTHING)
 
     def _draw(self, plans: PlanDispatch) -> Any:
         """Draw a batch in this thread, if that needs no wait and none is queued.
@@ -366,7 +366,7 @@ class BatchIterator(Iterator[Any]):
         """Tasks, from the first on, that are not to be done again: their batch was given, or their
         error raised.
 
-        While a batch is ``held``, it may or may not count.
+        A batch that an `interrupted` call has taken may or may not count.
         """
         passed = self._supply.seq if self._inline is not None else self._queue.passed
         failed = self._supply.failed_draw

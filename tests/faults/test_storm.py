@@ -130,7 +130,7 @@ def test_whichever_point_of_an_epoch_is_struck_each_batch_comes_once(workers, ki
         total = max(count_points(lambda: take(epoch, taken)) for _ in range(3))
         for at in some_points(total, 100):
             strike(lambda: take(epoch, taken), at)
-        assert loader.state_dict()["yielded"] == len(taken)
+            assert loader.state_dict()["yielded"] == len(taken)
         taken += epoch
     assert [int(row) for batch in taken for row in batch] == list(range(800))
 
