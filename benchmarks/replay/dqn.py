@@ -4,6 +4,7 @@ and Stable-Baselines3's buffer. What counts is the whole update.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from benchmarks.harness import Contender, Figures, Metric, Row, Target
@@ -23,7 +24,7 @@ def _network() -> Any:
 
     sizes = (*WORK.fields["obs"][0], *HIDDEN, *WORK.fields["action"][0])
     layers: list[Any] = []
-    for width, following in zip(sizes, sizes[1:], strict=False):
+    for width, following in pairwise(sizes):
         layers += [torch.nn.Linear(width, following), torch.nn.ReLU()]
     return torch.nn.Sequential(*layers[:-1])
 

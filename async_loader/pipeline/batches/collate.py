@@ -22,8 +22,6 @@ from async_loader.errors import SchemaError
 from async_loader.schema import Field, Schema, kind_of, supported
 
 IGNORE_PREFIX = "collate_ignore"
-_STACKED_APART = 256 << 10
-"""Bytes of a column below which to copy it once more costs less than to look at each tensor."""
 
 
 def is_ignored(key: object) -> bool:
@@ -67,17 +65,16 @@ def fill(schema: Schema, samples: Sequence[Any], fields: Sequence[npt.NDArray[An
 
 
 def _write_column(field: Field, column: list[Any], out: npt.NDArray[Any]) -> None:
-    first = column[0]
-    if tensors.is_tensor(first):
-        _write_tensors(field, column, out)
-        return
     kinds = set(map(type, column))
     if len(kinds) != 1:
         raise tree.Misfit(
             f"{field.name} is {' and '.join(sorted(k.__name__ for k in kinds))} in one batch"
         )
+    first = column[0]
     if isinstance(first, np.ndarray):
         _write_arrays(field, column, out)
+    elif tensors.is_tensor(first):
+        _write_tensors(field, column, out)
     else:
         _write_numbers(field, column, out)
 
@@ -103,24 +100,15 @@ def _write_tensors(field: Field, column: list[Any], out: npt.NDArray[Any]) -> No
 
     shape = tuple(column[0].shape)
     _check_shape(field, shape)
+    dtypes = {value.dtype for value in column}
+    if len(dtypes) != 1 or tensors.numpy_dtype(dtypes.pop()) != field.dtype:
+        raise tree.Misfit(f"{field.name} has dtypes other than {field.dtype}")
     into = torch.from_numpy(out)
-    into = into.view(-1, 1) if shape == (1,) and not field.shape else into
     try:
         with torch.no_grad():
-            if out.nbytes < _STACKED_APART and column[0].dtype == into.dtype:
-                # torch promotes: another dtype among them shows in that of the whole
-                whole = torch.stack(column)
-                same = whole.dtype == into.dtype and whole.device.type == "cpu"
-                if same:
-                    into.copy_(whole)
-            else:
-                same = {value.dtype for value in column} == {into.dtype}
-                if same:
-                    torch.stack(column, out=into)
-    except (RuntimeError, TypeError) as error:  # unequal shapes, other types, another device
+            torch.stack(column, out=into.view(-1, 1) if shape == (1,) and not field.shape else into)
+    except (RuntimeError, TypeError) as error:  # unequal shapes, another device
         raise tree.Misfit(f"{field.name}: {error}") from error
-    if not same:
-        raise tree.Misfit(f"{field.name} has dtypes other than {field.dtype}")
 
 
 def _write_numbers(field: Field, column: list[Any], out: npt.NDArray[Any]) -> None:
