@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "FORMATS",
@@ -51,7 +54,9 @@ def checked(batch_format: object, device: object = None) -> BatchFormat:
     return "torch" if batch_format == "torch" or device is not None else "numpy"
 
 
-def convert(batch: Any, batch_format: BatchFormat, device: Any = None) -> Any:
+def convert(
+    batch: object, batch_format: BatchFormat, device: str | torch.device | None = None
+) -> Any:
     """Convert a batch of arrays to another format.
 
     Parameters
@@ -91,25 +96,25 @@ def finisher(batch_format: BatchFormat) -> Callable[[Any], Any] | None:
     return _tensor_dict
 
 
-def _arrays(batch: Any) -> Any:
+def _arrays(batch: object) -> Any:
     return tree.transform(batch, _array)
 
 
-def _array(leaf: Any) -> Any:
+def _array(leaf: object) -> Any:
     array = tensors.as_array(leaf)
     return leaf if array is None else array
 
 
-def _tensor_dict(batch: Any) -> Any:
+def _tensor_dict(batch: object) -> Any:
     return convert(batch, "tensordict")
 
 
-def _tensor(leaf: Any, device: Any) -> Any:
+def _tensor(leaf: object, device: str | torch.device | None) -> Any:
     made = tensors.as_tensor(leaf)
     return made if device is None or not tensors.is_tensor(made) else made.to(device)
 
 
-def _rows(batch: Any) -> int:
+def _rows(batch: object) -> int:
     return len(next(tree.leaves(batch, tree.structure_of(batch)), np.empty(0)))
 
 

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 # signal.signal() and getsignal() of the standard library look for an enum member first, which costs
@@ -39,7 +40,7 @@ class _Section:
         self.open = self.over = False
         self.handle = self._handle  # one object: a method is made anew wherever it is named
 
-    def _handle(self, number: int, frame: Any) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.over:  # a handler of ours that could not be removed does no harm
             self.handlers[number](number, frame)
         elif self.open:

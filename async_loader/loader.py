@@ -377,16 +377,16 @@ def as_source(data_source: object, seed: int | None) -> Source:
     )
 
 
-def _array(value: Any) -> npt.NDArray[Any]:
+def _array(value: object) -> npt.NDArray[Any]:
     array = tensors.as_array(value)
     return np.asarray(value) if array is None else array
 
 
-def _arrays(value: Any) -> Any:
+def _arrays(value: object) -> Any:
     return tree.transform(value, _array) if isinstance(value, Mapping) else _array(value)
 
 
-def _device(device: Any) -> str:
+def _device(device: object) -> str:
     if isinstance(device, bool | int | float) or device is None:
         meant = (
             "cpu" if isinstance(device, bool) or not isinstance(device, int) else f"cuda:{device}"
@@ -408,7 +408,7 @@ def _finish(batch_format: BatchFormat, device: str) -> Callable[[Any], Any] | No
     return finisher(batch_format)
 
 
-def _backend(device: Any) -> Any:
+def _backend(device: str | torch.device) -> Any:
     if str(device) == "cpu" or getattr(device, "type", None) == "cpu":
         return None
     from async_loader.pipeline.device.backend import backend_for

@@ -420,7 +420,7 @@ def describe(obj: Any) -> str:
     return _brief(obj)
 
 
-def _brief(obj: Any) -> str:
+def _brief(obj: object) -> str:
     text = (
         repr(obj)
         if isinstance(obj, str | bytes | int | float | bool | type(None))

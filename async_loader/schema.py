@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, ParamSpec, TypeAlias, Union, get_args
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeGuard, Union, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -240,7 +240,7 @@ class Schema:
                 f"the step does not fit the schema ({self}): {error}{self._unknown(value)}"
             ) from None
 
-    def _unknown(self, value: Any) -> str:
+    def _unknown(self, value: object) -> str:
         """Describe a field of the step that the schema lacks, as the end of a message."""
         known = [field.name for field in self.fields]
         words = (
@@ -348,7 +348,7 @@ def _kind(value: object) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def _dtype(what: str, dtype: Any) -> np.dtype[Any]:
+def _dtype(what: str, dtype: object) -> np.dtype[Any]:
     """See NOTE [dtypes]."""
     if dtype is None:  # numpy reads None as float64
         raise SchemaError(f"{what} has dtype None: give one, as in 'float32'")
@@ -374,7 +374,7 @@ def _dtype(what: str, dtype: Any) -> np.dtype[Any]:
 
 # NOTE [dtypes]: np.dtype() accepts any object with an attribute dtype, such as an environment's
 # space or an array, and drops its shape. So only plain dtypes are passed to it.
-def _says_dtype(value: Any) -> bool:
+def _says_dtype(value: object) -> TypeGuard[npt.DTypeLike]:
     if isinstance(value, type):
         return issubclass(value, np.generic | bool | int | float | complex) or not hasattr(
             value, "dtype"
@@ -386,14 +386,14 @@ def _align(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def _within(spec: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
+def _within(spec: object) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
     """Return container, keys and values of a nested spec; ``None`` for one field."""
     if isinstance(spec, Mapping):
         return dict, tuple(spec), tuple(spec.values())
     return spaces.within(spec) if spaces.is_space(spec) else None
 
 
-def _spec_structure(spec: Any) -> tree.Structure:
+def _spec_structure(spec: object) -> tree.Structure:
     found = _within(spec)
     if found is None:
         return None
@@ -401,7 +401,7 @@ def _spec_structure(spec: Any) -> tree.Structure:
     return tree.Node(kind, keys, tuple(map(_spec_structure, values)))
 
 
-def _spec_leaves(spec: Any) -> Iterator[Any]:
+def _spec_leaves(spec: object) -> Iterator[Any]:
     found = _within(spec)
     if found is None:
         yield spec
@@ -410,7 +410,7 @@ def _spec_leaves(spec: Any) -> Iterator[Any]:
             yield from _spec_leaves(value)
 
 
-def _field(name: str, value: Any) -> Field:
+def _field(name: str, value: object) -> Field:
     if isinstance(value, Field):
         if value.name not in ("", name, name.rpartition(".")[2]):
             raise SchemaError(
@@ -433,7 +433,7 @@ def _field(name: str, value: Any) -> Field:
     return Field(*known, name=name)
 
 
-def _step_field(name: str, value: Any) -> Field:
+def _step_field(name: str, value: object) -> Field:
     known = kind_of(value)
     if known is None:
         from async_loader import tensors
@@ -451,7 +451,7 @@ def _step_field(name: str, value: Any) -> Field:
 _PYTHON_NUMBERS = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float32)}
 
 
-def kind_of(value: Any) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+def kind_of(value: object) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
     """Return shape and dtype of a number, numpy array or CPU tensor; ``None`` for anything else."""
     if isinstance(value, np.ndarray | np.generic):
         return value.shape, value.dtype

@@ -35,7 +35,7 @@ def is_space(value: object) -> bool:
     return isinstance(value, _classes("Space"))
 
 
-def within(space: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
+def within(space: object) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
     """Return container, keys and spaces of a Dict or a Tuple; ``None`` for any other space."""
     if isinstance(space, _classes("Dict")):
         return dict, tuple(space.spaces), tuple(space.spaces.values())

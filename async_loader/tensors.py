@@ -8,6 +8,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from async_loader.process_hooks import ForkStep, at_fork
 
 if TYPE_CHECKING:
     import torch
-
+    from typing_extensions import TypeIs
 
 _FORK_TIMEOUT_S = 30.0
 _torch: Any = None  # set once torch is fully imported
@@ -44,7 +45,7 @@ def loaded_torch() -> Any:
     return _torch
 
 
-def is_tensor(value: object) -> bool:
+def is_tensor(value: object) -> TypeIs[torch.Tensor]:
     """Whether ``value`` is a torch tensor.
 
     Does not import torch: without it there are no tensors.
@@ -90,7 +91,7 @@ at_fork(ForkStep.IMPORTS, _before_fork)
 _NUMPY: dict[Any, np.dtype[Any]] = {}
 
 
-def numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
     """Return numpy's dtype for a torch dtype;
     ``None`` for those numpy lacks (bfloat16, quantised, float8).
     """
@@ -111,7 +112,7 @@ def to_numpy(value: torch.Tensor) -> np.ndarray[Any, Any]:
     return array
 
 
-def as_array(value: Any) -> np.ndarray[Any, Any] | None:
+def as_array(value: object) -> np.ndarray[Any, Any] | None:
     """Convert an array, a numpy scalar or a tensor to an array; ``None`` for anything else."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
@@ -120,7 +121,7 @@ def as_array(value: Any) -> np.ndarray[Any, Any] | None:
     return None
 
 
-def _is_dense(tensor: Any) -> bool:
+def _is_dense(tensor: torch.Tensor) -> bool:
     return (
         not tensor.is_nested
         and tensor.device.type != "meta"
@@ -128,7 +129,7 @@ def _is_dense(tensor: Any) -> bool:
     )
 
 
-def said(tensor: Any) -> str:
+def said(tensor: torch.Tensor) -> str:
     """Describe the kind of a tensor for a message."""
     layout = (
         "nested"
@@ -140,7 +141,7 @@ def said(tensor: Any) -> str:
     return f"{kind} of {tensor.dtype}{where}"
 
 
-def made_dense(tensor: Any) -> str:
+def made_dense(tensor: torch.Tensor) -> str:
     """Return the call that makes a tensor numpy can hold, as the end of a sentence."""
     if tensor.is_nested:
         return ".to_padded_tensor(0.0)"
@@ -174,7 +175,7 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def is_bfloat16(value: Any) -> bool:
+def is_bfloat16(value: object) -> bool:
     """Whether ``value`` is a bfloat16 tensor,
     the dtype that is common for weights and missing in numpy.
     """
@@ -195,7 +196,7 @@ def from_bits(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return to_tensor(array.view(np.int16)).view(torch.bfloat16)
 
 
-def as_tensor(value: Any) -> Any:
+def as_tensor(value: object) -> Any:
     """Convert arrays and numpy scalars of numeric dtype to tensors;
     return everything else unchanged.
 
@@ -273,7 +274,7 @@ def from_parts(array: Any, dtype: str) -> torch.Tensor:
     return torch.from_numpy(raw.copy()).view(getattr(torch, dtype)).reshape(shape)
 
 
-def reduced(obj: Any) -> Any:
+def reduced(obj: object) -> Any:
     """Reduce a tensor of any class, or a storage, with its memory out of band;
     NotImplemented for other objects.
     """
@@ -305,7 +306,13 @@ def reduced(obj: Any) -> Any:
         return from_subclass, (type(obj), *to_parts(obj.as_subclass(torch.Tensor)), vars(obj))
 
 
-def _meta(shape: Any, stride: Any, dtype: Any, kind: Any, requires_grad: bool) -> Any:
+def _meta(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    kind: type[torch.Tensor],
+    requires_grad: bool,
+) -> Any:
     """Rebuild a tensor from shape and dtype alone: meta tensors have no memory."""
     import torch
 
@@ -313,7 +320,9 @@ def _meta(shape: Any, stride: Any, dtype: Any, kind: Any, requires_grad: bool) -
     return _with_gradient(tensor, kind, requires_grad)
 
 
-def _with_gradient(tensor: Any, kind: Any, requires_grad: bool = True) -> Any:
+def _with_gradient(
+    tensor: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool = True
+) -> Any:
     """Rebuild a leaf of this class.
 
     The graph that computed it is not sent, as with torch's own workers.
@@ -325,7 +334,7 @@ def _with_gradient(tensor: Any, kind: Any, requires_grad: bool = True) -> Any:
     return tensor.requires_grad_(requires_grad)
 
 
-def _reduced_nested(obj: Any, torch: Any) -> Any:
+def _reduced_nested(obj: torch.Tensor, torch: ModuleType) -> Any:
     """Reduce to the values in one buffer, out of band, and the offsets of the parts;
     as torch's own workers do.
     """
@@ -340,7 +349,13 @@ def _reduced_nested(obj: Any, torch: Any) -> Any:
     return _nested, (plain.values(), *where, obj.requires_grad)
 
 
-def _nested(values: Any, sizes: Any, strides: Any, offsets: Any, requires_grad: bool) -> Any:
+def _nested(
+    values: torch.Tensor,
+    sizes: torch.Tensor,
+    strides: torch.Tensor,
+    offsets: torch.Tensor,
+    requires_grad: bool,
+) -> Any:
     import torch as untyped
 
     torch: Any = untyped
@@ -349,7 +364,7 @@ def _nested(values: Any, sizes: Any, strides: Any, offsets: Any, requires_grad: 
     )
 
 
-def _reduced_sparse(obj: Any, torch: Any) -> Any:
+def _reduced_sparse(obj: torch.Tensor, torch: ModuleType) -> Any:
     """Reduce to parts: torch's own rebuild keeps every sparse tensor for a check
     that only ``torch.load`` makes.
     """
@@ -378,7 +393,12 @@ def _reduced_sparse(obj: Any, torch: Any) -> Any:
     return NotImplemented
 
 
-def _sparse(layout: Any, parts: Any, size: Any, coalesced: bool | None) -> Any:
+def _sparse(
+    layout: torch.layout,
+    parts: tuple[torch.Tensor, ...],
+    size: tuple[int, ...],
+    coalesced: bool | None,
+) -> Any:
     import torch as untyped
 
     torch: Any = untyped
@@ -387,14 +407,16 @@ def _sparse(layout: Any, parts: Any, size: Any, coalesced: bool | None) -> Any:
     return torch.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=False)
 
 
-def from_subclass(kind: Any, array: Any, dtype: str, attributes: dict[str, Any]) -> Any:
+def from_subclass(
+    kind: type[torch.Tensor], array: Any, dtype: str, attributes: dict[str, Any]
+) -> Any:
     """Rebuild a tensor of this class on the array's memory, with its attributes."""
     tensor = from_parts(array, dtype).as_subclass(kind)
     vars(tensor).update(attributes)
     return tensor
 
 
-def _reduced_storage(obj: Any, torch: Any) -> Any:
+def _reduced_storage(obj: object, torch: ModuleType) -> Any:
     """Reduce the storage of a tensor, which torch would write into the pickle."""
     if isinstance(obj, torch.storage.TypedStorage) and obj.device.type == "cpu":
         return _typed_storage, (_bytes_of(obj._untyped_storage, torch), obj.dtype)
@@ -403,12 +425,12 @@ def _reduced_storage(obj: Any, torch: Any) -> Any:
     return NotImplemented
 
 
-def _bytes_of(storage: Any, torch: Any) -> np.ndarray[Any, Any]:
+def _bytes_of(storage: torch.UntypedStorage, torch: ModuleType) -> np.ndarray[Any, Any]:
     array: np.ndarray[Any, Any] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return array
 
 
-def _untyped_storage(array: Any) -> Any:
+def _untyped_storage(array: np.ndarray[Any, Any]) -> Any:
     import torch
 
     return (
@@ -418,7 +440,7 @@ def _untyped_storage(array: Any) -> Any:
     )
 
 
-def _typed_storage(array: Any, dtype: Any) -> Any:
+def _typed_storage(array: np.ndarray[Any, Any], dtype: torch.dtype) -> Any:
     import torch
 
     typed: Any = torch.storage.TypedStorage

@@ -63,7 +63,7 @@ def names(structure: Structure, prefix: str = "") -> Iterator[str]:
         yield from names(child, f"{prefix}.{key}" if prefix else str(key))
 
 
-def leaves(value: Any, structure: Structure) -> Iterator[Any]:
+def leaves(value: object, structure: Structure) -> Iterator[Any]:
     """Yield the leaves of ``value`` in the order of ``structure``.
 
     Raises
@@ -157,7 +157,10 @@ def _rebuild(structure: Structure, values: Iterator[Any]) -> Any:
 
 
 def transform(
-    value: Any, function: Callable[[Any], Any], *, leave: Callable[[Any], bool] = lambda key: False
+    value: object,
+    function: Callable[[Any], Any],
+    *,
+    leave: Callable[[Any], bool] = lambda key: False,
 ) -> Any:
     """Return ``value`` with ``function`` applied to every leaf; containers keep their kind.
 

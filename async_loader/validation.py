@@ -10,7 +10,7 @@ from typing import Any
 from async_loader.errors import ConfigError, ResourceLimit
 
 
-def whole(name: str, value: Any, least: int) -> int:
+def whole(name: str, value: object, least: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ConfigError(f"{name} is {value!r}: give an integer of at least {least}")
     number = int(value)
@@ -19,7 +19,7 @@ def whole(name: str, value: Any, least: int) -> int:
     return number
 
 
-def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+def one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
     if not any(type(value) is type(one) and value == one for one in allowed):
         raise ConfigError(f"{name} is {value!r}: give one of {', '.join(map(repr, allowed))}")
 

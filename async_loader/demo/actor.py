@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from async_loader.demo.settings import Settings
 from async_loader.errors import AsyncLoaderError, MissingExtra
 from async_loader.feeder import connect
+from async_loader.table import Writer
 
 Array = NDArray[Any]
 TABLE, POLICY = "replay", "policy"
@@ -149,7 +150,7 @@ class Actor:
                 if newer is not None:
                     policy = Policy(newer.tensors, newer.version)
 
-    def _step(self, policy: Policy, obs: Array, writer: Any) -> Array:
+    def _step(self, policy: Policy, obs: Array, writer: Writer) -> Array:
         actions = self._choose(policy, obs)
         after, rewards, terminated, truncated, info = self._envs.step(actions)
         for env in range(len(obs)):

@@ -135,7 +135,7 @@ def _views(
     return views
 
 
-def _column(name: str, value: Any) -> npt.NDArray[Any]:
+def _column(name: str, value: object) -> npt.NDArray[Any]:
     array = tensors.as_array(value)
     if array is None and isinstance(value, bool | int | float | complex):
         raise ConfigError(

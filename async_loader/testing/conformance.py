@@ -426,7 +426,7 @@ def _demand_equal(schema: Schema, one: Sequence[Any], other: Sequence[Any], text
         _demand(a.tobytes() == b.tobytes(), f"{text}: field {field.name!r}")
 
 
-def _demand_same(one: Any, other: Any, text: str) -> None:
+def _demand_same(one: object, other: object, text: str) -> None:
     structure = tree.structure_of(one)
     _demand(structure == tree.structure_of(other), text)
     for a, b in zip(tree.leaves(one, structure), tree.leaves(other, structure), strict=True):
