@@ -19,7 +19,7 @@ from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import reduction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -29,7 +29,11 @@ from async_loader.errors import CannotSend
 from async_loader.names import describe
 from async_loader.shm.segment import Segment, close_all
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 _ALIGN = 64
+_Keep = Callable[[pickle.PickleBuffer], bool] | None
 
 
 @dataclass(slots=True)
@@ -68,7 +72,7 @@ class Encoded:
 
 
 def encode(
-    obj: Any, *, by_value: bool = False, out_of_band: bool = False, at_birth: bool = False
+    obj: object, *, by_value: bool = False, out_of_band: bool = False, at_birth: bool = False
 ) -> Encoded:
     """Pickle ``obj``.
 
@@ -100,7 +104,7 @@ def encode(
         raise CannotSend(f"{describe(obj)} cannot be sent to a worker process: {error}") from error
 
 
-def decode(head: Any, buffers: Sequence[Any] = (), fds: Sequence[int] = ()) -> Any:
+def decode(head: Buffer, buffers: Sequence[Any] = (), fds: Sequence[int] = ()) -> Any:
     """The object again, on the memory of ``buffers``.
 
     Takes ownership of ``fds``: those of which no segment was made are closed, also when the pickle
@@ -152,7 +156,7 @@ def _defined_in_main() -> list[tuple[str, Any]]:
     return [(name, value) for name, value in found if isinstance(value, types.FunctionType | type)]
 
 
-def _dump(kind: Any, obj: Any, out_of_band: bool) -> Encoded:
+def _dump(kind: Callable[..., pickle.Pickler], obj: object, out_of_band: bool) -> Encoded:
     sink = io.BytesIO()
     encoded = Encoded(b"")
 
@@ -165,7 +169,7 @@ def _dump(kind: Any, obj: Any, out_of_band: bool) -> Encoded:
     return encoded
 
 
-def _special(obj: Any, fds: list[int]) -> Any:
+def _special(obj: object, fds: list[int]) -> Any:
     if type(obj) is Segment:
         fds.append(obj.fileno())
         return _segment, (len(fds) - 1, obj.nbytes)
@@ -177,7 +181,7 @@ def _segment(number: int, nbytes: int) -> Segment:
     raise AssertionError("only the unpickler resolves segments")
 
 
-def _by_reference(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler:
+def _by_reference(sink: io.BytesIO, keep: _Keep, fds: list[int]) -> pickle.Pickler:
     """A pickler with a table of the special types: unlike reducer_override it costs nothing for
     all other objects.
     """
@@ -191,7 +195,7 @@ def _by_reference(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler
     return pickler
 
 
-def _at_start(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler:
+def _at_start(sink: io.BytesIO, keep: _Keep, fds: list[int]) -> pickle.Pickler:
     pickler: Any = _by_reference(sink, keep, fds)
     pickler.dispatch_table = {**_shared_at_start(), **pickler.dispatch_table}
     return pickler  # type: ignore[no-any-return]
@@ -210,20 +214,20 @@ def _shared_at_start() -> dict[type, Any]:
 class _Batch(pickle.Pickler):
     """For results: their tensors may be of any subclass, which a table of types cannot know."""
 
-    def __init__(self, sink: io.BytesIO, keep: Any, fds: list[int]) -> None:
+    def __init__(self, sink: io.BytesIO, keep: _Keep, fds: list[int]) -> None:
         super().__init__(sink, protocol=5, buffer_callback=keep)
         self._fds = fds
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         return NotImplemented if type(obj) is np.ndarray else _special(obj, self._fds)
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, sink: io.BytesIO, keep: Any, fds: list[int]) -> None:
+    def __init__(self, sink: io.BytesIO, keep: _Keep, fds: list[int]) -> None:
         super().__init__(sink, protocol=5, buffer_callback=keep)
         self._fds = fds
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         special = _special(obj, self._fds)
         return super().reducer_override(obj) if special is NotImplemented else special
 
@@ -247,7 +251,7 @@ class _Unpickler(pickle.Unpickler):
     """
 
     def __init__(
-        self, file: Any, *, buffers: Sequence[Any], attach: Callable[[int, int], Segment]
+        self, file: io.BytesIO, *, buffers: Sequence[Any], attach: Callable[[int, int], Segment]
     ) -> None:
         super().__init__(file, buffers=buffers)
         self._attach = attach

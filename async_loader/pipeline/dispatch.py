@@ -21,7 +21,7 @@ from async_loader.pipeline.workers.sample_work import LocalReaders, SampleTasks
 from async_loader.pipeline.workers.thread_pool import ThreadPool
 from async_loader.pipeline.workers.work import WorkerState
 from async_loader.pipeline.workers.worker_pool import WorkerPool
-from async_loader.source import END, Jobs, Reader, Rows, Source
+from async_loader.source import END, Jobs, Plan, Reader, Rows, Source
 from async_loader.stats import Meter
 
 
@@ -36,7 +36,7 @@ class InlineTasks:
         self._spec = spec
         state.tell(spec.number, spec.seed, 0, lambda: spec.state)
 
-    def do(self, seq: int, task: Any) -> Any:
+    def do(self, seq: int, task: object) -> Any:
         """The batch of a task, or END of the stream. Raises what the work raises."""
         state, spec = self._state(), self._spec
         if state is None:
@@ -47,11 +47,11 @@ class InlineTasks:
         with arena.within(None):
             return state.do(spec.number, spec.first + seq, task, stream=spec.stream)
 
-    def outcome(self, seq: int, task: Any) -> Outcome:
+    def outcome(self, seq: int, task: object) -> Outcome:
         batch = self.do(seq, task)
         return StreamEnd(0) if batch is END else Batch(tree=batch)
 
-    def send(self, seq: int, task: Any, worker: int | None, noted: Callable[[], None]) -> None:
+    def send(self, seq: int, task: object, worker: int | None, noted: Callable[[], None]) -> None:
         """Nothing is sent ahead."""
 
     def forget(self) -> None:
@@ -78,7 +78,7 @@ class TaskDispatch:
         self._spec = spec
         self._ready = ready
 
-    def send(self, seq: int, task: Any, worker: int | None, noted: Callable[[], None]) -> None:
+    def send(self, seq: int, task: object, worker: int | None, noted: Callable[[], None]) -> None:
         def both() -> None:
             self.jobs.append(chunk.job)
             noted()
@@ -86,7 +86,7 @@ class TaskDispatch:
         chunk = self.chunk(seq, task, worker, self._ready)
         self._pool.submit([chunk], both)
 
-    def chunk(self, seq: int, task: Any, worker: int | None, ready: TrainQueue) -> Chunk:
+    def chunk(self, seq: int, task: object, worker: int | None, ready: TrainQueue) -> Chunk:
         """A task as one chunk. Raises CannotSend, OutOfMemory."""
         if self._assembler is not None:
             return self._assembler.whole_task(self._spec, seq, ready, task, worker)
@@ -126,7 +126,7 @@ class PlanDispatch:
             self._ready.put(seq, self.outcome(seq, plan))
             noted()
 
-    def outcome(self, seq: int, plan: Any) -> Outcome:
+    def outcome(self, seq: int, plan: Plan) -> Outcome:
         """The batch of a plan, made in this thread."""
         if isinstance(plan, Rows) and self._reader is None:
             self._meet_reader()

@@ -38,7 +38,7 @@ from async_loader.pipeline.producer import Credits
 from async_loader.pipeline.task_supplier import IterableTasks, StreamTasks
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.thread_pool import WorkerStates
-from async_loader.pipeline.workers.work import END, Kind, Seeding, WorkerConfig, WorkerState
+from async_loader.pipeline.workers.work import END, Kind, Seeding, Work, WorkerConfig, WorkerState
 from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.shm.malloc import keep_freed_memory
 from async_loader.shm.slot_ring import SlotRing
@@ -98,7 +98,7 @@ class Engine:
 
     def __init__(
         self,
-        work: Any,
+        work: Work,
         workers: int = 0,
         *,
         kind: Kind = "process",
@@ -255,14 +255,14 @@ class Engine:
         self,
         tasks: Iterable[Any],
         *,
-        state: Any = None,
+        state: object = None,
         seed: int | None = None,
         prefetch: int | None = None,
         in_order: bool = True,
         timeout_s: float | None = None,
         static: bool = False,
         first: int = 0,
-        opening: Any = END,
+        opening: object = END,
         transfer: Callable[[StreamerInput], TransferThread] | None = None,
     ) -> BatchIterator:
         """One pass over ``tasks``.
@@ -304,13 +304,13 @@ class Engine:
     def streams(
         self,
         *,
-        state: Any = None,
+        state: object = None,
         seed: int | None = None,
         prefetch: int | None = None,
         in_order: bool = True,
         timeout_s: float | None = None,
         turn: int = 0,
-        opening: Any = END,
+        opening: object = END,
         transfer: Callable[[StreamerInput], TransferThread] | None = None,
     ) -> BatchIterator:
         """One pass over what the workers' own iterators give: `Work.begin` returns one in each.
@@ -331,7 +331,7 @@ class Engine:
             spec, supplier, prefetch, in_order, timeout_s, (opening, streams), transfer
         )
 
-    def _spec(self, state: Any, seed: int | None, *, stream: bool, first: int) -> IterationSpec:
+    def _spec(self, state: object, seed: int | None, *, stream: bool, first: int) -> IterationSpec:
         self.start()
         assert self._core is not None
         number = next(self._numbers)

@@ -118,7 +118,7 @@ class Iteration:
 
     # -- openings ----------------------------------------------------------------------------------
 
-    def open(self, task: Any, workers: int) -> None:
+    def open(self, task: object, workers: int) -> None:
         """Have each of ``workers`` do this task before any other.
 
         The answers have a queue of their own: they are no batches.

@@ -87,7 +87,7 @@ class IterationSpec:
     revision: int = 0
     lost: dict[int, BaseException | None] = field(default_factory=dict)
 
-    def encode_state(self, state: Any) -> None:
+    def encode_state(self, state: object) -> None:
         """Set the state, for worker processes."""
         self.state, self.payload = state, codec.encode(state)
         self.revision += 1

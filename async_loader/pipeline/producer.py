@@ -80,7 +80,7 @@ class Credits:
 class Dispatch(Protocol):
     """Where the work of a task is done."""
 
-    def send(self, seq: int, task: Any, worker: int | None, noted: Callable[[], None]) -> None:
+    def send(self, seq: int, task: object, worker: int | None, noted: Callable[[], None]) -> None:
         """Have a task done; its outcome goes to the train queue.
 
         ``noted`` is called if, and only if, the task is on its way, also when a signal comes

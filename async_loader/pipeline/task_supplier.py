@@ -60,11 +60,11 @@ class TaskSupplier:
     def stream_ended(self, worker: int) -> None:
         """This worker's stream has no more batches."""
 
-    def hand_out(self, lease: Any) -> bool:
+    def hand_out(self, lease: object) -> bool:
         """See `Leasing.hand_out`."""
         return True
 
-    def settle(self, lease: Any) -> None:
+    def settle(self, lease: object) -> None:
         """See `Leasing.settle`."""
 
     def release(self, timeout_s: float) -> None:
@@ -129,10 +129,10 @@ class SourceTasks(TaskSupplier):
     def waiting_for(self) -> str | None:
         return waiting_for(self.source)
 
-    def hand_out(self, lease: Any) -> bool:
+    def hand_out(self, lease: object) -> bool:
         return cast(Leasing, self.source).hand_out(lease)
 
-    def settle(self, lease: Any) -> None:
+    def settle(self, lease: object) -> None:
         cast(Leasing, self.source).settle(lease)
 
     def release(self, timeout_s: float) -> None:

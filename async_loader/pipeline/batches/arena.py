@@ -11,13 +11,16 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors
 from async_loader.shm.array_pool import ArrayPool
+
+if TYPE_CHECKING:
+    import torch
 
 _ALIGN = 64
 _current = threading.local()
@@ -77,7 +80,7 @@ def current() -> Arena | None:
     return getattr(_current, "arena", None)
 
 
-def empty(shape: Sequence[int], dtype: Any) -> npt.NDArray[Any]:
+def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """An uninitialised array for a part of the batch that is being made.
 
     In a worker process its memory is used again for a later batch: put it into the batch that this
@@ -131,7 +134,7 @@ def stack_tensors(items: Sequence[Any]) -> Any:
     return torch.stack(list(items), out=torch.from_numpy(empty((len(items), *first.shape), kind)))
 
 
-def _plain(items: Sequence[Any], first: Any) -> bool:
+def _plain(items: Sequence[Any], first: torch.Tensor) -> bool:
     """Whether torch would make a strided CPU tensor of the first one's dtype of them, without a
     gradient.
     """

@@ -75,7 +75,7 @@ class ChunkAssembler:
     # -- before ------------------------------------------------------------------------------------
 
     def whole_task(
-        self, spec: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None
+        self, spec: IterationSpec, seq: int, ready: TrainQueue, task: object, worker: int | None
     ) -> Chunk:
         """A task of which nothing is known, as one chunk. Raises CannotSend, OutOfMemory."""
         job = Job(seq, 1, self._slots.spare_slot(), True, ready, chunks=1, worker=worker)
@@ -143,7 +143,7 @@ class ChunkAssembler:
 
     # -- after -------------------------------------------------------------------------------------
 
-    def load(self, chunk: Chunk, record: Record, where: Any) -> Any:
+    def load(self, chunk: Chunk, record: Record, where: tuple[Any, ...] | None) -> Any:
         """What a worker sent, on the memory in which it sent it."""
         if where is None:
             return codec.decode(record.payload)

@@ -28,7 +28,7 @@ def is_ignored(key: object) -> bool:
     return isinstance(key, str) and key.startswith(IGNORE_PREFIX)
 
 
-def schema_of(sample: Any) -> Schema | None:
+def schema_of(sample: object) -> Schema | None:
     """The schema of one row of the collated batch; ``None`` when a leaf is not of fixed numeric
     shape.
     """
@@ -180,7 +180,7 @@ def _collate_leaves(samples: Sequence[Any], name: str) -> Any:
     return np.stack(arrays, dtype=_common_dtype({a.dtype for a in arrays}, name), casting="unsafe")
 
 
-def _leaf(value: Any, i: int, name: str) -> npt.NDArray[Any]:
+def _leaf(value: object, i: int, name: str) -> npt.NDArray[Any]:
     """A number, array or tensor as an array; shape ``(1,)`` as ``()``."""
     array = tensors.as_array(value)
     if array is None and isinstance(value, bool | int | float):

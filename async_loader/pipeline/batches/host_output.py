@@ -8,9 +8,10 @@ that has just computed for ten milliseconds finds its caches cold. So all that c
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from async_loader import tensors, tree
 from async_loader.pipeline import codec
@@ -18,6 +19,9 @@ from async_loader.pipeline.batch import UNMADE, Batch, Outcome
 from async_loader.pipeline.batches.collate import is_ignored
 from async_loader.pipeline.batches.slot_allocator import COPY_BELOW
 from async_loader.shm.batch_buffer import BatchBuffer
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class HostOutput:
@@ -63,7 +67,9 @@ class HostOutput:
             batch.value = self._value(batch)
         return batch.value
 
-    def unpack(self, head: Any, buffer: BatchBuffer, table: tuple[tuple[int, int], ...]) -> Batch:
+    def unpack(
+        self, head: Buffer, buffer: BatchBuffer, table: tuple[tuple[int, int], ...]
+    ) -> Batch:
         """The batch that a worker pickled into a slot; a small one leaves the slot here."""
         if not self.keep_slots and sum(nbytes for _, nbytes in table) < COPY_BELOW:
             self.copied_small += 1
@@ -104,7 +110,9 @@ def _nbytes(batch: Batch) -> int:
     return sum(nbytes for _, nbytes in batch.packed[1]) if batch.packed is not None else 0
 
 
-def _decode_copy(head: Any, root: Any, table: tuple[tuple[int, int], ...]) -> Any:
+def _decode_copy(
+    head: Buffer, root: npt.NDArray[np.uint8], table: tuple[tuple[int, int], ...]
+) -> Any:
     """The batch on memory of its own: one block for all of its arrays, in the order of the slot."""
     if not table:
         return codec.decode(head)
@@ -114,7 +122,7 @@ def _decode_copy(head: Any, root: Any, table: tuple[tuple[int, int], ...]) -> An
     return codec.decode(head, [block[o - start : o - start + n] for o, n in table])
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: object) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     return value.clone() if tensors.is_tensor(value) else value

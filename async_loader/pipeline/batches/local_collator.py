@@ -57,7 +57,7 @@ class LocalCollator:
         self._schema = schema
         return Batch(buffer, layout)
 
-    def ready(self, batch: Any) -> Batch:
+    def ready(self, batch: object) -> Batch:
         """Copy a batch of arrays, so that its maker may use them again; other objects in it stay as
         they are.
         """
@@ -75,7 +75,7 @@ class LocalCollator:
         return self.arrays(layout, found)
 
     @staticmethod
-    def lent(batch: Any) -> Batch:
+    def lent(batch: object) -> Batch:
         """A batch whose arrays stay valid for as long as there are references to them: handed on
         without a copy.
         """
@@ -99,7 +99,7 @@ class LocalCollator:
         return Batch(buffer, layout)
 
 
-def _own(value: Any) -> Any:
+def _own(value: object) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     return value.detach().clone() if tensors.is_tensor(value) else value

@@ -111,7 +111,7 @@ def backend_for(device: Any) -> DeviceBackend:
     return CudaBackend(found) if found.type == "cuda" else TorchBackend(found)
 
 
-def _find(device: Any) -> torch.device:
+def _find(device: str | torch.device) -> torch.device:
     import torch
 
     try:
@@ -204,13 +204,13 @@ class TorchBackend:
     def record(self) -> Any:
         return self._side.record_event()
 
-    def done(self, event: Any) -> bool:
+    def done(self, event: torch.Event) -> bool:
         return bool(event.query())
 
-    def synchronize(self, event: Any) -> None:
+    def synchronize(self, event: torch.Event) -> None:
         event.synchronize()
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: torch.Event) -> None:
         self._consumers().wait_event(event)
 
     def protect(self, block: torch.Tensor) -> None:

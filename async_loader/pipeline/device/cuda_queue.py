@@ -36,7 +36,7 @@ class CudaQueue(Progress):
         self._closed = False
         self._broken: Broken | None = None
 
-    def put(self, item: Any) -> None:
+    def put(self, item: object) -> None:
         """The next in order; END may be put too and stays the answer once reached."""
         with self._lock:
             if item is END:
@@ -45,7 +45,7 @@ class CudaQueue(Progress):
                 self._items.append(item)
         self._changed.open()
 
-    def put_urgent(self, item: Any) -> None:
+    def put_urgent(self, item: object) -> None:
         """Ahead of everything that is queued, in the order of the urgent ones."""
         with self._lock:
             if not self._closed:

@@ -293,7 +293,7 @@ class Streamer(TransferThread):
                 )
         return tree.rebuild(structure, values), tuple(blocks)
 
-    def _hold(self, host: Any) -> Any:
+    def _hold(self, host: object) -> Any:
         """Keep what the copies read until the event behind them is done.
 
         See NOTE [lifetime of a slot ...].
@@ -377,7 +377,7 @@ def _idle(ring: SlotRing) -> bool:
     return ring.free + ring.retired >= ring.count
 
 
-def _movable(value: Any) -> bool:
+def _movable(value: object) -> bool:
     if not tensors.is_tensor(value):
         return False
     import torch
@@ -385,6 +385,6 @@ def _movable(value: Any) -> bool:
     return bool(value.device.type == "cpu" and value.layout == torch.strided)
 
 
-def _own(value: Any) -> Any:
+def _own(value: object) -> Any:
     """A tensor of its own, for the slot from which it comes is recycled."""
     return value.clone() if tensors.is_tensor(value) else value

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.batch_layout import BatchLayout
@@ -216,7 +217,7 @@ def _fits(schema: Schema, layout: BatchLayout) -> bool:
     )
 
 
-def fetch(reader: Reader, index: Any, seed: Seed) -> Sequence[Any]:
+def fetch(reader: Reader, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[Any]:
     """Rows as samples: for a reader without a schema, and for a collate_fn."""
     schema = reader.schema
     if schema is None:
@@ -224,7 +225,7 @@ def fetch(reader: Reader, index: Any, seed: Seed) -> Sequence[Any]:
     return list(collate.rows_of(schema, read_fresh(reader, index, seed)))
 
 
-def read_fresh(reader: Reader, index: Any, seed: Seed) -> list[Any]:
+def read_fresh(reader: Reader, index: npt.NDArray[np.int64], seed: Seed) -> list[Any]:
     """Rows in arrays of their own."""
     assert reader.schema is not None
     layout = BatchLayout.contiguous(reader.schema, len(index))

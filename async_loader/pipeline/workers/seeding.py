@@ -7,9 +7,10 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -44,7 +45,9 @@ class _WhenTorchComes(MetaPathFinder):
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)
@@ -52,7 +55,7 @@ class _WhenTorchComes(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
-            def load_and_seed(module: Any) -> None:
+            def load_and_seed(module: ModuleType) -> None:
                 load(module)
                 module.default_generator.manual_seed(self._state)
 

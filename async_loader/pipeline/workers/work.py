@@ -169,7 +169,7 @@ class WorkerState:
         """This iteration is over."""
         self._known.pop(iteration, None)
 
-    def do(self, iteration: int, seq: int, task: Any, *, stream: bool) -> Any:
+    def do(self, iteration: int, seq: int, task: object, *, stream: bool) -> Any:
         """The batch of a task, or END when this worker's stream has none any more.
 
         Raises what the work raises.

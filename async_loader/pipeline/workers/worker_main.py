@@ -180,7 +180,7 @@ class Worker:
         except Exception as error:  # no memory for the result
             self._answer(task, began, "error", report(error))
 
-    def _do(self, task: TaskRecord, what: Any) -> tuple[str, Encoded | None]:
+    def _do(self, task: TaskRecord, what: object) -> tuple[str, Encoded | None]:
         self._state.forget_before(task.oldest)
         self._arena = Arena(self._slots.root(task)) if task.whole and task.ring >= 0 else None
         if task.kind in ("jobs", "rows"):

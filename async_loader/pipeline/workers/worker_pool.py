@@ -56,7 +56,7 @@ def nothing() -> None:
 class Assembler(Protocol):
     """Puts finished chunks together."""
 
-    def load(self, chunk: Chunk, record: Record, where: Any) -> Any:
+    def load(self, chunk: Chunk, record: Record, where: tuple[Any, ...] | None) -> Any:
         """What a worker sent, on the memory in which it sent it."""
 
     def assemble(self, job: Job) -> Any:
@@ -323,13 +323,18 @@ class WorkerPool:
                 self._complete(chunk, kind, value)
 
     def _value(
-        self, kind: str, handle: WorkerHandle, chunk: Chunk, record: Record, where: Any
+        self,
+        kind: str,
+        handle: WorkerHandle,
+        chunk: Chunk,
+        record: Record,
+        where: tuple[Any, ...] | None,
     ) -> Any:
         if kind == "wrote":
             return None
         return handle.number if kind == "end" else self._assembler.load(chunk, record, where)
 
-    def _complete(self, chunk: Chunk, kind: str, value: Any) -> None:
+    def _complete(self, chunk: Chunk, kind: str, value: object) -> None:
         job = chunk.job
         job.results[chunk.number] = (kind, value)
         if len(job.results) < job.chunks:
