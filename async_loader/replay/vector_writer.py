@@ -126,11 +126,11 @@ class VectorWriter:
     def append(
         self,
         *,
-        next_obs: Any,
-        terminated: Any,
-        truncated: Any,
+        next_obs: object,
+        terminated: object,
+        truncated: object,
         info: Mapping[str, Any] | None = None,
-        priority: Any = None,
+        priority: object = None,
         timeout_s: float | None = None,
         **fields: Any,
     ) -> Ids | None:

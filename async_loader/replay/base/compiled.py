@@ -72,7 +72,7 @@ def _compile_whole(made: Any) -> None:
     """
     compile_ = made.compile
 
-    def whole(signature: Any) -> Any:
+    def whole(signature: object) -> Any:
         with SignalsDeferred():
             return compile_(signature)
 

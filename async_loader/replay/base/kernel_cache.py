@@ -21,7 +21,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
     An entry that cannot be read is compiled; one that cannot be written is dropped.
     """
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
+    def load_overload(self, sig: object, target_context: object) -> Any:
         """Return compiled code, ``None`` if no entry can be read."""
         try:
             return super().load_overload(sig, target_context)
@@ -30,7 +30,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
             warn_once(f"compiled kernels in {self.cache_path} cannot be read ({_reason(error)})")
             return None
 
-    def save_overload(self, sig: Any, data: Any) -> None:
+    def save_overload(self, sig: object, data: object) -> None:
         """Store compiled code, if the disk allows."""
         try:
             super().save_overload(sig, data)

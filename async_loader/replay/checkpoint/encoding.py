@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ def schema_of(saved: dict[str, Any]) -> Schema:
     return Schema(_node_of(saved["structure"]), tuple(fields))
 
 
-def _node_of(saved: Any) -> tree.Structure:
+def _node_of(saved: Sequence[Any] | None) -> tree.Structure:
     if saved is None:
         return None
     known, keys, children = saved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,7 +37,10 @@ See samplers/random_numbers.py.
 
 
 def load(
-    make: Callable[..., Any], path: object, number: int | None, overrides: dict[str, Any]
+    make: Callable[..., Any],
+    path: str | os.PathLike[str],
+    number: int | None,
+    overrides: dict[str, Any],
 ) -> Any:
     """See `ReplayBuffer.from_checkpoint`. ``make`` is called as ReplayBuffer is."""
     with open_chain(path, number) as checkpoint:
@@ -50,7 +54,7 @@ def load_into(
     table_state: TableState,
     table_sampler: TableSampler,
     saver: Saver,
-    path: object,
+    path: str | os.PathLike[str],
     number: int | None,
     timeout_s: float | None,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from async_loader.replay.checkpoint.manifest import Block, Manifest
 _TRIES = 100
 
 
-def open_chain(path: Any, number: int | None) -> Checkpoint:
+def open_chain(path: str | os.PathLike[str], number: int | None) -> Checkpoint:
     """Open the newest save in a folder, or save ``number``, with all its files: other processes may
     save and drop meanwhile.
 

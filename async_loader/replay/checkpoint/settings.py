@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def view_json(view: Transitions | None) -> Any:
     )
 
 
-def view_of(saved: Any) -> Transitions | None:
+def view_of(saved: Mapping[str, Any] | None) -> Transitions | None:
     """Make the view of `view_json`."""
     return (
         None
@@ -154,7 +155,7 @@ def limiter_json(limiter: RateLimiter | None) -> Any:
     return [limiter.min_size_to_sample, limiter.samples_per_insert, limiter.error_buffer]
 
 
-def limiter_of(saved: Any) -> RateLimiter | None:
+def limiter_of(saved: Sequence[Any] | None) -> RateLimiter | None:
     """Make the limiter of `limiter_json`."""
     if saved is None:
         return None

@@ -11,6 +11,7 @@ temporary folder before it is removed.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import threading
 import time
@@ -18,7 +19,6 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -185,7 +185,7 @@ class Saver:
         with self._turn:
             self._turn.notify_all()
 
-    def save(self, path: Any, timeout_s: float | None = None) -> SaveReport:
+    def save(self, path: str | os.PathLike[str], timeout_s: float | None = None) -> SaveReport:
         """See `ReplayBuffer.save`."""
         try:
             with self.alone(path, timeout_s):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from async_loader.replay.array_types import Ids
 from async_loader.replay.base.compiled import kernel
 
 END = -1
@@ -16,7 +17,7 @@ FREE = -2  # not in the list
 
 
 @kernel(keeps_gil=True)
-def append(before: Any, after: Any, ends: Any, rows: Any) -> None:
+def append(before: Ids, after: Ids, ends: Ids, rows: Ids) -> None:
     """Append rows at the young end, in their order, except for known ones.
 
     ``ends``: the oldest and the youngest row.
@@ -33,7 +34,7 @@ def append(before: Any, after: Any, ends: Any, rows: Any) -> None:
 
 
 @kernel(keeps_gil=True)
-def unlink(before: Any, after: Any, ends: Any, rows: Any) -> None:
+def unlink(before: Ids, after: Ids, ends: Ids, rows: Ids) -> None:
     """Remove rows, wherever they are."""
     for row in rows:
         if before[row] == FREE:
@@ -50,7 +51,7 @@ def unlink(before: Any, after: Any, ends: Any, rows: Any) -> None:
 
 
 @kernel(keeps_gil=True)
-def walk(links: Any, start: int, out: Any) -> int:
+def walk(links: Ids, start: int, out: Ids) -> int:
     """Follow ``links`` from ``start`` into ``out``. Return how many rows there were."""
     row = start
     for i in range(len(out)):

@@ -50,7 +50,7 @@ class MaxEver:
     def state(self) -> Any:
         return self.largest
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: float | None) -> None:
         self.largest = None if state is None else float(state)
 
 

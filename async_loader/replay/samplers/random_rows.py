@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Items, Rows
@@ -23,7 +22,7 @@ def draw_any(numbers: RandomNumbers, items: Items, among: Rows, count: int) -> R
 
 @kernel(keeps_gil=True)
 def any_items(
-    numbers: Any, alive: Any, listed: Any, candidates: int, rows: Any, filled: int
+    numbers: Array, alive: Array, listed: Ids, candidates: int, rows: Ids, filled: int
 ) -> tuple[int, int]:
     """Fill ``rows`` from ``filled`` on with rows that hold an item, each with equal probability.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class Seeded:
         quick = shortcut(self._sampler, "draw_into", "draw")
         return quick is not None and bool(self._with_numbers(quick, reading))
 
-    def _with_numbers(self, draw: Any, argument: Any) -> Any:
+    def _with_numbers(self, draw: Callable[..., Any], argument: object) -> Any:
         sampler = self._sampler
         theirs = getattr(sampler, "_numbers", None)
         if not isinstance(theirs, RandomNumbers):

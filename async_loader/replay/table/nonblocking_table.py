@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -270,7 +269,7 @@ class NonblockingTable:
             self._write_part(source, final, slice(first, stop - start), streams, flags, given)
 
     def _write_part(
-        self, source: Ids, final: Ids, part: slice, streams: Any, flags: Ids, given: Any
+        self, source: Ids, final: Ids, part: slice, streams: Ids, flags: Ids, given: Floats
     ) -> None:
         source, final = from_step(source, part.start), from_step(final, part.start)
         count = part.stop - part.start

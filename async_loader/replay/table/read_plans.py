@@ -59,7 +59,12 @@ class ReadPlans(DrawChecks):
         return known
 
     def _register(
-        self, key: Any, view: Transitions | None, sampler: Sampler | None, count: int, min_size: int
+        self,
+        key: tuple[Transitions | None, bool],
+        view: Transitions | None,
+        sampler: Sampler | None,
+        count: int,
+        min_size: int,
     ) -> ReadPlan:
         table_state = self._table_state
         assert table_state.schema is not None

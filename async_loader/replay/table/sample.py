@@ -196,7 +196,7 @@ class TableSampler(ReadPlans):
         sampler: Sampler,
         drawn: Drawn,
         gone: Ids,
-        into: Any,
+        into: Window,
         lock: AbstractContextManager[Any],
     ) -> None:
         """Draw others for items that were overwritten between draw and read.
