@@ -6,8 +6,8 @@ by item would give.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from async_loader import tensors
 from async_loader.dataset.torch_collate import plain
 from async_loader.errors import ConfigError
 from async_loader.shm.array_pool import ArrayPool
+
+if TYPE_CHECKING:
+    import torch
 
 Index = npt.NDArray[np.int64]
 _BIG = 512 << 10
@@ -50,7 +53,7 @@ class Columns:
     def __len__(self) -> int:
         return self._rows if self._index is None else len(self._index)
 
-    def subset(self, indices: Any) -> Columns:
+    def subset(self, indices: object) -> Columns:
         """Of these items, in this order. Raises NoColumns, IndexError."""
         index = as_index(indices)
         if index is None:
@@ -121,7 +124,7 @@ def columns_of(dataset: Any) -> Columns:
     )
 
 
-def as_index(indices: Any) -> Index | None:
+def as_index(indices: object) -> Index | None:
     """A batch of integers as an array; ``None`` when it is something else."""
     if isinstance(indices, np.ndarray):
         return (
@@ -148,7 +151,7 @@ def _only(values: list[Any]) -> Any:
     return values[0]
 
 
-def _checked(parts: Any) -> list[Any]:
+def _checked(parts: Iterable[tuple[object, Any]]) -> list[Any]:
     columns = []
     for name, column in parts:
         _check(f"column {name!r}" if name != "" else "it", column)
@@ -185,11 +188,11 @@ def _check(name: str, column: Any) -> None:
         raise NoColumns(f"{name} is a single number")
 
 
-def _nbytes(array: Any) -> int:
+def _nbytes(array: npt.NDArray[Any] | torch.Tensor) -> int:
     return int(array.nbytes)
 
 
-def _taker(array: Any) -> Callable[[Index], Any]:
+def _taker(array: npt.NDArray[Any] | torch.Tensor) -> Callable[[Index], Any]:
     """Gathers rows of one column as a tensor of their own."""
     if tensors.is_tensor(array):
         if tensors.numpy_dtype(array.dtype) is None or array.is_conj() or array.is_neg():
@@ -203,7 +206,7 @@ def _taker(array: Any) -> Callable[[Index], Any]:
 class _TensorRows:
     """What numpy cannot: bfloat16, and complex tensors that are conjugated when they are read."""
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
 
     def __call__(self, index: Index) -> Any:

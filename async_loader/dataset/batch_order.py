@@ -131,7 +131,7 @@ class IndexBatches(Batches):
     def seed(self, seed: int) -> None:
         self._seed = seed
 
-    def load(self, state: Any) -> None:
+    def load(self, state: list[int] | None) -> None:
         if state is not None:
             self._carried = np.asarray(state, np.int64)
 
@@ -294,14 +294,14 @@ class SamplerBatches(Batches):
     def _generator_state(self) -> Any:
         return generator_state(self._generator())
 
-    def _restore(self, loaded: Any) -> None:
+    def _restore(self, loaded: dict[str, Any] | None) -> None:
         if loaded is None:
             return
         self._carried = list(loaded["carried"])
         if loaded["generator"] is not None:
             set_generator(self._generator(), loaded["generator"])
 
-    def load(self, state: Any) -> None:
+    def load(self, state: dict[str, Any] | None) -> None:
         self._loaded = state
 
     def restore_generator(self) -> None:
@@ -419,7 +419,7 @@ class _SamplerPass:
         return None
 
 
-def _mark_of(state: Any) -> Bookmark:
+def _mark_of(state: object) -> Bookmark:
     """Version 1 of the loaders' states has the state of the sampler, or of its iterator, alone."""
     if isinstance(state, dict) and state.keys() == _MARK_KEYS:
         return Bookmark.from_state(state)
@@ -429,12 +429,12 @@ def _mark_of(state: Any) -> Bookmark:
 _MARK_KEYS = Bookmark().to_state().keys()
 
 
-def generator_state(generator: Any) -> list[int] | None:
+def generator_state(generator: object) -> list[int] | None:
     """Of a torch generator, as JSON can hold it; ``None`` where there is no such generator."""
     return generator.get_state().tolist() if hasattr(generator, "get_state") else None
 
 
-def set_generator(generator: Any, state: Any) -> None:
+def set_generator(generator: object, state: list[int]) -> None:
     """The opposite of `generator_state`."""
     import torch
 

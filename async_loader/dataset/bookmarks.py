@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class Bookmark:
     items: Any = None
 
     @classmethod
-    def of(cls, iterable: Any, items: Any, given: int, *, ended: bool) -> Bookmark:
+    def of(cls, iterable: object, items: object, given: int, *, ended: bool) -> Bookmark:
         """Of an iteration that is under way. What it holds may still change with the iteration: see
         `copy.deepcopy`.
         """
@@ -48,7 +48,7 @@ class Bookmark:
         )
 
     @classmethod
-    def from_state(cls, state: Any) -> Bookmark:
+    def from_state(cls, state: dict[str, Any] | Sequence[Any]) -> Bookmark:
         """The opposite of `to_state`. Version 1 of the loaders' states has (given, state of one of
         the two).
         """
@@ -102,7 +102,7 @@ class Bookmark:
             iterable.load_state_dict(self.whole)
 
 
-def has_state(one: Any) -> bool:
+def has_state(one: object) -> bool:
     """Whether it can be asked for its state, and given one."""
     return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
 

@@ -232,7 +232,12 @@ class DataLoader(Generic[B]):
     # -- what the arguments mean -------------------------------------------------------------------
 
     def _order(
-        self, items: Any, shuffle: bool, sampler: Any, batch_sampler: Any, last: LastBatch
+        self,
+        items: Any,
+        shuffle: bool,
+        sampler: Iterable[Any] | None,
+        batch_sampler: Iterable[Any] | None,
+        last: LastBatch,
     ) -> Batches:
         if self._iterable:
             _check_iterable(shuffle, sampler, batch_sampler, last)
@@ -452,7 +457,7 @@ class DataLoader(Generic[B]):
 
 
 def _check_order(
-    batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, last: Any
+    batch_size: int | None, shuffle: object, sampler: object, batch_sampler: object, last: str
 ) -> None:
     one_of("shuffle", shuffle, (True, False))
     one_of("last_batch", last, ("keep", "drop", "roll_over"))
@@ -482,7 +487,7 @@ def _check_order(
     check_last(last, batch_size)
 
 
-def _check_iterable(shuffle: bool, sampler: Any, batch_sampler: Any, last: str) -> None:
+def _check_iterable(shuffle: bool, sampler: object, batch_sampler: object, last: str) -> None:
     given = [
         n
         for n, v in (("shuffle", shuffle), ("sampler", sampler), ("batch_sampler", batch_sampler))
@@ -500,7 +505,7 @@ def _check_iterable(shuffle: bool, sampler: Any, batch_sampler: Any, last: str) 
 
 
 def _delivery(
-    device: Any, pin_memory: bool, *, ahead: bool
+    device: str | torch.device | Sequence[str | torch.device], pin_memory: bool, *, ahead: bool
 ) -> tuple[Any, Callable[[Any], Any] | None]:
     """What a streamer does to batches ahead of time, and what is done to each in the consumer's
     thread.
@@ -514,7 +519,7 @@ def _delivery(
     return backend_for(device), None
 
 
-def _spread(batch: Any, devices: list[Any]) -> Any:
+def _spread(batch: object, devices: list[Any]) -> Any:
     """Each shard to its own device."""
     if not isinstance(batch, list) or len(batch) != len(devices):
         shards = len(batch) if isinstance(batch, list) else 1
@@ -535,13 +540,13 @@ def _length(items: Any) -> int:
         raise ConfigError(text) from None
 
 
-def _is_torch_iterable(items: Any) -> bool:
+def _is_torch_iterable(items: object) -> bool:
     """Torch's IterableDataset has a `__getitem__` of its own, which raises."""
     torch_data: Any = tensors.loaded("torch.utils.data")
     return torch_data is not None and isinstance(items, torch_data.IterableDataset)
 
 
-def _converted(item: Any) -> Any:
+def _converted(item: object) -> Any:
     from torch.utils.data import _utils
 
     convert: Any = _utils.collate.default_convert
@@ -554,5 +559,5 @@ def _mixed(seed: int, epoch: int) -> int:
     )
 
 
-def _brief(state: Any) -> str:
+def _brief(state: object) -> str:
     return f"version {state.get('version')}" if isinstance(state, dict) else type(state).__name__

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from async_loader.dataset.array_dataset import Columns, as_index
+from async_loader.dataset.array_dataset import Columns, Index, as_index
 from async_loader.dataset.bookmarks import Bookmark, has_state, upto
 from async_loader.errors import Broken
 from async_loader.pipeline.batches import arena
@@ -42,7 +42,7 @@ class EpochInfo:
         return (self.resume or {}).get(worker)
 
 
-def epoch_of(dataset: Any) -> int | None:
+def epoch_of(dataset: object) -> int | None:
     """The epoch that a dataset was told of, by ``set_epoch``, as it keeps it under the usual
     names.
     """
@@ -102,7 +102,7 @@ class MapWork:
         _settle_in(self.dataset, self._init, here)
         return self.do if self._batched else self._one
 
-    def do(self, task: Any) -> Any:
+    def do(self, task: Iterable[Any]) -> Any:
         """The batch of these indices, or a list with one batch for each shard of them."""
         indices: Sequence[Any] = (
             task
@@ -196,7 +196,7 @@ class GatherWork:
             return self._quick
         return self._careful
 
-    def _quick(self, task: Any) -> Any:
+    def _quick(self, task: Index) -> Any:
         return self.columns.gather(task, checked=True)
 
     def _careful(self, task: Any) -> Any:

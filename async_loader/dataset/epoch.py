@@ -8,7 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from async_loader import tensors, tree
 from async_loader.dataset.batch_order import Batches, StreamBatches
@@ -22,6 +22,9 @@ from async_loader.pipeline.iterator import BatchIterator
 from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.source import END
 from async_loader.stats import Meter, StageStats
+
+if TYPE_CHECKING:
+    import torch
 
 B = TypeVar("B")
 
@@ -227,7 +230,7 @@ def can_pin() -> bool:
     return False
 
 
-def pinned(batch: Any) -> Any:
+def pinned(batch: object) -> Any:
     """The batch in page-locked memory, which torch alone owns."""
     from torch.utils.data._utils import pin_memory as theirs
 
@@ -235,11 +238,11 @@ def pinned(batch: Any) -> Any:
     return pin(batch)
 
 
-def moved(batch: Any, device: Any) -> Any:
+def moved(batch: object, device: str | torch.device) -> Any:
     """The batch with its tensors on a device, copied in this thread."""
     import torch
 
-    def move(value: Any) -> Any:
+    def move(value: object) -> Any:
         value = tensors.as_tensor(value)
         return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
 

@@ -8,12 +8,16 @@ kept: only the stacking of plain arrays and tensors is ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from async_loader import tensors
 from async_loader.pipeline.batches import arena
+
+if TYPE_CHECKING:
+    import torch
 
 _PLAIN = frozenset(
     map(np.dtype, ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "f2", "f4", "f8", "c8", "c16"])
@@ -67,7 +71,9 @@ def _rules() -> dict[Any, Callable[..., Any]]:
     return _known[1]
 
 
-def _stack_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
+def _stack_tensors(
+    batch: Sequence[torch.Tensor], *, collate_fn_map: dict[Any, Any] | None = None
+) -> Any:
     import torch
     from torch.utils.data._utils.collate import collate_tensor_fn
 
@@ -78,7 +84,9 @@ def _stack_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
     return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 
 
-def _stack_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
+def _stack_arrays(
+    batch: Sequence[npt.NDArray[Any]], *, collate_fn_map: dict[Any, Any] | None = None
+) -> Any:
     from torch.utils.data._utils.collate import collate_numpy_array_fn
 
     first = batch[0]
@@ -87,14 +95,16 @@ def _stack_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
     return collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
 
 
-def _alike(batch: Any, first: Any) -> bool:
+def _alike(batch: Sequence[object], first: npt.NDArray[Any]) -> bool:
     shape, dtype = first.shape, first.dtype
     return all(
         type(item) is np.ndarray and item.shape == shape and item.dtype == dtype for item in batch
     )
 
 
-def _stack_numbers(batch: Any, *, collate_fn_map: Any = None) -> Any:
+def _stack_numbers(
+    batch: Sequence[np.generic], *, collate_fn_map: dict[Any, Any] | None = None
+) -> Any:
     from torch.utils.data._utils.collate import collate_numpy_scalar_fn
 
     kind = type(batch[0])
