@@ -14,6 +14,7 @@ from async_loader.lifecycle import every, readable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from async_loader.feeder.client.client import Client
     from async_loader.feeder.settings import ServerSettings
 
 _log = logging.getLogger("async_loader.feeder")
@@ -160,7 +161,7 @@ def _print_json(status: Status, console: Console) -> None:
     console.out(json.dumps(status), highlight=False)
 
 
-def _watch(client: Any, as_json: bool, console: Console) -> None:
+def _watch(client: Client, as_json: bool, console: Console) -> None:
     from rich.console import Group
     from rich.live import Live
 
@@ -186,7 +187,7 @@ def drain(address: str | None, keys: str | None, *, as_json: bool, console: Cons
 
 
 @contextlib.contextmanager
-def _client(address: str | None, keys: str | None) -> Iterator[Any]:
+def _client(address: str | None, keys: str | None) -> Iterator[Client]:
     from async_loader.feeder import connect
 
     with connect(address or None, on_disconnect="raise", timeout_s=10.0, keys=keys) as client:

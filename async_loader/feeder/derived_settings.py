@@ -47,7 +47,7 @@ _MADE_BY: dict[type, Callable[..., Any]] = {}
 _PARTS: dict[Any, Any] = {}
 
 
-def made_of(value: Any) -> Any:
+def made_of(value: object) -> Any:
     """Return the object of a value of settings, or the value itself if it is a plain one."""
     return value.make() if isinstance(value, ObjectSettings) else value
 
@@ -80,7 +80,7 @@ def part_of(
     return made
 
 
-def union_of(protocol: Any, kinds: collections.abc.Iterable[type]) -> Any:
+def union_of(protocol: type, kinds: collections.abc.Iterable[type]) -> Any:
     """Return the settings of several classes.
 
     Parameters of their protocol take them from then on.
@@ -112,7 +112,7 @@ def parameters(
     return found
 
 
-def _setting(hint: Any) -> Any:
+def _setting(hint: object) -> Any:
     """Return the type of a parameter in a file."""
     if hint == npt.DTypeLike:
         return str
@@ -126,7 +126,7 @@ def _setting(hint: Any) -> Any:
     return hint
 
 
-def plain(value: Any, name: str) -> Any:
+def plain(value: object, name: str) -> Any:
     """Return the settings that make an equal object; other values as they are.
 
     Raises

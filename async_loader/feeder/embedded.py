@@ -18,7 +18,7 @@ import tempfile
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +26,9 @@ from async_loader.errors import Broken, Timeout, Unsupported
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.settings_errors import settings_of
 from async_loader.lifecycle import LONGEST_S, Deadline, readable, seconds
+
+if TYPE_CHECKING:
+    from async_loader.feeder.serving import FeederProcess
 
 _LAST_WORDS_S = 15.0  # a server that was told to stop is killed after this
 
@@ -184,7 +187,7 @@ def main(parent: int, told: int) -> int:
             shutil.rmtree(os.path.dirname(settings.bind.removeprefix("ipc://")), ignore_errors=True)
 
 
-def _follow(parent: int, server: Any) -> None:
+def _follow(parent: int, server: FeederProcess) -> None:
     readable([parent], None)
     server.stop()
     threading.Event().wait(_LAST_WORDS_S)

@@ -5,6 +5,7 @@ A sampler is ``{"kind": "prioritized", "alpha": 0.6, ...}``, as derived_settings
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from async_loader.replay.checkpoint.settings import limiter_json, limiter_of
@@ -44,7 +45,7 @@ def limiter_plain(limiter: RateLimiter | None) -> Any:
     return limiter_json(limiter)
 
 
-def limiter_from(said: Any) -> RateLimiter | None:
+def limiter_from(said: Sequence[Any] | None) -> RateLimiter | None:
     """Return the limiter of `limiter_plain`."""
     if said is None:
         return None

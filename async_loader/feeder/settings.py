@@ -300,7 +300,7 @@ def _beside(path: Path, named: str) -> str:
     return str(path.parent / Path(named).expanduser())
 
 
-def _spelled_out(table: Any, where: str, name: object) -> Any:
+def _spelled_out(table: object, where: str, name: object) -> Any:
     try:
         return spelled_out(table)
     except (ConfigError, SchemaError) as error:

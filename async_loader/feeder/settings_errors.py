@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import msgspec
 import yaml
@@ -91,11 +91,11 @@ def settings_of(value: Mapping[str, Any], kind: type[S], where: str = "") -> S:
     return made
 
 
-def _convert(value: Any, kind: Any) -> Any:
+def _convert(value: object, kind: object) -> Any:
     return msgspec.convert(value, kind, dec_hook=_bytes)
 
 
-def _bytes(kind: type, value: Any) -> Any:
+def _bytes(kind: type, value: object) -> Any:
     if kind is not Bytes:
         raise NotImplementedError
     if isinstance(value, bool) or not isinstance(value, int | str):
@@ -109,7 +109,7 @@ def _bytes(kind: type, value: Any) -> Any:
 # -- what is wrong, and where: msgspec's own paths leave out the keys of maps ----------------------
 
 
-def _explain(value: Any, kind: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+def _explain(value: object, kind: object, path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     """The innermost field that does not convert, and why."""
     kind = _meant(value, kind)
     if isinstance(value, Mapping):
@@ -148,7 +148,7 @@ def _explain(value: Any, kind: Any, path: tuple[str, ...]) -> tuple[tuple[str, .
     return path, _why(value, kind)
 
 
-def _meant(value: Any, kind: Any) -> Any:
+def _meant(value: object, kind: object) -> Any:
     """Which part of a union ``value`` is meant to be.
 
     A map is the only one that takes maps, or the kind that it names.
@@ -168,11 +168,11 @@ def _meant(value: Any, kind: Any) -> Any:
     return maps[0] if len(maps) == 1 else kind
 
 
-def _is_struct(kind: Any) -> bool:
+def _is_struct(kind: object) -> TypeGuard[type[msgspec.Struct]]:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _tag(kind: Any) -> Any:
+def _tag(kind: type[msgspec.Struct]) -> Any:
     return kind.__struct_config__.tag
 
 
@@ -208,7 +208,7 @@ def _below(key: object, kind: type[msgspec.Struct]) -> list[str]:
     return [f"{name}.{key}" for name, part in parts.items() if key in part.__struct_fields__]
 
 
-def _fails(value: Any, kind: Any) -> bool:
+def _fails(value: object, kind: object) -> bool:
     try:
         _convert(value, kind)
     except (msgspec.ValidationError, ConfigError, RecursionError):
@@ -216,7 +216,7 @@ def _fails(value: Any, kind: Any) -> bool:
     return False
 
 
-def _why(value: Any, kind: Any) -> str:
+def _why(value: object, kind: object) -> str:
     tags = [str(_tag(one)) for one in typing.get_args(kind) if _is_struct(one) and _tag(one)]
     if tags and isinstance(value, Mapping):
         return _why_kind(value.get("kind"), tags)
@@ -227,7 +227,7 @@ def _why(value: Any, kind: Any) -> str:
     return ""
 
 
-def _plain(text: str, value: Any) -> str:
+def _plain(text: str, value: object) -> str:
     """What msgspec says, in the words of a file."""
     text = re.sub(r" - at `\$.*`$", "", text)
     expected = re.fullmatch(r"Expected `(.*?)`(?:, got `.*`)?(.*)", text)
@@ -241,13 +241,13 @@ def _plain(text: str, value: Any) -> str:
     return f"expected {' or '.join(kinds)}{expected[2]}, got {_named(value)}"
 
 
-def _why_kind(given: Any, tags: list[str]) -> str:
+def _why_kind(given: object, tags: list[str]) -> str:
     if given is None:
         return f"it needs a 'kind': one of {', '.join(tags)}"
     return f"there is no kind {given!r}: {hint(str(given), tags)}"
 
 
-def _named(value: Any) -> str:
+def _named(value: object) -> str:
     return {list: "a list", dict: "a map", type(None): "nothing"}.get(
         type(value), repr(value)[:100]
     )

@@ -197,7 +197,7 @@ def sized(text: str) -> dict[str, Any]:
     )
 
 
-def spelled_out(table: Any) -> Any:
+def spelled_out(table: object) -> Any:
     """Return a table's short form, of a file or a script, as a file's full form.
 
     Raises
@@ -229,7 +229,7 @@ def spelled_out(table: Any) -> Any:
     return full
 
 
-def _with_kind(name: str, value: Any) -> Any:
+def _with_kind(name: str, value: object) -> Any:
     """Add the kind to an object's map, and to the maps within it."""
     if isinstance(value, str) and name in ("sampler", "remover", "limiter", "view"):
         value = {"kind": value}
@@ -285,7 +285,7 @@ def _fields(spec: Mapping[Any, Any], prefix: str) -> Iterator[tuple[Any, Any]]:
             yield name, value
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> bool:
     """Return whether a field is an object of Python, not a value of a file."""
     pair = isinstance(value, tuple | list) and len(value) == 2 and not isinstance(value[0], str)
     return pair or isinstance(value, Field | np.dtype | np.ndarray | np.generic | type) or (

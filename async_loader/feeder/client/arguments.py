@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 from async_loader.errors import ConfigError
 from async_loader.feeder.client.connection import Connection
@@ -21,7 +20,7 @@ TRY_ONCE_S = 1e-3
 """A timeout of 0 in an OPEN_READER, which has no time limit of 0."""
 
 
-def batch_size_of(value: Any) -> int:
+def batch_size_of(value: object) -> int:
     """Return a batch size that a feeder draws. Raises ConfigError."""
     size = positive("batch_size", value)
     if size > MOST_ROWS:

@@ -22,7 +22,7 @@ import socket as hosts
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import async_loader
 from async_loader.errors import (
@@ -60,6 +60,10 @@ from async_loader.feeder.wire import (
     decode,
     encode,
 )
+from async_loader.feeder.wire.data import Buffer
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 _LAST_WORDS_S = 1.0
 """After the session's END: the ends of its readers come over another connection, perhaps later."""
@@ -128,7 +132,7 @@ class IoThread:
         )
         self._thread.start()
 
-    def watch(self, what: Any) -> None:
+    def watch(self, what: HasFileno) -> None:
         """Step channels when this is readable too, until its ``fileno()`` is -1."""
         self._sockets.watch(what)
 
@@ -266,7 +270,12 @@ class IoThread:
             self._fail(lambda: Broken(f"the feeder at {self.address} was lost: {self.state()}"))
 
     def send(
-        self, plane: Plane, body: Control | Data, number: int, sequence: int, data: Any = None
+        self,
+        plane: Plane,
+        body: Control | Data,
+        number: int,
+        sequence: int,
+        data: Buffer | None = None,
     ) -> None:
         """Send in order, as soon as possible. IO thread, while there is a session."""
         self.session.sent(self.clock())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError
 from async_loader.feeder.client.batch_structure import local_ids, remote_ids
@@ -26,7 +26,11 @@ class ServerReplaced(AsyncLoaderError):
 
 
 def update(
-    connection: Connection, channel: ReaderChannel, index: Any, priority: Any, deadline: Deadline
+    connection: Connection,
+    channel: ReaderChannel,
+    index: npt.ArrayLike,
+    priority: object,
+    deadline: Deadline,
 ) -> Applied:
     """Send PRIORITIES and wait for the result.
 

@@ -68,7 +68,7 @@ class RowPacker:
             self.schema.fields[i].name for i in sorted(ends)
         )  # what a step itself says of its end
 
-    def goes_on(self, step: dict[str, Any], terminated: Any, truncated: Any) -> bool:
+    def goes_on(self, step: dict[str, Any], terminated: object, truncated: object) -> bool:
         """Whether the episode does after this step, which is given what it stores of that."""
         try:
             if terminated or truncated:
@@ -84,7 +84,7 @@ class RowPacker:
         return True
 
     def row(
-        self, step: dict[str, Any], terminated: Any, truncated: Any, final: Any
+        self, step: dict[str, Any], terminated: object, truncated: object, final: object
     ) -> tuple[list[Any], int, list[Any] | None]:
         """Check one step: return its values, flags and final observation. May change ``step``.
 
@@ -97,7 +97,7 @@ class RowPacker:
         ends = None if final is None else self.step_packer.final_values(final)
         return values, self.step_packer.flags(values, final is not None, said) & _ENDS, ends
 
-    def final_values(self, final: Any) -> list[Any]:
+    def final_values(self, final: object) -> list[Any]:
         return self.step_packer.final_values(final)
 
     @property
@@ -105,8 +105,8 @@ class RowPacker:
         return self.step_packer.followed
 
     def rows(
-        self, batch: dict[str, Any], streams: npt.NDArray[np.uint32], priority: Any, final_obs: Any,
-        terminated: Any = False, truncated: Any = False,
+        self, batch: dict[str, Any], streams: npt.NDArray[np.uint32], priority: object,
+        final_obs: object, terminated: object = False, truncated: object = False,
     ) -> CheckedRows:  # fmt: skip
         """Check many steps; put final observations in between. May change ``batch``.
 
@@ -178,7 +178,7 @@ class RowPacker:
         return payload
 
 
-def checked_priority(priority: Any) -> float:
+def checked_priority(priority: object) -> float:
     """Return one priority. Raises ConfigError if ``priority`` is not one."""
     given = one_float(priority, "priority")
     if not 0 <= given[0] <= priority_rules.LARGEST:
@@ -186,7 +186,7 @@ def checked_priority(priority: Any) -> float:
     return float(given[0])
 
 
-def given_priorities(priority: Any, count: int) -> npt.NDArray[np.float64]:
+def given_priorities(priority: object, count: int) -> npt.NDArray[np.float64]:
     """Return priorities of ``count`` rows, NaN if ``priority`` is None.
 
     Raises ConfigError unless there is one for each row.

@@ -31,7 +31,7 @@ import contextlib
 import re
 import socket as hosts
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -40,6 +40,9 @@ from async_loader.errors import ConfigError
 from async_loader.feeder.client.errors import refusal_of
 from async_loader.feeder.curve_keys import ClientKeys, apply_client_keys
 from async_loader.feeder.wire import MESSAGE_BYTES, Plane, Welcome
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 _OPTIONS: dict[Any, int] = {
     zmq.LINGER: 0,
@@ -96,7 +99,7 @@ class Sockets:
         self._poller.register(wake, zmq.POLLIN)
         self._ready: dict[Any, int] = {}  # from the last wait
         self._followed: int | None = None
-        self._watched: dict[int, Any] = {}
+        self._watched: dict[int, HasFileno] = {}
 
     def open_control(self) -> None:
         """Connect the control plane. Raises ConfigError for a wrong address."""
@@ -200,7 +203,7 @@ class Sockets:
             self._followed = descriptor
             self._poller.register(descriptor, zmq.POLLIN)
 
-    def watch(self, what: Any) -> None:
+    def watch(self, what: HasFileno) -> None:
         """End `wait` when this is readable, too, until its ``fileno()`` is -1."""
         descriptor = what.fileno()
         if descriptor >= 0:

@@ -27,6 +27,7 @@ from async_loader.feeder.wire import (
     tensors_of,
 )
 from async_loader.feeder.wire import Published as WirePublished
+from async_loader.feeder.wire.data import Buffer
 from async_loader.lifecycle import LONGEST_S, Deadline
 
 PART_BYTES = 4 << 20
@@ -165,7 +166,7 @@ def latest(
 
 
 def _receive(
-    connection: Connection, first: Weights, data: Any, whole: bytearray, deadline: Deadline
+    connection: Connection, first: Weights, data: Buffer, whole: bytearray, deadline: Deadline
 ) -> Message | None:
     """Fill ``whole`` with all parts.
 
@@ -206,7 +207,7 @@ def _part_bytes(connection: Connection) -> int:
     return max(1, min(PART_BYTES, connection.limits.message_bytes // 2))
 
 
-def _array(name: str, value: Any) -> npt.NDArray[Any]:
+def _array(name: str, value: object) -> npt.NDArray[Any]:
     array = torch_tensors.as_array(value)
     if array is None:
         kind = getattr(value, "dtype", type(value).__name__)

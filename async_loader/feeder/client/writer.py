@@ -114,9 +114,9 @@ class RemoteWriter:
         step: Mapping[str, Any] | None = None,
         /,
         *misplaced: Never,
-        terminated: Any = False,
-        truncated: Any = False,
-        final_obs: Any = None,
+        terminated: object = False,
+        truncated: object = False,
+        final_obs: object = None,
         stream: Hashable | None = None,
         priority: float | None = None,
         timeout_s: float | None = None,
@@ -199,11 +199,11 @@ class RemoteWriter:
         batch: Mapping[str, Any] | None = None,
         /,
         *misplaced: Never,
-        terminated: Any = False,
-        truncated: Any = False,
-        final_obs: Any = None,
+        terminated: object = False,
+        truncated: object = False,
+        final_obs: object = None,
         stream: Streams | None = None,
-        priority: Any = None,
+        priority: object = None,
         timeout_s: float | None = None,
         **fields: Any,
     ) -> None:
@@ -243,11 +243,11 @@ class RemoteWriter:
     def _rows(
         self,
         batch: dict[str, Any],
-        names: Any,
-        terminated: Any,
-        truncated: Any,
-        priority: Any,
-        final_obs: Any,
+        names: Sequence[Hashable] | None,
+        terminated: object,
+        truncated: object,
+        priority: object,
+        final_obs: object,
         deadline: Deadline,
     ) -> tuple[RowPacker, CheckedRows]:
         """Check a batch. Nothing was added when this raises."""
@@ -273,10 +273,10 @@ class RemoteWriter:
         batch: Mapping[str, Any],
         streams: Sequence[Hashable],
         *,
-        terminated: Any,
-        truncated: Any,
-        final_obs: Any,
-        priority: Any,
+        terminated: object,
+        truncated: object,
+        final_obs: object,
+        priority: object,
         timeout_s: float | None,
     ) -> None:
         """As `extend`, all rows or none. For a `VectorWriter`."""
@@ -292,7 +292,7 @@ class RemoteWriter:
     def end_episode(
         self,
         *,
-        final_obs: Any = None,
+        final_obs: object = None,
         stream: Hashable | None = None,
         terminated: bool = False,
         truncated: bool = False,
@@ -364,7 +364,7 @@ class RemoteWriter:
     def __enter__(self) -> RemoteWriter:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.close()
         except AsyncLoaderError:

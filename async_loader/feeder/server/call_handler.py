@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader import tree
+from async_loader import source, tree
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.plain_values import limiter_plain
 from async_loader.feeder.server.background_jobs import BackgroundJobs
@@ -170,7 +170,7 @@ class CallHandler:
         values = np.frombuffer(memoryview(message.data)[8 * body.count :], np.float64)
         return self._applied(message, table.buffer.update_priorities(_ids(message), values.copy()))
 
-    def _applied(self, message: Message, done: Any) -> Message:
+    def _applied(self, message: Message, done: source.Applied) -> Message:
         return message.reply(Applied(done.applied, done.stale))
 
     def _clear(self, session: Session, message: Message, table: TableEntry) -> Message:
@@ -205,7 +205,7 @@ class CallHandler:
         assert isinstance(body, Load)
         folder = self._folders.of(table.name, body.path)
 
-        def over(result: Any) -> None:
+        def over(result: Done | BaseException) -> None:
             table.rests = False
             if not isinstance(result, BaseException):
                 self._begin_anew(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Literal
 
 from async_loader.errors import AsyncLoaderError, Malformed
@@ -226,7 +226,7 @@ class ControlHandler:
         except AsyncLoaderError as error:
             return message.reply(Error.of(ErrorCode.UNSUPPORTED, str(error)))
 
-    def _wait(self, wait: PendingReply, key: Any = None) -> None:
+    def _wait(self, wait: PendingReply, key: Hashable = None) -> None:
         if len(self._waits) >= _MOST_WAITS:
             raise Malformed(
                 f"{_MOST_WAITS} requests wait here, which is the limit: ask later",

@@ -12,6 +12,8 @@ from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.wire import (
+    Control,
+    Data,
     Error,
     ErrorCode,
     Limits,
@@ -136,7 +138,13 @@ class Dispatcher:
         return True
 
     def tell(
-        self, session: Session, plane: Plane, number: int, sequence: int, body: Any, schema: int = 0
+        self,
+        session: Session,
+        plane: Plane,
+        number: int,
+        sequence: int,
+        body: Control | Data,
+        schema: int = 0,
     ) -> bool:
         """Send a message that is not an answer."""
         return self.send(

@@ -10,6 +10,7 @@ from typing import Any
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire import ErrorCode, Latest, Publish, TensorSpec, Weights
+from async_loader.feeder.wire.data import Buffer
 
 _RUNS = 256  # ended runs of a name that are remembered
 
@@ -78,7 +79,7 @@ class WeightStore:
             else run in self._over.get(part.name, ())
         )
 
-    def publish(self, who: Hashable, run: bytes, part: Publish, data: Any) -> WeightsReceipt:
+    def publish(self, who: Hashable, run: bytes, part: Publish, data: Buffer) -> WeightsReceipt:
         """Take a part.
 
         Parameters

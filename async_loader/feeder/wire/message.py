@@ -45,7 +45,9 @@ class Message(msgspec.Struct, frozen=True, eq=False):
     def type(self) -> Type:
         return self.body.TYPE
 
-    def reply(self, body: Control | Data, *, schema: int = 0, data: Any = None) -> Message:
+    def reply(
+        self, body: Control | Data, *, schema: int = 0, data: Buffer | None = None
+    ) -> Message:
         """Return an answer: same session, sequence, number and version."""
         return Message(
             body,
