@@ -243,7 +243,7 @@ class RemoteWriter:
     def _rows(
         self,
         batch: dict[str, Any],
-        names: Sequence[Hashable] | None,
+        names: Hashable | Sequence[Hashable],
         terminated: object,
         truncated: object,
         priority: object,
