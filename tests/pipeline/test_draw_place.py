@@ -164,9 +164,7 @@ def test_a_caller_that_draws_waits_for_rows_of_other_threads_and_until_its_time_
         assert loader.stats().drawing_thread == "caller"
 
 
-def test_a_loader_that_changes_the_thread_again_and_again_gives_each_row_of_a_queue_once(hand_over):
-    place = DrawPlace(NEVER)
-    place.note = lambda seconds: True  # type: ignore[method-assign]
+def test_a_loader_that_changes_the_thread_again_and_again_gives_each_row_of_a_queue_once():
     buffer = drawn_once()
     source = buffer.source(seed=1)
     seen = []
