@@ -58,7 +58,8 @@ ensure_venv() {
         "$base" -m venv "$ROOT/$VENV" || exit 1
     fi
     echo "== installing async_loader[$extras] and what it needs into $VENV (once; torch is the large part)"
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check --timeout 60 --retries 10 \
+    # the variable holds for the build as well, so that its numba is the one that loads the kernels
+    PIP_CONSTRAINT=$ROOT/$CONSTRAINTS "$PYTHON" -m pip install --quiet --disable-pip-version-check --timeout 60 --retries 10 \
         -c "$ROOT/$CONSTRAINTS" -e "$ROOT[$extras]" || exit 1
     echo "$wanted" >"$stamp"
 }

@@ -59,6 +59,7 @@ RANKS["replay"] = [
     "checkpoint",
     "buffer",
     "kernel_warmup replay",
+    "kernel_build",
 ]
 RANKS["pipeline"] = [
     "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device "

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import async_loader
 from async_loader.replay.base import compiled, kernel_cache
 from async_loader.replay.base.compiled import kernel
 
@@ -22,6 +24,7 @@ with ReplayBuffer(10, seed=0) as buffer:
         buffer.add(x=np.full(3, i, np.float32))
     print(sorted(buffer.sample(4)["x"][:, 0].tolist()), len(buffer))
 """
+IS_KEPT = "from async_loader.replay.base.compiled import is_kept; print(is_kept())"
 
 
 @pytest.fixture
@@ -36,6 +39,7 @@ def told(monkeypatch, caplog):
 def home(monkeypatch, tmp_path):
     """A folder of compiled kernels that only this test uses."""
     monkeypatch.setattr(compiled, "kernel_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(compiled, "built_folder", lambda: None)
     return tmp_path
 
 
@@ -48,11 +52,30 @@ def doubled():
     return kernel()(double)
 
 
-def run(**environment: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def bare(tmp_path):
+    """A copy of the package without compiled kernels, as a path to import from."""
+    package = Path(async_loader.__file__).parent
+    shutil.copytree(
+        package, tmp_path / "bare/async_loader", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return tmp_path / "bare"
+
+
+def run(*arguments: str, at: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that imports the package from a folder, with an empty home."""
+    home = at.parent / "home"
+    home.mkdir(exist_ok=True)
+    inherited = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=500, check=True,
+        [sys.executable, "-W", "error", *(arguments or ("-c", PROGRAM))],
+        env={**inherited, "HOME": str(home), "PYTHONPATH": str(at), **environment},
+        cwd=at, capture_output=True, text=True, timeout=500, check=True,
     )  # fmt: skip
+
+
+def kernels_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*.nbc")}
 
 
 def test_a_kernel_is_compiled_once_and_then_loaded(home, told):
@@ -87,12 +110,10 @@ def test_a_disk_that_takes_nothing_costs_one_warning_with_the_remedy(
     assert "set NUMBA_CACHE_DIR" in said
 
 
-def test_a_folder_that_goes_away_costs_no_error(home, told, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOSPC, "no space for a folder")
-
-    monkeypatch.setattr("numba.core.caching._CacheLocator.ensure_cache_path", refuse)
-    assert doubled()(4) == 8
+def test_a_folder_that_goes_away_costs_no_error(home, told):
+    kernel = doubled()
+    home.rmdir()
+    assert kernel(4) == 8
     assert len(told()) == 1
 
 
@@ -109,10 +130,12 @@ def test_a_file_that_is_cut_short_is_compiled_again(home, told, suffix, content)
 
 
 @pytest.mark.timeout(600)  # it compiles every kernel
-def test_without_a_folder_that_can_be_written_a_process_says_once_what_it_costs(tmp_path: Path):
+def test_without_a_folder_that_can_be_written_a_process_says_once_what_it_costs(
+    bare: Path, tmp_path: Path
+):
     blocked = tmp_path / "file"
     blocked.write_text("")  # a folder below a file can be made by no user, root included
-    done = run(NUMBA_CACHE_DIR=str(blocked / "cache"))
+    done = run(at=bare, NUMBA_CACHE_DIR=str(blocked / "cache"))
     assert done.stdout.endswith("5\n")
     assert done.stderr.count("set NUMBA_CACHE_DIR") == 1
     assert str(blocked) in done.stderr
@@ -151,7 +174,48 @@ def test_a_filled_folder_on_a_full_disk_is_still_read(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.timeout(600)  # as above
-def test_what_the_kernels_take_on_the_disk_is_less_than_what_is_asked_for(tmp_path: Path):
-    run(NUMBA_CACHE_DIR=str(tmp_path))
-    size = sum(path.stat().st_size for path in tmp_path.rglob("*.nb?"))
+def test_kernels_that_the_build_compiles_are_loaded_wherever_the_package_is_moved(
+    bare: Path, tmp_path: Path
+):
+    """Also where no folder can be written: nothing is compiled, and so there is nothing to say."""
+    run("-m", "async_loader.replay.kernel_build", at=bare)
+    built = kernels_in(bare)
+    size = sum(path.stat().st_size for path in bare.rglob("*.nb?"))
     assert 0 < size < compiled._ALL_KERNELS // 4
+    installed = tmp_path / "site-packages"
+    bare.rename(installed)
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for environment in ({}, {"NUMBA_CACHE_DIR": str(blocked / "cache")}):
+        done = run(at=installed, **environment)
+        assert done.stdout.endswith("5\n")
+        assert done.stderr == ""
+        done = run("-c", IS_KEPT, at=installed, **environment)
+        assert done.stdout == "True\n"
+    assert kernels_in(tmp_path) == built
+
+
+@pytest.mark.timeout(600)  # as above
+def test_kernels_of_other_sources_are_not_loaded(bare: Path, tmp_path: Path):
+    run(at=bare)
+    (before,) = bare.glob("async_loader/replay/__pycache__/async_loader-*")
+    changed = bare / "async_loader/replay/kernels/row_address.py"
+    changed.write_text(changed.read_text() + "# another state\n")
+    run(at=bare)
+    folders = set(bare.glob("async_loader/replay/__pycache__/async_loader-*"))
+    assert before in folders
+    assert len(folders) == 2
+    (after,) = folders - {before}
+    assert kernels_in(after) == kernels_in(before) != set()
+
+
+def test_what_takes_seconds_is_announced_once(home, told, monkeypatch, caplog):
+    monkeypatch.setattr(kernel_cache, "_announced", [])
+    caplog.set_level(logging.INFO, "async_loader")
+    for _ in range(2):
+        assert doubled()(4) == 8
+        for path in home.iterdir():
+            path.unlink()
+    assert [line for line in told() if "compiling" in line] == [
+        "compiling replay kernels for this processor, once: this takes about 10 s"
+    ]

@@ -16,12 +16,14 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from async_loader.interrupts import SignalsDeferred
 from async_loader.process_hooks import ForkStep, at_fork
 
 F = TypeVar("F", bound=Callable[..., Any])
+_REPLAY = Path(__file__).parent.parent
+"""The folder of the kernels and of what they are built on."""
 _KEPT = 4
 _ALL_KERNELS = 8 << 20
 """Bytes that the folder of compiled code needs, rounded up."""
@@ -39,29 +41,22 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
         For small functions that only kernels call.
     """
     from numba import njit
-    from numba.core import config
 
-    from async_loader.replay.base.kernel_cache import keep
+    from async_loader.replay.base.kernel_cache import KernelCache
 
     _guard_forks()
 
     def compile_(function: F) -> F:
-        home, before = kernel_folder(), config.CACHE_DIR
-        try:
-            config.CACHE_DIR = home or ""
-            options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if inline else {}
-            # Without numba's reference counts: each call of an inlined kernel would count its
-            # arrays up and down, in two locked instructions, which is two thirds of writing a small
-            # row. So no kernel can allocate an array.
-            made: F = njit(nogil=not keeps_gil, error_model="numpy", _nrt=False, **options)(
-                function
-            )
-            if home is not None and not inline:
-                keep(made)
-            _compile_whole(made)
-        finally:
-            config.CACHE_DIR = before
-        return made
+        options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if inline else {}
+        # Without numba's reference counts: each call of an inlined kernel would count its arrays up
+        # and down, in two locked instructions, which is two thirds of writing a small row. So no
+        # kernel can allocate an array.
+        made: Any = njit(nogil=not keeps_gil, error_model="numpy", _nrt=False, **options)(function)
+        if not inline:
+            # as its enable_caching() does with FunctionCache
+            made._cache = KernelCache(function, kernel_folder(), built_folder())
+        _compile_whole(made)
+        return cast(F, made)
 
     return compile_
 
@@ -90,53 +85,77 @@ def _guard_forks() -> None:
 
 
 def is_kept() -> bool:
-    """Return whether every kernel of a served table is on disk. Loading them takes a second,
-    compiling them twenty.
+    """Return whether every kernel of a served table is on disk, for this processor. Loading them
+    takes half a second, compiling them ten.
     """
-    mark = _mark()
-    return mark is not None and mark.exists()
+    return any(
+        folder is not None and (Path(folder) / _mark()).exists()
+        for folder in (kernel_folder(), built_folder())
+    )
 
 
 def note_kept() -> None:
     """Record on disk that every kernel of a served table was compiled or loaded."""
-    mark = _mark()
-    if mark is not None:
+    folder = kernel_folder()
+    if folder is not None:
         with contextlib.suppress(OSError):  # without the record, the next process compiles early
-            mark.touch()
-
-
-def _mark() -> Path | None:
-    """Return the path of that record: a program that serves nothing keeps only some kernels."""
-    home = kernel_folder()
-    return None if home is None else Path(home) / f"served-{sys.implementation.cache_tag}"
+            (Path(folder) / _mark()).touch()
 
 
 @functools.cache
-def kernel_folder() -> str | None:
-    """Return the folder of compiled code; ``None``, with a warning, if no folder can be written.
+def _mark() -> str:
+    """Return the name of that record: a program that serves nothing keeps only some kernels."""
+    processor = hashlib.sha256()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", "rb") as file:
+        first = file.read().split(b"\n\n")[0]
+        for line in first.splitlines():
+            if line.startswith((b"model name", b"flags", b"Features")):
+                processor.update(line)
+    return f"served-{sys.implementation.cache_tag}-{processor.hexdigest()[:8]}"
 
-    There is one folder for each state of the sources: numba notices that the file of a kernel has
-    changed, and does not notice a change in another file whose functions the kernel calls.
+
+@functools.cache
+def _name() -> str:
+    """Return the name of the folder of compiled code, one for each state of the sources.
+
+    numba notices that the file of a kernel has changed, and does not notice a change in another
+    file whose functions the kernel calls.
     """
-    here = Path(__file__).parent.parent  # replay/, with the kernels and what they are built on
     sources = hashlib.sha256()
     for folder in (
-        here,
+        _REPLAY,
         *sorted(
-            below for below in here.iterdir() if below.is_dir() and below.name != "__pycache__"
+            below for below in _REPLAY.iterdir() if below.is_dir() and below.name != "__pycache__"
         ),
     ):
         for path in sorted(folder.glob("*.py")):
             sources.update(path.read_bytes())
-    name = f"async_loader-{sources.hexdigest()[:16]}"
+    return f"async_loader-{sources.hexdigest()[:16]}"
+
+
+def built_folder() -> str | None:
+    """Return the folder that the build of the package fills with compiled code; ``None`` if the
+    build did not. It may be read-only.
+    """
+    folder = _REPLAY / "__pycache__" / _name()
+    return str(folder) if folder.is_dir() else None
+
+
+@functools.cache
+def kernel_folder() -> str | None:
+    """Return the folder that compiled code is written to; `built_folder`, if no folder can be
+    written; ``None``, with a warning, if neither is there.
+    """
     wanted = os.environ.get("NUMBA_CACHE_DIR")
     failures = []
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    for parent in (wanted,) if wanted else (here / "__pycache__", cache):
+    for parent in (wanted,) if wanted else (_REPLAY / "__pycache__", cache):
         try:
-            return str(_prepared(Path(parent).expanduser(), name))
+            return str(_prepared(Path(parent).expanduser(), _name()))
         except (OSError, RuntimeError) as error:  # read-only, full; no home
             failures.append(f"{parent}: {error}")
+    if (built := built_folder()) is not None:
+        return built
     from async_loader.replay.base.kernel_cache import warn_once
 
     warn_once(f"no folder for compiled kernels can be written ({'; '.join(failures)})")

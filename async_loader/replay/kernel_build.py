@@ -1,0 +1,119 @@
+"""Compiles every kernel, as the build of the package does.
+
+A kernel is compiled for the types of its first call. So this calls what users call, on small
+tables: ``python -m async_loader.replay.kernel_build``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+
+import numpy as np
+
+from async_loader.errors import Unsupported
+from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.kernel_warmup import warm
+from async_loader.replay.samplers import (
+    Fifo,
+    Lifo,
+    MaxHeap,
+    MinHeap,
+    Prioritized,
+    RankPrioritized,
+    Sampler,
+    Uniform,
+)
+from async_loader.replay.views import Transitions
+from async_loader.schema import Field
+
+_MANY = 1 << 12
+"""Items of a large batch, for which other kernels are called than for a small one."""
+_CAPACITY = 64
+_OBS = 128
+"""Numbers of an observation."""
+
+
+def build() -> None:
+    """Compile the kernels of served tables, of tables in a process, and of writers in other
+    processes.
+    """
+    warm()
+    repeating: list[Sampler] = [Uniform(), Prioritized(0.5), RankPrioritized()]
+    for sampler in repeating:
+        _use_sampler(sampler, _MANY)
+    each_once: list[Sampler] = [Uniform(replacement=False), Fifo(), Lifo(), MinHeap()]
+    for sampler in each_once:
+        _use_sampler(sampler, 4)
+    _use_sampler(Uniform(), 4, remover=MaxHeap())
+    _use_views()
+    _use_limits()
+    _write_by_a_handle()
+
+
+def _steps(rows: int) -> dict[str, np.ndarray]:
+    return {
+        "obs": np.zeros((rows, _OBS), np.float32),
+        "reward": np.zeros(rows, np.float32),
+        "terminated": np.arange(rows) % 8 == 7,
+    }
+
+
+def _use_sampler(sampler: Sampler, many: int, remover: Sampler | None = None) -> None:
+    with ReplayBuffer(_CAPACITY, sampler=sampler, remover=remover, seed=0) as buffer:
+        for value in range(4):
+            buffer.add(obs=np.zeros(_OBS, np.float32), reward=float(value), terminated=False)
+        ids = buffer.extend(_steps(_CAPACITY))
+        buffer.sample(2)
+        buffer.sample(many)
+        buffer.source().draw_now(4)
+        index = ids[-4:]
+        buffer.get(index)
+        buffer.update(index, reward=np.ones(len(index), np.float32))
+        with contextlib.suppress(Unsupported):  # samplers without priorities
+            buffer.update_priorities(index, np.ones(len(index)))
+        buffer.delete(index)
+        with tempfile.TemporaryDirectory() as folder:
+            buffer.save(folder)
+            buffer.load(folder)
+        buffer.clear()
+
+
+def _use_views() -> None:
+    schema = {
+        "obs": Field((_OBS,), np.dtype(np.float32), stack=2, next="next_obs"),
+        "reward": np.float32,
+        "terminated": np.bool_,
+    }
+    for n_steps in (1, 3):
+        with ReplayBuffer(_CAPACITY, schema, view=Transitions(n_steps=n_steps), seed=0) as buffer:
+            buffer.extend(_steps(_CAPACITY), stream=0)
+            buffer.sample(2)
+            buffer.sample(_MANY)
+            buffer.get(np.arange(_CAPACITY - 8, _CAPACITY - 4))
+            buffer.end_episode(final_obs=np.zeros(_OBS, np.float32))
+
+
+def _use_limits() -> None:
+    with ReplayBuffer.queue(_CAPACITY) as queue:
+        queue.extend(_steps(8))
+        queue.sample(2)
+    with ReplayBuffer(_CAPACITY, max_times_sampled=4, seed=0) as buffer:
+        buffer.extend(_steps(8))
+        buffer.sample(4)
+
+
+def _write_by_a_handle() -> None:
+    """As a writer in another process does. See multiprocess/__init__.py, NOTE [publish ring]."""
+    schema = {"x": np.float32, "obs": Field((2,), np.dtype(np.float32), next="next_obs")}
+    with ReplayBuffer(_CAPACITY, schema, seed=0) as buffer:
+        with buffer.writer_handle().open() as writer:
+            for _ in range(_CAPACITY):
+                writer.append(x=0.0, obs=np.zeros(2, np.float32))
+            writer.flush()
+            buffer.add(x=0.0, obs=np.zeros(2, np.float32))
+        buffer.sample(2)
+
+
+if __name__ == "__main__":
+    build()

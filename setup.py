@@ -1,0 +1,48 @@
+"""Builds the package with its compiled kernels: the first use of an installation loads them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
+
+LIMIT_S = 300
+
+
+class BuildPy(build_py):
+    """Copies the modules, then compiles the kernels beside them for this Python and processor.
+
+    A package without compiled kernels works as well: it compiles them at its first use, which is
+    what a machine with another processor does. So an error here is printed, and the build goes on.
+    """
+
+    def run(self) -> None:
+        super().run()
+        home = Path.cwd() if self.editable_mode else Path(self.build_lib).resolve()
+        if not self.editable_mode:  # what an earlier build compiled from other sources
+            shutil.rmtree(home / "async_loader/replay/__pycache__", ignore_errors=True)
+        paths = [str(home), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PYTHONDONTWRITEBYTECODE": "1",  # compiled modules are the installer's work
+        }
+        environment.pop("NUMBA_CACHE_DIR", None)
+        compile_ = [sys.executable, "-m", "async_loader.replay.kernel_build"]
+        try:
+            subprocess.run(compile_, env=environment, cwd=home, check=True, timeout=LIMIT_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"the kernels are not compiled ahead ({error})", file=sys.stderr)
+
+
+class WithKernels(Distribution):
+    """Has compiled code: a wheel of it is named after the Python and the platform."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+setup(cmdclass={"build_py": BuildPy}, distclass=WithKernels)
