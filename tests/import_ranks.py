@@ -29,12 +29,14 @@ RANKS["replay"] = [
     "samplers",
     "table table.batch_arrays table.field_validator table.free_rows table.storage "
     "table.undelivered table.waiters",
-    "stats table.episode_ends table.process_writers table.reader table.step_packer",
+    "stats table.episode_ends table.last_streams table.process_writers table.reader "
+    "table.step_packer",
     "step_writer table.items vector_writer",
     "table.streams",
     "table.room",
     "table.write",
     "table.table",
+    "table.staged_steps",
     "table.table_access",
     "table.table_state",
     "table.draw_checks table.insert table.source_sampler",

@@ -95,16 +95,14 @@ def one_of(given: Mapping[str, Any] | None, fields: dict[str, Any], what: str) -
         raise SchemaError(
             f"a {what} and the fields {sorted(fields)} as well: pass one or the other"
         )
+    if type(given) is dict:
+        return given
     if not isinstance(given, Mapping):
         raise SchemaError(
             f"a {what} is a dict of fields, not {type(given).__name__}: give a dict, or name the "
             "fields, as in obs=..."
         )
-    return (
-        given
-        if type(given) is dict or not hasattr(given, "batch_size")
-        else _of_tensordict(given, what)
-    )
+    return _of_tensordict(given, what) if hasattr(given, "batch_size") else given
 
 
 def _of_tensordict(given: Any, what: str) -> Mapping[str, Any]:

@@ -35,6 +35,17 @@ class StreamName(tuple[Any, ...]):
     __slots__ = ()
 
 
+class EachStream(tuple[Hashable, ...]):
+    """Names of streams, one for each row of a batch. Compared by identity."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = tuple.__hash__
+
+
 _PLAIN = (int, str, StreamName)
 """Types of which every value is a name without conversion."""
 
@@ -137,6 +148,8 @@ def stream_names(
     if type(stream) in _PLAIN:
         name: Hashable = stream
         return name
+    if type(stream) is EachStream and len(stream) == rows:
+        return list(stream)
     listed = _listed(stream)
     if listed is None:
         return stream_name(stream)
@@ -159,7 +172,7 @@ def stream_names(
 
 def _listed(stream: Any) -> list[Any] | None:
     """Return a list of one for each row; ``None`` if ``stream`` is not a sequence of names."""
-    if type(stream) in (list, tuple, range):
+    if type(stream) in (list, tuple, range, EachStream):
         return list(stream)
     array = tensors.as_array(stream)
     if array is None or array.ndim == 0:

@@ -34,5 +34,15 @@ class DebugState(NamedTuple):
 
 
 def debug_state(buffer: ReplayBuffer) -> DebugState:
-    """Return the parts of a buffer, for a test that looks inside."""
-    return DebugState(*parts_of(buffer), buffer._saver)
+    """Return the parts of a buffer, for a test that looks inside.
+
+    Steps that are staged are written before; those that are added later may be staged.
+    """
+    parts = parts_of(buffer)
+    lock = parts.state.lock
+    if parts.state.staged is not None and lock.acquire(blocking=False):  # the caller may hold it
+        try:
+            parts.state.catch_up()
+        finally:
+            lock.release()
+    return DebugState(*parts, buffer._saver)

@@ -37,6 +37,7 @@ def handle_of(table_state: TableState) -> WriterHandle:
         )
     with table_state.lock:
         table_state.own()
+        table_state.stop_staging()
         service = table_state.writers
         if service is None:
             service = table_state.writers = WriterService(table_state)

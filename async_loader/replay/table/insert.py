@@ -17,6 +17,8 @@ from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES, from_
 from async_loader.replay.base.row_format import AWAITS
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import StreamName, stream_name, stream_names
+from async_loader.replay.table.last_streams import LastStreams
+from async_loader.replay.table.staged_steps import NOT_STAGED
 from async_loader.replay.table.step_packer import StepPacker, Steps
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.table_state import TableState
@@ -39,6 +41,7 @@ class Inserter:
         self._table_state = table_state
         # of one step, under the lock
         self._stream, self._flags = (np.zeros(1, np.int64) for _ in range(2))
+        self._last_streams: LastStreams | None = None
 
     def add(
         self,
@@ -64,6 +67,13 @@ class Inserter:
             seconds("timeout_s", timeout_s)
         if type(stream) is not int and type(stream) is not str and type(stream) is not StreamName:
             stream = stream_name(stream)
+        if new is None:
+            new = _NO_ID.copy()
+        staged = table_state.staged
+        if staged is not None and final is None and priority is None:
+            number = staged.add(table_state.table, step, stream, said, new)
+            if number != NOT_STAGED:
+                return number
         if not table_state.ready:
             self._begin(
                 Schema.of_step(step),
@@ -71,8 +81,6 @@ class Inserter:
             )
         step_packer = table_state.step_packer
         values, ends, flags, given = self._one(step_packer, step, said, priority, final)
-        if new is None:
-            new = _NO_ID.copy()
 
         def write() -> None:
             table = table_state.own()
@@ -81,6 +89,8 @@ class Inserter:
             self._flags[0] = flags
             last = NO_FIELDS if ends is None else step_packer.put_final(ends)
             table.write(step_packer.put(values), last, 1, self._stream, self._flags, given, new)
+            if table_state.staged is None and table_state.may_stage:
+                table_state.stage()
 
         self._write(write, 1, timeout_s, 1 if ends is None else 2, stream)
         return int(new[0])
@@ -142,8 +152,13 @@ class Inserter:
         source, final, flags, memory = steps
         count = len(flags)
         given = self._priorities(priority, count)
-        with table_state.lock:
-            names = stream_names(stream, count, table_state.own().streams)
+        last = self._last_streams
+        if last is not None and last.are(stream, count):
+            names: Any = last.names
+        else:
+            last = None
+            with table_state.lock:
+                names = stream_names(stream, count, table_state.own().streams)
         new = np.full(count, -1, np.int64) if ids is None else ids(count)
         if table_state.limiter is not None and not whole:
             self._one_by_one(steps, names, given, new, timeout_s)
@@ -151,14 +166,16 @@ class Inserter:
 
         def write() -> None:
             table = table_state.own()
-            numbers = (
-                table.numbers(names)
-                if isinstance(names, list)
-                else np.full(count, table.stream(names), np.int64)
-            )
+            if last is not None and last.known_to is table.streams:
+                numbers = last.numbers
+            elif isinstance(names, list):
+                numbers = table.numbers(names)
+                self._last_streams = LastStreams.of(stream, names, table.streams, numbers)
+            else:
+                numbers = np.full(count, table.stream(names), np.int64)
             table.write(source, final, count, numbers, flags, given, new, memory)
 
-        rows = count + int(np.count_nonzero(flags & AWAITS))
+        rows = count + (int(np.count_nonzero(flags & AWAITS)) if len(final) else 0)
         self._write(write, count, timeout_s, rows, names)
         return new
 

@@ -73,7 +73,7 @@ class TableItems:
         # See kernels: new items, ended items, an answer, ended items that are not deleted.
         self._changes = np.zeros(4, np.int64)
         self._unsettled = self._changes.data
-        self._rest: tuple[Any, ...] | None = None
+        self.rest: tuple[Any, ...] | None = None  # see write.py, NOTE [interrupted calls]
         self._patching: Ids | None = None
         self._none = np.full(256, np.nan)
         self.inserted = self.counted = self.deleted = 0
@@ -246,6 +246,15 @@ class TableItems:
         """End the items of these rows."""
         (self._k.forget if self._parted else self._k.remove)(self.g, rows, self._changes)
         self.settle()
+
+    def finish(self) -> None:
+        """Complete what an interrupted call has left. See write.py, NOTE [interrupted calls]."""
+        raise NotImplementedError
+
+    @property
+    def uses_up(self) -> bool:
+        """Whether each item ends after a number of draws."""
+        return self._most > 0
 
     def part(self) -> None:
         """Detach from the parent, in a forked child: no change here reaches

@@ -81,6 +81,9 @@ class NonblockingTable:
     def __init__(self, parts: TableParts) -> None:
         self._parts = parts
         self._table_state, self._inserter, self._table_sampler = parts
+        with self._table_state.lock:
+            self._table_state.stop_staging()  # it reads the table without catching up
+            self._table_state.may_stage = False
         # Ids of rows that a learner may have had from an earlier server.
         self._seen: set[int] = set()
         self._notes_seen = False

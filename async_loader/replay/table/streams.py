@@ -80,6 +80,7 @@ class TableStreams(TableItems):
 
         See NOTE [streams].
         """
+        self.finish()
         last, kept, spare, gone = self.last.tolist(), {}, self._spare.copy(), []
         oldest = int(self.g[r.CURSOR] - self.g[r.CAPACITY]) if self.g[r.ORDERED] else 0
         alone = self.g[r.DEPTH] == 1
@@ -110,6 +111,11 @@ class TableStreams(TableItems):
             left = self._held.pop(number, 0) - 1
             if left > 0:
                 self._held[number] = left
+
+    @property
+    def stale(self) -> bool:
+        """Whether episodes are open that were before the table was loaded."""
+        return bool(self._stale)
 
     def is_open(self, number: int) -> bool:
         """Return whether the stream has an open episode."""

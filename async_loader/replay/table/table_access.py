@@ -18,11 +18,14 @@ from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.priority_rules import unused
 from async_loader.replay.table.process_writers import ProcessWriters
+from async_loader.replay.table.staged_steps import StagedSteps
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.waiters import Waiters
 from async_loader.replay.views import Transitions, links
 from async_loader.schema import Schema
+
+_FORK_WAIT_S = 1.0
 
 
 class TableAccess:
@@ -70,6 +73,9 @@ class TableAccess:
         self._step_packer: StepPacker | None = None
         # Whether items are read with the steps beside them; see `_link`.
         self.linked = links(view)
+        # How `Inserter.add` adds most steps; see staged_steps.py. `None`: at once.
+        self.staged: StagedSteps | None = None
+        self.may_stage = True
         self.default_thread = 0  # the thread that adds to the default stream of a linked table
         _all.add(self)
 
@@ -78,7 +84,9 @@ class TableAccess:
         self.foreign = True
         self.lock = threading.Lock()
         self.waiters = Waiters(self.lock)
+        self.staged = None
         if self._table is not None:
+            self._table.staged = None  # these are the parent's to write
             self._table.part()
         if self.writers is not None:
             self.writers.forget()
@@ -94,6 +102,7 @@ class TableAccess:
 
         Under the lock.
         """
+        self.stop_staging()
         self.table.attach(sampler)
         self.prioritized |= sampler.prioritized
 
@@ -149,6 +158,7 @@ class TableAccess:
         elif self.capacity is not None:
             check_room(limiter, self.capacity, self.capacity)
         with self.lock:
+            self.stop_staging()
             self._limits = None if limiter is None else LimiterState(limiter)
             if self._table is not None:
                 self._table.keeps = self._keeps(self._table.storage.layout.capacity)
@@ -182,6 +192,28 @@ class TableAccess:
             self._table.finish()
         if self.writers is not None and self.writers.commit() and self.waiters.any_waits:
             self.waiters.ring()
+
+    def stage(self) -> None:
+        """Let steps be staged from now on, unless something forbids it. Under the lock."""
+        table, step_packer = self._table, self._step_packer
+        if (
+            self.may_stage
+            and self._limits is None
+            and self.writers is None
+            and not self.closed
+            and table is not None
+            and step_packer is not None
+        ):
+            self.may_stage = StagedSteps.suits(table)
+            if self.may_stage and StagedSteps.allowed(table):
+                self.staged = table.staged = StagedSteps(step_packer, self.lock, self.waiters)
+
+    def stop_staging(self) -> None:
+        """Write the steps that are staged, and stage no more until `stage`. Under the lock."""
+        if self.staged is not None:
+            self.table.finish()
+            self.staged.stopped = True
+            self.staged = self.table.staged = None
 
     def count_items(self) -> int:
         """Return how many items can be drawn."""
@@ -239,9 +271,20 @@ def _seeds(seed: int | None) -> np.random.SeedSequence:
 _all: weakref.WeakSet[TableAccess] = weakref.WeakSet()
 
 
+def _before_fork() -> None:
+    """Write staged steps: the child may draw what this process has added."""
+    for one in list(_all):
+        # Another thread that holds the lock is about to write them.
+        if one.staged is not None and one.staged.count and one.lock.acquire(timeout=_FORK_WAIT_S):
+            try:
+                one.catch_up()
+            finally:
+                one.lock.release()
+
+
 def _after_fork_in_child() -> None:
     for one in list(_all):
         one.forked()
 
 
-at_fork(ForkStep.TABLES, after_in_child=_after_fork_in_child)
+at_fork(ForkStep.TABLES, _before_fork, after_in_child=_after_fork_in_child)

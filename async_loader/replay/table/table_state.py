@@ -61,6 +61,7 @@ class TableState(TableAccess):
         with self.lock:
             if self.foreign:
                 return
+            self.stop_staging()
             self.closed = True
             writers = self.writers
             self.waiters.ring()
@@ -155,6 +156,7 @@ class TableState(TableAccess):
         if thread == self.default_thread:
             return
         with self.lock:
+            self.catch_up()
             number = self.table.streams.get(0) if self._table is not None else None
             if self.default_thread and number is not None and self.table.is_open(number):
                 raise ConfigError(
@@ -166,6 +168,7 @@ class TableState(TableAccess):
 
     def begin_again(self) -> Table:
         """Make an empty table in the same memory, with the same samplers. Under the lock."""
+        self.stop_staging()
         before = self.table
         before.finish()
         before.empty()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 
 from async_loader.replay.array_types import Array, Floats, Ids
@@ -11,13 +13,25 @@ from async_loader.replay.table.room import TableRoom
 from async_loader.source import Applied
 
 
+class Staged(Protocol):
+    """Steps that are to be written together: `staged_steps.StagedSteps`."""
+
+    count: int
+
+    def taken(self) -> tuple[Any, ...]:
+        """Return the steps as the arguments of `TableWriting.write`."""
+
+
 class TableWriting(TableRoom):
     """The layer of a table that writes rows. Under the table's lock."""
+
+    staged: Staged | None = None
+    """Steps that `finish` writes. See staged_steps.py, NOTE [staged steps]."""
 
     # NOTE [interrupted calls]
     # Ctrl-C may come between any two calls, but not within a kernel. One kernel writes and links
     # steps, and notes the changes for samplers; `settle` tells them, and may be repeated. Work of
-    # several kernels is noted in `_rest` before the first. So an interrupted call has either not
+    # several kernels is noted in `rest` before the first. So an interrupted call has either not
     # begun or is completed, at the latest by `finish`, which every access to the table calls first.
     # The ids of steps that are in are 0 or more.
 
@@ -46,7 +60,7 @@ class TableWriting(TableRoom):
             )
             self.settle()
             return
-        self._rest = fields, final, count, streams, flags, given, ids, keep
+        self.rest = fields, final, count, streams, flags, given, ids, keep
         try:
             self._write_rest()
         except BaseException:
@@ -57,14 +71,14 @@ class TableWriting(TableRoom):
         try:
             self._write_rest()
         except Exception:  # not Ctrl-C: it would fail for ever
-            self._rest = None
+            self.rest = None
             raise
 
     def _write_rest(self) -> None:
-        """Write the steps of `_rest` that are not in the table yet."""
-        if self._rest is None:
+        """Write the steps of `rest` that are not in the table yet."""
+        if self.rest is None:
             return
-        fields, final, count, streams, flags, given, ids, _ = self._rest
+        fields, final, count, streams, flags, given, ids, _ = self.rest
         self._settle_taken()
         self.settle()
         burst, start = self._burst, int(np.count_nonzero(ids >= 0))
@@ -81,7 +95,7 @@ class TableWriting(TableRoom):
                 )
             self.settle()
             start = stop
-        self._rest = None
+        self.rest = None
 
     def _overwrite(
         self, free: FreeRows, fields: Ids, i: int, streams: Ids, flags: Ids, given: Floats, ids: Ids
@@ -107,7 +121,10 @@ class TableWriting(TableRoom):
         unsettled = self._unsettled
         if unsettled[0] or unsettled[1]:
             self.settle()
-        if self._rest is not None:
+        staged = self.staged
+        if staged is not None and staged.count:
+            self.rest, staged.count = staged.taken(), 0  # no call between the two
+        if self.rest is not None:
             self._write_rest_again()
         if self._patching is not None:
             self._end_patch()
