@@ -17,6 +17,7 @@ from storm_rig import count_points, some_points, strike
 from async_loader import (
     Field,
     Fifo,
+    Lifo,
     MinHeap,
     Prioritized,
     RankPrioritized,
@@ -46,9 +47,11 @@ def step(number: int, how: str) -> dict[str, Any]:
     return {"x": x, "obs": np.full(3, number, np.float32), **ends}
 
 
-def buffers(schema: Any, capacity: int, **options: Any) -> list[ReplayBuffer]:
+def buffers(
+    schema: Any, capacity: int, sampler: Any = Uniform, **options: Any
+) -> list[ReplayBuffer]:
     """Two equal buffers, of which the second writes each step at once."""
-    made = [ReplayBuffer(capacity, schema, seed=3, **options) for _ in range(2)]
+    made = [ReplayBuffer(capacity, schema, seed=3, sampler=sampler(), **options) for _ in range(2)]
     debug_state(made[1]).state.may_stage = False
     return made
 
@@ -98,13 +101,18 @@ operations = st.lists(
 
 
 @pytest.mark.parametrize("schema", [FLAT, LINKED], ids=["flat", "linked"])
-@given(script=operations, capacity=st.sampled_from([6, 17, 200]), n_steps=st.sampled_from([1, 3]))
-@settings(max_examples=60, deadline=None)
+@given(
+    script=operations,
+    capacity=st.sampled_from([6, 17, 200]),
+    n_steps=st.sampled_from([1, 3]),
+    kind=st.sampled_from([Uniform, Prioritized, RankPrioritized, Fifo, Lifo, MinHeap]),
+)
+@settings(max_examples=150, deadline=None)
 def test_a_table_is_the_same_whether_its_steps_were_staged_or_not(
-    schema: Any, script: list[tuple[Any, ...]], capacity: int, n_steps: int
+    schema: Any, script: list[tuple[Any, ...]], capacity: int, n_steps: int, kind: Any
 ) -> None:
     view = Transitions(n_steps=n_steps, reward="x")
-    both = buffers(schema, capacity, view=view)
+    both = buffers(schema, capacity, view=view, sampler=kind)
     logs: list[list[Any]] = [[], []]
     for buffer, log in zip(both, logs, strict=True):
         for number, (what, one, how) in enumerate(script):
@@ -118,8 +126,10 @@ def test_a_table_is_the_same_whether_its_steps_were_staged_or_not(
                 log.append(buffer.extend(columns, stream=0).tolist())
             elif what == "count":
                 log.append((len(buffer), buffer.stats()))
-            elif len(buffer):
+            elif len(buffer) >= one:
                 batch = buffer.sample(one)
+                if what == "sample" and kind in (Prioritized, RankPrioritized, MinHeap):
+                    buffer.update_priorities(batch["index"], np.arange(1.0, 1 + one))
                 log.append({name: column.tolist() for name, column in batch.items()})
                 if what == "delete":
                     log.append(buffer.delete(batch["index"]))
