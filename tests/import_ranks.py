@@ -11,12 +11,13 @@ RANKS["replay"] = [
     "array_types rate_limiter stream_names views",
     "arguments",
     "limiter_state queues",
-    "base base.array_address base.field_table base.grant_log base.kernel_cache base.ring_format "
-    "base.row_format",
+    "base base.array_address base.field_table base.grant_log base.kernel_cache base.link_table "
+    "base.ring_format base.row_format",
     "base.compiled",
     "kernels.machine",
     "kernels.row_address",
-    "kernels.publish_ring kernels.reading kernels.writing",
+    "kernels.linked_rows kernels.publish_ring kernels.writing",
+    "kernels.reading",
     "kernels.items kernels.row_grants",
     "kernels",
     "samplers.sampler samplers.random_numbers samplers.schedule",

@@ -34,6 +34,9 @@ AWAITS = 16
 """The final observation of the episode is in the next row of the stream."""
 VERSION_ONE = 1 << 32
 
+STACK_WORDS = 64
+"""Words of 8 bytes that a kernel has on its stack, see `kernels.machine.stack_words`."""
+
 ROW_CHANGED, STATE_CHANGED = 1, 2
 """What a checkpoint has to write again: the row, or what the table knows about it."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
 
 from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.row_format import STACK_WORDS
 
 # its type says that what it makes is called with the typing context
 intrinsic: Any = extending.intrinsic
@@ -119,9 +120,6 @@ def prefetch(typingctx: Any, address: Any) -> Any:
     return types.void(types.int64), _nothing(emit)
 
 
-STACK_WORDS: Final = 64
-
-
 @intrinsic
 def stack_words(typingctx: Any) -> Any:
     """Return the address of `STACK_WORDS` words of 8 bytes, valid until the
@@ -210,8 +208,28 @@ def copy(target: int, source: int, count: int) -> None:
             poke8(target + i, peek8(source + i))
 
 
-@intrinsic
-def poke_float(typingctx: Any, address: Any, value: Any) -> Any:
-    return types.void(types.int64, types.float64), _nothing(
-        lambda builder, given: builder.store(given[1], _at(builder, given[0], ir.DoubleType()))
-    )
+def _float_access(item: Any) -> tuple[Any, Any]:
+    """Make a load and a store of a float of this type at any address; the value is a float64."""
+    double = ir.DoubleType()
+
+    @intrinsic
+    def peek(typingctx: Any, address: Any) -> Any:
+        def emit(builder: Any, given: Any) -> Any:
+            value = builder.load(_at(builder, given[0], item), align=1)
+            return value if item == double else builder.fpext(value, double)
+
+        return types.float64(types.int64), _value(emit)
+
+    @intrinsic
+    def poke(typingctx: Any, address: Any, value: Any) -> Any:
+        def emit(builder: Any, given: Any) -> None:
+            value = given[1] if item == double else builder.fptrunc(given[1], item)
+            builder.store(value, _at(builder, given[0], item), align=1)
+
+        return types.void(types.int64, types.float64), _nothing(emit)
+
+    return peek, poke
+
+
+peek_float, poke_float = _float_access(ir.DoubleType())
+peek_float32, poke_float32 = _float_access(ir.FloatType())

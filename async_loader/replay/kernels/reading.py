@@ -34,6 +34,7 @@ from async_loader.replay.base.row_format import (
     TOP,
     VERSION_ONE,
 )
+from async_loader.replay.kernels.linked_rows import copy_linked_rows
 from async_loader.replay.kernels.machine import after_loads, copy, load, memzero, peek8, prefetch
 from async_loader.replay.kernels.row_address import at, get_row, holds
 
@@ -302,13 +303,12 @@ def read_many(g: Any, ids: Any, fields: Any, taken: Any) -> int:
 
 
 @kernel(keeps_gil=True)
-def read_any(g: Any, numbers: Any, fields: Any, ids: Any, rows: Any) -> int:
-    """Draw items of one row each with equal probability, and read them, in one kernel under the
-    table's lock.
+def read_any(g: Any, numbers: Any, fields: Any, links: Any, ids: Any, rows: Any) -> int:
+    """Draw items with equal probability, and read them, in one kernel under the table's lock.
 
-    Addresses in ``fields`` count from ``ids``. Does what `random_rows.any_items` and `read` do; no
-    writer comes between, so that no row is checked again. Returns how many of ``numbers`` were
-    used, 0 if they were too few.
+    Addresses in ``fields`` count from ``ids``; ``links``: see link_table.py. Does what
+    `random_rows.any_items` and `read` do; no writer comes between, so that no row is checked again.
+    Returns how many of ``numbers`` were used, 0 if they were too few or an item could not be read.
     """
     top, alive, used = g[TOP], g[ALIVE], 0
     # a loop of its own: a processor is many such looks ahead, and few copies
@@ -322,13 +322,14 @@ def read_any(g: Any, numbers: Any, fields: Any, ids: Any, rows: Any) -> int:
             if peek8(alive + row) == 0:
                 row = -1
         rows[i] = row
-    copy_rows(g, rows, fields, ids)
-    return used
+    return used if copy_rows(g, rows, fields, links, ids) == 0 else 0
 
 
 @kernel(inline=True)
-def copy_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
-    """Copy items of one row each, and their ids. Under the table's lock."""
+def copy_rows(g: Any, rows: Any, fields: Any, links: Any, ids: Any) -> int:
+    """Copy items, and their ids. Under the table's lock. Return how many could not be read."""
+    if len(links):
+        return copy_linked_rows(g, rows, fields, ids, links)
     base, stride, block = g[BASE], g[STRIDE], ids.ctypes.data
     for i in range(-_AHEAD, len(ids)):
         if i + _AHEAD < len(ids):
@@ -338,12 +339,13 @@ def copy_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
         row = rows[i]
         ids[i] = load(base + row * stride + ID) - 1
         get_row(fields, i, row, block)
+    return 0
 
 
 @kernel(keeps_gil=True)
-def read_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
-    """As `read_any`, for rows that are drawn."""
-    copy_rows(g, rows, fields, ids)
+def read_rows(g: Any, rows: Any, fields: Any, links: Any, ids: Any) -> int:
+    """As `read_any`, for rows that are drawn. Return how many items could not be read."""
+    return copy_rows(g, rows, fields, links, ids)
 
 
 @kernel(keeps_gil=True)

@@ -35,6 +35,7 @@ from async_loader.replay.base.row_format import (
     PREV,
     ROW_CHANGED,
     ROWS,
+    STACK_WORDS,
     STATE_CHANGED,
     STRIDE,
     TERMINATED,
@@ -46,7 +47,6 @@ from async_loader.replay.base.row_format import (
     WAITING,
 )
 from async_loader.replay.kernels.machine import (
-    STACK_WORDS,
     before_stores,
     load,
     peek8,

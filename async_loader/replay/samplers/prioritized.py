@@ -188,13 +188,16 @@ class Prioritized(Binding):
         return self.draw(count)
 
     def draw_into(self, reading: Reading) -> bool:
-        """See NOTE [shortcuts]. Returns False if no item has mass."""
+        """See NOTE [shortcuts].
+
+        Returns False if no item has mass, or one could not be read.
+        """
         sums = self._masses
         if not sums.root > 0 or reading.weight is None:
             return False
         base, beta = self._weighing()
         count = len(reading.ids)
-        self._at_once.draw(
+        missing = self._at_once.draw(
             sums.nodes,
             sums.width,
             self._numbers.take(count),
@@ -205,10 +208,13 @@ class Prioritized(Binding):
             reading.geometry,
             reading.rows,
             reading.fields,
+            reading.links,
             reading.ids,
             reading.weight,
         )
-        return True
+        if missing:
+            self._draws -= 1
+        return not missing
 
     def _room(self, count: int) -> Floats:
         """Return scratch arrays of ``count`` places: most calls want as many as the one before."""

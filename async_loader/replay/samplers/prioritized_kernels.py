@@ -32,15 +32,16 @@ def draw(
     g: Any,
     rows: Any,
     fields: Any,
+    links: Any,
     ids: Any,
     weight: Any,
-) -> None:
-    """`choose`, `weigh` and `read_rows` in one kernel."""
+) -> int:
+    """`choose`, `weigh` and `read_rows` in one kernel. Returns how many items could not be read."""
     start = 0
     while start < len(ids):
         start = choose_part(tree, leaves, numbers, stratified, rows, mass, start)
     weigh(mass, base, beta, weight)
-    copy_rows(g, rows, fields, ids)
+    return copy_rows(g, rows, fields, links, ids)
 
 
 @kernel(inline=True)

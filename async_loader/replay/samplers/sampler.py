@@ -89,6 +89,8 @@ class Reading(NamedTuple):
         Of the table. See row_format.py.
     fields : int64 array [fields, 8]
         What is copied where. See `kernels.copy_items`.
+    links : int64 array
+        What items show beside their own rows. See link_table.py.
     rows : int64 array [count]
         Scratch.
     ids : int64 array [count]
@@ -98,6 +100,7 @@ class Reading(NamedTuple):
 
     geometry: npt.NDArray[np.int64]
     fields: npt.NDArray[np.int64]
+    links: npt.NDArray[np.int64]
     rows: Rows
     ids: npt.NDArray[np.int64]
     weight: npt.NDArray[np.float32] | None

@@ -66,14 +66,15 @@ class Uniform(Binding):
     def draw_into(self, reading: Reading) -> bool:
         """See NOTE [shortcuts].
 
-        Returns False if rows are listed, few rows hold items, or the numbers are too few.
+        Returns False if rows are listed, few rows hold items, the numbers are too few, or an item
+        could not be read.
         """
         items = self._items
         if not self.repeats or items.count * _SPARSE < items.top or not items.count:
             return False
         ahead = self._numbers.ahead(2 * len(reading.ids))
         used = self._rows.read_any(
-            reading.geometry, ahead, reading.fields, reading.ids, reading.rows
+            reading.geometry, ahead, reading.fields, reading.links, reading.ids, reading.rows
         )
         self._numbers.drop(used)
         return bool(used)

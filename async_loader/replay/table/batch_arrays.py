@@ -31,9 +31,11 @@ class BatchArrays:
         An entry for every field: ``None`` for those in the block.
     fields : int64 array [fields, 8]
         What kernels want to know, with targets that are counted from where the index begins.
+    links : int64 array
+        See link_table.py.
     """
 
-    __slots__ = ("_block", "_pick", "any_large", "fields", "large", "rows")
+    __slots__ = ("_block", "_pick", "any_large", "fields", "large", "links", "rows")
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class BatchArrays:
         nbytes: int,
         large: Sequence[Large | None],
         fields: Ids,
+        links: Ids,
     ) -> None:
         names = [str(i) for i in range(len(small))]
         formats, starts = (
@@ -56,7 +59,7 @@ class BatchArrays:
             if len(names) > 1
             else lambda block: tuple(block[name] for name in names)
         )
-        self.large, self.fields = large, fields
+        self.large, self.fields, self.links = large, fields, links
         self.any_large = len(small) < len(large)
         self.rows = np.empty(count, np.int64)
 
@@ -80,6 +83,8 @@ class Target:
         One per field of the reader's schema.
     fields : int64 array [fields, 8]
         What kernels want to know, with targets that are counted from where the index begins.
+    links : int64 array
+        See link_table.py.
     rows : int64 array [count]
         Scratch.
     parts : tuple of Target
@@ -89,6 +94,7 @@ class Target:
 
     arrays: list[Array]
     fields: Ids
+    links: Ids
     rows: Ids
     parts: tuple[Target, ...] = ()
 

@@ -21,6 +21,20 @@ from async_loader.replay.base.field_table import (
     READING,
     ZERO_PADDED,
 )
+from async_loader.replay.base.link_table import (
+    BEFORE,
+    DISCOUNTED,
+    DISCOUNTS,
+    FOLLOWED,
+    GAMMA,
+    NO_LINKS,
+    NUMBER_BYTES,
+    NUMBERS,
+    PLACES,
+    REWARD,
+    STEPS,
+)
+from async_loader.replay.base.row_format import STACK_WORDS
 from async_loader.replay.samplers import Reading
 from async_loader.replay.table.batch_arrays import BatchArrays, Large, Small, Target, split_index
 from async_loader.replay.table.storage import COLUMN_BYTES, Storage
@@ -77,6 +91,7 @@ class ReplayReader:
             if read_plan.reward >= 0
             else None
         )
+        self._one_pass = read_plan.single or read_plan.depth + read_plan.n <= STACK_WORDS
 
     @property
     def schema(self) -> Schema:
@@ -146,7 +161,8 @@ class ReplayReader:
         fields[:, ARRAY_STRIDE] = [field.nbytes for field in self.schema.fields[: len(fields)]]
         if len(self._plans) >= 16:
             self._plans.clear()
-        made = self._plans[count] = BatchArrays(count, small, end, large, fields)
+        links = self._links(starts[self._index - 1] - starts[self._index])
+        made = self._plans[count] = BatchArrays(count, small, end, large, fields, links)
         return made
 
     def take(self, ids: Ids, weight: Weights | None = None) -> tuple[Window, Ids]:
@@ -180,14 +196,36 @@ class ReplayReader:
             address_of(array) - address_of(arrays[at]) for array in arrays[: len(fields)]
         ]
         fields[:, ARRAY_STRIDE] = [array.strides[0] for array in arrays[: len(fields)]]
-        return Target(list(arrays), fields, np.empty(len(arrays[at]), np.int64))
+        links = self._links(address_of(arrays[at - 1]) - address_of(arrays[at]))
+        return Target(list(arrays), fields, links, np.empty(len(arrays[at]), np.int64))
+
+    def _links(self, discounts: int) -> Ids:
+        """Return what kernels know of items that show other rows; see link_table.py.
+
+        ``discounts``: the bytes from the index to the array before it.
+        """
+        read_plan = self.read_plan
+        if read_plan.single:
+            return NO_LINKS
+        links = np.zeros(PLACES, np.int64)
+        links[BEFORE], links[STEPS], links[FOLLOWED] = (
+            read_plan.depth,
+            read_plan.n,
+            read_plan.successor,
+        )
+        links[GAMMA:DISCOUNTED].view(np.float64)[0] = read_plan.gamma
+        links[DISCOUNTED], links[DISCOUNTS] = read_plan.discounts, discounts
+        links[REWARD] = read_plan.reward
+        if self._reward is not None:
+            links[NUMBERS], links[NUMBER_BYTES] = self._reward.shape[1], self._reward.itemsize
+        return links
 
     def drawn(
         self, count: int, draw_into: Callable[[Reading], bool], into: Target | None = None
     ) -> Sequence[Array] | None:
         """Draw and read items in one kernel, into new arrays or a target.
 
-        Under the table's lock, for small single rows.
+        Under the table's lock, for items of small fields.
 
         Returns ``None`` if the sampler cannot. See samplers, NOTE [shortcuts]. Cost: about 18 us
         for 256 uniform ones of 200 bytes out of a million, of which reading takes 11.
@@ -196,24 +234,28 @@ class ReplayReader:
         arrays, at = plan.fresh(), self._index
         weight = arrays[at + 1] if self.read_plan.weighted else None
         there = draw_into(
-            Reading(self._storage.geometry, plan.fields, plan.rows, arrays[at], weight)
+            Reading(self._storage.geometry, plan.fields, plan.links, plan.rows, arrays[at], weight)
         )
         return arrays if there else None
 
     def these(
         self, rows: Ids, weight: Weights | None, into: Target | None = None
-    ) -> Sequence[Array]:
-        """Read the items in ``rows``, as `drawn`."""
+    ) -> Sequence[Array] | None:
+        """Read the items in ``rows``, as `drawn`. Returns ``None`` if one could not be read."""
         plan = into or self._plans.get(len(rows)) or self._plan(len(rows))
         small = plan.fresh()
-        self._kernels.read_rows(self._storage.geometry, rows, plan.fields, small[self._index])
+        missing = self._kernels.read_rows(
+            self._storage.geometry, rows, plan.fields, plan.links, small[self._index]
+        )
+        if missing:
+            return None
         if self.read_plan.weighted:
             small[self._index + 1][...] = 1.0 if weight is None else weight
         return small
 
     def at_once(self, count: int) -> bool:
-        """Return whether `drawn` and `these` apply: to short batches of small single rows."""
-        if not self.read_plan.single or count > self._short:
+        """Return whether `drawn` and `these` apply: to short batches of small fields."""
+        if not self._one_pass or count > self._short:
             return False
         return not (self._plans.get(count) or self._plan(count)).any_large
 

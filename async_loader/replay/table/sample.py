@@ -147,7 +147,7 @@ class TableSampler(ReadPlans):
     ) -> Sequence[Array] | None:
         """Draw and read under one lock, if that is quick and no limiter counts draws.
 
-        Returns ``None`` if it is not.
+        Returns ``None`` if it is not, or a row that an item shows is missing.
 
         ``asked``: `why_not` has just returned ``None``.
         """
@@ -163,6 +163,8 @@ class TableSampler(ReadPlans):
             if arrays is None:
                 drawn = sampler.draw(count)
                 arrays = reader.these(drawn.rows, drawn.weight, into)
+                if arrays is None:
+                    return None
             table_state.table.counted += count
             if table_state.waiters.any_waits:
                 table_state.waiters.ring()
