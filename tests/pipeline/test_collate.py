@@ -289,7 +289,6 @@ def image():
         ),
         pytest.param(torch.zeros(2), torch.zeros(3), id="tensor of another shape"),
         pytest.param(torch.zeros(2), torch.zeros(1), id="broadcastable tensor"),
-        pytest.param(torch.zeros(2), torch.zeros(2).bfloat16(), id="bfloat16 tensor"),
     ],
 )
 class TestSilentCasts:
@@ -307,6 +306,45 @@ class TestSilentCasts:
         schema = collate.schema_of({"x": fits})
         with pytest.raises(tree.Misfit):
             collate.fill(schema, [{"x": misfit}] * 2, self.rows(schema, 2))
+
+
+@pytest.mark.parametrize("width", [2, 40_000])
+def test_bfloat16_beside_float32_is_float32_whatever_the_order_and_the_size(width):
+    whole, half = torch.full((width,), 1.5), torch.full((width,), 0.25).bfloat16()
+    for samples in ([whole, half], [half, whole]):
+        batch = general(samples)
+        assert batch.dtype == torch.float32
+        assert torch.equal(batch, torch.stack(samples))
+        schema = collate.schema_of(samples[0])
+        if schema is not None and width == 2:
+            assert torch.equal(fast(samples), batch)
+    schema = collate.schema_of(whole)
+    with pytest.raises(tree.Misfit):
+        collate.fill(schema, [half, half], [np.zeros((2, width), np.float32)])
+
+
+PROMOTED = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.float32]
+
+
+@given(st.lists(st.sampled_from([*PROMOTED, torch.float64]), min_size=1, max_size=4))
+def test_a_column_of_several_dtypes_has_the_dtype_of_the_general_rule_or_is_a_misfit(dtypes):
+    samples = [torch.tensor([1, 0, 1]).to(dtype) for dtype in dtypes]
+    expected = general(samples)
+    try:
+        batch = fast(samples)
+    except tree.Misfit:
+        assert len(set(dtypes)) > 1
+    else:
+        assert_same(batch, expected)
+
+
+@pytest.mark.parametrize(
+    "odd", [torch.zeros(3, device="meta"), torch.zeros(3).to_sparse()], ids=["meta", "sparse"]
+)
+def test_tensors_without_memory_of_their_own_are_a_misfit(odd):
+    schema = collate.schema_of(torch.zeros(3))
+    with pytest.raises(tree.Misfit):
+        collate.fill(schema, [odd, odd], [np.zeros((2, 3), np.float32)])
 
 
 def test_tensors_among_arrays_are_a_misfit_and_a_batch_of_them_is_not():
