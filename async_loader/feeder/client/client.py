@@ -15,6 +15,7 @@ from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
 from async_loader.feeder.client.row_queue import WriterOptions
+from async_loader.feeder.client.sample_channel import SampleChannels
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.table import TableClient
@@ -52,6 +53,8 @@ class Client:
         self._ended_runs: set[str] = set()  # names whose run another client has ended
         self._traffic = Traffic()
         self._has_read = self._traffic.add
+        # by table: `client.table(name).sample(n)` at each step opens no further reader
+        self._sample_channels: dict[str, SampleChannels] = {}
         self._end = weakref.finalize(
             self, connection.stop, 2.0
         )  # also at exit; the IO thread does not know the client
@@ -85,7 +88,12 @@ class Client:
     def table(self, name: str) -> TableClient:
         """Return a table; the feeder is asked for it at its first use."""
         self._connection.check()
-        return TableClient(self, self._connection, name, self._timeout_s)
+        with self._lock:
+            channels = self._sample_channels.get(name)
+            if channels is None:
+                channels = SampleChannels(self._connection, name, self._has_read)
+                self._sample_channels[name] = channels
+        return TableClient(self, self._connection, name, self._timeout_s, channels)
 
     @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> FeederStatus:

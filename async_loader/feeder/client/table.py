@@ -55,16 +55,25 @@ class TableClient:
     connection : Connection
     name : str
     timeout_s : float
+    channels : SampleChannels
+        Of the client and this table.
 
     Attributes
     ----------
     name : str
     """
 
-    def __init__(self, client: Client, connection: Connection, name: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        connection: Connection,
+        name: str,
+        timeout_s: float,
+        channels: SampleChannels,
+    ) -> None:
         self._client, self._connection, self.name = client, connection, name
         self._timeout_s, self._calls = timeout_s, TableCalls(connection, name, timeout_s)
-        self._channels = SampleChannels(connection, name, client._has_read)
+        self._channels = channels
 
     # -- what it is --------------------------------------------------------------------------------
 

@@ -55,6 +55,13 @@ def test_a_sample_has_what_the_table_holds(client):
         assert (got["reward"] == batch["reward"]).all()
 
 
+def test_a_table_may_be_asked_for_anew_at_each_call(client):
+    filled(client, "plain")
+    for _ in range(300):  # a session has 256 readers at most
+        assert len(client.table("plain").sample(4)["reward"]) == 4
+    assert client.status()["tables"]["plain"]["readers"] == 1
+
+
 def test_samples_of_many_threads_are_their_own(client):
     table = filled(client, "plain")
     wrong = []
