@@ -153,6 +153,25 @@ class LoaderStats:
     drawing_thread: Literal["caller", "producer"]
     bottleneck: str
 
+    def __str__(self) -> str:
+        """Return a line for each stage, and one for what was out of the ordinary."""
+        lines = [f"the others wait for: {self.bottleneck}; drawn by the {self.drawing_thread}"]
+        for name in ("source", "workers", "copy", "learner"):
+            stage: StageStats = getattr(self, name)
+            lines.append(
+                f"{name:8} {stage.batches:>10,} batches, {stage.busy_fraction:4.0%} busy, "
+                f"{stage.depth} queued"
+            )
+        counts = {
+            "copied out": self.copied_out,
+            "skipped": self.skipped,
+            "interrupted": self.interrupted,
+            "workers replaced": self.workers_replaced,
+        }
+        said = [f"{count:,} {name}" for name, count in counts.items() if count]
+        lines.append(", ".join([f"{self.slots_lent} of {self.slots} slots lent", *said]))
+        return "\n".join(lines)
+
 
 def bottleneck(
     source: StageStats,

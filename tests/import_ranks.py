@@ -102,8 +102,7 @@ RANKS["feeder"] = [
     "wire",
     "addresses",
     "client.batch_copies client.errors client.row_buffer client.session client.stream_numbers",
-    "server.background_jobs server.counters server.message_queues server.producer_streams "
-    "server.send_buffers",
+    "server.background_jobs server.message_queues server.producer_streams server.send_buffers",
     "server.table_views server.weights",
     "curve_keys listen_sockets settings",
     "client.calls client.channel client.reader_state client.row_packer client.slots "
@@ -113,6 +112,7 @@ RANKS["feeder"] = [
     "self_test client.io_thread",
     "client.offered_memory client.writer_channel",
     "client.deliveries",
+    "server.counters",
     "server.dispatch server.kernel_warmup server.pending server.state",
     "client.connection client.reader_channel server.deferred server.insert_handler "
     "server.sample_queue server.status",
@@ -125,7 +125,7 @@ RANKS["feeder"] = [
     "client.client serving",
     "embedded",
     "client.connect",
-    "feeder",
+    "feeder status_view",
     "commands",
 ]
 RANKS["compat"] = [

@@ -86,7 +86,12 @@ class SessionStatus(TypedDict):
     user_agent : str
         With the ``name`` that `connect` was given.
     age_s, silent_s : float
+    connected : bool
+        Whether a connection of it is open. One that is not, and has writers or readers, has died;
+        without any it has left. It is listed until it is taken for dead.
     writers, readers : int
+    rows_in, batches_out : int
+        Rows received from its open writers; batches sent to its open readers.
     in_flight_bytes : int
         Received, and not in a table.
     """
@@ -98,8 +103,11 @@ class SessionStatus(TypedDict):
     user_agent: str
     age_s: float
     silent_s: float
+    connected: bool
     writers: int
     readers: int
+    rows_in: int
+    batches_out: int
     in_flight_bytes: int
 
 
@@ -120,6 +128,9 @@ class FeederStatus(TypedDict):
     draining : bool
     tables : dict of str to TableStatus
     sessions_open : int
+    sessions_ended : dict of str to int
+        Clients that have ``left``; that ``died``, with writers or readers; and that were ``lost``,
+        as nothing came over an open connection.
     sessions : list of SessionStatus
         128 at most.
     weights : dict of str to int
@@ -142,6 +153,7 @@ class FeederStatus(TypedDict):
     draining: bool
     tables: dict[str, TableStatus]
     sessions_open: int
+    sessions_ended: dict[str, int]
     sessions: list[SessionStatus]
     weights: dict[str, int]
     weights_stale: int

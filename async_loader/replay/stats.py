@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from async_loader.replay.table.waiters import Waiting
+from async_loader.shm.limits import human
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +42,19 @@ class TableStats:
     streams: int
     waiting: tuple[Waiting, ...]
     interrupted: int = 0
+
+    def __str__(self) -> str:
+        """Return a line of counts, and one for each that waits."""
+        most = "" if self.capacity is None else f" of {self.capacity:,}"
+        memory = "" if self.nbytes is None else f" in {human(self.nbytes)}"
+        lines = [
+            f"{self.size:,}{most} steps{memory}; {self.inserted:,} inserted, {self.sampled:,} "
+            f"sampled, {self.deleted:,} deleted; {self.streams} open streams"
+        ]
+        if self.interrupted:
+            lines.append(f"{self.interrupted:,} rows of interrupted calls come with the next batch")
+        lines += [
+            f"{one.who} waits {one.waited_s:.1f} s to {one.what}: {one.reason}"
+            for one in self.waiting
+        ]
+        return "\n".join(lines)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from async_loader.cli import app
 from async_loader.errors import AddressInUse, Broken
 from async_loader.feeder import commands
 from async_loader.feeder.curve_keys import load_server_keys
+from async_loader.feeder.status_view import status_view
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WIDE = {"COLUMNS": "200"}
@@ -44,8 +46,8 @@ def status_of(**changes):
     }
     session = {
         "id": 7, "pid": 4321, "host": "node7", "user": "alice", "user_agent": "async_loader/0.1",
-        "age_s": 3700.0, "silent_s": 0.5, "writers": 1,
-        "readers": 0, "in_flight_bytes": 2048,
+        "age_s": 3700.0, "silent_s": 0.5, "connected": True, "writers": 1,
+        "readers": 0, "rows_in": 1000, "batches_out": 0, "in_flight_bytes": 2048,
     }  # fmt: skip
     status = {
         "incarnation": "ab",
@@ -56,6 +58,8 @@ def status_of(**changes):
         "draining": False,
         "tables": {"replay": table},
         "sessions": [session],
+        "sessions_open": 1,
+        "sessions_ended": {"left": 2, "died": 1, "lost": 0},
         "weights": {"policy": 12},
         "weights_age_s": {"policy": 2.0},
         "weights_waiting": {"policy": 3, "critic": 1},
@@ -245,9 +249,10 @@ def test_rates_are_those_between_two_statuses():
 # -- status and drain ------------------------------------------------------------------------------
 
 
-def test_status_shows_tables_sessions_and_waiting_readers(client):
+def test_status_shows_tables_clients_and_waiting_readers(client):
     later = status_of(uptime_s=77.0)
     later["tables"]["replay"].update(inserted=1200, sampled=4101)
+    later["sessions"][0].update(rows_in=1060, user_agent="learner 1 async_loader/0.1")
     fake = client(status_of(), later)
     result = invoke("status", "tcp://127.0.0.1:5555")
     assert result.exit_code == 0, result.output
@@ -258,18 +263,70 @@ def test_status_shows_tables_sessions_and_waiting_readers(client):
         "100",
         "2.5",
         "4.1",
-        "reader 3 waits for 24 rows",
-        "alice at node7:4321",
+        "replay waits: reader 3 waits for 24 rows",
+        "1 client, and before: 1 died, 2 left",
+        "learner 1 alice at node7:4321  connected",
+        "30",
         "1 h 1 min",
-        "2.0 KiB",
         "weights policy: version 12, published 2.0 s ago, 3 wait for a newer one",
         "replay gets steps of version 9: 3 behind, 0.2 s",
         "weights critic: 1 wait for the first",
     ):
         assert said in result.output
-    assert fake.asked == [
-        ("tcp://127.0.0.1:5555", {"on_disconnect": "raise", "timeout_s": 10.0, "keys": None})
+    ((address, options),) = fake.asked
+    assert address == "tcp://127.0.0.1:5555"
+    assert options["on_disconnect"] == "raise"
+    assert options["keys"] is None
+
+
+def many_clients(actors=16, **others):
+    """A feeder with two tables, actors with long names, a learner, and clients in trouble."""
+    base = status_of()["sessions"][0]
+    agent = "a-rather-long-name-of-an-actor-{} async_loader/0.1"
+    sessions = [
+        {**base, "id": i, "user_agent": agent.format(i), "host": "node7.cluster.example", **others}
+        for i in range(actors)
     ]
+    sessions[3] = {**sessions[3], "connected": False, "silent_s": 4.0}
+    sessions[5] = {**sessions[5], "silent_s": 7.0}
+    sessions.append({**base, "id": 99, "writers": 0, "connected": False, "silent_s": 2.0})
+    tables = {name: status_of()["tables"]["replay"] for name in ("replay", "evaluation")}
+    return status_of(sessions=sessions, tables=tables, sessions_open=len(sessions))
+
+
+def shown(status, before=None, height=24, width=80):
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
+    console.print(*status_view(status, before, height), sep="\n")
+    return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue()).splitlines()
+
+
+def test_a_status_of_sixteen_actors_fits_a_terminal_of_80_by_24():
+    status = many_clients()
+    lines = shown({**status, "uptime_s": 77.0}, status)
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    for said in ("died 4.0 s", "silent 7.0 s", "17 clients", "more: see --json", "behind"):
+        assert said in text, text
+    for column in ("rows/s", "batches/s", "writers", "readers", "age", "out/in"):
+        assert column in text
+
+
+def test_clients_in_trouble_come_first_and_those_that_left_last():
+    states = [
+        re.split(" {2,}", line)[1].split()[0]
+        for line in shown(many_clients(), height=None, width=120)
+        if "node7" in line
+    ]
+    assert states[:2] == ["died", "silent"]
+    assert set(states[2:-1]) == {"connected"}
+    assert states[-1] == "left"
+
+
+def test_all_clients_are_shown_where_no_terminal_limits_them():
+    text = "\n".join(shown(many_clients(actors=40), height=None, width=120))
+    assert text.count("node7") == 41
+    assert "more" not in text
 
 
 def test_status_as_json_is_one_line(client):

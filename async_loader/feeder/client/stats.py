@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from async_loader.shm.limits import human
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStats:
@@ -49,3 +51,25 @@ class ClientStats:
     sessions: int
     last_heard_s: float | None
     connected: bool
+
+    def __str__(self) -> str:
+        """Return a line for the connection, for rows, and for batches, of those that there were."""
+        said = "connected" if self.connected else "not connected"
+        if self.last_heard_s is not None:
+            said += f", heard {self.last_heard_s:.1f} s ago"
+        if self.sessions > 1:
+            said += f", session {self.sessions}"
+        lines = [said]
+        if self.rows_added:
+            rows = f"{self.rows_added:,} rows added, {self.rows_acked:,} acknowledged"
+            counts = {
+                "dropped": self.rows_dropped,
+                "lost with the feeder": self.rows_lost,
+                "messages sent again": self.messages_resent,
+            }
+            rows += "".join(f", {count:,} {name}" for name, count in counts.items() if count)
+            lines.append(f"{rows}; {human(self.bytes_sent)} sent, {human(self.bytes_kept)} kept")
+        if self.batches:
+            again = f", {self.batches_redelivered:,} redelivered" * bool(self.batches_redelivered)
+            lines.append(f"{self.batches:,} batches received{again}")
+        return "\n".join(lines)

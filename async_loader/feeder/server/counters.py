@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from async_loader.feeder.server.sessions import SessionEnd
 from async_loader.feeder.wire import ErrorCode, Plane
 
 RATE_S = 2.0
@@ -53,7 +54,8 @@ class Counters:
             dict.fromkeys(Plane, 0) for _ in range(4)
         )
         self._refused: Counter[int] = Counter()
-        self.silent = self.faults = 0
+        self._ended: Counter[SessionEnd] = Counter()
+        self.faults = 0
 
     def count_received(self, plane: Plane, frames: Sequence[Any]) -> int:
         """Count a received message; return its bytes."""
@@ -68,6 +70,14 @@ class Counters:
 
     def refused(self, code: int) -> None:
         self._refused[code] += 1
+
+    def session_ended(self, how: SessionEnd) -> None:
+        self._ended[how] += 1
+
+    @property
+    def sessions_ended(self) -> dict[str, int]:
+        """Return how many sessions have ended, in each way."""
+        return {how.value: self._ended[how] for how in SessionEnd}
 
     @property
     def uptime_s(self) -> float:
@@ -97,6 +107,6 @@ class Counters:
                 f"refused_{names.get(code, code)}": count
                 for code, count in sorted(self._refused.items())
             },
-            "sessions_silent": self.silent,
+            "sessions_silent": self._ended.total(),
             "faults": self.faults,
         }

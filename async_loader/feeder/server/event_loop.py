@@ -269,7 +269,7 @@ class Server:
 
     def _let_go(self) -> None:
         for session in self._server_state.sessions.silent():
-            self.counters.silent += 1
+            self.counters.session_ended(session.end)
             self._control_handler.leave(session)
 
     def _end_table(self, table: TableEntry) -> None:

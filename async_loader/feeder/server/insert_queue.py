@@ -94,6 +94,8 @@ class WriterState:
         Of the INSERTs since then.
     heard : float
         When its last INSERT was received, on the server's clock.
+    rows : int
+        Rows received.
     gap : tuple of (int, int)
         The newest gap: the missing number, and the highest number received beyond it.
     """
@@ -107,6 +109,7 @@ class WriterState:
     untold_bytes: int = 0
     untold_rows: int = 0
     heard: float = 0.0
+    rows: int = 0
     gap: tuple[int, int] = (-1, -1)
 
     @property
@@ -312,6 +315,7 @@ class InsertQueue:
         producer.queued_bytes += nbytes
         producer.queued_rows += len(steps)
         producer.received += 1
+        writer.rows += len(steps)
         if len(producer.queue) == 1 and not self._advance(producer):
             self._blocked.append(producer)
         return Receipt.NEW

@@ -12,6 +12,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 
 from async_loader.errors import Malformed
 from async_loader.feeder.server.insert_queue import WriterState
@@ -20,6 +21,17 @@ from async_loader.feeder.server.reader_state import ReaderState
 from async_loader.feeder.wire import ErrorCode, Hello, Plane
 
 _MOST_LINES = 256  # writers of a session, and readers
+
+
+class SessionEnd(Enum):
+    """How a session has ended."""
+
+    LEFT = "left"
+    """The client closed its writers and readers, and then its connection."""
+    DIED = "died"
+    """Its connection ended while it had writers or readers."""
+    LOST = "lost"
+    """Its connection is open, and nothing comes: a cut network, a stopped machine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +64,30 @@ class Session:
     routes: dict[Plane, PeerConnection] = field(default_factory=dict, repr=False)
     writers: dict[int, WriterState] = field(default_factory=dict, repr=False)
     readers: dict[int, ReaderState] = field(default_factory=dict, repr=False)
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection of it is open: the end of a process ends its connections at once, a
+        cut network does not.
+        """
+        return any(not route.ended for route in self.routes.values())
+
+    @property
+    def end(self) -> SessionEnd:
+        """How a session has ended that falls silent."""
+        if self.connected:
+            return SessionEnd.LOST
+        return SessionEnd.DIED if self.writers or self.readers else SessionEnd.LEFT
+
+    @property
+    def rows_in(self) -> int:
+        """Rows received from its open writers."""
+        return sum(writer.rows for writer in self.writers.values())
+
+    @property
+    def batches_out(self) -> int:
+        """Batches sent to its open readers."""
+        return sum(reader.sent for reader in self.readers.values())
 
     @property
     def in_flight_bytes(self) -> int:

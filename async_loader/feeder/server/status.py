@@ -34,6 +34,7 @@ def status_of(
             for name, table in server_state.tables.items()
         },
         "sessions_open": len(server_state.sessions),
+        "sessions_ended": counters.sessions_ended,
         "sessions": [
             _session(session, server_state.clock())
             for session in itertools.islice(server_state.sessions, _SESSIONS)
@@ -108,7 +109,10 @@ def _session(session: Session, now: float) -> dict[str, Any]:
         "user_agent": session.hello.user_agent[:64],
         "age_s": now - session.since,
         "silent_s": now - session.heard,
+        "connected": session.connected,
         "writers": len(session.writers),
         "readers": len(session.readers),
+        "rows_in": session.rows_in,
+        "batches_out": session.batches_out,
         "in_flight_bytes": session.in_flight_bytes,
     }

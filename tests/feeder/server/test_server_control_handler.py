@@ -305,7 +305,7 @@ def test_sessions_are_counted_and_the_silent_let_go():
         one.ask(Plane.PULL, Ping())
         rig.pass_time(4.5)
         assert [session.number for session in rig.server_state.sessions] == [one.session]
-        assert rig.server.counters.silent == 1
+        assert sum(rig.server.counters.sessions_ended.values()) == 1
         assert isinstance(third.hello().body, Welcome)
         assert rig.server._left_s() == pytest.approx(5.5)
 
@@ -432,6 +432,33 @@ def test_the_status_of_a_server_with_very_many_sessions_fits_into_a_message():
         assert said["sessions_open"] == 600
         assert said["counters"]["messages_control_in"] == 2
         assert said["counters"]["bytes_pull_out"] > 0
+
+
+def test_a_status_tells_clients_that_left_from_those_that_died_or_are_lost():
+    with Rig() as rig:
+        peers = {name: rig.peer() for name in ("works", "left", "died", "lost")}
+        for name in ("works", "died", "lost"):
+            peers[name].open_writer(producer=name.encode().ljust(16))
+            peers[name].insert(0, [1, 2, 3])
+        peers["left"].open_writer(producer=b"left".ljust(16))
+        peers["left"].close_writer(0)
+        rig.turn()
+        peers["left"].close()
+        peers["died"].close()
+        rig.turn()
+        said = peers["works"].ask(Plane.CONTROL, Status()).body.status
+        seen = [
+            (one["connected"], one["writers"], one["rows_in"], one["batches_out"])
+            for one in said["sessions"]
+        ]
+        assert seen == [(True, 1, 3, 0), (False, 0, 0, 0), (False, 1, 3, 0), (True, 1, 3, 0)]
+        assert said["sessions_ended"] == {"left": 0, "died": 0, "lost": 0}
+        for _ in range(4):
+            rig.pass_time(rig.server._settings.silence_s / 3)
+            peers["works"].ask(Plane.CONTROL, Ping())
+        said = peers["works"].ask(Plane.CONTROL, Status()).body.status
+        assert said["sessions_ended"] == {"left": 1, "died": 1, "lost": 1}
+        assert len(said["sessions"]) == 1
 
 
 def test_a_fault_of_the_server_is_reported_and_affects_no_other_client(caplog, monkeypatch):

@@ -1,0 +1,211 @@
+"""The status of a feeder on a terminal: tables, who waits, clients, weights. It fits 24 lines of 80
+columns. Text of peers is cleaned before it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Status = Mapping[str, Any]
+_SILENT_S = 3.0
+"""A client that is heard sends something each second or two."""
+_WAITS = 3
+"""Lines of those that wait for one table."""
+_LEAST_CLIENTS = 4
+"""Lines of clients on a terminal that is too low."""
+_ORDER = {"died": 0, "silent": 1, "left": 3}
+
+
+def status_view(
+    status: Status, before: Status | None = None, height: int | None = None
+) -> list[RenderableType]:
+    """Return a status as lines and tables.
+
+    Parameters
+    ----------
+    before : Status, optional
+        Rates are since then; else those of the feeder, over its last seconds.
+    height : int, optional
+        Lines of the terminal: clients that are well are left out if there are too many lines.
+    """
+    pid, address = clean(str(status.get("pid", "?"))), clean(str(status.get("address", "?")))
+    head = f"{address}, process {pid}, up {_duration(status.get('uptime_s', 0))}"
+    head += ", draining" if status.get("draining") else ""
+    waits, weights = list(_waits(status)), list(_weights(status))
+    shown: list[RenderableType] = [_line(head), _tables(status, before), *map(_line, waits)]
+    sessions = list(status.get("sessions", ()))
+    shown.append(_line(_summary(status, sessions)))
+    if sessions:
+        # with the headers of both tables, and the line of the shell
+        others = len(status.get("tables", ())) + len(waits) + len(weights) + 5
+        lines = len(sessions) if height is None else max(_LEAST_CLIENTS, height - others)
+        shown += _clients(sessions, status, before, lines)
+    return [*shown, *map(_line, weights)]
+
+
+# -- tables and weights ----------------------------------------------------------------------------
+
+
+def _tables(status: Status, before: Status | None) -> RenderableType:
+    rows, seconds = [], seconds_between(before, status)
+    for name, one in status.get("tables", {}).items():
+        old = table_of(before, name)
+        if old is not None and seconds > 0:
+            rates = [_rate(one, old, what, seconds) for what in ("inserted", "sampled")]
+        else:
+            rates = [one["inserts_per_s"], one["samples_per_s"]]
+        full = f" / {count_text(one['capacity'])}" if one["capacity"] else ""
+        ratio = f"{one['samples_per_insert']:.3g}"
+        members = [str(one["writers"]), str(one["readers"])]
+        rows.append(
+            [name, f"{count_text(one['size'])}{full}", *map(count_text, rates), ratio, *members]
+        )
+    return _grid(["table", "size", "in/s", "out/s", "out/in", "writers", "readers"], rows, 1)
+
+
+def _waits(status: Status) -> Iterator[str]:
+    for name, one in status.get("tables", {}).items():
+        waiting = [line for text in one["waiting"] for line in str(text).split("\n")]
+        for text in waiting[:_WAITS]:
+            yield f"{clean(name)} waits: {clean(text)}"
+        if len(waiting) > _WAITS:
+            yield f"{clean(name)}: {len(waiting) - _WAITS} more wait"
+
+
+def _weights(status: Status) -> Iterator[str]:
+    ages, waiting = status.get("weights_age_s", {}), status.get("weights_waiting", {})
+    for name, version in status.get("weights", {}).items():
+        said = f"weights {clean(name)}: version {version}"
+        if name in ages:
+            said += f", published {_duration(ages[name])} ago"
+        if waiting.get(name):
+            said += f", {waiting[name]} wait for a newer one"
+        yield said
+        for table, one in status.get("tables", {}).items():
+            lag = one.get("policies", {}).get(name)
+            if lag is not None and "lag" in lag:
+                behind = f"{lag['lag']} behind, {_duration(lag['lag_s'])}"
+                yield f"  {clean(table)} gets steps of version {lag['oldest']}: {behind}"
+    for name in waiting.keys() - status.get("weights", {}).keys():
+        yield f"weights {clean(name)}: {waiting[name]} wait for the first"
+
+
+# -- clients ---------------------------------------------------------------------------------------
+
+
+def _summary(status: Status, sessions: list[Status]) -> str:
+    count = status.get("sessions_open", len(sessions))
+    said = f"{count} client{'' if count == 1 else 's'}"
+    ended = status.get("sessions_ended", {})
+    gone = [f"{ended[how]} {how}" for how in ("died", "lost", "left") if ended.get(how)]
+    return said + (f", and before: {', '.join(gone)}" if gone else "")
+
+
+def _clients(
+    sessions: list[Status], status: Status, before: Status | None, lines: int
+) -> Iterator[RenderableType]:
+    """Yield a table of clients, those in trouble first, and a line on those without a row."""
+    seconds = seconds_between(before, status)
+    old = {one["id"]: one for one in (before or {}).get("sessions", ())}
+    ordered = sorted(sessions, key=lambda one: (_ORDER.get(_state(one)[0], 2), one["id"]))
+    kept = ordered if len(ordered) <= lines else ordered[: lines - 1]
+    rows = [_client(one, old.get(one["id"]), seconds) for one in kept]
+    yield _grid(["client", "state", "rows/s", "batches/s", "age"], rows, 2)
+    if len(kept) < status.get("sessions_open", len(sessions)):
+        more = status.get("sessions_open", len(sessions)) - len(kept)
+        yield _line(f"and {more} more: see --json")
+
+
+def _client(one: Status, old: Status | None, seconds: float) -> list[str]:
+    name = str(one["user_agent"]).partition("async_loader/")[0].strip()
+    process = f"{one['host']}:{one['pid']}"
+    user = f"{one['user']} at " if one.get("user") else ""
+    rates = ["", ""]
+    if old is not None and seconds > 0:
+        places = ("rows_in", "writers"), ("batches_out", "readers")
+        rates = [
+            count_text(_rate(one, old, what, seconds)) if one[members] else ""
+            for what, members in places
+        ]
+    state, since = _state(one)
+    said = state if state == "connected" else f"{state} {_duration(since)}"
+    return [f"{name} {user}{process}".strip(), said, *rates, _duration(one["age_s"])]
+
+
+def _state(one: Status) -> tuple[str, float]:
+    """Return what a client does, and for how many seconds it was not heard."""
+    silent_s = float(one["silent_s"])
+    if one["connected"]:
+        return ("silent" if silent_s >= _SILENT_S else "connected"), silent_s
+    return ("died" if one["writers"] or one["readers"] else "left"), silent_s
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def _rate(now: Status, before: Status, what: str, seconds: float) -> float:
+    return max(0.0, float(now[what] - before[what])) / seconds
+
+
+def seconds_between(before: Status | None, now: Status) -> float:
+    """Return the seconds from one status to another, 0 without the first."""
+    return 0.0 if before is None else float(now["uptime_s"] - before["uptime_s"])
+
+
+def table_of(status: Status | None, name: str) -> Status | None:
+    """Return a table's part of a status, if there is one."""
+    found: Status | None = None if status is None else status["tables"].get(name)
+    return found
+
+
+def _line(text: str) -> RenderableType:
+    from rich.text import Text
+
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _grid(names: list[str], rows: list[list[str]], texts: int) -> RenderableType:
+    """Return a table without lines; all but the first ``texts`` columns are numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for i, name in enumerate(names):
+        number = i >= texts
+        grid.add_column(
+            name,
+            justify="right" if number else "left",
+            no_wrap=i > 0,
+            overflow="ellipsis",
+            # only a long name gives way
+            min_width=None if i == 0 else max(len(row[i]) for row in [names, *rows]),
+        )
+    for row in rows:
+        grid.add_row(*(Text(clean(cell), no_wrap=True, overflow="ellipsis") for cell in row))
+    return grid
+
+
+def clean(text: str) -> str:
+    """Return a peer's text without control characters."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(text))
+
+
+def count_text(number: float) -> str:
+    """Return a number with a decimal only where it matters."""
+    return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"{hours} h {minutes} min"
+        if hours
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{seconds:.1f} s"
+    )
