@@ -249,6 +249,15 @@ def _errors() -> Iterator[None]:
     except AsyncLoaderError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith(__package__):
+            raise
+        text = (
+            f"this command needs {error.name}, which requirements-actor.txt leaves out: install "
+            "async_loader with what it requires, as in pip install ."
+        )
+        typer.echo(text, err=True)
+        raise typer.Exit(1) from None
 
 
 def main() -> None:

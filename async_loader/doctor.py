@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import platform
@@ -61,7 +62,8 @@ def _accelerator() -> Finding:
     try:
         import torch
     except ImportError:
-        return Finding("accelerator", "unknown", "torch is not installed: pip install torch")
+        remedy = "pip install torch, except on a host of actors alone"
+        return Finding("accelerator", "torch is not installed", remedy)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return Finding("accelerator", str(device) if device is not None else 'none: use device="cpu"')
 
@@ -83,6 +85,11 @@ def _descriptors() -> Finding:
 
 
 def _kernels() -> Finding:
+    if importlib.util.find_spec("numba") is None:
+        remedy = (
+            "pip install numba, except on a host of actors alone: tables need it, clients do not"
+        )
+        return Finding("compiled kernels", "numba is not installed", remedy)
     from async_loader.replay.base.compiled import kernel_folder
     from async_loader.replay.base.kernel_cache import REMEDY
 
