@@ -27,6 +27,7 @@ JSON_KEYS = (
     "env_steps",
     "batches",
     "learner_wait_fraction",
+    "limiter_wait_fraction",
     "seconds",
     "start_seconds",
     "inserts_per_s",
@@ -182,8 +183,15 @@ def _line(summary: Summary) -> str:
     return (
         f"{summary.seconds:5.0f} s  return {summary.mean_return:.1f}, {summary.env_steps:,} "
         "environment steps, "
-        f"{summary.batches:,} batches, learner waited {summary.learner_wait_fraction:.1%}"
+        f"{summary.batches:,} batches, learner waited {summary.learner_wait_fraction:.1%} "
+        f"({_causes(summary)})"
     )
+
+
+def _causes(summary: Summary) -> str:
+    limiter = summary.limiter_wait_fraction
+    rest = summary.learner_wait_fraction - limiter
+    return f"{limiter:.1%} for the actors (limiter), {rest:.1%} for a batch on its way"
 
 
 def _table(summary: Summary) -> Table:
@@ -216,6 +224,6 @@ def _table(summary: Summary) -> Table:
         f"{summary.drawn_policy_lag:,.0f}",
         "updates older than the policy, on average",
     )
-    table.add_row("learner waited", f"{summary.learner_wait_fraction:.1%}", "of the time, for data")
+    table.add_row("learner waited", f"{summary.learner_wait_fraction:.1%}", _causes(summary))
     table.add_row("time", f"{summary.seconds:.1f} s", f"of at most {settings.max_seconds:g} s")
     return table

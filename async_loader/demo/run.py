@@ -103,6 +103,7 @@ class Run:
         self._started = clock()
         self._began: float | None = None  # time of the first batch
         self._waited_s = self._lags = 0.0
+        self._blocked_s = 0.0  # of the table's reader, before the first batch
         self._learner = Learner(NUM_ACTIONS, settings.dqn)
         self._actors: Actors
         self._client: Any = None
@@ -135,6 +136,7 @@ class Run:
             env_steps=actors.env_steps,
             batches=updates,
             learner_wait_fraction=self._waited_s / seconds if seconds else 0.0,
+            limiter_wait_fraction=self._limited_s(table) / seconds if seconds else 0.0,
             seconds=seconds,
             start_seconds=(self._clock() if self._began is None else self._began) - self._started,
             waits_for=self._waits_for(table),
@@ -151,6 +153,13 @@ class Run:
         with contextlib.suppress(AsyncLoaderError):
             self._status = self._client.status(timeout_s=status_s)
         return self._status["tables"][TABLE] if self._status else {}
+
+    def _limited_s(self, table: dict[str, Any]) -> float:
+        """Return how long the learner has waited for the limiter, at most: batches that were made
+        before lie ready when it begins to hold up the reader.
+        """
+        blocked_s: float = table.get("readers_blocked_s", 0.0)
+        return min(self._waited_s, max(0.0, blocked_s - self._blocked_s))
 
     def _waits_for(self, table: dict[str, Any]) -> str:
         """Return the reason why learning has not started yet."""
@@ -173,6 +182,7 @@ class Run:
             if batch is None:
                 return
             if self._began is None:
+                self._blocked_s = self._table(_STATUS_S).get("readers_blocked_s", 0.0)
                 self._began, self._waited_s = self._clock(), 0.0
             self._learner.update(batch)
             self._lags += self._learner.updates - batch["policy_version"].double().mean().item()

@@ -150,6 +150,8 @@ class Summary:
     ----------
     learner_wait_fraction : float
         Share of `seconds` in which the learner had no batch.
+    limiter_wait_fraction : float
+        The part of it in which the table's limiter allowed no draw: the actors were behind.
     seconds, start_seconds : float
         Since the first batch, and before it.
     waits_for : str
@@ -170,6 +172,7 @@ class Summary:
     env_steps: int
     batches: int
     learner_wait_fraction: float
+    limiter_wait_fraction: float
     seconds: float
     start_seconds: float
     waits_for: str

@@ -51,6 +51,9 @@ class TableStatus(TypedDict):
     rows_in, duplicates, gaps : int
         Rows received; messages received twice; messages received after a missing one.
     batches_out, redelivered : int
+    readers_blocked_s : float
+        Seconds in which readers had room for a batch and the table allowed none a draw, for too few
+        items or by its limiter.
     """
 
     size: int
@@ -72,6 +75,7 @@ class TableStatus(TypedDict):
     gaps: int
     batches_out: int
     redelivered: int
+    readers_blocked_s: float
 
 
 class SessionStatus(TypedDict):

@@ -52,6 +52,7 @@ def summary_of(*returns: float) -> Summary:
         env_steps=100 * len(returns),
         batches=7,
         learner_wait_fraction=0.25,
+        limiter_wait_fraction=0.2,
         seconds=2.0,
         start_seconds=3.0,
         waits_for="",
@@ -302,7 +303,7 @@ def test_a_run_that_reaches_its_target_says_so_and_draws_its_curve(tmp_path):
     assert summary.solved
     assert summary.mean_return >= EASY.target
     assert summary.env_steps >= 20
-    assert 0 <= summary.learner_wait_fraction <= 1
+    assert 0 <= summary.limiter_wait_fraction <= summary.learner_wait_fraction <= 1
     assert [look.solved for look in seen] == [False, True]
     write_curve(summary, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(PNG)
@@ -354,6 +355,7 @@ def test_the_json_line_has_exactly_the_promised_keys():
         "env_steps": 200,
         "batches": 7,
         "learner_wait_fraction": 0.25,
+        "limiter_wait_fraction": 0.2,
         "seconds": 2.0,
         "start_seconds": 3.0,
         "inserts_per_s": 2345.0,

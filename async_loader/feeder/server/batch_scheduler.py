@@ -54,6 +54,8 @@ class BatchScheduler:
         self._failed: list[tuple[ReaderState, str]] = []
         self.draining = False
         self.batches = self.rows = self.redelivered = 0
+        self._blocked_since: float | None = None
+        self._blocked_s = 0.0
 
     def open(
         self, session: int, number: int, wanted: OpenReader, opening: int, shared: bool = False
@@ -186,6 +188,8 @@ class BatchScheduler:
         if reader.hungry_since is not None:
             self._line.remove(reader)
             reader.hungry_since = None
+            if not self._line:
+                self._blocked_since = None
 
     def serve(self, send: Send, now: float, most: int) -> int:
         """Draw and send up to ``most`` batches, longest waiting reader first; return how many.
@@ -208,7 +212,21 @@ class BatchScheduler:
                         break
                 passed.append(self._line.popleft())
         self._line.extendleft(reversed(passed))
+        self._note_blocked(served > 0, now)
         return served
+
+    def _note_blocked(self, served: bool, now: float) -> None:
+        if self._blocked_since is not None:
+            if served or not self._line:
+                self._blocked_s += now - self._blocked_since
+                self._blocked_since = None
+        elif self._line and not served:
+            self._blocked_since = now
+
+    def blocked_s(self, now: float) -> float:
+        """Return for how many seconds readers had credit and the table allowed none a draw."""
+        since = self._blocked_since
+        return self._blocked_s + (0.0 if since is None or not self._line else now - since)
 
     def draw(self, reader: ReaderState) -> OutgoingBatch | None:
         """Draw a batch for a call, into the reader's memory; ``None``: not yet.

@@ -292,6 +292,38 @@ def test_a_reader_that_waits_too_long_is_told_repeatedly_and_served_nevertheless
         assert [type(message.body) for message in batches(peer)] == [Batch]
 
 
+def blocked_s(peer) -> float:
+    said = peer.ask(Plane.CONTROL, Status()).body.status
+    return said["tables"]["t"]["readers_blocked_s"]
+
+
+def test_the_seconds_in_which_the_table_allowed_no_draw_are_counted():
+    with Rig({"t": ReplayBuffer(100, SCHEMA, limiter=MinSize(10))}) as rig:
+        peer, other = rig.peer(), rig.peer()
+        peer.open_writer()
+        for one in (peer, other):
+            one.open_reader()
+        rig.pass_time(1.0)  # without credit
+        assert blocked_s(peer) == 0
+        peer.pull(1)
+        rig.turn()
+        rig.pass_time(3.0)
+        assert blocked_s(peer) == pytest.approx(3.0)
+        other.pull(1)
+        rig.turn()
+        rig.pass_time(2.0)
+        assert blocked_s(peer) == pytest.approx(5.0)
+        peer.insert(0, range(10))
+        rig.turn()
+        rig.pass_time(4.0)
+        assert blocked_s(peer) == pytest.approx(5.0), "both have their batches"
+        peer.pull(2)
+        other.pull(2)
+        rig.turn()
+        rig.pass_time(1.0)
+        assert blocked_s(peer) == pytest.approx(5.0), "a full table allows more draws"
+
+
 def test_a_batch_that_can_never_be_is_refused_when_the_reader_opens():
     with Rig(queue(10)) as rig:
         peer = rig.peer()
