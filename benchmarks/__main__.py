@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import environments, report
+from benchmarks.gains import gain
 from benchmarks.harness import ROOT, Outcome, Row, run_row
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -86,7 +87,7 @@ def main() -> int:
     outcomes = []
     for module, row in rows.items():
         outcomes.append(_run(console, row, module, pythons, repeats, hurry))
-        report.show(console, outcomes[-1])
+        report.show(console, outcomes[-1], gain(options.suite, row.key))
     out = options.out or (None if options.quick or options.rows else RESULTS)
     if out:
         draw: Callable[..., None] = getattr(suite, "draw", report.draw)

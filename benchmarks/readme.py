@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gains import gain
+
 ROOT = Path(__file__).parent.parent
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 BEGIN = "<!-- figures: written by python -m benchmarks.readme -->"
@@ -188,6 +190,8 @@ def _suite(results: dict[str, Any]) -> list[str]:
         lines.append(
             f"| {title} | {target['target']} | {_measured(target)} | {target['outcome']} |"
         )
+    lines += ["", "What a user gains by each row:", ""]
+    lines += [f"- {row['title']}: {gain(name, row['row'])}" for row in results["rows"]]
     lines += ["", "All contenders, by the first metric of each row:", ""]
     lines += ["| work | contender | measured | async_loader is better by |", "|---|---|---|---|"]
     lines += [line for row in results["rows"] for line in _contenders(row)]

@@ -17,8 +17,11 @@ from benchmarks.harness import Measured, Metric, Outcome, Verdict
 OURS_COLOUR, PEER_COLOUR, LIMIT_COLOUR, TARGET_COLOUR = "#2a6fb0", "#b8bcc4", "#e6dcc0", "#c0392b"
 
 
-def show(console: Console, outcome: Outcome) -> None:
-    """Print one row's figures, medians with the least and the greatest repeat, and its targets."""
+def show(console: Console, outcome: Outcome, gained: str = "") -> None:
+    """Print one row's figures, medians with the least and the greatest repeat, and its targets.
+
+    ``gained``: what a user gains by it.
+    """
     row = outcome.row
     repeats = max(len(measured.repeats) for measured in outcome.measured)
     table = Table(
@@ -45,6 +48,8 @@ def show(console: Console, outcome: Outcome) -> None:
             "" if times is None else f"{times:.2f}x",
         )
     console.print(table)
+    if gained:
+        console.print(f"    {gained}")
     for verdict in outcome.verdicts():
         console.print("   ", _sentence(outcome, verdict))
     for measured in outcome.measured:

@@ -4,6 +4,7 @@ figures are the recorded ones.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -284,6 +285,19 @@ def test_the_readme_has_at_most_twelve_figures_and_says_how_many_targets_are_mis
     rows = [row for record in readme.recorded() for row in record["rows"]]
     missed = [target for row in rows for target in row["targets"] if target["outcome"] == "missed"]
     assert f"It misses {len(missed)} of " in summary
+
+
+def test_every_row_says_what_a_user_gains_by_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.gains import GAINS
+
+    rows = {
+        (suite, importlib.import_module(f"benchmarks.{suite}.{name}").ROW.key)
+        for suite in ("loader", "replay", "feeder", "doors", "soak")
+        for name in importlib.import_module(f"benchmarks.{suite}").ROWS
+    }
+    assert rows == set(GAINS)
+    assert [key for key, said in GAINS.items() if not said.endswith(".")] == []
 
 
 def contender(name: str, figures: list[float]) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def _line(summary: Summary) -> str:
 def _causes(summary: Summary) -> str:
     limiter = summary.limiter_wait_fraction
     rest = summary.learner_wait_fraction - limiter
-    return f"{limiter:.1%} for the actors (limiter), {rest:.1%} for a batch on its way"
+    return f"{limiter:.1%} for the limiter, {rest:.1%} for a batch on its way"
 
 
 def _table(summary: Summary) -> Table:
