@@ -76,7 +76,7 @@ class Outbox:
     buffer_bytes : int
         Bytes kept at most, sent or not; a single message may be larger.
     done : callable, optional
-        Called with each message that was sent once and is acknowledged: its memory is free.
+        Called with each message that is acknowledged, or dropped before it was sent.
     """
 
     def __init__(self, buffer_bytes: int, done: Callable[[Entry], None] | None = None) -> None:
@@ -185,7 +185,7 @@ class Outbox:
             if i < self._cursor:
                 self._sent_bytes -= entry.nbytes
                 self._sent_rows -= entry.rows
-            if entry.sent == 1 and self._done is not None:
+            if self._done is not None:
                 self._done(entry)
             self._history.append(entry.steps)
             self._acked_steps += entry.steps
@@ -262,6 +262,9 @@ class Outbox:
         self.entries[at] = made
         self.nbytes += added
         self.counts.rows_dropped += rows
+        if self._done is not None:
+            for entry in taken:
+                self._done(entry)
         return rows
 
     def _rewind(self, to: int) -> None:

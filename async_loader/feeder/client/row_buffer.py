@@ -18,7 +18,8 @@ import numpy.typing as npt
 import zmq
 
 from async_loader import tree
-from async_loader.feeder.wire import FINAL, Insert, RowLayout
+from async_loader.feeder.client.insert_memory import LEAST_BYTES, InsertMemory, InsertSlot
+from async_loader.feeder.wire import FINAL, Insert, RowLayout, SlotInsert
 from async_loader.schema import Field, Schema
 
 Array = npt.NDArray[Any]
@@ -90,19 +91,25 @@ class RowBuffer:
         Rows in it, and rows it holds when it is full.
     finals : int
         Rows that are final observations, not steps.
+    slot : InsertSlot | None
+        Memory that the feeder reads from, and in which the rows lie.
     """
 
     __slots__ = (
         "_columns", "_flags", "_frames", "_layout", "_packed", "_priority", "_raw", "_row_writer",
-        "_seen", "_streams", "capacity", "count", "finals", "views",
+        "_seen", "_streams", "capacity", "count", "finals", "slot", "views",
     )  # fmt: skip
 
-    def __init__(self, layout: RowLayout, capacity: int, row_writer: StructRowWriter) -> None:
-        self.count, self.finals, self.capacity = 0, 0, capacity
+    def __init__(
+        self,
+        layout: RowLayout,
+        capacity: int,
+        row_writer: StructRowWriter,
+        slot: InsertSlot | None = None,
+    ) -> None:
+        self.count, self.finals, self.capacity, self.slot = 0, 0, capacity, slot
         self._layout, self._row_writer = layout, row_writer
-        self._frames: list[Any] = [
-            zmq.Frame(bytes(capacity * nbytes), copy=True) for nbytes in layout.frame_bytes
-        ]  # zeros: gaps between fields are sent too
+        self._frames: list[Any] = _frames(layout, capacity, slot)
         self._raw = np.frombuffer(self._frames[0], np.uint8).reshape(capacity, layout.stride)
         packed = np.frombuffer(self._frames[0], layout.packed)
         self._packed = memoryview(self._frames[0])
@@ -242,14 +249,22 @@ class RowBuffer:
         self.finals += rows.finals(first, count)
         self.count += count
 
+    @property
+    def _in_place(self) -> bool:
+        """Whether the rows are worth a slot."""
+        return self.count * self._layout.row_bytes >= LEAST_BYTES
+
     def sealed(self) -> InsertPayload:
         """Return the payload.
 
-        A full buffer is not copied: refill it only once it is acknowledged.
+        A full buffer, and one that fills a slot in part, is not copied: refill it only once it is
+        acknowledged.
         """
         n, frames, buffer = self.count, self._frames, self
-        if n < self.capacity:
-            sizes = self._layout.frame_bytes
+        sizes = self._layout.frame_bytes
+        if n < self.capacity and self.slot is not None and self._in_place:
+            frames = [frame[: n * size] for frame, size in zip(frames, sizes, strict=True)]
+        elif n < self.capacity:
             frames = [
                 zmq.Frame(memoryview(frame)[: n * size], copy=True)
                 for frame, size in zip(frames, sizes, strict=True)
@@ -261,9 +276,19 @@ class RowBuffer:
                 frozenset(self._seen),
                 None,
             )
-        return InsertPayload(
-            Insert(n, frames), self.nbytes, self.finals, frozenset(self._seen), buffer
-        )
+        nbytes = n * self._layout.row_bytes
+        return InsertPayload(Insert(n, frames), nbytes, self.finals, frozenset(self._seen), buffer)
+
+
+def _frames(layout: RowLayout, capacity: int, slot: InsertSlot | None) -> list[Any]:
+    """Return memory for each frame."""
+    sizes = layout.sizes(capacity)
+    if slot is None:  # zeros: gaps between fields are sent too
+        return [zmq.Frame(bytes(nbytes), copy=True) for nbytes in sizes]
+    places, _ = layout.slot_places(capacity)
+    frames = [slot.view[place : place + size] for place, size in zip(places, sizes, strict=True)]
+    frames[0][:] = bytes(sizes[0])
+    return frames
 
 
 @dataclass(slots=True, eq=False)
@@ -278,6 +303,8 @@ class InsertPayload:
         Streams that it continues.
     buffer : RowBuffer | None
         The buffer that holds its rows; ``None`` if they were copied out.
+    over_socket : bool
+        Whether its rows were sent, not only the number of their slot.
     """
 
     insert: Insert
@@ -285,6 +312,16 @@ class InsertPayload:
     finals: int
     streams: frozenset[int]
     buffer: RowBuffer | None
+    over_socket: bool = False
+
+    def in_slot(self, memory: InsertMemory) -> SlotInsert | None:
+        """Return the INSERT that names the slot of its rows; ``None`` if the feeder has no such
+        slot.
+        """
+        slot = None if self.buffer is None else self.buffer.slot
+        if self.buffer is None or slot is None or not memory.has(slot):
+            return None
+        return SlotInsert(self.insert.rows, slot.number, self.buffer.capacity)
 
 
 @dataclass(slots=True, eq=False)

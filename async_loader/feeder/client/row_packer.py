@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError
+from async_loader.feeder.client.insert_memory import InsertSlot
 from async_loader.feeder.client.row_buffer import (
     Array,
     CheckedRows,
@@ -55,6 +56,8 @@ class RowPacker:
         self.message_rows = max(
             1, self.message_rows - 1
         )  # and a final observation, which is in its step's message
+        # of any message: with a final observation
+        self.slot_bytes = self.layout.slot_places(self.message_rows + 1)[1]
         self.fill_rows = min(batch_rows, self.message_rows)
         self.fill_bytes = self.fill_rows * self.layout.row_bytes
         self._row_writer = StructRowWriter(schema, self.layout)
@@ -163,9 +166,9 @@ class RowPacker:
         last = first + count
         return count + (last < len(rows) and bool(rows.flags[last] == FINAL))
 
-    def buffer(self, rows: int) -> RowBuffer:
-        """Return an empty buffer for ``rows`` rows."""
-        return RowBuffer(self.layout, rows, self._row_writer)
+    def buffer(self, rows: int, slot: InsertSlot | None = None) -> RowBuffer:
+        """Return an empty buffer for ``rows`` rows, which lie in ``slot`` if it is given."""
+        return RowBuffer(self.layout, rows, self._row_writer, slot)
 
     def cut(self, streams: Iterable[int]) -> InsertPayload:
         """Return a message that ends the open episodes of these streams."""

@@ -2,7 +2,7 @@
 
 ::
 
-    append ──▶ buffer ──sealed──▶ outbox ──acknowledged──▶ spare buffers ──▶ buffer
+    append ──▶ buffer ──sealed──▶ outbox ──acknowledged──▶ spare buffers, free slots ──▶ buffer
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from async_loader.errors import ConfigError
+from async_loader.feeder.client.insert_memory import InsertMemory
 from async_loader.feeder.client.outbox import Entry, Outbox
 from async_loader.feeder.client.row_buffer import CheckedRows, InsertPayload, RowBuffer
 from async_loader.feeder.client.row_packer import RowPacker
@@ -115,6 +116,8 @@ class RowQueue:
         Messages, counted from the first, whose ACK a thread waits for.
     gives_up_rows : bool
         Whether rows that find no room are dropped.
+    memory : InsertMemory
+        On the feeder's host, for messages of large rows.
     """
 
     def __init__(self, options: WriterOptions) -> None:
@@ -125,6 +128,7 @@ class RowQueue:
         self.fill_at: float | None = None
         self.hurried = 0
         self.gives_up_rows = options.overflow == "drop_oldest"
+        self.memory = InsertMemory()
         self._progress = Progress()
         self._spares = SpareBuffers()
 
@@ -161,12 +165,34 @@ class RowQueue:
 
     def _new_buffer(self, rows: int) -> RowBuffer:
         assert self.packer is not None
-        return self._spares.take(rows) or self.packer.buffer(rows)
+        # A slot first: a spare buffer saves the first touch of its pages, a slot two copies.
+        slot = self.memory.take(self.packer.layout.slot_places(rows)[1])
+        if slot is None:
+            return self._spares.take(rows) or self.packer.buffer(rows)
+        try:
+            return self.packer.buffer(rows, slot)
+        except BaseException:
+            self.memory.give_back(slot)
+            raise
 
     def _done(self, entry: Entry) -> None:
-        buffer = entry.payload.buffer
-        if buffer is not None:
+        """Keep the memory of a message.
+
+        ZeroMQ may still hold what was sent over the socket again.
+        """
+        payload = entry.payload
+        if payload.buffer is None:
+            return
+        if entry.sent <= 1 or not payload.over_socket:
+            self._keep(payload.buffer)
+        elif payload.buffer.slot is not None:
+            self.memory.lose()
+
+    def _keep(self, buffer: RowBuffer) -> None:
+        if buffer.slot is None:
             self._spares.keep(buffer)
+        else:
+            self.memory.give_back(buffer.slot)
 
     def seal(self) -> None:
         """Make a message of what is filled so far."""
@@ -192,7 +218,7 @@ class RowQueue:
         payload = buffer.sealed()
         self._put(Entry(payload, buffer.count, payload.nbytes), buffer)
         if payload.buffer is None:
-            self._spares.keep(buffer)
+            self._keep(buffer)
 
     def end_streams(self, numbers: Iterable[int]) -> None:
         """End the episodes of these streams, whether there is room for the message or not."""
@@ -240,6 +266,7 @@ class RowQueue:
         """Free what no message needs: nothing is added any more."""
         self.fill_at = None
         self._spares.drop()
+        self.memory.close()
 
     def _cut(self, taken: Sequence[Entry]) -> Entry:
         assert self.packer is not None

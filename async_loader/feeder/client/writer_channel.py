@@ -28,6 +28,8 @@ from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request
 from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.notifier import Notifier
+from async_loader.feeder.client.outbox import Entry
+from async_loader.feeder.client.row_buffer import InsertPayload
 from async_loader.feeder.client.row_packer import RowPacker
 from async_loader.feeder.client.row_queue import RowQueue, WriterOptions
 from async_loader.feeder.wire import (
@@ -38,9 +40,11 @@ from async_loader.feeder.wire import (
     Error,
     ErrorCode,
     Gap,
+    Insert,
     Message,
     OpenWriter,
     Plane,
+    SlotInsert,
     Writer,
     schema_of,
     spec_of,
@@ -186,6 +190,7 @@ class WriterChannel:
     def begin(self) -> None:
         """See `Channel`."""
         with self.lock:
+            self.queue.memory.begin()
             if self._phases.state in (WriterPhase.OPENING, WriterPhase.READY):
                 self._phases.to(WriterPhase.WANTED)
             self._request = Request()
@@ -197,6 +202,10 @@ class WriterChannel:
             if self.queue.fill_at is not None and now >= self.queue.fill_at:
                 self.queue.seal()
             self._ask(now, port)
+            if port.is_open and self._phases.state is WriterPhase.READY:
+                assert self.queue.packer is not None
+                slot_bytes = self.queue.packer.slot_bytes
+                self.queue.memory.step(slot_bytes, self.number, self.table, port)
         while port.is_open and self._send_one(now, port):
             continue
         with self.lock:
@@ -249,9 +258,8 @@ class WriterChannel:
             flags = (ACK_NOW if hurried else 0) | (SENT_BEFORE if entry.elsewhere else 0)
             schema_id = queue.packer.layout.schema_id
             try:
-                if not port.send_insert(
-                    entry.payload.insert, self.number, sequence, schema_id, flags
-                ):
+                body = self._body_of(entry)
+                if not port.send_insert(body, self.number, sequence, schema_id, flags):
                     return False
             except Malformed as error:
                 text = str(error)
@@ -261,6 +269,16 @@ class WriterChannel:
             if self._probe.at is None:
                 self._probe.at = now + self._probe.wait_s
             return True
+
+    def _body_of(self, entry: Entry) -> Insert | SlotInsert:
+        """Return the message with its rows, or with the slot that they lie in.
+
+        See NOTE [slots of a writer].
+        """
+        payload: InsertPayload = entry.payload
+        in_slot = payload.in_slot(self.queue.memory)
+        payload.over_socket = payload.over_socket or in_slot is None
+        return payload.insert if in_slot is None else in_slot
 
     def _send_probe(self, now: float, port: IoThread) -> None:
         probe = self._probe
@@ -273,7 +291,7 @@ class WriterChannel:
             sequence, entry = found
             flags = ACK_NOW | (SENT_BEFORE if entry.elsewhere else 0)
             schema_id = self.queue.packer.layout.schema_id
-            port.send_insert(entry.payload.insert, self.number, sequence, schema_id, flags)
+            port.send_insert(self._body_of(entry), self.number, sequence, schema_id, flags)
             probe.wait_s = min(2 * probe.wait_s, PROBE_MOST_S)
             probe.at = now + probe.wait_s
 
@@ -299,6 +317,7 @@ class WriterChannel:
 
     def _opened(self, body: Writer) -> None:
         self._request.done()
+        self.queue.memory.begin()
         self.takes_priorities = body.no_priorities is None
         if self.queue.packer is None:
             schema, most = schema_of(body.schema), self.options.message_bytes

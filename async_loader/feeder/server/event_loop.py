@@ -327,6 +327,8 @@ class Server:
             for session in self._server_state.sessions:
                 for reader in session.readers.values():
                     reader.let_go()
+                for writer in session.writers.values():
+                    writer.let_go()
             for table in self._server_state.tables.values():
                 table.buffer.close()
 

@@ -25,6 +25,7 @@ from async_loader.feeder.wire import (
     Insert,
     Message,
     Plane,
+    SlotInsert,
     Type,
 )
 
@@ -56,7 +57,7 @@ class InsertHandler:
     def handle(self, session: Session, message: Message) -> None:
         """Take a message of a session. Raises Malformed if it cannot be taken."""
         body = message.body
-        if not isinstance(body, Insert):
+        if not isinstance(body, Insert | SlotInsert):
             if message.type is Type.PING:
                 return
             raise Malformed(f"{message.type.name} is not a message for a server's insert plane")
@@ -70,6 +71,12 @@ class InsertHandler:
                 f"table {writer.insert_queue.name!r} is being loaded: send this again later",
                 ErrorCode.LIMIT,
             )
+        if isinstance(body, SlotInsert):
+            if writer.slots is None:
+                # It was sent before the writer was opened again: ask for it once more.
+                self._unsaid[writer] = True
+                return
+            body = writer.slots.insert(body, writer.insert_queue.layout)
         self._check_room(session, writer, body)
         writer.heard = session.heard
         seen = bool(message.flags & SENT_BEFORE)

@@ -17,6 +17,7 @@ from enum import Enum
 import numpy as np
 
 from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
+from async_loader.feeder.server.insert_slots import InsertSlots
 from async_loader.feeder.server.policy_lag import PolicyVersions
 from async_loader.feeder.server.producer_streams import ProducerStreams
 from async_loader.feeder.wire import ErrorCode, Insert, RowLayout, check_id, read_insert
@@ -98,6 +99,8 @@ class WriterState:
         Rows received.
     gap : tuple of (int, int)
         The newest gap: the missing number, and the highest number received beyond it.
+    slots : InsertSlots | None
+        Memory that its rows may lie in.
     """
 
     session: int = field(repr=False)
@@ -111,10 +114,17 @@ class WriterState:
     heard: float = 0.0
     rows: int = 0
     gap: tuple[int, int] = (-1, -1)
+    slots: InsertSlots | None = None
 
     @property
     def fenced_by(self) -> int | None:
         return self.producer.epoch if self.producer.epoch != self.epoch else None
+
+    def let_go(self) -> None:
+        """Unmap the memory of a closed writer."""
+        slots, self.slots = self.slots, None
+        if slots is not None:
+            slots.close()
 
     def check(self) -> None:
         """Raise Malformed, FENCED, if a later epoch of the producer writes."""
@@ -211,6 +221,7 @@ class InsertQueue:
         ``closed``: by CLOSE_WRITER, with all inserts in the table.
         """
         producer = writer.producer
+        writer.let_go()
         if writer in producer.writers:
             producer.writers.remove(writer)
             self._release(producer)

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from async_loader.errors import AsyncLoaderError, ConfigError, Malformed
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.dispatch import Dispatcher
+from async_loader.feeder.server.insert_queue import WriterState
+from async_loader.feeder.server.insert_slots import InsertSlots
 from async_loader.feeder.server.outgoing_batches import OutgoingBatch
 from async_loader.feeder.server.reader_state import ReaderState
 from async_loader.feeder.server.send_buffers import SendBuffer
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.state import ServerState, TableEntry
-from async_loader.feeder.shared import Listener, Offer, SharedBatchRing
+from async_loader.feeder.shared import Listener, Offer, Owner, SharedBatchRing
 from async_loader.feeder.wire import (
     REDELIVERED,
     Applied,
@@ -250,14 +252,14 @@ class PullHandler:
 
 
 class SharedMemoryAcceptor:
-    """Takes learners' offers of memory. Poll `filenos`, and call `handle` with readable ones.
+    """Takes clients' offers of memory. Poll `filenos`, and call `handle` with readable ones.
 
     Parameters
     ----------
     path : str
         Of the unix socket.
     sessions : Sessions
-        Whose readers may be offered memory.
+        Whose readers and writers may be offered memory.
 
     Raises
     ------
@@ -282,16 +284,29 @@ class SharedMemoryAcceptor:
 
     def _take(self, offer: Offer, fd: int) -> None:
         try:
-            reader = self._reader(offer)
+            owner = self._writer(offer) if offer.owner is Owner.WRITER else self._reader(offer)
         except Malformed:
             os.close(fd)
             raise
         segment = Segment.attach(fd, offer.nbytes)
         try:
-            reader.batch_ring = SharedBatchRing(segment, offer, reader.schema, reader.batch_size)
+            if isinstance(owner, ReaderState):
+                schema, rows = owner.schema, owner.batch_size
+                owner.batch_ring = SharedBatchRing(segment, offer, schema, rows)
+            else:
+                owner.slots = InsertSlots(segment, offer)
         except BaseException:
             segment.close()
             raise
+
+    def _writer(self, offer: Offer) -> WriterState:
+        session = self._sessions.get(offer.session)
+        writer = None if session is None else session.writers.get(offer.number)
+        if writer is None:
+            raise Malformed(f"there is no writer {offer.number} of this session: open it first")
+        if writer.slots is not None:
+            raise Malformed(f"writer {offer.number} has its memory: open it again to offer another")
+        return writer
 
     def _reader(self, offer: Offer) -> ReaderState:
         session = self._sessions.get(offer.session)

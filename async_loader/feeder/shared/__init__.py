@@ -1,4 +1,5 @@
-"""Batches in shared memory: a learner on the server's host owns it, and the server writes into it.
+"""Rows in shared memory on one host: a client owns it. The server writes a learner's batches into
+it, and reads an actor's rows from it.
 
 ::
 
@@ -12,8 +13,18 @@
       │─────────────────────────────────────────────▶│ pull
       │◀─────────────── BATCH slots 0, 1             │ 16 bytes each; the rows are in the slots
 
+    actor                                          server
+      │ OPEN_WRITER                                  │
+      │─────────────────────────────────────────────▶│ control
+      │ offer: session, writer, slots, [memfd]       │
+      │─────────────────────────────────────────────▶│ a unix socket
+      │◀──────────────────────────────────────── yes │
+      │ INSERT 0 in slot 3                           │ 8 bytes; the rows are in the slot
+      │─────────────────────────────────────────────▶│ insert
+      │◀────────────────────────────────────── ACK 1 │ slot 3 may be filled again
+
 The memory has no name, so that no process that dies leaves it behind: it is freed with the last
-process that maps it. It is sealed before it is sent: a learner that shrinks it would kill the
+process that maps it. It is sealed before it is sent: a client that shrinks it would kill the
 server.
 """
 
@@ -21,6 +32,6 @@ from __future__ import annotations
 
 from async_loader.feeder.shared.batch_ring import BatchSlot, SharedBatchRing
 from async_loader.feeder.shared.listener import Listener
-from async_loader.feeder.shared.offer import Offer, Offering, offer_to
+from async_loader.feeder.shared.offer import Offer, Offering, Owner, offer_to
 
-__all__ = ["BatchSlot", "Listener", "Offer", "Offering", "SharedBatchRing", "offer_to"]
+__all__ = ["BatchSlot", "Listener", "Offer", "Offering", "Owner", "SharedBatchRing", "offer_to"]

@@ -9,6 +9,7 @@ import socket
 import stat
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
 from async_loader.lifecycle import readable
@@ -20,28 +21,42 @@ _MOST_SLOTS, _MOST_BYTES = 4096, 1 << 40
 SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 
 
+class Owner(IntEnum):
+    """What memory is offered for. A server that knows readers alone looks for a reader, whatever
+    the owner is, and refuses.
+    """
+
+    READER = 0
+    WRITER = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Memory for the batches of a reader: ``slots`` of ``slot_bytes`` each, one after the other."""
+    """Memory for the batches of a reader, or the rows of a writer: ``slots`` of ``slot_bytes``
+    each, one after the other.
+    """
 
     session: int
     number: int
     slots: int
     slot_bytes: int
+    owner: Owner = Owner.READER
 
     @property
     def nbytes(self) -> int:
         return self.slots * self.slot_bytes
 
     def pack(self) -> bytes:
-        return _RECORD.pack(_MAGIC, self.number, self.session, self.slots, 0, self.slot_bytes)
+        return _RECORD.pack(
+            _MAGIC, self.number, self.session, self.slots, self.owner, self.slot_bytes
+        )
 
     @classmethod
     def unpack(cls, record: bytes) -> Offer:
         """Decode an offer. Raises Malformed if it is not one."""
         if len(record) != _RECORD.size:
             raise Malformed(f"an offer of memory has {_RECORD.size} bytes, {len(record)} came")
-        magic, number, session, slots, _, slot_bytes = _RECORD.unpack(record)
+        magic, number, session, slots, owner, slot_bytes = _RECORD.unpack(record)
         if magic != _MAGIC:
             raise Malformed(f"an offer of memory begins with {_MAGIC!r}, not with {magic!r}")
         if not 1 <= slots <= _MOST_SLOTS or not 1 <= slot_bytes <= _MOST_BYTES or slot_bytes % 4096:
@@ -49,7 +64,9 @@ class Offer:
                 f"{slots} slots of {slot_bytes} bytes: 1 to {_MOST_SLOTS} slots of whole pages are "
                 "taken"
             )
-        return cls(session, number, slots, slot_bytes)
+        if owner not in (Owner.READER, Owner.WRITER):
+            raise Malformed(f"memory is offered for a reader (0) or a writer (1), not for {owner}")
+        return cls(session, number, slots, slot_bytes, Owner(owner))
 
     def check(self, fd: int) -> None:
         """Raise Malformed unless the descriptor is sealed memory of that size."""

@@ -84,8 +84,8 @@ SENT_BEFORE = 0x02
 REDELIVERED = 0x02
 """BATCH: it has rows that a learner may have had before; the field of that name says which."""
 SHARED = 0x10
-"""BATCH: the rows are not in the message but in a slot of shared memory."""
-KNOWN = {Type.BATCH: SHARED}
+"""BATCH, INSERT: the rows are not in the message but in a slot of shared memory."""
+KNOWN = {Type.BATCH: SHARED, Type.INSERT: SHARED}
 """Flags of the upper half that each kind of message may carry."""
 
 TERMINATED, TRUNCATED, FINAL, SHOWN = 1, 2, 4, 8

@@ -15,7 +15,7 @@ from async_loader.feeder.wire.codes import ErrorCode, Type
 from async_loader.feeder.wire.control import Control, Error
 from async_loader.feeder.wire.data import Buffer, Data, SlotBatches
 from async_loader.feeder.wire.header import Header
-from async_loader.feeder.wire.rows import Insert
+from async_loader.feeder.wire.rows import Insert, SlotInsert, slot_insert
 
 
 class Message(msgspec.Struct, frozen=True, eq=False):
@@ -79,7 +79,8 @@ def encode(message: Message) -> list[Buffer]:
         _check_part(body, frames[1:])
     else:
         frames, rows = body.pack(), body.count
-    flags = message.flags | codes.SHARED if isinstance(body, SlotBatches) else message.flags
+    shared = isinstance(body, SlotBatches | SlotInsert)
+    flags = message.flags | codes.SHARED if shared else message.flags
     size = sum(len(f) if isinstance(f, bytes) else memoryview(f).nbytes for f in frames)
     head = Header(
         message.version, message.oldest, body.TYPE, flags, message.session, message.sequence,
@@ -131,7 +132,8 @@ def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
     part = None
     body: Control | Data
     if kind is Type.INSERT:
-        body = Insert(head.rows, views)
+        shared = head.flags & codes.SHARED
+        body = slot_insert(head.rows, views) if shared else Insert(head.rows, views)
     elif kind is Type.BATCH and not head.flags & codes.SHARED:
         body = Batch(head.rows, views)
     elif kind in data.EMPTY:

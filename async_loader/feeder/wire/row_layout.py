@@ -27,6 +27,10 @@ HEAD_BYTES = 16
 _HEAD = (("stream", "<u4", 0), ("flags", "<u4", 4), ("priority", "<f8", 8))
 
 
+SLOT_ALIGNMENT = 64
+"""Of frames in a slot of memory."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLayout:
     """How rows of a schema are sent.
@@ -95,6 +99,16 @@ class RowLayout:
     def sizes(self, rows: int) -> list[int]:
         """Return the bytes of each frame of ``rows`` rows."""
         return [rows * size for size in self.frame_bytes]
+
+    def slot_places(self, rows: int) -> tuple[list[int], int]:
+        """Return where each frame of ``rows`` rows begins in a slot of memory, and the bytes of
+        all.
+        """
+        places, end = [], 0
+        for size in self.sizes(rows):
+            places.append(end)
+            end += -(-size // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+        return places, end
 
     def check(self, frames: Sequence[memoryview], rows: int) -> None:
         """Raise Malformed unless these are the frames of ``rows`` rows."""

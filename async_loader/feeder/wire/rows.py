@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from async_loader.feeder.wire.data import Buffer, Data
 from async_loader.feeder.wire.row_layout import RowLayout
 
 Column = NDArray[Any]
+_SLOT = struct.Struct("<II")
 
 
 class Framed(Data, frozen=True):
@@ -44,6 +46,38 @@ class Insert(Framed, frozen=True):
     """
 
     TYPE = Type.INSERT
+
+
+class SlotInsert(Data, frozen=True):
+    """An INSERT whose rows lie in a slot of the writer's memory; the header has the flag SHARED.
+
+    ``capacity``: the rows that the frames in the slot have room for.
+    """
+
+    TYPE = Type.INSERT
+    rows: int
+    slot: int
+    capacity: int
+
+    @property
+    def count(self) -> int:
+        return self.rows
+
+    def pack(self) -> list[Buffer]:
+        return [_SLOT.pack(self.slot, self.capacity)]
+
+
+def slot_insert(rows: int, frames: Sequence[memoryview]) -> SlotInsert:
+    """Return the INSERT of these frames. Raises Malformed."""
+    if len(frames) != 1 or frames[0].nbytes != _SLOT.size:
+        raise Malformed(
+            f"INSERT of a slot has {sum(frame.nbytes for frame in frames)} bytes in {len(frames)} "
+            f"body frames, it takes {_SLOT.size} in 1"
+        )
+    slot, capacity = _SLOT.unpack(frames[0])
+    if rows > capacity:
+        raise Malformed(f"INSERT of {rows} rows names a slot of {capacity}")
+    return SlotInsert(rows, slot, capacity)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,28 +7,36 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from server_rig import SCHEMA, Rig
+from server_rig import SCHEMA, Rig, rows_of
 
 from async_loader import ReplayBuffer
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Malformed
-from async_loader.feeder.shared import Offer, Offering
+from async_loader.feeder.shared import Offer, Offering, Owner
 from async_loader.feeder.wire import (
     REDELIVERED,
+    Ack,
     Error,
     ErrorCode,
+    Gap,
     Ping,
     Plane,
     Pong,
     Pull,
+    RowLayout,
     SlotBatches,
+    SlotInsert,
+    Writer,
+    insert,
     schema_of,
 )
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
+from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
 
 SLOT = 4096
@@ -274,3 +282,192 @@ def test_the_socket_for_memory_is_this_users_and_goes_with_the_server(tmp_path):
     with Rig(memory=str(tmp_path / "memory")):
         assert os.stat(tmp_path / "memory").st_mode & 0o777 == 0o600
     assert not os.listdir(tmp_path)
+
+
+# -- rows in memory of a writer --------------------------------------------------------------------
+
+FRAMES = Schema.of({"x": np.int64, "obs": ((2000,), np.uint8), "mask": ((1500,), np.bool_)})
+INSERT_SLOT = 64 << 10
+
+
+class Actor:
+    """A peer with a writer and memory for its rows."""
+
+    def __init__(self, rig, slots=2, number=1):
+        self.rig, self.peer, self.number, self.sent = rig, rig.peer(), number, 0
+        assert isinstance(self.peer.open_writer(number, schema=FRAMES).body, Writer)
+        self.offer = Offer(self.peer.session, number, slots, INSERT_SLOT, Owner.WRITER)
+        self.segment = Segment.create(slots * INSERT_SLOT, "an actor in a test")
+        self.segment.seal()
+
+    give = Learner.give
+    sealed = True
+
+    def put(self, slot, values, capacity=None, **others):
+        """Write rows into a slot."""
+        layout, steps = rows_of(values, FRAMES, **others)
+        steps.columns[1][:] = np.asarray(values)[:, None]
+        frames = insert(layout, steps).frames
+        places, _ = layout.slot_places(capacity or len(values))
+        for place, frame in zip(places, frames, strict=True):
+            data = memoryview(frame).cast("B")
+            at = slot * INSERT_SLOT + place
+            self.segment.view(at, len(data))[:] = data
+
+    def send(self, slot, rows, sequence=None, capacity=None):
+        sequence = self.sent if sequence is None else sequence
+        self.sent = sequence + 1
+        schema_id = RowLayout.of(FRAMES).schema_id
+        self.peer.send(
+            Plane.INSERT,
+            SlotInsert(rows, slot, capacity or rows),
+            self.number,
+            sequence,
+            schema=schema_id,
+        )
+
+    def answer(self):
+        return self.peer.receive(Plane.INSERT).body
+
+
+@contextlib.contextmanager
+def acting(tmp_path, capacity=100, **settings):
+    tables = {"t": ReplayBuffer(capacity, seed=0, **settings)}
+    with Rig(tables, memory=str(tmp_path / "memory")) as rig:
+        actor = Actor(rig)
+        try:
+            yield rig, actor, tables["t"]
+        finally:
+            actor.segment.close()
+
+
+def stored(table):
+    return np.sort(table.get(np.arange(len(table)))["x"]).tolist()
+
+
+def test_rows_in_a_slot_are_inserted_and_the_slot_may_be_filled_again(tmp_path):
+    with acting(tmp_path) as (_, actor, table):
+        actor.give()
+        for i in range(5):
+            actor.put(i % 2, [10 * i, 10 * i + 1])
+            actor.send(i % 2, 2)
+            answer = actor.answer()
+            assert (type(answer), answer.applied) == (Ack, i + 1)
+        assert stored(table) == [10 * i + k for i in range(5) for k in range(2)]
+        rows = table.get(np.arange(10))
+        assert (rows["obs"] == rows["x"][:, None]).all()
+
+
+def test_a_slot_may_be_filled_in_part(tmp_path):
+    with acting(tmp_path) as (_, actor, table):
+        actor.give()
+        actor.put(1, [7, 8, 9], capacity=12)
+        actor.send(1, 3, capacity=12)
+        assert isinstance(actor.answer(), Ack)
+        rows = table.get(np.arange(3))
+        assert rows["x"].tolist() == [7, 8, 9]
+        assert (rows["obs"] == rows["x"][:, None]).all()
+
+
+def test_rows_that_wait_for_their_table_lie_in_the_slot_and_outlive_the_writer(tmp_path):
+    limits = {"limiter": Queue(4), "sampler": Fifo(), "max_times_sampled": 1}
+    with acting(tmp_path, 4, **limits) as (rig, actor, table):
+        actor.give()
+        for slot in range(2):
+            actor.put(slot, range(4 * slot, 4 * slot + 4))
+            actor.send(slot, 4)
+        rig.turn()
+        assert rig.server_state.tables["t"].insert_queue.blocked
+        before = mapped()
+        actor.peer.close()
+        rig.pass_time(rig.server._settings.silence_s + 1)
+        assert len(rig.server_state.sessions) == 0
+        learner = rig.peer()
+        learner.open_reader(1, 4)
+        learner.pull(2)
+        rig.turn()
+        assert table.stats().inserted == 8
+        del table
+        rig.turn()
+        assert mapped() == before - 1, "the memory went with the last of its rows"
+
+
+@pytest.mark.parametrize(
+    ("slot", "rows", "said"),
+    [(2, 1, "names slot 2, this writer has 2"), (0, 40, "40 rows take")],
+)
+def test_a_slot_that_is_not_there_and_rows_beyond_it_are_refused(tmp_path, slot, rows, said):
+    with acting(tmp_path) as (rig, actor, table):
+        actor.give()
+        actor.send(slot, rows)
+        error = actor.answer()
+        assert isinstance(error, Error)
+        assert (error.code, error.retryable) == (ErrorCode.MALFORMED, False)
+        assert said in error.text
+        assert len(table) == 0
+        assert rig.server.counters.faults == 0
+
+
+def test_a_slot_of_memory_that_the_server_does_not_have_is_asked_for_again(tmp_path):
+    with acting(tmp_path) as (_, actor, table):
+        actor.put(0, [1, 2])
+        actor.send(0, 2)
+        answer = actor.answer()
+        assert (type(answer), answer.applied) == (Gap, 0)
+        actor.give()
+        actor.send(0, 2, 0)
+        assert (type(actor.answer()), stored(table)) == (Ack, [1, 2])
+        actor.peer.open_writer(schema=FRAMES)
+        actor.send(0, 2, 1)
+        assert isinstance(actor.answer(), Gap), "it was opened again, and has no memory"
+
+
+def test_memory_is_taken_once_for_each_opening_of_a_writer_that_is_there(tmp_path):
+    with acting(tmp_path) as (_, actor, _):
+        for offer, said in (
+            (replace(actor.offer, number=7), "there is no writer 7"),
+            (replace(actor.offer, session=actor.offer.session ^ 2), "there is no writer 1"),
+            (replace(actor.offer, owner=Owner.READER), "there is no reader 1"),
+        ):
+            with pytest.raises(Malformed, match=said):
+                actor.give(offer)
+        actor.give()
+        with pytest.raises(Malformed, match="writer 1 has its memory: open it again"):
+            actor.give()
+        record = bytearray(actor.offer.pack())
+        record[20] = 2
+        with pytest.raises(Malformed, match="not for 2"):
+            Offer.unpack(bytes(record))
+        actor.peer.open_writer(schema=FRAMES)
+        actor.give()
+
+
+def test_rows_that_change_after_they_were_checked_do_no_harm(tmp_path):
+    limits = {"limiter": Queue(4), "sampler": Fifo(), "max_times_sampled": 1}
+    with acting(tmp_path, 4, **limits) as (rig, actor, table):
+        actor.give()
+        for slot in range(2):
+            actor.put(slot, range(4), flags=[0, 0, 0, 2])
+            actor.send(slot, 4)
+        rig.turn()
+        actor.segment.view()[:] = b"\xff" * (2 * INSERT_SLOT)
+        learner = rig.peer()
+        reader = learner.open_reader(1, 4)
+        learner.pull(2)
+        rig.turn()
+        values = [learner.values(learner.receive(Plane.PULL), reader) for _ in range(2)]
+        assert values == [[0, 1, 2, 3]] * 2, "small fields were copied"
+        assert table.stats().inserted == 8
+        assert rig.server.counters.faults == 0
+
+
+def test_flags_and_bools_in_a_slot_are_checked(tmp_path):
+    with acting(tmp_path) as (_, actor, table):
+        actor.give()
+        actor.put(0, [1, 2])
+        layout = RowLayout.of(FRAMES)
+        at = layout.slot_places(2)[0][2]
+        actor.segment.view(at, 1)[:] = b"\x02"
+        actor.send(0, 2)
+        assert "neither 0 nor 1" in actor.answer().text
+        assert len(table) == 0

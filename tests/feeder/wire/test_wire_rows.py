@@ -216,7 +216,10 @@ def test_a_message_beyond_the_limits_is_refused():
 
 # -- the other bodies without msgpack --------------------------------------------------------------
 
-FIXED = ["ACK", "GAP", "PULL", "BATCH in shared memory", "PRIORITIES", "APPLIED", "RETURN"]
+FIXED = [
+    "ACK", "GAP", "PULL", "BATCH in shared memory", "INSERT in shared memory", "PRIORITIES",
+    "APPLIED", "RETURN",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -296,3 +299,12 @@ def test_a_schema_of_large_fields_only_has_heads_in_its_first_frame():
     frames = sent(layout, rows)
     assert [len(frame) for frame in frames] == [64, 32, 4096]
     assert same(wire.read_insert(wire.decode(frames).body, layout).columns[0], rows.columns[0])
+
+
+def test_an_insert_of_more_rows_than_its_slot_holds_is_refused():
+    frames = raw(examples()["INSERT in shared memory"])
+    body = wire.decode(frames).body
+    assert (body.rows, body.slot, body.capacity) == (60, 3, 74)
+    short = wire.SlotInsert(60, 3, 59)
+    with pytest.raises(Malformed, match="INSERT of 60 rows names a slot of 59"):
+        wire.decode(raw(wire.Message(short, 81, 1, 1)))

@@ -130,9 +130,11 @@ def examples() -> dict[str, wire.Message]:
         ),
         "DELETE": wire.Delete(table="replay", count=2),
         "PRIORITIZE": wire.Prioritize(table="replay", count=2),
+        "INSERT in shared memory": wire.SlotInsert(60, 3, 74),
     }
     schemas = {
         "INSERT": small.schema_id,
+        "INSERT in shared memory": pixels.schema_id,
         "WRITER": small.schema_id,
         "BATCH": pixels.schema_id,
         "READER": pixels.schema_id,
