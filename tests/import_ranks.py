@@ -102,7 +102,8 @@ RANKS["feeder"] = [
     "wire",
     "addresses",
     "client.batch_copies client.errors client.session client.stream_numbers",
-    "server.background_jobs server.message_queues server.producer_streams server.send_buffers",
+    "server.background_jobs server.blocked_time server.receipt server.message_queues "
+    "server.producer_streams server.send_buffers",
     "server.table_views server.weights",
     "curve_keys listen_sockets settings",
     "client.calls client.channel client.reader_state client.slots server.insert_slots "

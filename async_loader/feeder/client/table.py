@@ -64,13 +64,9 @@ class TableClient:
     """
 
     def __init__(
-        self,
-        client: Client,
-        connection: Connection,
-        name: str,
-        timeout_s: float,
+        self, client: Client, connection: Connection, name: str, timeout_s: float,
         channels: SampleChannels,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._client, self._connection, self.name = client, connection, name
         self._timeout_s, self._calls = timeout_s, TableCalls(connection, name, timeout_s)
         self._channels = channels

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from async_loader.errors import Closed, ConfigError, Malformed
 from async_loader.feeder.plain_values import sampler_from
+from async_loader.feeder.server.blocked_time import BlockedTime
 from async_loader.feeder.server.outgoing_batches import OutgoingBatch, RequeuedRows
 from async_loader.feeder.server.reader_state import ReaderState, schema_of_batches
 from async_loader.feeder.server.send_buffers import send_buffer_for
@@ -24,8 +25,6 @@ from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.schema import Schema
 
 MOST_SAMPLERS = 16
-
-
 Send = Callable[[ReaderState, OutgoingBatch], bool]
 
 
@@ -43,6 +42,8 @@ class BatchScheduler:
     ----------
     draining : bool
         No more rows come: a queue's last batches may be short.
+    blocked : BlockedTime
+        When readers had credit, and the table allowed none a draw.
     """
 
     def __init__(self, name: str, table: NonblockingTable, limits: Limits) -> None:
@@ -54,8 +55,7 @@ class BatchScheduler:
         self._failed: list[tuple[ReaderState, str]] = []
         self.draining = False
         self.batches = self.rows = self.redelivered = 0
-        self._blocked_since: float | None = None
-        self._blocked_s = 0.0
+        self.blocked = BlockedTime()
 
     def open(
         self, session: int, number: int, wanted: OpenReader, opening: int, shared: bool = False
@@ -189,7 +189,7 @@ class BatchScheduler:
             self._line.remove(reader)
             reader.hungry_since = None
             if not self._line:
-                self._blocked_since = None
+                self.blocked.drop()
 
     def serve(self, send: Send, now: float, most: int) -> int:
         """Draw and send up to ``most`` batches, longest waiting reader first; return how many.
@@ -212,21 +212,8 @@ class BatchScheduler:
                         break
                 passed.append(self._line.popleft())
         self._line.extendleft(reversed(passed))
-        self._note_blocked(served > 0, now)
+        self.blocked.note(bool(self._line) and not served, now)
         return served
-
-    def _note_blocked(self, served: bool, now: float) -> None:
-        if self._blocked_since is not None:
-            if served or not self._line:
-                self._blocked_s += now - self._blocked_since
-                self._blocked_since = None
-        elif self._line and not served:
-            self._blocked_since = now
-
-    def blocked_s(self, now: float) -> float:
-        """Return for how many seconds readers had credit and the table allowed none a draw."""
-        since = self._blocked_since
-        return self._blocked_s + (0.0 if since is None or not self._line else now - since)
 
     def draw(self, reader: ReaderState) -> OutgoingBatch | None:
         """Draw a batch for a call, into the reader's memory; ``None``: not yet.

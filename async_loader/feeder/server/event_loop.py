@@ -328,7 +328,8 @@ class Server:
                 for reader in session.readers.values():
                     reader.let_go()
                 for writer in session.writers.values():
-                    writer.let_go()
+                    if writer.slots is not None:
+                        writer.slots.close()
             for table in self._server_state.tables.values():
                 table.buffer.close()
 

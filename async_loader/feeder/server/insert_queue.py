@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
 from async_loader.feeder.server.insert_slots import InsertSlots
 from async_loader.feeder.server.policy_lag import PolicyVersions
 from async_loader.feeder.server.producer_streams import ProducerStreams
+from async_loader.feeder.server.receipt import Receipt
 from async_loader.feeder.wire import ErrorCode, Insert, RowLayout, check_id, read_insert
 from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
 from async_loader.schema import Schema
@@ -27,18 +27,6 @@ from async_loader.schema import Schema
 GONE, CLOSED = 4096, 256
 """Producers without a writer that are remembered, in case they come back, and closed ones, in case
 the answer was lost. Of more, the oldest are forgotten."""
-
-
-class Receipt(Enum):
-    """What became of an insert."""
-
-    NEW = "new"
-    AGAIN = "again"
-    """A duplicate."""
-    GAP = "gap"
-    """Earlier ones are missing, and the writer has to be told."""
-    AFTER_GAP = "after gap"
-    """As GAP, but the writer was told before it sent this one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,12 +107,6 @@ class WriterState:
     @property
     def fenced_by(self) -> int | None:
         return self.producer.epoch if self.producer.epoch != self.epoch else None
-
-    def let_go(self) -> None:
-        """Unmap the memory of a closed writer."""
-        slots, self.slots = self.slots, None
-        if slots is not None:
-            slots.close()
 
     def check(self) -> None:
         """Raise Malformed, FENCED, if a later epoch of the producer writes."""
@@ -221,7 +203,8 @@ class InsertQueue:
         ``closed``: by CLOSE_WRITER, with all inserts in the table.
         """
         producer = writer.producer
-        writer.let_go()
+        if writer.slots is not None:
+            writer.slots.close()
         if writer in producer.writers:
             producer.writers.remove(writer)
             self._release(producer)

@@ -52,4 +52,5 @@ class InsertSlots:
         return Insert(body.rows, frames)
 
     def close(self) -> None:
+        """Unmap the memory, once no row in it waits. May be called again."""
         self._segment.close()

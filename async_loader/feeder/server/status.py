@@ -89,7 +89,7 @@ def _table(
         "duplicates": insert_queue.duplicates,
         "gaps": insert_queue.gaps,
         "batches_out": scheduler.batches,
-        "readers_blocked_s": scheduler.blocked_s(server_state.clock()),
+        "readers_blocked_s": scheduler.blocked.seconds(server_state.clock()),
         "redelivered": scheduler.redelivered,
     }
 
