@@ -18,7 +18,7 @@ class BlockedTime:
             self._since = None
 
     def drop(self) -> None:
-        """Forget a block that nobody waits for any more."""
+        """Forget a block: no reader waits any more."""
         self._since = None
 
     def seconds(self, now: float) -> float:
