@@ -82,31 +82,30 @@ def _neighbour(row: int, name: int, other: int, rows: int) -> int:
 
 
 @kernel(inline=True)
-def _fetch_linked(g: Any, row: int, before: int, after: int) -> None:
-    """Begin to load the rows that an item shows beside its own.
+def _fetch_run(g: Any, row: int, name: int, other: int, count: int) -> None:
+    """Begin to load ``count`` rows of a stream, from the one of the id ``other`` on.
 
-    The steps of a stream mostly lie as far from each other as the item and its successor do.
+    They mostly lie as far from each other as ``other`` does from ``name``.
     """
-    base, stride, rows = g[BASE], g[STRIDE], g[ROWS]
-    address = base + row * stride
+    if other < 0:
+        return
+    step, place = _neighbour(row, name, other, g[ROWS]) - row, row
+    for _ in range(count):
+        place += step
+        if not 0 <= place < g[ROWS]:
+            break
+        _fetch(g[BASE] + place * g[STRIDE], g[STRIDE])
+
+
+@kernel(inline=True)
+def _fetch_linked(g: Any, row: int, before: int, after: int) -> None:
+    """Begin to load the rows that an item shows beside its own."""
+    address = g[BASE] + row * g[STRIDE]
     name = load(address + ID) - 1
-    following, preceding = load(address + NEXT), load(address + PREV)
-    if following >= 0 and after:
-        step = _neighbour(row, name, following, rows) - row
-        place = row
-        for _ in range(after):
-            place += step
-            if not 0 <= place < rows:
-                break
-            _fetch(base + place * stride, stride)
-    if preceding >= 0 and before:
-        step = _neighbour(row, name, preceding, rows) - row
-        place = row
-        for _ in range(before):
-            place += step
-            if not 0 <= place < rows:
-                break
-            _fetch(base + place * stride, stride)
+    if after:
+        _fetch_run(g, row, name, load(address + NEXT), after)
+    if before:
+        _fetch_run(g, row, name, load(address + PREV), before)
 
 
 @kernel(inline=True)
