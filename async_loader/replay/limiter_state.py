@@ -125,6 +125,21 @@ class LimiterState:
         # division rounds
         return n + 1 if self.may_insert(n + 1) else n - 1 if n and not self.may_insert(n) else n
 
+    def insertable_in_turn(self) -> int:
+        """Return how many rows a message may insert without another look, as many as single
+        insertions would.
+
+        A row makes items of several steps where some wait for it, and so ends what the minimum size
+        allows. While steps wait, that is counted on for one row only; the ratio counts rows.
+        """
+        n = self.insertable()
+        if n <= 1 or n == UNLIMITED or not self.waiting:
+            return n
+        by_ratio = whole((self._high + self.sampled) / self._spi - self.inserted - self.waiting)
+        written = self.inserted + self.waiting + by_ratio
+        fits = written * self._spi - self.sampled <= self._high  # division rounds
+        return max(1, min(n, by_ratio if fits else by_ratio - 1))
+
     def sampleable(self) -> int:
         """Return the most rows that may be sampled at once now; `UNLIMITED` without a limit."""
         if self.inserted - self.deleted < self._min_size:

@@ -8,6 +8,7 @@ import functools
 import gc
 import os
 import pickle
+import sys
 import threading
 
 import numpy as np
@@ -77,6 +78,28 @@ def test_descriptors_of_a_pickle_that_cannot_be_loaded_are_closed_once():
     assert opened() - before == set()
     one.close()
     two.close()
+
+
+def test_a_name_that_is_not_there_closes_no_descriptor_of_another_file():
+    """The frames of the error keep what was loaded, until it is handled; meanwhile the numbers of
+    closed descriptors are those of other files.
+    """
+    main = sys.modules["__main__"]
+    gone = type("GoneFromMain", (), {"__module__": "__main__", "__qualname__": "GoneFromMain"})
+    main.GoneFromMain = gone
+    one = Segment.create(4096, "a test")
+    try:
+        encoded = codec.encode([one, gone])
+    finally:
+        del main.GoneFromMain
+    mine = -1
+    try:
+        codec.decode(encoded.head, fds=[os.dup(fd) for fd in encoded.fds])
+    except AttributeError:
+        mine = os.open(os.devnull, os.O_RDONLY)
+    gc.collect()
+    os.close(mine)  # EBADF if it was closed already
+    one.close()
 
 
 def test_what_was_unpickled_leads_back_to_no_unpickler():

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from async_loader import Field, ReplayBuffer, Transitions
@@ -192,6 +192,17 @@ def test_messages_make_the_table_that_single_steps_make(schema, script, cuts, pr
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(operations, st.lists(st.integers(0, 100), max_size=6), st.booleans(), st.integers(2, 5))
+@example(
+    # the first of three rows makes the last item that is lacking, and ends what is free
+    script=[
+        *[("step", 0, "", 0)] * 5,
+        ("step", 1, "X", 0),
+        *[("step", stream, "", 0) for stream in (2, 1, 0, 0)],
+    ],
+    cuts=[],
+    linked=True,
+    least=5,
+)
 def test_a_limiter_stops_messages_at_the_step_at_which_it_stops_single_steps(
     script, cuts, linked, least
 ):
