@@ -211,6 +211,24 @@ def test_an_interrupted_request_leaves_nothing_and_the_next_is_answered(feeder, 
     check_clean(client, int(name == "updates"))
 
 
+def test_an_interrupted_request_is_not_sent_again_in_a_later_session(feeder, client, monkeypatch):
+    client.status()
+    connection = client._connection
+    feeder.hooks[Type.STATUS] = lambda *_: True  # it is never answered
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "wake", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.status()
+    assert not connection._calls.pending
+    feeder.hooks.clear()
+    feeder.forget_sessions()
+    check_clean(client, 0)
+
+
 def test_an_interrupted_close_of_a_writer_can_be_made_again(feeder, client):
     made = 0
 
