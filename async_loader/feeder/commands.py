@@ -13,6 +13,7 @@ from async_loader.feeder.status_view import (
     Status,
     clean,
     count_text,
+    rate,
     seconds_between,
     status_view,
     table_of,
@@ -92,8 +93,10 @@ def _serving(name: str, table: Status, seconds: float, before: Status | None) ->
     )
     if before is None or seconds <= 0:
         return said
-    came, went = ((table[what] - before[what]) / seconds for what in ("inserted", "sampled"))
-    return f"{said} ({count_text(max(0, came))}/s in, {count_text(max(0, went))}/s out)"
+    came, went = (
+        count_text(rate(table, before, what, seconds)) for what in ("inserted", "sampled")
+    )
+    return f"{said} ({came}/s in, {went}/s out)"
 
 
 @contextlib.contextmanager

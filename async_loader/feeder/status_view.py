@@ -55,7 +55,7 @@ def _tables(status: Status, before: Status | None) -> RenderableType:
     for name, one in status.get("tables", {}).items():
         old = table_of(before, name)
         if old is not None and seconds > 0:
-            rates = [_rate(one, old, what, seconds) for what in ("inserted", "sampled")]
+            rates = [rate(one, old, what, seconds) for what in ("inserted", "sampled")]
         else:
             rates = [one["inserts_per_s"], one["samples_per_s"]]
         full = f" / {count_text(one['capacity'])}" if one["capacity"] else ""
@@ -128,7 +128,7 @@ def _client(one: Status, old: Status | None, seconds: float) -> list[str]:
     if old is not None and seconds > 0:
         places = ("rows_in", "writers"), ("batches_out", "readers")
         rates = [
-            count_text(_rate(one, old, what, seconds)) if one[members] else ""
+            count_text(rate(one, old, what, seconds)) if one[members] else ""
             for what, members in places
         ]
     state, since = _state(one)
@@ -147,7 +147,8 @@ def _state(one: Status) -> tuple[str, float]:
 # -- text ------------------------------------------------------------------------------------------
 
 
-def _rate(now: Status, before: Status, what: str, seconds: float) -> float:
+def rate(now: Status, before: Status, what: str, seconds: float) -> float:
+    """Return how fast a count has grown a second; 0 for one that began anew."""
     return max(0.0, float(now[what] - before[what])) / seconds
 
 

@@ -60,14 +60,17 @@ class LimiterState:
 
     def may_insert(self, n: int) -> bool:
         """Return whether ``n`` rows may be inserted at once."""
-        inserted = self.inserted + n
-        written = inserted + self.waiting
-        if (
-            inserted - self.deleted <= self._min_size
-            or written * self._spi - self.sampled <= self._high
-        ):
+        if self.inserted + n - self.deleted <= self._min_size or self._within_ratio(n):
             return True
         return n <= self._free_of_ratio()
+
+    def _within_ratio(self, n: int) -> bool:
+        """Return whether the ratio allows ``n`` more rows."""
+        return (self.inserted + n + self.waiting) * self._spi - self.sampled <= self._high
+
+    def _by_ratio(self) -> int:
+        """Return how many more rows the ratio allows, or one off: division rounds."""
+        return whole((self._high + self.sampled) / self._spi - self.inserted - self.waiting)
 
     def may_insert_together(self, n: int, promised: int = 0) -> bool:
         """Return whether ``n`` rows may be inserted together, beside ``promised`` others.
@@ -118,7 +121,7 @@ class LimiterState:
 
     def insertable(self) -> int:
         """Return the most rows that may be inserted at once now; `UNLIMITED` without a limit."""
-        by_ratio = whole((self._high + self.sampled) / self._spi - self.inserted - self.waiting)
+        by_ratio = self._by_ratio()
         if by_ratio == UNLIMITED:
             return UNLIMITED
         n = max(0, by_ratio, self._min_size - self.inserted + self.deleted, self._free_of_ratio())
@@ -135,10 +138,8 @@ class LimiterState:
         n = self.insertable()
         if n <= 1 or n == UNLIMITED or not self.waiting:
             return n
-        by_ratio = whole((self._high + self.sampled) / self._spi - self.inserted - self.waiting)
-        written = self.inserted + self.waiting + by_ratio
-        fits = written * self._spi - self.sampled <= self._high  # division rounds
-        return max(1, min(n, by_ratio if fits else by_ratio - 1))
+        by_ratio = self._by_ratio()
+        return max(1, min(n, by_ratio if self._within_ratio(by_ratio) else by_ratio - 1))
 
     def sampleable(self) -> int:
         """Return the most rows that may be sampled at once now; `UNLIMITED` without a limit."""

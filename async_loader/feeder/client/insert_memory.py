@@ -21,7 +21,7 @@ from async_loader.feeder.shared import Offer, Offering, Owner
 from async_loader.shm.segment import Segment
 
 LEAST_BYTES = 64 << 10
-"""Of a message, from which on it goes by a slot: below that the socket costs little more."""
+"""Of a message's rows, from which on they lie in a slot: below the socket costs little more."""
 SLOTS = 16
 _PAGE = 4096
 _log = logging.getLogger(__name__)
@@ -107,9 +107,7 @@ class InsertMemory:
     # -- the writer's thread -----------------------------------------------------------------------
 
     def take(self, nbytes: int) -> InsertSlot | None:
-        """Return a free slot for a message of ``nbytes``; ``None``: send it over the socket."""
-        if nbytes < LEAST_BYTES:
-            return None
+        """Return a free slot for ``nbytes``, and want memory; ``None``: use the socket."""
         if not self.taken or nbytes > self._slot_bytes or not self._free:
             self._wanted = True
             return None

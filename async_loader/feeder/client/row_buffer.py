@@ -249,34 +249,20 @@ class RowBuffer:
         self.finals += rows.finals(first, count)
         self.count += count
 
-    @property
-    def _in_place(self) -> bool:
-        """Whether the rows are worth a slot."""
-        return self.count * self._layout.row_bytes >= LEAST_BYTES
-
     def sealed(self) -> InsertPayload:
         """Return the payload.
 
         A full buffer, and one that fills a slot in part, is not copied: refill it only once it is
         acknowledged.
         """
-        n, frames, buffer = self.count, self._frames, self
-        sizes = self._layout.frame_bytes
-        if n < self.capacity and self.slot is not None and self._in_place:
-            frames = [frame[: n * size] for frame, size in zip(frames, sizes, strict=True)]
-        elif n < self.capacity:
-            frames = [
-                zmq.Frame(memoryview(frame)[: n * size], copy=True)
-                for frame, size in zip(frames, sizes, strict=True)
-            ]
-            return InsertPayload(
-                Insert(n, frames),
-                n * self._layout.row_bytes,
-                self.finals,
-                frozenset(self._seen),
-                None,
-            )
-        nbytes = n * self._layout.row_bytes
+        n, layout = self.count, self._layout
+        frames, nbytes = self._frames, n * layout.row_bytes
+        buffer: RowBuffer | None = self
+        if n < self.capacity:
+            sizes = layout.sizes(n)
+            frames = [memoryview(one)[:size] for one, size in zip(frames, sizes, strict=True)]
+            if self.slot is None or nbytes < LEAST_BYTES:
+                frames, buffer = [zmq.Frame(one, copy=True) for one in frames], None
         return InsertPayload(Insert(n, frames), nbytes, self.finals, frozenset(self._seen), buffer)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from async_loader.errors import ConfigError
-from async_loader.feeder.client.insert_memory import InsertMemory
+from async_loader.feeder.client.insert_memory import LEAST_BYTES, InsertMemory
 from async_loader.feeder.client.outbox import Entry, Outbox
 from async_loader.feeder.client.row_buffer import CheckedRows, InsertPayload, RowBuffer
 from async_loader.feeder.client.row_packer import RowPacker
@@ -166,7 +166,9 @@ class RowQueue:
     def _new_buffer(self, rows: int) -> RowBuffer:
         assert self.packer is not None
         # A slot first: a spare buffer saves the first touch of its pages, a slot two copies.
-        slot = self.memory.take(self.packer.layout.slot_places(rows)[1])
+        layout, slot = self.packer.layout, None
+        if rows * layout.row_bytes >= LEAST_BYTES:
+            slot = self.memory.take(layout.slot_places(rows)[1])
         if slot is None:
             return self._spares.take(rows) or self.packer.buffer(rows)
         try:

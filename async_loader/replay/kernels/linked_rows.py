@@ -53,19 +53,9 @@ from async_loader.replay.kernels.machine import (
     poke64,
     poke_float,
     poke_float32,
-    prefetch,
     stack_words,
 )
-from async_loader.replay.kernels.row_address import holds
-
-_AHEAD = 12  # items, from the request of a row to its first use
-_LINE = 64  # bytes
-
-
-@kernel(inline=True)
-def _fetch(address: int, stride: int) -> None:
-    for line in range(0, stride, _LINE):
-        prefetch(address + line)
+from async_loader.replay.kernels.row_address import AHEAD, fetch, holds
 
 
 @kernel(inline=True)
@@ -94,7 +84,7 @@ def _fetch_run(g: Any, row: int, name: int, other: int, count: int) -> None:
         place += step
         if not 0 <= place < g[ROWS]:
             break
-        _fetch(g[BASE] + place * g[STRIDE], g[STRIDE])
+        fetch(g[BASE] + place * g[STRIDE], g[STRIDE])
 
 
 @kernel(inline=True)
@@ -209,11 +199,11 @@ def copy_linked_rows(g: Any, rows: Any, fields: Any, ids: Any, links: Any) -> in
     after = steps if followed else steps - 1
     gamma, powered, discount = peek_float(links.ctypes.data + 8 * GAMMA), 0, 1.0
     shown, missing = stack_words(), 0
-    for i in range(-2 * _AHEAD, len(ids)):
-        if i + 2 * _AHEAD < len(ids):
-            _fetch(base + rows[i + 2 * _AHEAD] * stride, stride)
-        if 0 <= i + _AHEAD < len(ids):
-            _fetch_linked(g, rows[i + _AHEAD], before - 1, after)
+    for i in range(-2 * AHEAD, len(ids)):
+        if i + 2 * AHEAD < len(ids):
+            fetch(base + rows[i + 2 * AHEAD] * stride, stride)
+        if 0 <= i + AHEAD < len(ids):
+            _fetch_linked(g, rows[i + AHEAD], before - 1, after)
         if i < 0:
             continue
         row = rows[i]

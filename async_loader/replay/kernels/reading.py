@@ -35,21 +35,8 @@ from async_loader.replay.base.row_format import (
     VERSION_ONE,
 )
 from async_loader.replay.kernels.linked_rows import copy_linked_rows
-from async_loader.replay.kernels.machine import after_loads, copy, load, memzero, peek8, prefetch
-from async_loader.replay.kernels.row_address import at, get_row, holds
-
-_AHEAD = 12  # rows
-
-
-@kernel(inline=True)
-def _fetch(address: int, stride: int) -> None:
-    """Begin to load a packed row.
-
-    With 12 of them under way all the time 256 random rows of 200 MB take 11 us, and 4096 take 150;
-    with all of a block of 64 requested at once 20 and 310.
-    """
-    for line in range(0, stride, 64):
-        prefetch(address + line)
+from async_loader.replay.kernels.machine import after_loads, copy, load, memzero, peek8
+from async_loader.replay.kernels.row_address import AHEAD, at, fetch, get_row, holds
 
 
 @kernel(inline=True)
@@ -119,9 +106,9 @@ def walk(
     ``taken [items]``: the number of steps in its return, 0 for an item that is gone.
     """
     base, stride, rows = g[BASE], g[STRIDE], g[ROWS]
-    for i in range(-_AHEAD, len(ids)):
-        if i + _AHEAD < len(ids):
-            _fetch(base + ids[i + _AHEAD] % rows * stride, stride)
+    for i in range(-AHEAD, len(ids)):
+        if i + AHEAD < len(ids):
+            fetch(base + ids[i + AHEAD] % rows * stride, stride)
         if i < 0:
             continue
         taken[i] = 0
@@ -270,9 +257,9 @@ def copy_many_items(
 @kernel(inline=True)
 def _read(g: Any, ids: Any, fields: Any, taken: Any) -> int:
     base, stride, rows, gone = g[BASE], g[STRIDE], g[ROWS], 0
-    for i in range(-_AHEAD, len(ids)):
-        if i + _AHEAD < len(ids):
-            _fetch(base + ids[i + _AHEAD] % rows * stride, stride)
+    for i in range(-AHEAD, len(ids)):
+        if i + AHEAD < len(ids):
+            fetch(base + ids[i + AHEAD] % rows * stride, stride)
         if i < 0:
             continue
         taken[i] = 0
@@ -331,9 +318,9 @@ def copy_rows(g: Any, rows: Any, fields: Any, links: Any, ids: Any) -> int:
     if len(links):
         return copy_linked_rows(g, rows, fields, ids, links)
     base, stride, block = g[BASE], g[STRIDE], ids.ctypes.data
-    for i in range(-_AHEAD, len(ids)):
-        if i + _AHEAD < len(ids):
-            _fetch(base + rows[i + _AHEAD] * stride, stride)
+    for i in range(-AHEAD, len(ids)):
+        if i + AHEAD < len(ids):
+            fetch(base + rows[i + AHEAD] * stride, stride)
         if i < 0:
             continue
         row = rows[i]
