@@ -32,6 +32,7 @@ __all__ = [
     "ReplayBuffer",
     "Sampler",
     "Schema",
+    "Sequences",
     "Source",
     "Table",
     "Transitions",
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
         Sampler,
         Uniform,
     )
-    from async_loader.replay.views import Transitions
+    from async_loader.replay.views import Sequences, Transitions
     from async_loader.schema import Field, Schema
     from async_loader.source import END, Applied, Source
     from async_loader.table import Table, Writer
@@ -68,6 +69,7 @@ else:
         "AsyncDataLoader": "async_loader.loader",
         "DataLoader": "async_loader.dataset.data_loader",
         "ReplayBuffer": "async_loader.replay.buffer",
+        "Sequences": "async_loader.replay.views",
         "Transitions": "async_loader.replay.views",
         "connect": "async_loader.feeder",
         **dict.fromkeys(("Field", "Schema"), "async_loader.schema"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from async_loader.replay.rate_limiter import RateLimiter
     from async_loader.replay.samplers import Sampler
     from async_loader.replay.stats import TableStats
-    from async_loader.replay.views import Transitions
+    from async_loader.replay.views import View
 
 __all__ = [
     "AutoReset",
@@ -281,7 +281,7 @@ class Table(Protocol):
         self,
         batch_size: int,
         *,
-        view: Transitions | None = None,
+        view: View | None = None,
         timeout_s: float | None = None,
         batch_format: BatchFormat = "numpy",
         device: str | torch.device | None = None,
@@ -294,7 +294,7 @@ class Table(Protocol):
     def source(
         self,
         *,
-        view: Transitions | None = None,
+        view: View | None = None,
         sampler: Sampler | None = None,
         min_size: int = 1,
         seed: int | None = None,
@@ -303,7 +303,7 @@ class Table(Protocol):
     ) -> Source:
         """Make a source of the table, for a loader."""
 
-    def get(self, index: Any, *, view: Transitions | None = None) -> Batch:
+    def get(self, index: Any, *, view: View | None = None) -> Batch:
         """Read steps by id.
 
         Ids that are gone are left out; ``index`` of the batch tells which are there.

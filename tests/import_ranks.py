@@ -9,15 +9,16 @@ from lines above its own: also late, also for types.
 """
 RANKS["replay"] = [
     "array_types rate_limiter stream_names views",
-    "arguments",
+    "arguments read_plan",
     "limiter_state queues",
     "base base.array_address base.field_table base.grant_log base.kernel_cache base.link_table "
-    "base.ring_format base.row_format",
+    "base.ring_format base.row_format base.sequence_table",
     "base.compiled",
     "kernels.machine",
     "kernels.row_address",
-    "kernels.linked_rows kernels.publish_ring kernels.writing",
+    "kernels.linked_rows kernels.publish_ring kernels.sequence_starts kernels.writing",
     "kernels.reading",
+    "kernels.sequences",
     "kernels.items kernels.row_grants",
     "kernels",
     "samplers.sampler samplers.random_numbers samplers.schedule",
@@ -31,7 +32,8 @@ RANKS["replay"] = [
     "table table.batch_arrays table.field_validator table.free_rows table.storage "
     "table.undelivered table.waiters",
     "stats table.episode_ends table.last_streams table.process_writers table.reader "
-    "table.step_packer",
+    "table.sequence_sampler table.step_packer",
+    "table.sequence_reader",
     "step_writer table.items vector_writer",
     "table.streams",
     "table.room",

@@ -18,6 +18,7 @@ from async_loader.feeder.derived_settings import (
     ObjectSettings,
     Settings,
     made_of,
+    not_served,
     parameters,
     part_of,
     plain,
@@ -31,7 +32,7 @@ from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.queues import check_stack
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import Sequences, Transitions
 from async_loader.schema import Field, Schema
 
 KINDS = [
@@ -45,6 +46,7 @@ part_of(samplers.Linear)
 SamplerSettings = union_of(samplers.Sampler, KINDS)
 part_of(RateLimiter)
 part_of(Transitions)
+not_served(Sequences)
 
 _Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 

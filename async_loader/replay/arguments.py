@@ -274,3 +274,21 @@ def named(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from named(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def per_item(priority: object, items: int, eta: float) -> object:
+    """Return one priority for each item: errors ``[items, time]`` become ``eta * max + (1 - eta) *
+    mean`` of each sequence (Kapturowski et al. 2019, section 2.3), without those that are NaN.
+    """
+    errors = tensors.as_array(priority)
+    if errors is None or errors.ndim < 2 or len(errors) != items or errors.size == items:
+        return priority
+    errors = errors.reshape(items, -1).astype(np.float64)
+    there = ~np.isnan(errors)
+    if not there.any(axis=1).all():
+        row = int(np.flatnonzero(~there.any(axis=1))[0])
+        raise ConfigError(f"priority {row}: every error of its sequence is NaN, give one at least")
+    largest = np.max(errors, axis=1, where=there, initial=-np.inf)
+    lowest = np.min(errors, axis=1, where=there, initial=np.inf)
+    mixed = eta * largest + (1 - eta) * np.mean(errors, axis=1, where=there)
+    return np.where(lowest < 0, lowest, mixed)  # which is refused as a priority

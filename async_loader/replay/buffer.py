@@ -38,7 +38,7 @@ from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.table.undelivered import UndeliveredItems
 from async_loader.replay.vector_writer import VectorWriter
-from async_loader.replay.views import Transitions, checked_view
+from async_loader.replay.views import View, checked_view
 from async_loader.replay.writer import LocalWriter
 from async_loader.schema import Schema, SchemaLike
 from async_loader.shm.limits import human
@@ -77,7 +77,7 @@ class ReplayBuffer(Table):
         ``next`` and there are no n-step returns.
     limiter : RateLimiter, optional
         How far sampling and inserting may run ahead of each other.
-    view : Transitions, optional
+    view : Transitions | Sequences, optional
         What batches show unless `sample`, `source` or `get` say otherwise. With n-step returns a
         step can be drawn when its n successors are there, from the beginning.
     max_times_sampled : int
@@ -117,7 +117,7 @@ class ReplayBuffer(Table):
         sampler: Sampler | None = None,
         remover: Sampler | None = None,
         limiter: RateLimiter | None = None,
-        view: Transitions | None = None,
+        view: View | None = None,
         max_times_sampled: int = 0,
         seed: int | None = None,
         max_bytes: int | str | None = None,
@@ -146,7 +146,7 @@ class ReplayBuffer(Table):
         size: int,
         schema: SchemaLike | None = None,
         *,
-        view: Transitions | None = None,
+        view: View | None = None,
         capacity: int | str | None = None,
         seed: int | None = None,
     ) -> Self:
@@ -212,7 +212,7 @@ class ReplayBuffer(Table):
         order: type[Fifo | Lifo],
         size: int,
         schema: SchemaLike | None,
-        view: Transitions | None,
+        view: View | None,
         capacity: int | str | None,
         seed: int | None,
     ) -> Self:
@@ -262,7 +262,7 @@ class ReplayBuffer(Table):
         return self._table_state.sampler
 
     @property
-    def view(self) -> Transitions | None:
+    def view(self) -> View | None:
         """What batches show unless a call says otherwise."""
         return self._table_state.view
 
@@ -529,7 +529,7 @@ class ReplayBuffer(Table):
         self,
         batch_size: int,
         *,
-        view: Transitions | None = None,
+        view: View | None = None,
         timeout_s: float | None = None,
         batch_format: BatchFormat = "numpy",
         device: str | torch.device | None = None,
@@ -538,9 +538,9 @@ class ReplayBuffer(Table):
 
         Parameters
         ----------
-        view : Transitions, optional
-            n-step returns, ``discount``. By default the table's; without one, steps as they are
-            (with their stacks, and what followed them).
+        view : Transitions | Sequences, optional
+            n-step returns, ``discount``; or sequences of steps. By default the table's; without
+            one, steps as they are (with their stacks, and what followed them).
         timeout_s : float, optional
             How long to wait for enough items, and for the limiter. ``None``: without a limiter too
             few items raise NotEnoughData at once; with one, as long as it takes, with a warning
@@ -589,7 +589,7 @@ class ReplayBuffer(Table):
     def source(
         self,
         *,
-        view: Transitions | None = None,
+        view: View | None = None,
         sampler: Sampler | None = None,
         min_size: int = 1,
         seed: int | None = None,
@@ -602,7 +602,7 @@ class ReplayBuffer(Table):
 
         Parameters
         ----------
-        view : Transitions, optional
+        view : Transitions | Sequences, optional
             As in `sample`.
         sampler : Sampler, optional
             One of its own beside the table's; it is told of every item for as long as the source is
@@ -626,7 +626,9 @@ class ReplayBuffer(Table):
             For a view that the schema does not allow, ranks out of range, a ``min_size`` beyond the
             capacity.
         """
-        made, own = sampler_for(self._table_state, sampler, seed, rank, world_size)
+        made, own = sampler_for(
+            self._table_state, sampler, seed, rank, world_size, checked_view(view)
+        )
         try:
             return ReplaySource(
                 self._table_state, self._out, self._by_id, view, made, min_size, own=own
@@ -639,14 +641,14 @@ class ReplayBuffer(Table):
     # -- by id -------------------------------------------------------------------------------------
 
     @explain_wrong_names
-    def get(self, index: Any, *, view: Transitions | None = None) -> Batch:
+    def get(self, index: Any, *, view: View | None = None) -> Batch:
         """Read steps by id.
 
         Parameters
         ----------
         index : int64 array or tensor [rows]
             Ids, as in a batch's ``index``.
-        view : Transitions, optional
+        view : Transitions | Sequences, optional
             As in `sample`.
 
         Returns
@@ -670,7 +672,8 @@ class ReplayBuffer(Table):
             matter: an id is never reused.
         priority : float array or tensor
             Finite, not negative; of any shape with as many elements. Of an id that is named twice
-            the last counts.
+            the last counts. Errors ``[rows, time]`` of sequences become the priority of each, as
+            `Sequences` says; NaN where there is no step.
         timeout_s : float, optional
             For tables elsewhere: here nothing is waited for.
 
@@ -822,7 +825,7 @@ class ReplayBuffer(Table):
         sampler: Sampler | None = None,
         remover: Sampler | None = None,
         limiter: RateLimiter | EllipsisType | None = ...,
-        view: Transitions | EllipsisType | None = ...,
+        view: View | EllipsisType | None = ...,
         max_times_sampled: int | None = None,
         seed: int | None = None,
         max_bytes: int | str | None = None,

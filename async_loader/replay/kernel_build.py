@@ -24,7 +24,7 @@ from async_loader.replay.samplers import (
     Sampler,
     Uniform,
 )
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import Sequences, Transitions
 from async_loader.schema import Field
 
 _MANY = 1 << 12
@@ -47,6 +47,7 @@ def build() -> None:
         _use_sampler(sampler, 4)
     _use_sampler(Uniform(), 4, remover=MaxHeap())
     _use_views()
+    _use_sequences()
     _use_limits()
     _write_by_a_handle()
 
@@ -92,6 +93,16 @@ def _use_views() -> None:
             buffer.sample(_MANY)
             buffer.get(np.arange(_CAPACITY - 8, _CAPACITY - 4))
             buffer.end_episode(final_obs=np.zeros(_OBS, np.float32))
+
+
+def _use_sequences() -> None:
+    schema = {"obs": Field((_OBS,), "float32", stack=2, next="next_obs"), "terminated": np.bool_}
+    for sampler in (Uniform(), Prioritized()):
+        view = Sequences(4, stride=2, bootstrap=1, boundary="pad")
+        with ReplayBuffer(_CAPACITY, schema, sampler=sampler, view=view, seed=0) as buffer:
+            for step in range(32):
+                buffer.add(obs=np.zeros(_OBS, np.float32), terminated=step % 8 == 7, priority=1.0)
+            buffer.sample(4)
 
 
 def _use_limits() -> None:

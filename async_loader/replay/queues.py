@@ -18,7 +18,7 @@ from typing import Final
 from async_loader.errors import ConfigError
 from async_loader.replay.arguments import positive
 from async_loader.replay.rate_limiter import RateLimiter
-from async_loader.replay.views import Transitions, depth_and_lookahead
+from async_loader.replay.views import Sequences, View, depth_and_lookahead
 from async_loader.schema import Schema
 
 OPEN_EPISODES: Final = 32
@@ -27,7 +27,7 @@ a vector.
 """
 
 
-def capacity_of(size: int, schema: Schema | None, view: Transitions | None = None) -> int:
+def capacity_of(size: int, schema: Schema | None, view: View | None = None) -> int:
     """Return the rows of a queue in which ``size`` items can wait.
 
     Raises ConfigError for a bad size.
@@ -35,6 +35,11 @@ def capacity_of(size: int, schema: Schema | None, view: Transitions | None = Non
     See NOTE [capacity of a queue].
     """
     size = positive("size", size)
+    if isinstance(view, Sequences):
+        raise ConfigError(
+            "a queue gives each step once, and a step is in several sequences: store each sequence "
+            "as one step of the queue, or use a ReplayBuffer with view=Sequences(...)"
+        )
     depth, followed = (1, 0) if schema is None else depth_and_lookahead(schema)
     waiting = (1 if view is None else view.n_steps) - 1 + followed
     if depth == 1 and not waiting:

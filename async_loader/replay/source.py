@@ -19,9 +19,11 @@ from async_loader.replay.table.batch_arrays import join_index
 from async_loader.replay.table.by_id import ById
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.sample import TableSampler, assembled
+from async_loader.replay.table.sequence_reader import reader_of
+from async_loader.replay.table.source_sampler import drawing_sampler
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.table.undelivered import UndeliveredItems
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import View
 from async_loader.schema import Schema
 from async_loader.source import Applied, Ready, Rows
 
@@ -36,7 +38,7 @@ class ReplaySource:
     Parameters
     ----------
     table_state, table_sampler, by_id : TableState, TableSampler, ById
-    view : Transitions | None
+    view : View | None
     sampler : Sampler
     min_size : int
         Items that `plan` waits for.
@@ -54,7 +56,7 @@ class ReplaySource:
         table_state: TableState,
         table_sampler: TableSampler,
         by_id: ById,
-        view: Transitions | None,
+        view: View | None,
         sampler: Sampler,
         min_size: int,
         own: bool = False,
@@ -71,7 +73,7 @@ class ReplaySource:
         self._own_reader: ReplayReader | None = None
         self._min_size = min_size
         self._batch_size = 1
-        self._closed = False
+        self._closed, self._settled = False, table_state.ready
         self._own: Any = None
         self._wanted: list[int] = []  # batch sizes of the plans that wait
         if table_state.ready:
@@ -145,20 +147,28 @@ class ReplaySource:
         table_state = self._table_state
         if self._closed or not table_state.ready:
             return None
+        self._settle()
         read_plan = self._out.read_plan(self._view, self._sampler, batch_size, self._min_size)
         reader = self._own_reader
         if reader is None or reader.read_plan is not read_plan:
-            reader = self._own_reader = ReplayReader(table_state.table.storage, read_plan)
+            reader = self._own_reader = reader_of(table_state.table.storage, read_plan)
         if not reader.at_once(batch_size):
             return None
         arrays = self._out.at_once(reader, self._sampler, batch_size, min_size=self._min_size)
         return None if arrays is None else Ready(assembled(read_plan, arrays), lent=True)
+
+    def _settle(self) -> None:
+        """Choose what draws, if the source was made before the table knew its steps."""
+        if not self._settled:
+            self._sampler = drawing_sampler(self._table_state, self._sampler, self._view)
+            self._settled = True
 
     def _attempt(self, batch_size: int) -> Rows | Ready | None:
         table_state = self._table_state
         if not table_state.ready:
             table_state.check_open()
             return None
+        self._settle()
         read_plan = self._out.read_plan(self._view, self._sampler, batch_size, self._min_size)
         with table_state.lock:
             table_state.check_open()
@@ -169,7 +179,7 @@ class ReplaySource:
                 return Rows(join_index(drawn.ids, drawn.weight))
             taken = UndeliveredItems()
             if self._own_reader is None:
-                self._own_reader = ReplayReader(table_state.table.storage, read_plan)
+                self._own_reader = reader_of(table_state.table.storage, read_plan)
             self._out.use_up(self._own_reader, self._sampler, batch_size, taken)
         return Ready(
             assembled(read_plan, taken.arrays),
@@ -192,13 +202,14 @@ class ReplaySource:
         """
         if not self._table_state.ready:
             return None
-        return ReplayReader(
+        self._settle()
+        return reader_of(
             self._table_state.table.storage, self._out.read_plan(self._view, self._sampler)
         ).warm()
 
     def update_priorities(self, index: Ids, priority: Floats) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
-        return self._by_id.update_priorities(index, priority)
+        return self._by_id.update_priorities(index, priority, self._view)
 
     def update(self, index: object, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""

@@ -1,22 +1,18 @@
-"""How a view shows steps to a learner: which rows each field of a batch comes from."""
+"""How a view shows steps to a learner: as transitions, or as sequences of steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
-import numpy as np
-
-from async_loader import tree
-from async_loader.errors import ConfigError, SchemaError
+from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.schema import RESERVED, Field, Schema
+from async_loader.schema import Schema
 
-STEP, AFTER, LAST = 0, 1, 2
-"""Anchors: the drawn step, the observation after the last step of the return, the last step of the
-return.
-"""
+Boundary = Literal["stop", "pad"]
+ETA = 0.9
+"""Kapturowski et al. 2019, section 2.3."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -69,124 +65,153 @@ class Transitions:
             object.__setattr__(self, name, value)
 
 
-def checked_view(view: object) -> Transitions | None:
+@dataclass(frozen=True, slots=True, init=False)
+class Sequences:
+    """``burn_in + length + bootstrap`` steps of one episode, that follow each other.
+
+    A batch has its stored fields as ``[batch, time, ...]``, each with its stack, and an observation
+    of ``Field(next=...)`` as ``[batch, time, ...]`` too; and
+
+    - ``mask``: bool ``[batch, time]``, where there is a step; all other places are zeros;
+    - ``is_first``: bool ``[batch, time]``, where an episode begins;
+    - ``step_index``: int64 ``[batch, time]``, the id of each step, -1 in places without one;
+    - ``index``: int64 ``[batch]``, the id of the first step: the sequence's own id;
+    - ``weight``: float32 ``[batch]``, where the sampler has weights.
+
+    A sequence is an item of its own: samplers draw sequences, by priorities of sequences. One
+    begins at every ``stride``-th step of an episode, counted from the episode's first step (or from
+    the first that the table still held when the view was first used). None begins at a deleted
+    step, which those before it still show. Drawing costs the same at any capacity and fill, and
+    after any write.
+
+    Parameters
+    ----------
+    length : int
+        Steps to learn from.
+    burn_in : int
+        Steps before them, which bring a recurrent state up to date (Kapturowski et al. 2019,
+        section 3).
+    stride : int, optional
+        Steps from the beginning of one sequence to that of the next in its episode; ``length``
+        unless given, so that each step is learned from once (but for the burn-in).
+    bootstrap : int
+        Steps after them, which only targets need; fewer where the episode ends.
+    dilation : int
+        Steps from one place of the time axis to the next.
+    boundary : "stop" | "pad"
+        Where an episode ends: "stop" shows only sequences with all of their ``burn_in + length``
+        steps, so that the last steps of an episode may be in none; "pad" also shows those with at
+        least one step to learn from.
+    state : str | sequence of str
+        Top-level fields that hold a recurrent state: only the sequence's first step shows them,
+        ``[batch, ...]``.
+    whole : bool
+        Whole episodes, from their first step to their last, of up to ``length`` steps. Longer ones
+        and open ones are left out.
+    eta : float
+        A sequence's priority is ``eta * max + (1 - eta) * mean`` of its steps' errors (ibid.,
+        section 2.3).
+
+    Raises
+    ------
+    ConfigError
+        For numbers out of range, and for settings that exclude each other.
+    """
+
+    length: int
+    burn_in: int
+    stride: int
+    bootstrap: int
+    dilation: int
+    boundary: Boundary
+    state: tuple[str, ...]
+    whole: bool
+    eta: float
+
+    @explain_wrong_names
+    def __init__(
+        self,
+        length: int,
+        *,
+        burn_in: int = 0,
+        stride: int | None = None,
+        bootstrap: int = 0,
+        dilation: int = 1,
+        boundary: Boundary = "stop",
+        state: str | Sequence[str] = (),
+        whole: bool = False,
+        eta: float = ETA,
+    ) -> None:
+        counts = (
+            ("length", length, 1),
+            ("burn_in", burn_in, 0),
+            ("stride", length if stride is None else stride, 1),
+            ("bootstrap", bootstrap, 0),
+            ("dilation", dilation, 1),
+        )
+        for name, value, least in counts:
+            object.__setattr__(self, name, _steps(name, value, least))
+        if boundary not in get_args(Boundary):
+            raise ConfigError(f"boundary={boundary!r}: it is one of 'stop', 'pad'")
+        if not isinstance(whole, bool):
+            raise ConfigError(f"whole={whole!r}: it is True or False")
+        if whole and (burn_in or bootstrap or dilation > 1 or stride is not None):
+            raise ConfigError(
+                "whole=True shows each episode once, with all of its steps: leave out burn_in, "
+                "stride, bootstrap and dilation"
+            )
+        names = (state,) if isinstance(state, str) else tuple(state)
+        if not all(isinstance(name, str) and name for name in names):
+            raise ConfigError(f"state={state!r}: give names of fields, as in 'state' or ('h', 'c')")
+        if isinstance(eta, bool | str) or not hasattr(eta, "__float__") or not 0 <= eta <= 1:
+            raise ConfigError(f"eta={eta!r}: the share of the largest error is 0 to 1")
+        for name, given in (
+            ("boundary", boundary),
+            ("state", names),
+            ("whole", whole),
+            ("eta", float(eta)),
+        ):
+            object.__setattr__(self, name, given)
+
+    @property
+    def steps(self) -> int:
+        """Places of the time axis."""
+        return self.burn_in + self.length + self.bootstrap
+
+    @property
+    def least(self) -> int:
+        """Places that hold a step in every sequence."""
+        if self.whole:
+            return 1
+        return self.burn_in + (1 if self.boundary == "pad" else self.length)
+
+    @property
+    def span(self) -> int:
+        """Steps from the first to the last, both included."""
+        return (self.steps - 1) * self.dilation + 1
+
+
+View: TypeAlias = Transitions | Sequences
+
+
+def _steps(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r}: it is a Python int, {least} or more")
+    return value
+
+
+def checked_view(view: object) -> View | None:
     """Return ``view`` if it is a view or None. Raises ConfigError."""
-    if view is not None and not isinstance(view, Transitions):
-        raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
+    if view is not None and not isinstance(view, View):
+        raise ConfigError(
+            f"view={view!r}: give a view, as in view=Transitions(n_steps=3) or view=Sequences(80)"
+        )
     return view
 
 
-def links(view: Transitions | None) -> bool:
+def links(view: View | None) -> bool:
     """Return whether items of this view need later steps, whatever the schema."""
-    return view is not None and view.n_steps > 1
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One array of a batch, and its source.
-
-    Attributes
-    ----------
-    name : str
-    source : int
-        Field of the stored step.
-    frames : int
-        Rows that it shows, the newest at ``anchor``.
-    anchor : int
-    field : Field
-        As it is delivered.
-    """
-
-    name: str
-    source: int
-    frames: int
-    anchor: int
-    field: Field
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
-    """How batches of one view of one schema are read.
-
-    Attributes
-    ----------
-    schema : Schema
-        Of what is read; ``index``, and ``weight`` if there are weights, stand at the end.
-    outputs : tuple of Output
-        One per field of the schema, but for what is computed: ``discount``, ``index``, ``weight``.
-    n, gamma : int, float
-    successor : bool
-        Whether the observation after the last step is needed.
-    depth : int
-        Steps that a stack shows.
-    reward : int
-        Which output is the reward of an n-step return, and which stored field; -1 where none is
-        summed up.
-    discounts, weighted : bool
-        Whether there is a ``discount``, a ``weight``.
-    """
-
-    schema: Schema
-    outputs: tuple[Output, ...]
-    n: int
-    gamma: float
-    successor: bool
-    depth: int
-    reward: int
-    discounts: bool
-    weighted: bool
-
-    @property
-    def single(self) -> bool:
-        """Whether an item is one row without computed fields."""
-        return self.depth == 1 and not self.successor and self.n == 1 and not self.discounts
-
-    @property
-    def lookahead(self) -> int:
-        """Steps that must follow a step, in its open episode, before it can be drawn."""
-        return self.n if self.successor else self.n - 1
-
-    @classmethod
-    def of(
-        cls, stored: Schema, view: Transitions | None = None, *, weighted: bool = False
-    ) -> ReadPlan:
-        """Work out how ``view`` shows steps of a schema; ``None``: as they are stored.
-
-        Raises
-        ------
-        ConfigError
-            If the schema lacks what the view needs, or has a field of a name that the view adds.
-        """
-        view = checked_view(view)
-        outputs = [
-            _output(i, one, one.name, _anchor(one, view)) for i, one in enumerate(stored.fields)
-        ]
-        followed = [i for i, one in enumerate(stored.fields) if one.next is not None]
-        structure = stored.structure
-        for name in sorted({str(stored.fields[i].next) for i in followed}):
-            structure, added = _followers(stored, structure, name)
-            outputs.extend(added)
-        delivered = Schema(structure, tuple(one.field for one in outputs))
-        reward = -1
-        if view is not None:
-            reward = _reward(view, outputs)
-            delivered = _with(delivered, "discount", np.dtype(np.float32))
-        delivered = _with(delivered, "index", np.dtype(np.int64))
-        if weighted:
-            delivered = _with(delivered, "weight", np.dtype(np.float32))
-        n, gamma = (1, 1.0) if view is None else (view.n_steps, view.gamma)
-        depth = max(one.stack for one in stored.fields)
-        return cls(
-            delivered,
-            tuple(outputs),
-            n,
-            gamma,
-            bool(followed),
-            depth,
-            reward,
-            view is not None,
-            weighted,
-        )
+    return isinstance(view, Sequences) or (view is not None and view.n_steps > 1)
 
 
 def depth_and_lookahead(stored: Schema) -> tuple[int, int]:
@@ -194,82 +219,3 @@ def depth_and_lookahead(stored: Schema) -> tuple[int, int]:
     return max(one.stack for one in stored.fields), int(
         any(one.next is not None for one in stored.fields)
     )
-
-
-def _anchor(stored: Field, view: Transitions | None) -> int:
-    top = stored.name.split(".")[0]
-    ends = top.startswith("next_") or top in ("terminated", "truncated", "done")
-    return LAST if view is not None and ends else STEP
-
-
-def _output(i: int, stored: Field, name: str, anchor: int) -> Output:
-    shape = (stored.stack, *stored.shape) if stored.stack > 1 else stored.shape
-    delivered = Field(shape, stored.dtype, padding=stored.padding, name=name)
-    return Output(name, i, stored.stack, anchor, delivered)
-
-
-def _followers(
-    stored: Schema, structure: tree.Structure, name: str
-) -> tuple[tree.Structure, list[Output]]:
-    """Return the structure with ``name`` added, and the outputs below it."""
-    assert structure is not None
-    if structure.kind is not dict or name in structure.keys or name in ("discount", *RESERVED):
-        raise ConfigError(
-            f"next={name!r}: steps are dicts, and this name is taken in ({stored}), choose another"
-        )
-    tops = {f.name.split(".")[0] for f in stored.fields if f.next == name}
-    if len(tops) > 1:
-        raise ConfigError(
-            f"next={name!r} is said by fields of {', '.join(sorted(tops))}: give each a name of "
-            "its own"
-        )
-    (top,) = tops
-    kept: list[Output] = []
-    child = stored.structure.children[stored.structure.keys.index(top)]  # type: ignore[union-attr]
-    names = iter(tree.names(child, top))
-    places = {f.name: i for i, f in enumerate(stored.fields)}
-
-    def linked(node: tree.Structure) -> tuple[bool, tree.Structure]:
-        if node is None:
-            old = next(names)
-            one = stored.fields[places[old]]
-            if one.next != name:
-                return False, None
-            kept.append(_output(places[old], one, name + old[len(top) :], AFTER))
-            return True, None
-        found = [(key, *linked(below)) for key, below in zip(node.keys, node.children, strict=True)]
-        there = [(key, below) for key, is_there, below in found if is_there]
-        return bool(there), tree.Node(
-            node.kind, tuple(k for k, _ in there), tuple(b for _, b in there)
-        )
-
-    _, below = linked(child)
-    return tree.Node(dict, (*structure.keys, name), (*structure.children, below)), kept
-
-
-def _reward(view: Transitions, outputs: Sequence[Output]) -> int:
-    found = [i for i, one in enumerate(outputs) if one.name == view.reward and one.anchor == STEP]
-    if not found:
-        raise ConfigError(
-            f"the view sums up {view.reward!r}, and steps have "
-            f"{', '.join(o.name for o in outputs)}: give reward=..."
-        )
-    one = outputs[found[0]]
-    dtype = one.field.dtype
-    if view.n_steps > 1 and (
-        dtype.kind != "f" or dtype.itemsize < 4 or len(one.field.shape) > 1 or one.frames > 1
-    ):
-        raise ConfigError(
-            f"{one.field}: a return is summed up over float32 or float64, a number or a vector for "
-            "each step"
-        )
-    return found[0] if view.n_steps > 1 else -1
-
-
-def _with(schema: Schema, name: str, dtype: np.dtype[Any]) -> Schema:
-    try:
-        return schema.with_field(name, dtype)
-    except SchemaError:
-        raise ConfigError(
-            f"steps have a field {name!r}, which this view adds: rename yours"
-        ) from None

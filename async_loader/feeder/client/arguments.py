@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, Unsupported
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import MOST_AHEAD, MOST_ROWS, NAME_CHARACTERS, OpenReader, View
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.arguments import positive, whole_seed
 from async_loader.replay.samplers import Sampler
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import Sequences, Transitions
 
 _NO_SAVE = (1 << 63) - 1
 """The highest number that can be sent; no save has it."""
@@ -29,10 +29,15 @@ def batch_size_of(value: object) -> int:
     return size
 
 
-def view_of(view: Transitions | View | None) -> View | None:
-    """Convert to wire form. Raises ConfigError if ``view`` is not a Transitions."""
+def view_of(view: Transitions | Sequences | View | None) -> View | None:
+    """Convert to wire form. Raises ConfigError for what is no view, Unsupported for sequences."""
     if view is None or isinstance(view, View):
         return view
+    if isinstance(view, Sequences):
+        raise Unsupported(
+            "a feeder's table shows no sequences: use view=Sequences(...) on a ReplayBuffer in the "
+            "learner's process"
+        )
     if not isinstance(view, Transitions):
         raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
     if view.n_steps > MOST_ROWS:
@@ -44,7 +49,7 @@ def view_of(view: Transitions | View | None) -> View | None:
     return View(n=view.n_steps, gamma=float(view.gamma), reward=view.reward)
 
 
-def wire_view(connection: Connection, view: Transitions | None) -> View | None:
+def wire_view(connection: Connection, view: Transitions | Sequences | None) -> View | None:
     """As `view_of`. Raises Unsupported if the session's version does not have the view."""
     seen = view_of(view)
     if seen is not None and seen.reward != "reward":
@@ -70,7 +75,7 @@ def reader_wanted(
     connection: Connection,
     table: str,
     *,
-    view: Transitions | None,
+    view: Transitions | Sequences | None,
     sampler: Sampler | None,
     min_size: int,
     seed: int | None,

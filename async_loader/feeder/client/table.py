@@ -34,7 +34,7 @@ from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.stats import TableStats
 from async_loader.replay.vector_writer import VectorWriter as StreamsWriter
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import View
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.table import AutoReset, Batch, BatchFormat, VectorEnv, VectorWriter
@@ -185,7 +185,7 @@ class TableClient:
         self,
         batch_size: int,
         *,
-        view: Transitions | None = None,
+        view: View | None = None,
         timeout_s: float | None = None,
         batch_format: BatchFormat = "numpy",
         device: str | torch.device | None = None,
@@ -227,7 +227,7 @@ class TableClient:
     def source(
         self,
         *,
-        view: Transitions | None = None,
+        view: View | None = None,
         sampler: Sampler | None = None,
         min_size: int = 1,
         seed: int | None = None,
@@ -288,7 +288,7 @@ class TableClient:
     # -- by id -------------------------------------------------------------------------------------
 
     @explain_wrong_names
-    def get(self, index: Any, *, view: Transitions | None = None) -> Batch:
+    def get(self, index: Any, *, view: View | None = None) -> Batch:
         """Return rows by id, without those that are gone: ``index`` says which ones there are.
 
         Raises

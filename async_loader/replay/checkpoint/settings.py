@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from async_loader.errors import ConfigError
 from async_loader.replay import samplers
 from async_loader.replay.rate_limiter import Queue, RateLimiter
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import Sequences, Transitions, View
 
 if TYPE_CHECKING:
     from async_loader.replay.table.table_state import TableState
@@ -34,22 +35,25 @@ def lasting_json(table_state: TableState) -> dict[str, Any]:
     }
 
 
-def view_json(view: Transitions | None) -> Any:
+def view_json(view: View | None) -> Any:
     """Convert a view's settings to JSON."""
-    return (
-        None
-        if view is None
-        else {"n_steps": view.n_steps, "gamma": float(view.gamma), "reward": view.reward}
-    )
+    if view is None:
+        return None
+    if isinstance(view, Sequences):
+        settings = dataclasses.asdict(view)
+        if view.whole:
+            del settings["stride"]
+        return {"sequences": settings}
+    return {"n_steps": view.n_steps, "gamma": float(view.gamma), "reward": view.reward}
 
 
-def view_of(saved: Mapping[str, Any] | None) -> Transitions | None:
+def view_of(saved: Mapping[str, Any] | None) -> View | None:
     """Make the view of `view_json`."""
-    return (
-        None
-        if saved is None
-        else Transitions(saved["n_steps"], saved["gamma"], reward=saved["reward"])
-    )
+    if saved is None:
+        return None
+    if "sequences" in saved:
+        return Sequences(**saved["sequences"])
+    return Transitions(saved["n_steps"], saved["gamma"], reward=saved["reward"])
 
 
 def seeds_json(seeds: np.random.SeedSequence) -> dict[str, Any]:

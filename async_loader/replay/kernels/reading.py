@@ -40,7 +40,7 @@ from async_loader.replay.kernels.row_address import AHEAD, at, fetch, get_row, h
 
 
 @kernel(inline=True)
-def _visit(g: Any, name: int, place: int, names: Any, stamps: Any) -> bool:
+def visit(g: Any, name: int, place: int, names: Any, stamps: Any) -> bool:
     """Record the version of a row that is being read.
 
     Return whether it is there and not being patched.
@@ -52,7 +52,7 @@ def _visit(g: Any, name: int, place: int, names: Any, stamps: Any) -> bool:
 
 
 @kernel(inline=True)
-def _walk_back(g: Any, depth: int, names: Any, stamps: Any) -> bool:
+def walk_back(g: Any, depth: int, names: Any, stamps: Any) -> bool:
     """Find the steps before the one at ``depth - 1``, as far as the episode goes; -1 before its
     start.
     """
@@ -61,7 +61,7 @@ def _walk_back(g: Any, depth: int, names: Any, stamps: Any) -> bool:
         if before >= 0:
             before = load(at(g, before) + PREV)
         names[place - 1] = -1
-        if before >= 0 and not _visit(g, before, place - 1, names, stamps):
+        if before >= 0 and not visit(g, before, place - 1, names, stamps):
             return False
     return True
 
@@ -90,7 +90,7 @@ def _walk_on(g: Any, depth: int, n: int, successor: bool, names: Any, stamps: An
             names[place] = names[place - 1]
             stamps[place] = stamps[place - 1]
             return taken if ends and flags & TERMINATED else 0
-        if not _visit(g, after, place, names, stamps):
+        if not visit(g, after, place, names, stamps):
             return 0
         if ends:
             return taken
@@ -114,10 +114,10 @@ def walk(
         taken[i] = 0
         there = (
             ids[i] >= 0
-            and _visit(g, ids[i], depth - 1, names[i], stamps[i])
+            and visit(g, ids[i], depth - 1, names[i], stamps[i])
             and stamps[i, depth - 1] & FINAL == 0
         )
-        if there and _walk_back(g, depth, names[i], stamps[i]):
+        if there and walk_back(g, depth, names[i], stamps[i]):
             taken[i] = _walk_on(g, depth, n, successor, names[i], stamps[i])
 
 
@@ -156,16 +156,12 @@ def returns(
 
 
 @kernel(inline=True)
-def _frames(g: Any, fields: Any, f: int, i: int, names: Any, end: int) -> None:
-    """Copy one field of one item: ``frames`` rows ending at place ``end``, padded before the
-    episode's start.
+def frames_of(g: Any, fields: Any, f: int, target: int, names: Any, end: int) -> None:
+    """Copy one field of one step to an address: ``frames`` rows ending at place ``end``, padded
+    before the episode's start.
     """
     source, row_bytes, count = fields[f, ROW_ADDRESS], fields[f, ROW_STRIDE], fields[f, NBYTES]
-    target, frames, zeros = (
-        fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
-        fields[f, FRAMES],
-        fields[f, ZERO_PADDED],
-    )
+    frames, zeros = fields[f, FRAMES], fields[f, ZERO_PADDED]
     place = end - frames + 1
     first = max(0, place)
     while names[first] < 0:
@@ -191,8 +187,10 @@ def _frames(g: Any, fields: Any, f: int, i: int, names: Any, end: int) -> None:
 
 
 @kernel(inline=True)
-def _same(g: Any, names: Any, stamps: Any, depth: int, last: int) -> bool:
-    """Return whether no visited row was written since. See NOTE [row lock]."""
+def same_rows(g: Any, names: Any, stamps: Any, last: int) -> bool:
+    """Return whether no row up to place ``last`` was written since it was visited. See NOTE [row
+    lock].
+    """
     for place in range(last + 1):
         name = names[place]
         if name >= 0:
@@ -211,20 +209,19 @@ def _copy_items(
         if taken[i] > 0:
             for f in range(len(fields)):
                 anchor = fields[f, ANCHOR]
-                _frames(
+                frames_of(
                     g,
                     fields,
                     f,
-                    i,
+                    fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
                     names[i],
                     depth - 1 if anchor == 0 else depth - 1 + taken[i] - (anchor - 1),
                 )
             after_loads()
-            if not _same(
+            if not same_rows(
                 g,
                 names[i],
                 stamps[i],
-                depth,
                 depth - 1 + taken[i] if successor else depth - 2 + taken[i],
             ):
                 taken[i] = 0

@@ -4,10 +4,12 @@ uses them.
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.replay.samplers.sampler import Items, Priorities, Rows
+from async_loader.replay.samplers.sampler import Items, Priorities, Rows, Sampler
 
 
 class Binding:
@@ -43,3 +45,22 @@ class Binding:
 
     def check(self, priority: Priorities) -> None:
         """See `Sampler.check`."""
+
+
+def like(sampler: Sampler) -> Sampler:
+    """Make a new sampler of the same class and settings, bound to no table.
+
+    Raises
+    ------
+    ConfigError
+        If the sampler does not keep its settings as attributes of their names.
+    """
+    kind = type(sampler)
+    names = list(inspect.signature(kind).parameters)
+    if any(not hasattr(sampler, name) for name in names):
+        raise ConfigError(
+            f"a {kind.__qualname__} does not say how it was made: give one for sequences, as in "
+            f"source(view=..., sampler={kind.__qualname__}(...))"
+        )
+    made: Sampler = kind(**{name: getattr(sampler, name) for name in names})
+    return made

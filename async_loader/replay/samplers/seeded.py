@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from async_loader.replay.samplers.random_numbers import RandomNumbers
-from async_loader.replay.samplers.sampler import Draw, Reading, Sampler, shortcut
+from async_loader.replay.samplers.sampler import Draw, Items, Reading, Sampler, shortcut
 
 
 class Seeded:
@@ -30,12 +30,28 @@ class Seeded:
 
     def __init__(self, sampler: Sampler, words: list[int]) -> None:
         self._sampler: Any = sampler
+        self._words = words
         self._numbers = RandomNumbers(np.random.SeedSequence(words))
         self.prioritized, self.weighted, self.repeats = (
             sampler.prioritized,
             sampler.weighted,
             sampler.repeats,
         )
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler that it draws as."""
+        chosen: Sampler = self._sampler
+        return chosen
+
+    @property
+    def own_items(self) -> Items | None:
+        """What it draws, where that is not the items of the table."""
+        return getattr(self._sampler, "own_items", None)
+
+    def over(self, sampler: Sampler) -> Seeded:
+        """Return one with the same seed, that draws as another sampler does."""
+        return Seeded(sampler, self._words)
 
     def draw(self, count: int) -> Draw:
         drawn: Draw = self._with_numbers(self._sampler.draw, count)

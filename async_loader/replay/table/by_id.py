@@ -10,13 +10,13 @@ import numpy as np
 from async_loader import tensors
 from async_loader.errors import SchemaError
 from async_loader.lifecycle import seconds_or_none
-from async_loader.replay.arguments import floats_of, ids_of, named
+from async_loader.replay.arguments import floats_of, ids_of, named, per_item
 from async_loader.replay.array_types import Array
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.views import Transitions, checked_view
+from async_loader.replay.views import Sequences, View, checked_view
 from async_loader.schema import Field
 from async_loader.source import Applied
 from async_loader.table import Batch
@@ -38,7 +38,7 @@ class ById:
     ) -> None:
         self._table_state, self._in, self._out = table_state, inserter, table_sampler
 
-    def get(self, index: object, view: Transitions | None) -> Batch:
+    def get(self, index: object, view: View | None) -> Batch:
         """See `ReplayBuffer.get`."""
         ids = ids_of(index)
         checked_view(view)
@@ -47,9 +47,24 @@ class ById:
             return {"index": np.empty(0, np.int64)}
         return self._out.these(ids, view)
 
-    def update_priorities(self, index: object, priority: object) -> Applied:
+    def update_priorities(
+        self, index: object, priority: object, view: View | None = None
+    ) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
-        return self._in.prioritize(ids_of(index), floats_of(priority, "priority"))
+        ids, eta = ids_of(index), self._eta(view)
+        if eta is not None:
+            priority = per_item(priority, len(ids), eta)
+        return self._in.prioritize(ids, floats_of(priority, "priority"))
+
+    def _eta(self, view: View | None) -> float | None:
+        """Return the share of the largest error in the priority of a sequence; ``None`` where no
+        view shows sequences.
+        """
+        table_state = self._table_state
+        for one in (view, table_state.view, *table_state.sequence_samplers):
+            if isinstance(one, Sequences):
+                return one.eta
+        return None
 
     def update(self, index: object, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""

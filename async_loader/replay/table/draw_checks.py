@@ -49,7 +49,7 @@ class DrawChecks:
             count -= self._interrupted.count(key)
             if count <= 0:
                 return None
-        there = None if table is None else (len(table), table.drawable(sampler))
+        there = None if table is None else (table.held_for(sampler), table.drawable(sampler))
         reason = self._why_not_of(sampler, count, min_size, there)
         if reason is not None:
             self._check_ever(sampler, count, min_size, self.ahead())
@@ -75,12 +75,13 @@ class DrawChecks:
             table_state.waiters.ring()  # writers that the ratio has stopped may go on
         if limits is not None and not limits.may_sample(count):
             return limits.why_not_sample(count)
+        what = _noun(sampler)
         if there is None:
-            return _short(0, min_size)
+            return _short(0, min_size, what)
         items, most = there
         if most is None or most >= count:
-            return None if items >= min_size else _short(items, min_size)
-        return _short(items, max(count, min_size) if most or once else min_size)
+            return None if items >= min_size else _short(items, min_size, what)
+        return _short(items, max(count, min_size) if most or once else min_size, what)
 
     def _check_plan(self, sampler: Sampler, count: int, min_size: int, ahead: int) -> None:
         """Raise ConfigError if ``count`` items with ``ahead`` successors can never be drawn."""
@@ -93,8 +94,8 @@ class DrawChecks:
         one draw could hold; ``None``: any number. Under the lock.
         """
         table = self._table_state.table
-        if ahead <= table.g[LOOKAHEAD]:
-            return len(table), table.drawable(sampler)
+        if ahead <= table.g[LOOKAHEAD] or _noun(sampler) != "steps":
+            return table.held_for(sampler), table.drawable(sampler)
         wait = table.would_wait(ahead)
         return len(table) - len(wait), table.drawable(sampler, wait)
 
@@ -109,6 +110,9 @@ class DrawChecks:
         ):
             raise ConfigError(limits.why_not_sample(count))
         if not table_state.ready:
+            return
+        if _noun(sampler) != "steps":
+            self._check_sequences(sampler, count, min_size)
             return
         _, most = self._drawable(sampler, ahead)
         surely = self.check_size(min_size, ahead)
@@ -128,6 +132,16 @@ class DrawChecks:
         if table.keeps:
             least = 1 if limits is None else limits.config.min_size_to_sample
             self._check_stuck(max(count, least), held)
+
+    def _check_sequences(self, sampler: Sampler, count: int, min_size: int) -> None:
+        """Raise ConfigError for more sequences than the table can hold at once."""
+        wanted = min_size if sampler.repeats else max(count, min_size)
+        capacity = self._table_state.table.storage.layout.capacity
+        if wanted > capacity:
+            raise ConfigError(
+                f"{wanted:,} sequences are asked for, and a table of {capacity:,} steps holds one "
+                "for each step at most: ask for fewer, or raise the capacity"
+            )
 
     def check_size(self, min_size: int, ahead: int) -> int:
         """Return how many items the table holds at every moment, with ``ahead`` successors each.
@@ -184,11 +198,15 @@ class DrawChecks:
             f"{held:,} or fewer at a time, or raise the capacity to {2 * count:,} or more"
         )
 
-    def not_enough(self, count: int) -> NotEnoughData:
+    def not_enough(self, count: int, sampler: Sampler | None = None) -> NotEnoughData:
         """Return what a draw of too many items raises. Under the lock."""
-        held = len(self._table_state.table) if self._table_state.ready else 0
+        held, what = 0, "items"
+        if self._table_state.ready:
+            sampler = sampler or self._table_state.sampler
+            held = self._table_state.table.held_for(sampler)
+            what = "items" if _noun(sampler) == "steps" else "sequences"
         return NotEnoughData(
-            f"cannot draw {count} items, the table holds {held} that can be drawn: add steps "
+            f"cannot draw {count} {what}, the table holds {held} that can be drawn: add steps "
             "first, give timeout_s, or use a loader, which waits",
             count,
             held,
@@ -199,5 +217,9 @@ def _too_often(times: int) -> str:
     return "twice" if times == 1 else f"more than {times} times"
 
 
-def _short(held: int, needed: int) -> str:
-    return f"steps: the replay buffer holds {held} of the {needed} that sampling needs, add more"
+def _noun(sampler: Sampler) -> str:
+    return "steps" if getattr(sampler, "own_items", None) is None else "sequences"
+
+
+def _short(held: int, needed: int, what: str) -> str:
+    return f"{what}: the replay buffer holds {held} of the {needed} that sampling needs, add more"

@@ -27,7 +27,7 @@ from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.sampler_session import SamplerSession
 from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.table_parts import TableParts
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import View
 from async_loader.schema import Schema
 from async_loader.source import Applied
 
@@ -338,7 +338,7 @@ class NonblockingTable:
 
     def drawing(
         self,
-        view: Transitions | None,
+        view: View | None,
         rank: int,
         world_size: int,
         seed: int | None,
@@ -358,7 +358,7 @@ class NonblockingTable:
         check : callable, optional
             Called with the schema of its batches before the table adapts to ``view``; may raise.
         """
-        chosen = sampler_for(self._table_state, given, seed, rank, world_size)
+        chosen = sampler_for(self._table_state, given, seed, rank, world_size, view)
         try:
             return SamplerSession(self._parts, view, chosen, min_size, count, check)
         except BaseException:

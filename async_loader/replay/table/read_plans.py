@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.replay.base.row_format import LOOKAHEAD
+from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.draw_checks import DrawChecks
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.views import ReadPlan, Transitions
+from async_loader.replay.views import View
 
 
 class ReadPlans(DrawChecks):
@@ -28,7 +29,7 @@ class ReadPlans(DrawChecks):
 
     def read_plan(
         self,
-        view: Transitions | None,
+        view: View | None,
         sampler: Sampler | None = None,
         count: int = 0,
         min_size: int = 0,
@@ -60,8 +61,8 @@ class ReadPlans(DrawChecks):
 
     def _register(
         self,
-        key: tuple[Transitions | None, bool],
-        view: Transitions | None,
+        key: tuple[View | None, bool],
+        view: View | None,
         sampler: Sampler | None,
         count: int,
         min_size: int,

@@ -35,10 +35,10 @@ from async_loader.replay.base.link_table import (
     STEPS,
 )
 from async_loader.replay.base.row_format import STACK_WORDS
+from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Reading
 from async_loader.replay.table.batch_arrays import BatchArrays, Large, Small, Target, split_index
 from async_loader.replay.table.storage import COLUMN_BYTES, Storage
-from async_loader.replay.views import ReadPlan
 from async_loader.schema import Schema
 from async_loader.shm.array_pool import ArrayPool
 from async_loader.source import Seed, Window
@@ -79,7 +79,7 @@ class ReplayReader:
         self._storage = storage
         self.read_plan = read_plan
         self._template = self._fields()
-        self._index = len(read_plan.outputs) + read_plan.discounts
+        self._index = len(read_plan.outputs) + read_plan.computed
         self._short = _SHORT_BYTES // max(1, read_plan.schema.nbytes)
         self._scratch_rows = -1
         self._plans: dict[int, BatchArrays] = {}
@@ -391,7 +391,7 @@ class ReplayReader:
         return template
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ReplayReader, (self._storage, self.read_plan)
+        return type(self), (self._storage, self.read_plan)
 
 
 _NONE = np.empty(0, np.int64)

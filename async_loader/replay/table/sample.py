@@ -15,13 +15,16 @@ from async_loader.errors import OutOfMemory
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler, Uniform, one_scale, shortcut
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.read_plans import ReadPlans
 from async_loader.replay.table.reader import ReplayReader
+from async_loader.replay.table.sequence_reader import reader_of
+from async_loader.replay.table.source_sampler import drawing_sampler
 from async_loader.replay.table.table import Drawn
 from async_loader.replay.table.undelivered import UndeliveredItems, joined
-from async_loader.replay.views import ReadPlan, Transitions
+from async_loader.replay.views import View
 from async_loader.shm.limits import available_bytes, human
 from async_loader.source import Window
 
@@ -42,7 +45,7 @@ class TableSampler(ReadPlans):
         self,
         sampler: Sampler,
         batch_size: int,
-        view: Transitions | None,
+        view: View | None,
         timeout_s: float | None,
         taken: UndeliveredItems | None = None,
     ) -> dict[str, Any]:
@@ -72,7 +75,7 @@ class TableSampler(ReadPlans):
         self,
         sampler: Sampler,
         batch_size: int,
-        view: Transitions | None,
+        view: View | None,
         timeout_s: float | None,
         taken: UndeliveredItems | None = None,
     ) -> Sequence[Array]:
@@ -92,12 +95,13 @@ class TableSampler(ReadPlans):
             table_state.waiters.until(
                 begun, "sample", lambda: "no step has been added yet", timeout_s
             )
+        sampler = drawing_sampler(table_state, sampler, view)
         read_plan = self.read_plan(view, sampler, batch_size)
         readers = self._idle[id(read_plan)]
         try:
             reader = readers.pop()
         except IndexError:
-            reader = ReplayReader(table_state.table.storage, read_plan)
+            reader = reader_of(table_state.table.storage, read_plan)
         arrays = self.at_once(reader, sampler, batch_size) if reader.at_once(batch_size) else None
         if arrays is None:
             arrays = self._in_turn(
@@ -312,7 +316,7 @@ class TableSampler(ReadPlans):
                 reason = self.why_not(sampler, count)
                 if reason is None:
                     return self.now(sampler, count, taken)
-            raise self.not_enough(count)
+            raise self.not_enough(count, sampler)
         drawn: list[Drawn] = []
 
         def attempt() -> bool:
@@ -338,14 +342,14 @@ class TableSampler(ReadPlans):
             table_state.waiters.ring()
         return drawn
 
-    def these(self, ids: Ids, view: Transitions | None) -> dict[str, Any]:
+    def these(self, ids: Ids, view: View | None) -> dict[str, Any]:
         """Read steps by id, in their order. Ids that are gone are left out."""
         table_state, read_plan = self._table_state, self.read_plan(view)
         with table_state.lock:
             table_state.check_open()
             table_state.catch_up()
             ids = ids[table_state.table.find(ids) >= 0]
-        into, gone = ReplayReader(table_state.table.storage, read_plan).take(ids)
+        into, gone = reader_of(table_state.table.storage, read_plan).take(ids)
         arrays = (
             [np.delete(array, gone, axis=0) for array in into.fields] if len(gone) else into.fields
         )

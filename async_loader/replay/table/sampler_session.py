@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from async_loader.replay.array_types import Array
+from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.reader import ReplayReader
+from async_loader.replay.table.sequence_reader import reader_of
 from async_loader.replay.table.source_sampler import SourceSampler
 from async_loader.replay.table.table_parts import TableParts
-from async_loader.replay.views import ReadPlan, Transitions
+from async_loader.replay.views import View
 from async_loader.schema import Schema
 
 
@@ -19,7 +21,7 @@ class SamplerSession:
     Parameters
     ----------
     parts : TableParts
-    view : Transitions | None
+    view : View | None
     chosen : SourceSampler
         Detached by `close` if it is the learner's own.
     min_size : int
@@ -33,7 +35,7 @@ class SamplerSession:
     def __init__(
         self,
         parts: TableParts,
-        view: Transitions | None,
+        view: View | None,
         chosen: SourceSampler,
         min_size: int = 1,
         count: int = 0,
@@ -92,7 +94,7 @@ class SamplerSession:
         One array ``[count, *shape]`` for each field of `schema`, in C order.
         """
         if self._reader is None:
-            self._reader = ReplayReader(self._table_state.table.storage, self._read_plan)
+            self._reader = reader_of(self._table_state.table.storage, self._read_plan)
         return self._reader.target(arrays)
 
     def fill(self, target: Target) -> None:

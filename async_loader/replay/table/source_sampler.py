@@ -12,6 +12,7 @@ from async_loader.replay.samplers import Sampler, Uniform
 from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.samplers.seeded import Seeded
 from async_loader.replay.table.table_state import TableState
+from async_loader.replay.views import Sequences, View
 
 
 class SourceSampler(NamedTuple):
@@ -21,10 +22,41 @@ class SourceSampler(NamedTuple):
     own: bool
 
 
+def drawing_sampler(table_state: TableState, sampler: Any, view: View | None) -> Any:
+    """Return what draws the items of ``view`` as a sampler of the table does.
+
+    That is the sampler itself, but for sequences; see `SequenceSampler`.
+    """
+    view = table_state.view if view is None else view
+    if not isinstance(view, Sequences) or not table_state.ready:
+        return sampler
+    if isinstance(sampler, Seeded):
+        inner = drawing_sampler(table_state, sampler.sampler, view)
+        return sampler if inner is sampler.sampler else sampler.over(inner)
+    return table_state.sequence_sampler(view) if sampler is table_state.sampler else sampler
+
+
 def sampler_for(
-    table_state: TableState, sampler: Sampler | None, seed: int | None, rank: int, world_size: int
+    table_state: TableState,
+    sampler: Sampler | None,
+    seed: int | None,
+    rank: int,
+    world_size: int,
+    view: View | None = None,
 ) -> SourceSampler:
     """Choose the sampler of a learner, and attach its own. See `ReplayBuffer.source`."""
+    chosen = _chosen(table_state, sampler, seed, rank, world_size, view)
+    return chosen._replace(sampler=drawing_sampler(table_state, chosen.sampler, view))
+
+
+def _chosen(
+    table_state: TableState,
+    sampler: Sampler | None,
+    seed: int | None,
+    rank: int,
+    world_size: int,
+    view: View | None,
+) -> SourceSampler:
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
     words = None if seed is None else [rank, world_size, whole_seed(seed)]
@@ -42,6 +74,11 @@ def sampler_for(
     with table_state.lock:
         (spawned,) = table_state.seeds.spawn(1)
         entropy = [rank, *spawned.generate_state(4).tolist()] if words is None else words
-        sampler.bind(table_state.table.items, np.random.SeedSequence(entropy))
+        seeds = np.random.SeedSequence(entropy)
+        shown = table_state.view if view is None else view
+        if isinstance(shown, Sequences):
+            sampler = table_state.in_sequences(shown, sampler, seeds)
+        else:
+            sampler.bind(table_state.table.items, seeds)
         table_state.attach(sampler)
     return SourceSampler(sampler, True)

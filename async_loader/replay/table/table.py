@@ -20,7 +20,7 @@ import numpy.typing as npt
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import NO_FIELDS
-from async_loader.replay.samplers import Draw, Sampler, one_scale, shortcut
+from async_loader.replay.samplers import Draw, Items, Sampler, one_scale, shortcut
 from async_loader.replay.table.items import NO_ROWS
 from async_loader.replay.table.write import TableWriting
 from async_loader.source import Applied
@@ -39,11 +39,16 @@ class Drawn(NamedTuple):
 class Table(TableWriting):
     """The ids, links and items of a table. Every method is called under its lock; none waits."""
 
+    def held_for(self, sampler: Sampler) -> int:
+        """Return how many items a sampler chooses among: those of the table, or sequences."""
+        own: Items | None = getattr(sampler, "own_items", None)
+        return len(self) if own is None else own.count
+
     def drawable(self, sampler: Sampler, but: Ids = NO_ROWS) -> int | None:
         """Return how many items one draw can hold; ``None``: any number, as long as there is one
         item. Items in the rows ``but`` do not count.
         """
-        held = len(self) - len(but)
+        held = self.held_for(sampler) - len(but)
         if not held:
             return 0
         if self._most and sampler.repeats:

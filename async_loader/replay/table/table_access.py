@@ -18,11 +18,12 @@ from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.priority_rules import unused
 from async_loader.replay.table.process_writers import ProcessWriters
+from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.staged_steps import StagedSteps
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.waiters import Waiters
-from async_loader.replay.views import Transitions, links
+from async_loader.replay.views import Sequences, View, links
 from async_loader.schema import Schema
 
 _FORK_WAIT_S = 1.0
@@ -39,7 +40,7 @@ class TableAccess:
     limiter : RateLimiter | None
     max_times_sampled : int
     seed : int | None
-    view : Transitions | None
+    view : View | None
         What batches show unless a call says otherwise.
     """
 
@@ -52,7 +53,7 @@ class TableAccess:
         limiter: RateLimiter | None,
         max_times_sampled: int,
         seed: int | None,
-        view: Transitions | None = None,
+        view: View | None = None,
     ) -> None:
         if capacity is not None:
             check_room(limiter, capacity, capacity)
@@ -76,6 +77,8 @@ class TableAccess:
         # How `Inserter.add` adds most steps; see staged_steps.py. `None`: at once.
         self.staged: StagedSteps | None = None
         self.may_stage = True
+        # What draws the sequences of each view; see TableState.sequence_sampler.
+        self.sequence_samplers: dict[Sequences, SequenceSampler] = {}
         self.default_thread = 0  # the thread that adds to the default stream of a linked table
         _all.add(self)
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import threading
 import warnings
 
+import numpy as np
+
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
 from async_loader.replay.limiter_state import check_room
-from async_loader.replay.samplers import Fifo
+from async_loader.replay.read_plan import ReadPlan
+from async_loader.replay.samplers import Fifo, Sampler
+from async_loader.replay.samplers.binding import like
+from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_access import TableAccess
-from async_loader.replay.views import ReadPlan
+from async_loader.replay.views import Sequences
 from async_loader.schema import Schema
 
 
@@ -73,6 +78,8 @@ class TableState(TableAccess):
         with self.lock:
             if self._table is None:
                 self.allocate(schema)
+                if isinstance(self.view, Sequences):  # from the first step on
+                    self._follow(self.view)
 
     def allocate(self, schema: Schema, layout: StorageLayout | None = None) -> None:
         """Allocate the table, with the layout of a checkpoint if one is given.
@@ -121,6 +128,47 @@ class TableState(TableAccess):
         if self.view is not None:
             self.look_ahead(ReadPlan.of(schema, self.view), table)
 
+    def sequence_sampler(self, view: Sequences) -> SequenceSampler:
+        """Return what draws the sequences of a view as the table's sampler draws steps.
+
+        One for each view, from its first use on. Raises ConfigError if the table cannot have it.
+        """
+        with self.lock:
+            known = self.sequence_samplers.get(view)
+            return self._follow(view) if known is None else known
+
+    def _follow(self, view: Sequences) -> SequenceSampler:
+        plan = ReadPlan.of(self.table.storage.layout.schema, view)
+        self.catch_up()
+        self.look_ahead(plan)
+        (seeds,) = self.seeds.spawn(1)
+        made = self.in_sequences(view, like(self.sampler), seeds)
+        self.attach(made)
+        self.sequence_samplers[view] = made
+        return made
+
+    def in_sequences(
+        self, view: Sequences, sampler: Sampler, seeds: np.random.SeedSequence
+    ) -> SequenceSampler:
+        """Have a sampler that is bound to no table draw sequences. Under the lock.
+
+        Raises ConfigError if the table cannot show them.
+        """
+        if self.max_times_sampled:
+            raise ConfigError(
+                "this table counts the draws of each step, and a step is in several sequences: "
+                "leave out max_times_sampled, or store each sequence as one step"
+            )
+        table = self.table
+        if view.span > table.surely(1) and not view.whole:
+            raise ConfigError(
+                f"a sequence of {view.span:,} steps does not fit: the table keeps "
+                f"{table.storage.layout.capacity:,}, raise the capacity"
+            )
+        return SequenceSampler(
+            view, sampler, table.storage.layout.rows, lambda: self.table.g, seeds
+        )
+
     def look_ahead(self, read_plan: ReadPlan, table: Table | None = None) -> None:
         """Keep the successors that a read plan shows with each item from now on.
 
@@ -139,8 +187,9 @@ class TableState(TableAccess):
         table = self.table if table is None else table
         self.check_view(table, read_plan.lookahead)
         if table.free is not None:
+            wanted = "a view of sequences" if read_plan.sequence else f"n_steps={read_plan.n}"
             raise ConfigError(
-                f"n_steps={read_plan.n} needs steps that follow each other, and {self.remover!r} "
+                f"{wanted} needs steps that follow each other, and {self.remover!r} "
                 "takes them out of order"
             )
 

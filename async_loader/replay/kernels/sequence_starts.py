@@ -1,0 +1,175 @@
+"""Follows the steps that become items, and finds those at which sequences begin.
+
+Of each step in the table three numbers are kept: its id, its position in its episode, and the id of
+the step ``SPAN - 1`` before it (or of the first of the episode), at which a sequence would begin
+that ends with it. All three follow from those of the step before, so that a new step costs the same
+however long sequences are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from async_loader.replay.base import sequence_table as q
+from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.row_format import ALIVE, ENDS, FLAGS, NAMES, NEXT, PREV, ROWS
+from async_loader.replay.kernels.machine import load, peek8, peek64
+from async_loader.replay.kernels.row_address import at, there
+
+
+@kernel(inline=True)
+def _after(g: Any, name: int) -> int:
+    """Return the step that follows one that is still there, -1 without one."""
+    return load(at(g, name) + NEXT) if there(g, name) else -1
+
+
+@kernel(inline=True)
+def _back(g: Any, name: int, hops: int) -> int:
+    """Return the step ``hops`` steps before this one, -1 if it is gone."""
+    for _ in range(hops):
+        name = load(at(g, name) + PREV)
+        if not there(g, name):
+            return -1
+    return name
+
+
+@kernel(inline=True)
+def _first_unknown(g: Any, name: int, seen: Any) -> Any:
+    """Return the first of the steps up to this one that have no numbers yet, and the one before it,
+    -1 if that is gone.
+
+    Steps that were deleted before they became items have none.
+    """
+    first = name
+    while True:
+        before = load(at(g, first) + PREV)
+        if not there(g, before):
+            return first, -1
+        if seen[before % g[ROWS]] == before:
+            return first, before
+        first = before
+
+
+@kernel(inline=True)
+def _place(
+    g: Any, name: int, before: int, shape: Any, seen: Any, position: Any, start: Any
+) -> None:
+    """Work out the three numbers of a step from those of the one before it."""
+    row = name % g[ROWS]
+    if before < 0:
+        position[row], start[row] = 0, name
+    else:
+        place = position[before % g[ROWS]] + 1
+        begin = start[before % g[ROWS]]
+        if place >= shape[q.SPAN]:
+            begin = _after(g, begin) if begin >= 0 else -1
+            if begin < 0:
+                begin = _back(g, name, shape[q.SPAN] - 1)
+        position[row], start[row] = place, begin
+    seen[row] = name
+
+
+@kernel(inline=True)
+def _add(g: Any, name: int, found: Any, count: int) -> int:
+    """Note the beginning of a sequence, if its step is an item. Return how many are noted."""
+    if there(g, name) and peek8(g[ALIVE] + name % g[ROWS]):
+        found[count] = name % g[ROWS]
+        count += 1
+    return count
+
+
+@kernel(inline=True)
+def _complete(
+    g: Any, name: int, shape: Any, position: Any, start: Any, found: Any, count: int
+) -> int:
+    """Note the sequences that are complete with a step. Return how many are noted."""
+    row = name % g[ROWS]
+    ends = load(at(g, name) + FLAGS) & ENDS != 0
+    place, begin = position[row], start[row]
+    if shape[q.EPISODES]:
+        whole = ends and place < shape[q.EPISODES] and there(g, begin)
+        if whole and load(at(g, begin) + PREV) < 0:
+            count = _add(g, begin, found, count)
+        return count
+    at_place = place - shape[q.SPAN] + 1
+    if at_place >= 0:
+        if at_place % shape[q.STRIDE] == 0:
+            count = _add(g, begin, found, count)
+        at_place += 1
+        begin = _after(g, begin) if begin >= 0 else -1
+    else:
+        at_place = 0
+    if ends:
+        while begin >= 0 and at_place <= place - shape[q.SHORTEST] + 1:
+            if at_place % shape[q.STRIDE] == 0:
+                count = _add(g, begin, found, count)
+            at_place += 1
+            begin = _after(g, begin)
+    return count
+
+
+@kernel(keeps_gil=True)
+def find_starts(
+    g: Any,
+    rows: Any,
+    i: int,
+    shape: Any,
+    seen: Any,
+    position: Any,
+    start: Any,
+    found: Any,
+    out: Any,
+) -> int:
+    """Find the sequences that are complete with the new items in ``rows``, from ``rows[i]`` on.
+
+    Their first rows go into ``found``, and how many they are into ``out[0]``. Returns the number of
+    rows that are done: less than all if ``found``, with room for ``MOST`` at least, is full.
+    """
+    count = 0
+    while i < len(rows):
+        name = peek64(g[NAMES] + 8 * rows[i])
+        if there(g, name):
+            step, before = _first_unknown(g, name, seen)
+            while True:
+                if count + shape[q.MOST] > len(found):
+                    out[0] = count
+                    return i
+                _place(g, step, before, shape, seen, position, start)
+                count = _complete(g, step, shape, position, start, found, count)
+                if step == name:
+                    break
+                before = step
+                step = load(at(g, step) + NEXT)
+        i += 1
+    out[0] = count
+    return i
+
+
+@kernel(keeps_gil=True)
+def first_priorities(g: Any, rows: Any, given: Any, shape: Any, eta: float, priority: Any) -> None:
+    """Work out the priorities of new sequences from those that their steps came with; NaN where
+    none came with any.
+
+    ``eta * max + (1 - eta) * mean`` over the steps to learn from (Kapturowski et al. 2019, section
+    2.3).
+    """
+    for i in range(len(rows)):
+        name = peek64(g[NAMES] + 8 * rows[i])
+        for _ in range(shape[q.LEARNED_FROM]):
+            name = _after(g, name) if name >= 0 else -1
+        largest, total, count = 0.0, 0.0, 0
+        for _ in range(shape[q.LEARNED]):
+            if name < 0 or not there(g, name):
+                break
+            value = given[name % g[ROWS]]
+            if value == value:
+                largest = max(largest, value)
+                total += value
+                count += 1
+            if load(at(g, name) + FLAGS) & ENDS:
+                break
+            for _ in range(shape[q.STEP]):
+                name = _after(g, name) if name >= 0 else -1
+        priority[i] = eta * largest + (1 - eta) * (total / count) if count else np.nan

@@ -1,0 +1,64 @@
+"""Reads sequences of steps out of a table, in any process, without a lock."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from async_loader.replay.array_types import Array, Ids, Weights
+from async_loader.replay.base import sequence_table as q
+from async_loader.replay.base.array_address import address_of
+from async_loader.replay.read_plan import ReadPlan
+from async_loader.replay.table.reader import ReplayReader
+from async_loader.replay.table.storage import Storage
+from async_loader.source import Window
+
+
+class SequenceReader(ReplayReader):
+    """As `ReplayReader`: an item is a sequence, and its id that of its first step.
+
+    A sequence is read again, or replaced, if one of its steps was overwritten or changed meanwhile.
+
+    Parameters
+    ----------
+    storage : Storage
+    read_plan : ReadPlan
+        Of a view of sequences.
+    """
+
+    def __init__(self, storage: Storage, read_plan: ReadPlan) -> None:
+        super().__init__(storage, read_plan)
+        from async_loader.replay.kernels import sequences  # late: see compiled.py
+
+        assert read_plan.sequence is not None
+        view = read_plan.sequence
+        self._read_sequences = sequences.read_sequences
+        self._shape = np.zeros(q.READING, np.int64)
+        self._shape[q.PLACES_OF_TIME], self._shape[q.LEAST] = view.steps, view.least
+        self._shape[q.DILATION], self._shape[q.BEFORE] = view.dilation, read_plan.depth
+        self._shape[q.FOLLOWED], self._shape[q.WHOLE] = read_plan.successor, view.whole
+        self._visited = np.empty((3, read_plan.depth + view.span), np.int64)
+
+    def at_once(self, count: int) -> bool:
+        """Return False: a sequence is read without the lock."""
+        return False
+
+    def _read(self, ids: Ids, fields: Ids, into: Window, weight: Weights | None) -> Ids:
+        mask, is_first, step_index = into.fields[self._index - 3 : self._index]
+        self._set(q.MASK, mask)
+        self._set(q.IS_FIRST, is_first)
+        self._set(q.STEP_INDEX, step_index)
+        taken = np.empty(len(ids), np.int64)
+        gone = self._read_sequences(
+            self._storage.geometry, ids, fields, self._shape, self._visited, taken
+        )
+        if self.read_plan.weighted:
+            into.fields[self._index + 1][...] = 1.0 if weight is None else weight
+        return np.flatnonzero(taken == 0) if gone else np.empty(0, np.int64)
+
+    def _set(self, place: int, array: Array) -> None:
+        self._shape[place : place + 2] = address_of(array), array.strides[0]
+
+
+def reader_of(storage: Storage, read_plan: ReadPlan) -> ReplayReader:
+    """Make the reader of a read plan."""
+    return (ReplayReader if read_plan.sequence is None else SequenceReader)(storage, read_plan)

@@ -1,0 +1,151 @@
+"""Draws sequences of steps, by a sampler that knows nothing of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from async_loader.replay.array_types import Ids
+from async_loader.replay.base import sequence_table as q
+from async_loader.replay.samplers import Draw, Items, Sampler, shortcut
+from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers.sampler import Priorities, Rows
+from async_loader.replay.views import Sequences
+
+_FOUND = 4096
+"""Sequences that are noted in one call of a kernel, where no step completes more."""
+
+
+class SequenceSampler:
+    """Keeps track of which sequences there are, and has a sampler choose among them.
+
+    It is told of steps, as any sampler of the table is. Its items are sequences, each in the row of
+    its first step; ``sampler`` is told of these. Thread rule: that of a `Sampler`. Cost: those of
+    ``sampler``, and about 10 ns more for each step that is added; 28 bytes for each row.
+
+    Parameters
+    ----------
+    view : Sequences
+    sampler : Sampler
+        Bound to no table.
+    rows : int
+        Of the table.
+    geometry : callable
+        Returns the geometry of the table, as it is now.
+    seed : SeedSequence
+    """
+
+    def __init__(
+        self,
+        view: Sequences,
+        sampler: Sampler,
+        rows: int,
+        geometry: Callable[[], Ids],
+        seed: np.random.SeedSequence,
+    ) -> None:
+        from async_loader.replay.kernels import sequence_starts  # late: see compiled.py
+
+        self._k, self._geometry = sequence_starts, geometry
+        self.view, self.sampler = view, sampler
+        self.prioritized, self.weighted, self.repeats = (
+            sampler.prioritized,
+            sampler.weighted,
+            sampler.repeats,
+        )
+        self.own_items = Items(rows)
+        sampler.bind(self.own_items, seed)
+        self._shape = np.zeros(q.TRACKING, np.int64)
+        self._shape[q.SPAN] = 1 << 40 if view.whole else view.span
+        self._shape[q.SHORTEST] = (view.least - 1) * view.dilation + 1
+        self._shape[q.STRIDE] = view.stride
+        self._shape[q.EPISODES] = view.length if view.whole else 0
+        self._shape[q.LEARNED_FROM] = view.burn_in * view.dilation
+        self._shape[q.LEARNED], self._shape[q.STEP] = view.length, view.dilation
+        self._shape[q.MOST] = 1 if view.whole else view.span
+        self._seen = np.full(rows, -1, np.int64)
+        self._position = np.empty(rows, np.int64)
+        self._start = np.empty(rows, np.int64)
+        self._given = np.full(rows if self.prioritized else 0, np.nan)
+        self._any_given = False
+
+    def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
+        """Do nothing: it was made for its table."""
+
+    def insert(self, rows: Rows, priority: Priorities) -> None:
+        """See `Sampler.insert`. ``rows`` are steps."""
+        if self.prioritized:
+            self._given[rows] = priority
+            self._any_given |= not bool(np.isnan(priority).all())
+        g, done = self._geometry(), 0
+        room = len(rows) + int(self._shape[q.MOST])
+        found, count = (
+            np.empty(min(room, max(_FOUND, int(self._shape[q.MOST]))), np.int64),
+            np.zeros(1, np.int64),
+        )
+        while done < len(rows):
+            done = self._k.find_starts(
+                g, rows, done, self._shape, self._seen, self._position, self._start, found, count
+            )
+            self._add(g, found[: count[0]])
+
+    def _add(self, g: Ids, rows: Rows) -> None:
+        items = self.own_items
+        # known ones: an interrupted call may be repeated
+        new = rows[items.alive[rows] == 0]
+        if not len(new):
+            return
+        if self._any_given:
+            priority = np.empty(len(new))
+            self._k.first_priorities(g, new, self._given, self._shape, self.view.eta, priority)
+        else:
+            priority = np.full(len(new), np.nan)
+        items.alive[new] = 1
+        items.count += len(new)
+        items.top = max(items.top, int(new.max()) + 1)
+        self.sampler.insert(new, priority)
+
+    def remove(self, rows: Rows) -> None:
+        """See `Sampler.remove`. ``rows`` are steps."""
+        items = self.own_items
+        gone = np.unique(rows[items.alive[rows] != 0])
+        if len(gone):
+            items.alive[gone] = 0
+            items.count -= len(gone)
+            self.sampler.remove(gone)
+
+    def update(self, rows: Rows, priority: Priorities) -> None:
+        """See `Sampler.update`. Steps at which no sequence begins are left out."""
+        begins = self.own_items.alive[rows] != 0
+        if begins.any():
+            self.sampler.update(rows[begins], priority[begins])
+
+    def draw(self, count: int) -> Draw:
+        return self.sampler.draw(count)
+
+    def draw_more(self, count: int) -> Draw:
+        """See sampler.py, NOTE [shortcuts]."""
+        drawn: Draw = (shortcut(self.sampler, "draw_more", "draw") or self.sampler.draw)(count)
+        return drawn
+
+    def check(self, priority: Priorities) -> None:
+        self.sampler.check(priority)
+
+    def state(self) -> dict[str, Any]:
+        return self.sampler.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.sampler.restore(state)
+
+    @property
+    def _numbers(self) -> RandomNumbers | None:
+        """The random numbers, which `Seeded` exchanges."""
+        return getattr(self.sampler, "_numbers", None)
+
+    @_numbers.setter
+    def _numbers(self, numbers: RandomNumbers) -> None:
+        self.sampler._numbers = numbers  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return repr(self.sampler)

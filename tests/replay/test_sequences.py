@@ -1,0 +1,376 @@
+"""Sequences of steps, against a list of episodes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_loader import (
+    AsyncDataLoader,
+    Field,
+    Lifo,
+    Linear,
+    Prioritized,
+    ReplayBuffer,
+    Sequences,
+    Transitions,
+    Uniform,
+    connect,
+    errors,
+)
+
+PLAIN = {"obs": Field((), "float64"), "h": Field((2,), "float32"), "terminated": Field((), bool)}
+LINKED = {**PLAIN, "obs": Field((), "float64", stack=3, next="next_obs")}
+
+
+class Step(NamedTuple):
+    name: int
+    value: float
+
+
+class Episode:
+    """Steps that follow each other; ``after``: what was seen when it had ended."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.after: float | None = None
+
+    @property
+    def drawable(self) -> int:
+        """Steps that have a successor, or are the last of their episode."""
+        return len(self.steps) - (self.after is None)
+
+    def seen_after(self, at: int) -> float | None:
+        return self.steps[at + 1].value if at + 1 < len(self.steps) else self.after
+
+
+class Sequence(NamedTuple):
+    episode: Episode
+    places: list[int]
+
+
+class Episodes:
+    """What a table holds, as lists; and the same in the table."""
+
+    def __init__(self, buffer: ReplayBuffer, linked: bool) -> None:
+        self.buffer, self.linked = buffer, linked
+        self.open: dict[int, Episode] = {}
+        self.all: list[Episode] = []
+        self.deleted: set[int] = set()
+        self.cursor = 0
+
+    def add(self, stream: int, terminated: bool) -> None:
+        value = float(self.cursor)
+        name = self.buffer.add(obs=value, h=np.full(2, value), terminated=terminated, stream=stream)
+        assert name == self.cursor
+        self.cursor += 1
+        if stream not in self.open:
+            self.open[stream] = Episode()
+            self.all.append(self.open[stream])
+        self.open[stream].steps.append(Step(name, value))
+        if terminated:  # its last observation stands for the one after it
+            self.open.pop(stream).after = value
+
+    def truncate(self, stream: int) -> None:
+        if stream not in self.open:
+            return
+        seen = -1.0 - self.cursor
+        if self.linked:
+            self.buffer.end_episode(final_obs=seen, stream=stream)
+            self.cursor += 1  # the final observation has an id of its own
+        else:
+            self.buffer.end_episode(stream=stream)
+        self.open.pop(stream).after = seen
+
+    def delete(self, name: int) -> None:
+        items = {step.name for one in self.all for step in one.steps[: one.drawable]}
+        if name in items and self.buffer.delete([name]).applied:
+            self.deleted.add(name)
+
+    def sequences(self, view: Sequences) -> dict[int, Sequence]:
+        """Return every sequence that can be drawn, by its id."""
+        found = {}
+        depth = 3 if self.linked else 1
+        oldest = self.cursor - int(self.buffer.capacity or 0)
+        for episode in self.all:
+            ended, there = episode.after is not None, episode.drawable
+            for at in range(0, there, view.stride):
+                name = episode.steps[at].name
+                past = episode.steps[max(0, at - depth + 1)].name
+                if past < oldest or name in self.deleted:
+                    continue
+                places = list(range(at, there, view.dilation))[: view.steps]
+                if view.whole:
+                    if ended and at == 0 and there <= view.length:
+                        found[name] = Sequence(episode, places)
+                elif len(places) == view.steps or (ended and len(places) >= view.least):
+                    found[name] = Sequence(episode, places)
+        return found
+
+    def check(self, batch: dict[str, Any], view: Sequences) -> None:
+        """Compare each sequence of a batch with the one of its id."""
+        wanted = self.sequences(view)
+        for i, name in enumerate(np.asarray(batch["index"]).tolist()):
+            episode, places = wanted[name]
+            rest = [0] * (view.steps - len(places))
+            of = {field: np.asarray(values)[i] for field, values in batch.items()}
+            assert of["mask"].tolist() == [True] * len(places) + rest
+            assert of["is_first"].tolist() == [at == 0 for at in places] + rest
+            names = [episode.steps[at].name for at in places]
+            assert of["step_index"].tolist() == names + [-1] * len(rest)
+            assert of["h"].tolist() == [episode.steps[places[0]].value] * 2
+            assert not of["obs"][len(places) :].any()
+            values = [episode.steps[at].value for at in places]
+            if not self.linked:
+                assert of["obs"][: len(places)].tolist() == values
+                continue
+            for t, at in enumerate(places):
+                stack = [episode.steps[max(0, at - k)].value for k in (2, 1, 0)]
+                assert of["obs"][t].tolist() == stack
+                assert of["next_obs"][t, -1] == episode.seen_after(at)
+
+
+VIEWS = st.one_of(
+    st.builds(
+        Sequences,
+        st.integers(1, 5),
+        burn_in=st.integers(0, 2),
+        stride=st.integers(1, 4),
+        bootstrap=st.integers(0, 2),
+        dilation=st.integers(1, 3),
+        boundary=st.sampled_from(["stop", "pad"]),
+        state=st.just("h"),
+    ),
+    st.builds(Sequences, st.integers(1, 8), whole=st.just(True), state=st.just("h")),
+)
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 2), st.sampled_from([False] * 6 + [True])),
+        st.tuples(st.just("truncate"), st.integers(0, 2), st.none()),
+        st.tuples(st.just("delete"), st.integers(0, 80), st.none()),
+    ),
+    min_size=1,
+    max_size=100,
+)
+
+
+def played(moves: list[Any], linked: bool, **settings: Any) -> Episodes:
+    model = Episodes(ReplayBuffer(schema=LINKED if linked else PLAIN, seed=0, **settings), linked)
+    for move, which, flag in moves:
+        getattr(model, move)(*((which, flag) if move == "add" else (which,)))
+    return model
+
+
+@settings(deadline=None, max_examples=200)
+@given(view=VIEWS, moves=MOVES, linked=st.booleans())
+def test_draws_show_the_sequences_of_a_list_of_episodes_and_no_others(view, moves, linked):
+    each_once = Uniform(replacement=False)
+    model = played(moves, linked, capacity=40, view=view, sampler=each_once)
+    wanted, buffer = model.sequences(view), model.buffer
+    if not wanted:
+        with pytest.raises(errors.NotEnoughData, match="sequences"):
+            buffer.sample(1)
+        return
+    batch = buffer.sample(len(wanted))
+    assert sorted(batch["index"].tolist()) == sorted(wanted)
+    model.check(batch, view)
+
+
+@settings(deadline=None, max_examples=60)
+@given(view=VIEWS, moves=MOVES, linked=st.booleans())
+def test_a_view_that_comes_after_the_steps_shows_the_same_sequences(view, moves, linked):
+    model = played(moves, linked, capacity=300)
+    wanted = model.sequences(view)
+    if wanted:
+        batch = model.buffer.sample(20 * len(wanted), view=view)
+        assert set(batch["index"].tolist()) <= set(wanted)
+        model.check(batch, view)
+        model.check(model.buffer.get(list(wanted), view=view), view)
+
+
+def episodes_of(lengths: list[int], **settings: Any) -> ReplayBuffer:
+    buffer = ReplayBuffer(1000, PLAIN, seed=0, **settings)
+    for length in lengths:
+        for t in range(length):
+            buffer.add(obs=float(t), h=np.full(2, t), terminated=t == length - 1)
+    return buffer
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loaders_show_sequences(num_workers):
+    view = Sequences(4, burn_in=1, boundary="pad", state="h")
+    buffer = episodes_of([9, 3, 12], view=view)
+    with AsyncDataLoader(buffer, 16, num_workers=num_workers, seed=1) as loader:
+        for _ in range(3):
+            batch = next(loader)
+            assert batch["obs"].shape == (16, 5)
+            assert batch["h"].shape == (16, 2)
+            there = batch["mask"]
+            steps = batch["h"][:, :1] + torch.arange(5)
+            assert (batch["obs"] == steps * there).all()
+
+
+def test_an_update_writes_the_state_of_a_sequence_back():
+    view = Sequences(4, state="h")
+    buffer = episodes_of([8], view=view)
+    with AsyncDataLoader(buffer, 4, prefetch=1) as loader:
+        batch = next(loader)
+        index = batch["index"].numpy()
+        assert loader.update(index, h=np.full((4, 2), 7.0)).applied == 4
+    assert (buffer.get(index, view=view)["h"] == 7.0).all()
+
+
+def test_the_priority_of_a_sequence_mixes_the_largest_error_and_the_mean():
+    view = Sequences(4, boundary="pad", eta=0.5)
+    sampler = Prioritized(alpha=1.0, eps=0.0, new_priority="max_ever")
+    buffer = episodes_of([4, 2], sampler=sampler, view=view)
+    errors_of = np.array([[0.0, 0.0, 0.0, 8.0], [2.0, 2.0, np.nan, np.nan]])
+    assert buffer.update_priorities([0, 4], errors_of).applied == 2
+    # 0.5 * 8 + 0.5 * 2 = 5, and 2
+    index = buffer.sample(7000)["index"]
+    assert np.mean(index == 0) == pytest.approx(5 / 7, abs=0.02)
+
+
+def test_a_new_sequence_has_the_priority_that_its_steps_came_with():
+    view = Sequences(2, burn_in=1, eta=1.0, stride=3)
+    sampler = Prioritized(alpha=1.0, eps=0.0)
+    buffer = ReplayBuffer(100, PLAIN, sampler=sampler, view=view, seed=0)
+    for t, priority in enumerate([9.0, 1.0, 3.0, 9.0, 1.0, 1.0]):
+        buffer.add(obs=float(t), h=np.zeros(2), terminated=t == 5, priority=priority)
+    index = buffer.sample(4000)["index"]  # burn-in steps do not count: 3 against 1
+    assert np.mean(index == 0) == pytest.approx(3 / 4, abs=0.03)
+
+
+def test_errors_of_a_sequence_are_refused_where_they_are_no_priorities():
+    buffer = episodes_of([4, 4], sampler=Prioritized(), view=Sequences(4))
+    with pytest.raises(errors.ConfigError, match="every error of its sequence is NaN"):
+        buffer.update_priorities([0, 4], np.array([[1.0, 2.0], [np.nan, np.nan]]))
+    with pytest.raises(errors.ConfigError):
+        buffer.update_priorities([0, 4], np.array([[1.0, 2.0], [-1.0, 3.0]]))
+
+
+def test_a_sampler_of_a_source_draws_sequences_by_its_own_priorities():
+    buffer = episodes_of([4] * 10)
+    view = Sequences(4)
+    source = buffer.source(view=view, sampler=Prioritized(alpha=1.0, beta=Linear(0.4, 1.0, 100)))
+    with AsyncDataLoader(source, 64) as loader:
+        batch = next(loader)
+    assert set(batch["index"].tolist()) <= {4 * k for k in range(10)}
+    assert batch["weight"].shape == (64,)
+
+
+def test_sources_with_equal_seeds_draw_the_same_sequences():
+    view = Sequences(3, stride=1)
+    first, second = (episodes_of([20, 30], view=view) for _ in range(2))
+    second.sample(5)
+    drawn = []
+    for buffer in (first, second):
+        with AsyncDataLoader(buffer.source(seed=3), 8, prefetch=1) as loader:
+            drawn.append([next(loader)["index"].tolist() for _ in range(3)])
+    assert drawn[0] == drawn[1]
+
+
+def test_no_sequence_is_torn_while_a_thread_overwrites_its_steps():
+    # 16 MB a batch, out of 3 MB that are overwritten several times meanwhile
+    schema = {"obs": Field((4096,), "int64")}
+    buffer = ReplayBuffer(96, schema, view=Sequences(32, stride=4), seed=0)
+    done = threading.Event()
+
+    def write() -> None:
+        value = 0
+        while not done.is_set():
+            buffer.extend(obs=np.arange(value, value + 16)[:, None].repeat(4096, 1), stream=0)
+            value += 16
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(6):
+            obs = buffer.sample(16, timeout_s=30)["obs"]
+            assert (obs == obs[:, :1, :1] + np.arange(32)[None, :, None]).all()
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_steps_that_are_told_twice_make_no_second_sequence():
+    buffer = episodes_of([8], view=Sequences(4))  # an interrupted call is repeated
+    (sampler,) = buffer._table_state.sequence_samplers.values()
+    sampler.insert(np.arange(8), np.full(8, np.nan))
+    assert sampler.own_items.count == 2
+
+
+def test_a_checkpoint_keeps_the_view_and_its_sequences(tmp_path):
+    view = Sequences(4, stride=2, boundary="pad", state=("h",))
+    buffer = episodes_of([9, 5], view=view)
+    buffer.save(tmp_path)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path)
+    assert loaded.view == view
+    wanted = set(buffer.sample(200)["index"].tolist())
+    assert set(loaded.sample(200)["index"].tolist()) == wanted
+    buffer.clear()
+    buffer.load(tmp_path)
+    assert set(buffer.sample(200)["index"].tolist()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length": 0}, "length=0"),
+        ({"length": 4, "burn_in": -1}, "burn_in=-1"),
+        ({"length": 4, "stride": 0}, "stride=0"),
+        ({"length": 4, "dilation": True}, "dilation=True"),
+        ({"length": 4, "boundary": "wrap"}, "'stop', 'pad'"),
+        ({"length": 4, "whole": True, "burn_in": 1}, "leave out burn_in"),
+        ({"length": 4, "eta": 2.0}, "eta=2.0"),
+        ({"length": 4, "state": [1]}, "names of fields"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(errors.ConfigError, match=message):
+        Sequences(**settings)
+
+
+def test_a_table_that_cannot_show_sequences_says_why():
+    with pytest.raises(errors.ConfigError, match="no such field"):
+        ReplayBuffer(100, PLAIN, view=Sequences(4, state="cell"))
+    with pytest.raises(errors.ConfigError, match="does not fit"):
+        ReplayBuffer(10, PLAIN, view=Sequences(40))
+    with pytest.raises(errors.ConfigError, match="out of order"):
+        ReplayBuffer(100, PLAIN, view=Sequences(4), remover=Lifo())
+    with pytest.raises(errors.ConfigError, match="max_times_sampled"):
+        ReplayBuffer(100, PLAIN, view=Sequences(4), max_times_sampled=2)
+    with pytest.raises(errors.ConfigError, match="queue"):
+        ReplayBuffer.queue(100, PLAIN, view=Sequences(4))
+    few = ReplayBuffer(100, PLAIN, sampler=Uniform(replacement=False), view=Sequences(4))
+    with pytest.raises(errors.ConfigError, match="one for each step at most"):
+        few.sample(200)
+    with pytest.raises(errors.ConfigError, match="stream"):
+        ReplayBuffer(100, PLAIN, view=Sequences(4)).extend(
+            obs=np.zeros(2), h=np.zeros((2, 2)), terminated=np.zeros(2, bool)
+        )
+
+
+def test_a_table_shows_steps_and_sequences_to_two_learners():
+    buffer = episodes_of([9, 9])
+    assert buffer.sample(4, view=Sequences(3))["obs"].shape == (4, 3)
+    steps = buffer.sample(4, view=Transitions(reward="obs"))
+    assert steps["obs"].shape == (4,)
+    assert buffer.sample(4)["obs"].shape == (4,)
+
+
+def test_a_feeder_refuses_sequences_and_says_where_they_are():
+    with connect(
+        "embedded", tables={"replay": {"capacity": 100, "schema": {"x": "float32"}}}
+    ) as client:
+        table = client.table("replay")
+        with pytest.raises(errors.Unsupported, match="ReplayBuffer"):
+            table.sample(4, view=Sequences(3))
+    with pytest.raises(errors.ConfigError, match="view"):
+        connect("embedded", tables={"replay": {"capacity": 100, "view": Sequences(3)}})
