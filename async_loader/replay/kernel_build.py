@@ -103,6 +103,7 @@ def _use_sequences() -> None:
             for step in range(32):
                 buffer.add(obs=np.zeros(_OBS, np.float32), terminated=step % 8 == 7, priority=1.0)
             buffer.sample(4)
+            buffer.sample(8192)
 
 
 def _use_limits() -> None:

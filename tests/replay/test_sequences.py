@@ -17,6 +17,7 @@ from async_loader import (
     Lifo,
     Linear,
     Prioritized,
+    RateLimiter,
     ReplayBuffer,
     Sequences,
     Transitions,
@@ -319,6 +320,18 @@ def test_a_checkpoint_keeps_the_view_and_its_sequences(tmp_path):
     assert set(buffer.sample(200)["index"].tolist()) == wanted
 
 
+def test_a_load_forgets_the_episodes_that_were_there(tmp_path):
+    view = Sequences(4, stride=4)
+    buffer = episodes_of([8], view=view)
+    buffer.save(tmp_path)
+    for t in range(3):  # ids 8 to 10, of which the load knows nothing
+        buffer.add(obs=float(t), h=np.zeros(2), terminated=False)
+    buffer.load(tmp_path)
+    for t in range(5):
+        buffer.add(obs=float(t), h=np.zeros(2), terminated=t == 4)
+    assert set(buffer.sample(100)["index"].tolist()) == {0, 4, 8}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -351,6 +364,10 @@ def test_a_table_that_cannot_show_sequences_says_why():
     few = ReplayBuffer(100, PLAIN, sampler=Uniform(replacement=False), view=Sequences(4))
     with pytest.raises(errors.ConfigError, match="one for each step at most"):
         few.sample(200)
+    with pytest.raises(errors.ConfigError, match="min_size_to_sample=5"):
+        ReplayBuffer(
+            100, PLAIN, view=Sequences(4), limiter=RateLimiter(samples_per_insert=1, error_buffer=2)
+        )
     with pytest.raises(errors.ConfigError, match="stream"):
         ReplayBuffer(100, PLAIN, view=Sequences(4)).extend(
             obs=np.zeros(2), h=np.zeros((2, 2)), terminated=np.zeros(2, bool)

@@ -169,14 +169,8 @@ def _unchanged(g: Any, first: int, last: int, names: Any, rows: Any, stamps: Any
     return True
 
 
-@kernel()
-def read_sequences(g: Any, ids: Any, fields: Any, shape: Any, visited: Any, taken: Any) -> int:
-    """Read the sequences that begin with the steps of ``ids``.
-
-    ``taken [sequences]``: the places that hold a step, 0 for a sequence that is not there. Returns
-    how many are not. ``shape``: see sequence_table.py. ``visited [3, BEFORE + span]``: scratch for
-    ids, rows and versions.
-    """
+@kernel(inline=True)
+def _read_sequences(g: Any, ids: Any, fields: Any, shape: Any, visited: Any, taken: Any) -> int:
     gone = 0
     base, stride, capacity = g[BASE], g[STRIDE], g[ROWS]
     names, rows, stamps = visited[0], visited[1], visited[2]
@@ -207,3 +201,20 @@ def read_sequences(g: Any, ids: Any, fields: Any, shape: Any, visited: Any, take
             taken[i] = there
             gone -= 1
     return gone
+
+
+@kernel(keeps_gil=True)
+def read_sequences(g: Any, ids: Any, fields: Any, shape: Any, visited: Any, taken: Any) -> int:
+    """Read the sequences that begin with the steps of ``ids``.
+
+    ``taken [sequences]``: the places that hold a step, 0 for a sequence that is not there. Returns
+    how many are not. ``shape``: see sequence_table.py. ``visited [3, BEFORE + span]``: scratch for
+    ids, rows and versions.
+    """
+    return _read_sequences(g, ids, fields, shape, visited, taken)
+
+
+@kernel()
+def read_many_sequences(g: Any, ids: Any, fields: Any, shape: Any, visited: Any, taken: Any) -> int:
+    """As `read_sequences`, for long copies: releases the GIL."""
+    return _read_sequences(g, ids, fields, shape, visited, taken)

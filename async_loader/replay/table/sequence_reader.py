@@ -31,7 +31,7 @@ class SequenceReader(ReplayReader):
 
         assert read_plan.sequence is not None
         view = read_plan.sequence
-        self._read_sequences = sequences.read_sequences
+        self._sequences = sequences
         self._shape = np.zeros(q.READING, np.int64)
         self._shape[q.PLACES_OF_TIME], self._shape[q.LEAST] = view.steps, view.least
         self._shape[q.DILATION], self._shape[q.BEFORE] = view.dilation, read_plan.depth
@@ -48,9 +48,9 @@ class SequenceReader(ReplayReader):
         self._set(q.IS_FIRST, is_first)
         self._set(q.STEP_INDEX, step_index)
         taken = np.empty(len(ids), np.int64)
-        gone = self._read_sequences(
-            self._storage.geometry, ids, fields, self._shape, self._visited, taken
-        )
+        few = len(ids) <= self._short
+        read = self._sequences.read_sequences if few else self._sequences.read_many_sequences
+        gone = read(self._storage.geometry, ids, fields, self._shape, self._visited, taken)
         if self.read_plan.weighted:
             into.fields[self._index + 1][...] = 1.0 if weight is None else weight
         return np.flatnonzero(taken == 0) if gone else np.empty(0, np.int64)

@@ -165,6 +165,15 @@ class TableState(TableAccess):
                 f"a sequence of {view.span:,} steps does not fit: the table keeps "
                 f"{table.storage.layout.capacity:,}, raise the capacity"
             )
+        limiter = self.limiter
+        if limiter is not None and not view.whole:
+            _, most = limiter.bounds
+            first = max(limiter.min_size_to_sample, most / limiter.samples_per_insert)
+            if first <= view.span:  # its last step waits for the one after it
+                raise ConfigError(
+                    f"{limiter} stop inserting at {first:,.0f} steps, before there is a sequence "
+                    f"of {view.span:,}: use min_size_to_sample={view.span + 1} or more for each stream"
+                )
         return SequenceSampler(
             view, sampler, table.storage.layout.rows, lambda: self.table.g, seeds
         )
@@ -219,6 +228,9 @@ class TableState(TableAccess):
         """Make an empty table in the same memory, with the same samplers. Under the lock."""
         self.stop_staging()
         before = self.table
+        for one in before.samplers:
+            if isinstance(one, SequenceSampler):
+                one.forget()
         before.finish()
         before.empty()
         before.storage.geometry = before.storage.fresh_geometry()
