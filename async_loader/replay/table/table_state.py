@@ -172,7 +172,8 @@ class TableState(TableAccess):
             if first <= view.span:  # its last step waits for the one after it
                 raise ConfigError(
                     f"{limiter} stop inserting at {first:,.0f} steps, before there is a sequence "
-                    f"of {view.span:,}: use min_size_to_sample={view.span + 1} or more for each stream"
+                    f"of {view.span:,}: use min_size_to_sample={view.span + 1} or "
+                    "more for each stream"
                 )
         return SequenceSampler(
             view, sampler, table.storage.layout.rows, lambda: self.table.g, seeds
