@@ -31,6 +31,11 @@ _SAY: tuple[tuple[str, str], ...] = (
     ),
     ("n_step nstep Nstep n multi_step", "n_steps"),
     ("n_step n_steps nstep Nstep n multi_step", "view=Transitions(n_steps=...)"),
+    ("seq_len sequence_length slice_len traj_len n num_steps unroll_length", "length"),
+    ("burnin warmup_steps lookback", "burn_in"),
+    ("overlap period shift step", "stride"),
+    ("episode_boundary", "boundary"),
+    ("states stored_state hidden_state", "state"),
     ("transform transforms", "view"),
     ("discount discount_factor", "gamma"),
     ("new default_priority max_priority_within_buffer initial_priority", "new_priority"),
@@ -231,6 +236,8 @@ PUBLIC: dict[str, str] = {
     "VectorWriter": "call table.vector_writer(envs)",
     "WriterHandle": "call table.writer_handle()",
     "ReplayStats": "call table.stats(), which gives a TableStats",
+    "Sequence": "say Sequences(length)",
+    "SliceSampler": "say ReplayBuffer(view=Sequences(length))",
     "MultiStepTransform": "say ReplayBuffer(view=Transitions(n_steps=...))",
 }
 """Names that a user might expect in `async_loader`, and the replacement."""
