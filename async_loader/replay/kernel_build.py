@@ -97,11 +97,13 @@ def _use_views() -> None:
 
 def _use_sequences() -> None:
     schema = {"obs": Field((_OBS,), "float32", stack=2, next="next_obs"), "terminated": np.bool_}
-    for sampler in (Uniform(), Prioritized()):
+    uses: list[tuple[Sampler, float | None]] = [(Uniform(), None), (Prioritized(), 1.0)]
+    for sampler, priority in uses:
         view = Sequences(4, stride=2, bootstrap=1, boundary="pad")
         with ReplayBuffer(_CAPACITY, schema, sampler=sampler, view=view, seed=0) as buffer:
             for step in range(32):
-                buffer.add(obs=np.zeros(_OBS, np.float32), terminated=step % 8 == 7, priority=1.0)
+                obs = np.zeros(_OBS, np.float32)
+                buffer.add(obs=obs, terminated=step % 8 == 7, priority=priority)
             buffer.sample(4)
             buffer.sample(8192)
 
