@@ -59,6 +59,10 @@ class _Writer(Protocol):
     def _end_episodes(self, streams: Sequence[Hashable]) -> None:
         """End the open episodes of these streams, as `end_episode` without arguments does."""
 
+    def end_episode(
+        self, *, final_obs: object = None, stream: Hashable | None = None
+    ) -> None: ...
+
     def flush(self, timeout_s: float | None = None) -> None: ...
 
     def close(self, timeout_s: float | None = None) -> None: ...
@@ -222,15 +226,34 @@ class VectorWriter:
         self._resetting, self._then = then, None
         return ids
 
-    def reset(self) -> None:
+    def reset(self, *, final_obs: object = None, mask: object = None) -> None:
         """Tell that ``envs.reset()`` was called: the next steps belong to new episodes.
 
-        Open episodes end as `ReplayBuffer.end_episode` without arguments ends them.
+        Parameters
+        ----------
+        final_obs : array [envs, ...] or (nested) dict of arrays, optional
+            The observations before the reset: open episodes end with them, as truncated. Without
+            them they end as `ReplayBuffer.end_episode` without arguments ends them.
+        mask : bool array [envs], optional
+            Which environments were reset (``options={"reset_mask": mask}``); all by default.
         """
         self._settle()
+        which = np.ones(self._count, np.bool_) if mask is None else self._ended("mask", mask)
         if not self._closed:
-            self._writer._end_episodes(self.streams)
-        self._resetting = np.zeros(self._count, np.bool_)
+            self._end_episodes(np.flatnonzero(which).tolist(), final_obs)
+        self._resetting = self._resetting & ~which
+
+    def _end_episodes(self, rows: list[int], final_obs: object) -> None:
+        """End the open episodes of these environments."""
+        schema = self._writer.schema
+        linked = schema is not None and any(field.next is not None for field in schema.fields)
+        if final_obs is None or not linked:
+            self._writer._end_episodes([self.streams[row] for row in rows])
+            return
+        for row in rows:
+            if not self._resetting[row]:
+                final = tree.transform(final_obs, lambda leaf, row=row: _rows(leaf)[row])
+                self._writer.end_episode(final_obs=final, stream=self.streams[row])
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all steps that were added are in the table."""
