@@ -281,9 +281,7 @@ class Table(Protocol):
     def __len__(self) -> int:
         """Return how many items can be drawn."""
 
-    def writer(
-        self, stream: Hashable | None = None, *, schema: SchemaLike | None = None
-    ) -> Writer:
+    def writer(self, stream: Hashable | None = None, *, schema: SchemaLike | None = None) -> Writer:
         """What adds the steps of an actor.
 
         ``schema``: for a table that has none yet, rather than that of the first step.

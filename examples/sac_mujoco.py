@@ -91,7 +91,8 @@ class Learner:
         self.critics.requires_grad_(False)
         action, log_prob = self.policy(obs)
         self.descend(
-            self.of_policy, (alpha * log_prob - self.values(self.critics, obs, action).amin(0)).mean()
+            self.of_policy,
+            (alpha * log_prob - self.values(self.critics, obs, action).amin(0)).mean(),
         )
         self.critics.requires_grad_(True)
         gap = (log_prob.detach() + self.entropy).mean()
@@ -158,7 +159,9 @@ def main(
     steps: Annotated[int, typer.Option(help="Steps of the environment.")] = 120_000,
     minutes: Annotated[float, typer.Option(help="Stop earlier after this time.")] = 20.0,
     warmup: Annotated[int, typer.Option(help="Random steps before learning.")] = 1_000,
-    env: Annotated[str, typer.Option(help="An environment with actions in [-1, 1].")] = "HalfCheetah-v5",
+    env: Annotated[
+        str, typer.Option(help="An environment with actions in [-1, 1].")
+    ] = "HalfCheetah-v5",
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
     seed: int = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw the returns into this PNG.")] = None,
@@ -170,7 +173,9 @@ def main(
     (obs,), (action,) = game.observation_space.shape, game.action_space.shape
     # float64 in the environment; the networks compute in float32
     schema = schema_of(game, fields={"obs": Field((obs,), "float32", next="next_obs")})
-    limiter = RateLimiter(min_size_to_sample=warmup, samples_per_insert=BATCH, error_buffer=16 * BATCH)
+    limiter = RateLimiter(
+        min_size_to_sample=warmup, samples_per_insert=BATCH, error_buffer=16 * BATCH
+    )
     learner, started = Learner(obs, action), time.monotonic()
     with ReplayBuffer(1_000_000, schema, limiter=limiter, seed=seed) as table:
         actor = Actor(Recorder(game, table), copy.deepcopy(learner.policy), warmup, seed)
@@ -184,7 +189,7 @@ def main(
                     actor.policy = copy.deepcopy(learner.policy)
                 for done, total in actor.curve[told:]:
                     spent = time.monotonic() - started
-                    print(f"{spent:6.0f} s  {done:7,} steps  return {total:8.1f}", flush=True)
+                    typer.echo(f"{spent:6.0f} s  {done:7,} steps  return {total:8.1f}")
                     told += 1
                 late = time.monotonic() - started > 60 * minutes
                 if actor.steps >= steps or late or not actor.is_alive():
@@ -195,8 +200,9 @@ def main(
         raise actor.error
     last = [total for _, total in actor.curve[-10:]]
     mean = f"{np.mean(last):.0f}" if last else "none"
-    print(
-        f"{actor.steps:,} steps, {learner.updates:,} updates in {time.monotonic() - started:.0f} s; "
+    spent = time.monotonic() - started
+    typer.echo(
+        f"{actor.steps:,} steps, {learner.updates:,} updates in {spent:.0f} s; "
         f"mean return of the last {len(last)} episodes: {mean}"
     )
     if plot is not None and actor.curve:

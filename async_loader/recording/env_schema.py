@@ -90,9 +90,7 @@ def spaces_of(env: Any, agents: Sequence[Any] | None = None) -> tuple[Any, Any]:
 def _spaces_of_agents(env: Any, which: Sequence[Any] | None) -> tuple[Any, Any]:
     agents = list(which or getattr(env, "possible_agents", None) or ())
     if not agents:
-        raise ConfigError(
-            f"{type(env).__name__} names no possible_agents: give agents=[...]"
-        )
+        raise ConfigError(f"{type(env).__name__} names no possible_agents: give agents=[...]")
     first = agents[0]
     for what in ("observation_space", "action_space"):
         for agent in agents[1:]:
@@ -216,9 +214,7 @@ def _check(name: str, space: Any, node: tree.Structure, fields: Mapping[str, Fie
         return
     kind, keys, children = inside
     if node is None or node.kind is not kind or set(node.keys) != set(keys):
-        there = (
-            "one array" if node is None else f"a {node.kind.__name__} of {list(node.keys)}"
-        )
+        there = "one array" if node is None else f"a {node.kind.__name__} of {list(node.keys)}"
         raise SchemaError(
             f"field {name!r} is a {kind.__name__} of {list(keys)} in the environment, and {there} "
             "in the table: make the table with async_loader.recording.schema_of(env)"

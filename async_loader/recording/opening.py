@@ -1,4 +1,4 @@
-"""What a recorder writes with: a writer that was given, or one of a table, which gets its schema."""
+"""What a recorder writes with: a given writer, or one of a table, which gets its schema."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from async_loader.schema import Schema
 from async_loader.table import Table, VectorEnv, VectorWriter, Writer, is_table
 
 
-def writer_of(
-    given: object, schema: Schema, stream: Any
-) -> tuple[Writer, Schema, bool]:
+def writer_of(given: object, schema: Schema, stream: Any) -> tuple[Writer, Schema, bool]:
     """Return a writer, what its table's steps are, and whether it was made here.
 
     Raises

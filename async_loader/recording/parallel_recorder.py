@@ -155,8 +155,8 @@ class ParallelRecorder:
         ):
             if agent not in values:
                 raise SchemaError(
-                    f"agent {agent!r} acted, and the environment returned no {name} of it: an agent "
-                    "that leaves is returned once more, with its end"
+                    f"agent {agent!r} acted, and the environment returned no {name} of it: an "
+                    "agent that leaves is returned once more, with its end"
                 )
         self._episodes[agent].add(
             action,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -59,9 +60,7 @@ class _Writer(Protocol):
     def _end_episodes(self, streams: Sequence[Hashable]) -> None:
         """End the open episodes of these streams, as `end_episode` without arguments does."""
 
-    def end_episode(
-        self, *, final_obs: object = None, stream: Hashable | None = None
-    ) -> None: ...
+    def end_episode(self, *, final_obs: object = None, stream: Hashable | None = None) -> None: ...
 
     def flush(self, timeout_s: float | None = None) -> None: ...
 
@@ -252,7 +251,7 @@ class VectorWriter:
             return
         for row in rows:
             if not self._resetting[row]:
-                final = tree.transform(final_obs, lambda leaf, row=row: _rows(leaf)[row])
+                final = tree.transform(final_obs, functools.partial(_row, row))
                 self._writer.end_episode(final_obs=final, stream=self.streams[row])
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -446,6 +445,10 @@ def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:
 def _rows(value: object) -> Array:
     array = tensors.as_array(value)
     return np.asarray(value) if array is None else array
+
+
+def _row(row: int, values: object) -> Any:
+    return _rows(values)[row]
 
 
 def _copied(value: object) -> Array:
