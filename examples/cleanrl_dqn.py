@@ -58,7 +58,7 @@ def epsilon_at(step: int, steps: int, args: Args) -> float:
 
 
 def main(steps: int = 40_000, seed: int = 1) -> None:
-    """Play and learn for so many steps of all environments together."""
+    """Play and learn until all environments together have made this many steps."""
     args, started = Args(), time.monotonic()
     random.seed(seed)
     np.random.seed(seed)

@@ -34,7 +34,7 @@ def schema_of(
     env : gymnasium.Env | gymnasium.vector.VectorEnv | pettingzoo.ParallelEnv
         Of a vector, the spaces of one environment; of several agents, those that all have.
     stack : int
-        The table delivers so many observations in a row, ``[stack, ...]``: see `Field`.
+        Number of observations that the table delivers in a row, ``[stack, ...]``: see `Field`.
     fields : mapping, optional
         More fields, as `Schema.of` takes them, or others in place of these:
         ``{"log_prob": "float32", "obs": Field((17,), "float32", next="next_obs")}``.
