@@ -340,7 +340,14 @@ class VectorWriter:
             for leaf, value in zip(
                 tree.leaves(after, structure), tree.leaves(final, structure), strict=True
             ):
-                leaf[row] = _rows(value)
+                last = _rows(value)
+                if last.shape != leaf.shape[1:]:
+                    raise SchemaError(
+                        f"info['final_obs'] of environment {row} has shape {last.shape}, and "
+                        f"next_obs {leaf.shape[1:]} for each environment: change both alike, for "
+                        "example by a wrapper around the environments"
+                    )
+                leaf[row] = last
         return after
 
 
