@@ -80,6 +80,7 @@ RANKS["pipeline"] = [
     "iterator",
     "engine source_engine",
 ]
+RANKS["targets"] = ["steps", "functions", "transforms", "targets"]
 RANKS["dataset"] = [
     "bookmarks torch_collate",
     "array_dataset batch_order",

@@ -138,7 +138,7 @@ class LocalCollator:
 
     def _placed(self, result: object, buffer: BatchBuffer, used: int) -> Batch | None:
         """The result on the block of the batch that it was made of; ``None`` if that is too small,
-        which it will not be for the next one, or if an array is none of numpy's.
+        which it will not be for the next one, or if a leaf is no numeric array.
         """
         structure = tree.structure_of(result)
         arrays = [tensors.as_array(value) for value in tree.leaves(result, structure)]
