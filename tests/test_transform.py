@@ -263,7 +263,9 @@ def test_the_items_of_a_queue_are_transformed():
 def test_batches_of_a_feeder_are_transformed_where_they_arrive(workers):
     with connect("embedded", tables={"replay": {"capacity": 128}}) as client:
         remote = client.table("replay")
-        remote.extend(columns(WIDE))
+        with remote.writer() as writer:
+            for i in range(40):
+                writer.append(job(i, WIDE))
         with AsyncDataLoader(remote, 8, transform=change, num_workers=workers) as loader:
             for batch in take(loader, 4):
                 assert torch.equal(batch["x"][:, 0], 2 * batch["i"].float())
@@ -341,4 +343,4 @@ def test_what_is_no_function_is_refused_at_once():
 
 def test_names_of_other_libraries_are_answered():
     with pytest.raises(TypeError, match="has no transforms: say transform"):
-        AsyncDataLoader(columns(), 8, transforms=change)
+        AsyncDataLoader(columns(), 8, **{"transforms": change})

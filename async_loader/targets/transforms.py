@@ -23,8 +23,8 @@ from async_loader.targets.steps import Array
 class FieldTransform:
     """Takes fields of a batch by name, and adds what a function makes of them."""
 
-    function: Any
-    may_lack: tuple[str, ...] = ("truncated", "mask")
+    _function: Any
+    _may_lack: tuple[str, ...] = ("truncated", "mask")
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class FieldTransform:
             raise ConfigError(f"{', '.join(names)} are to be added: give each a name of its own")
         # numbers out of range are refused here, not in the first batch
         one = {parameter: np.zeros((1, 1)) for parameter in self._fields}
-        type(self).function(**{**one, **self._blank(), **self._settings})
+        type(self)._function(**{**one, **self._blank(), **self._settings})
 
     def _blank(self) -> dict[str, Array]:
         return {"bootstrap": np.zeros(1)} if "bootstrap" in self._fields else {}
@@ -59,7 +59,7 @@ class FieldTransform:
         given = {
             parameter: self._field(batch, parameter, name)
             for parameter, name in self._fields.items()
-            if name in batch or parameter not in self.may_lack
+            if name in batch or parameter not in self._may_lack
         }
         taken = [name for name in self._added if name is not None and name in batch]
         if taken:
@@ -67,7 +67,7 @@ class FieldTransform:
                 f"{type(self).__name__} adds {taken[0]!r}, and the batch has a field of that name: "
                 "give another one, or None to leave it out"
             )
-        results = type(self).function(**given, **self._settings)
+        results = type(self)._function(**given, **self._settings)
         for name, array in zip(self._added, results, strict=True):
             if name is not None:
                 batch[name] = array
@@ -110,7 +110,7 @@ class LambdaReturns(FieldTransform):
         For numbers out of range.
     """
 
-    function = staticmethod(lambda_returns)
+    _function = staticmethod(lambda_returns)
 
     @explain_wrong_names
     def __init__(
@@ -153,7 +153,7 @@ class GAE(FieldTransform):
         For numbers out of range.
     """
 
-    function = staticmethod(gae)
+    _function = staticmethod(gae)
 
     @explain_wrong_names
     def __init__(
@@ -199,7 +199,7 @@ class VTrace(FieldTransform):
         For numbers out of range.
     """
 
-    function = staticmethod(vtrace)
+    _function = staticmethod(vtrace)
 
     @explain_wrong_names
     def __init__(
@@ -253,7 +253,7 @@ class Retrace(FieldTransform):
         For numbers out of range.
     """
 
-    function = staticmethod(retrace)
+    _function = staticmethod(retrace)
 
     @explain_wrong_names
     def __init__(
@@ -307,7 +307,7 @@ class NStepReturns(FieldTransform):
         For numbers out of range.
     """
 
-    function = staticmethod(n_step_returns)
+    _function = staticmethod(n_step_returns)
 
     @explain_wrong_names
     def __init__(
@@ -350,8 +350,8 @@ class RewardToGo(FieldTransform):
         For a discount out of range.
     """
 
-    function = staticmethod(reward_to_go)
-    may_lack = ("terminated", "truncated", "mask")
+    _function = staticmethod(reward_to_go)
+    _may_lack = ("terminated", "truncated", "mask")
 
     @explain_wrong_names
     def __init__(
