@@ -38,7 +38,7 @@ FLOORS = [
         "table",
     },
     {"shm"},
-    {"sources", "replay", "pipeline"},
+    {"sources", "replay", "pipeline", "targets"},
     {"loader", "dataset", "recording"},
     {"compat", "feeder"},
     {"observe"},
