@@ -65,12 +65,14 @@ def fetch(address: int, stride: int) -> None:
 
 
 @kernel(inline=True)
-def put_row(fields: Any, i: int, row: int) -> None:
-    """Copy step ``i`` of the arrays of ``fields`` into a row."""
+def put_row(fields: Any, block: int, i: int, row: int) -> None:
+    """Copy step ``i`` of the arrays of ``fields``, ``block`` bytes after their addresses, into a
+    row.
+    """
     for f in range(len(fields)):
         copy(
             fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE],
-            fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
+            fields[f, ARRAY_ADDRESS] + block + i * fields[f, ARRAY_STRIDE],
             fields[f, NBYTES],
         )
 

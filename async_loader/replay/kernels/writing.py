@@ -10,7 +10,6 @@ from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import (
     ALIVE,
     AWAITS,
-    BASE,
     BORN,
     CAPACITY,
     COUNT,
@@ -37,7 +36,6 @@ from async_loader.replay.base.row_format import (
     ROWS,
     STACK_WORDS,
     STATE_CHANGED,
-    STRIDE,
     TERMINATED,
     TERMINATED_FIELD,
     TOP,
@@ -285,6 +283,8 @@ def write(
     fields: Any,
     start: int,
     stop: int,
+    per: int,
+    between: int,
     final: Any,
     streams: Any,
     flags: Any,
@@ -295,32 +295,43 @@ def write(
     """Write steps ``start`` to ``stop``, and the final observations of those with AWAITS, into rows
     in order.
 
-    ``fields [fields, 5]``: see field_table.py; ``final``: the same for final observations. ``given
+    ``fields [fields, 5]``: see field_table.py; ``final``: the same for final observations. Steps of
+    ``fields`` come in blocks of ``per``, each ``between`` bytes after the one before it. ``given
     [steps]``: priorities, NaN for none, or empty. ``changes``: how many rows were noted in BORN and
     in DIED. No row is in DIED first and then in BORN, as long as fewer rows are written than there
     are spare ones.
     """
+    block, k = start // per * between, start % per
     for i in range(start, stop):
-        ids[i] = _write_one(
-            g, fields, i, flags[i], streams[i], given[i] if len(given) else np.nan, changes
-        )
+        if k == per:
+            block, k = block + between, 0
+        priority = given[i] if len(given) else np.nan
+        ids[i] = _write_one(g, fields, block, k, flags[i], streams[i], priority, changes)
         if flags[i] & AWAITS:
-            _write_one(g, final, i, FINAL, streams[i], np.nan, changes)
+            _write_one(g, final, 0, i, FINAL, streams[i], np.nan, changes)
+        k += 1
 
 
 @kernel(inline=True, always=True)
 def _write_one(
-    g: Any, fields: Any, i: int, flags: int, stream: int, priority: float, changes: Any
+    g: Any,
+    fields: Any,
+    block: int,
+    i: int,
+    flags: int,
+    stream: int,
+    priority: float,
+    changes: Any,
 ) -> int:
     name, row = next_row(g, changes)
-    _fill(g, fields, i, row, priority)
+    _fill(g, fields, block, i, row, priority)
     settle(g, name, row, stream, flags, changes)
     return name
 
 
 @kernel(inline=True, always=True)
-def _fill(g: Any, fields: Any, i: int, row: int, priority: float) -> None:
-    put_row(fields, i, row)
+def _fill(g: Any, fields: Any, block: int, i: int, row: int, priority: float) -> None:
+    put_row(fields, block, i, row)
     if g[GIVEN]:
         poke_float(g[GIVEN] + 8 * row, priority)
 
@@ -343,7 +354,7 @@ def overwrite(
     store(at_row(g, row) + ID, 0)
     before_stores()
     g[TOP] = max(g[TOP], row + 1)
-    _fill(g, fields, i, row, priority)
+    _fill(g, fields, 0, i, row, priority)
     settle(g, name, row, stream, flags, changes)
     ids[i] = name
 
@@ -370,5 +381,5 @@ def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> Non
     elif peek64(mark) >= 0:
         last = peek64(mark)
         _flag(g, last, last % g[ROWS], flags)
-        _write_one(g, final, 0, FINAL, stream, np.nan, changes)
+        _write_one(g, final, 0, 0, FINAL, stream, np.nan, changes)
         poke64(mark, -1)
