@@ -41,7 +41,7 @@ from async_loader.replay.samplers import (
     Uniform,
 )
 from async_loader.replay.table.last_streams import comparable
-from async_loader.replay.table.staged_batches import StagedBatches
+from async_loader.replay.table.staged_batches import StagedBatches, look, order
 from async_loader.replay.table.step_packer import StepPacker, end_fields
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.waiters import Waiters
@@ -88,6 +88,7 @@ class StagedSteps:
         "_fields",
         "_first",
         "_get",
+        "_get_batch",
         "_heads",
         "_kinds",
         "_lock",
@@ -108,6 +109,7 @@ class StagedSteps:
         fields = step_packer.schema.fields
         self._width = len(fields)
         self._get = _getter([field.name for field in fields])
+        self._get_batch = _getter([fields[i].name for i in order(step_packer)])
         self._kinds = [_kind(field) for field in fields]
         # As the kernel takes it, the fields of a step lie beside each other, without gaps.
         # Before them: the number of its stream, and its flags.
@@ -241,12 +243,24 @@ class StagedSteps:
         if batches is None or len(batch) != self._width or type(batch) is not dict:
             return None
         try:
-            values = self._get(batch)
-        except KeyError:
+            values = self._get_batch(batch)
+            if list(map(look, values)) != batches.looks:
+                return None
+        except (KeyError, AttributeError):
             return None
-        if not batches.fits(values, stream) or (packed := batches.packed(values)) is None:
+        given = batches.given
+        if stream is not given and comparable(stream) != given:
             return None
-        flags, rows = batches.flags(packed, values, said), batches.rows
+        if batches.converted:
+            values = batches.convert(values)
+        try:
+            packed = b"".join(values)
+        except ValueError:  # not contiguous
+            return None
+        flags = None
+        if said is not None or not packed.endswith(batches.no_ends):
+            flags = batches.flags(values, said)
+        rows = batches.rows
         new = None if ids is None else ids(rows)
         with self._lock:
             if (
@@ -260,33 +274,33 @@ class StagedSteps:
                 table.finish()
             place = self.count
             if not place:
-                self._first = int(table.g[r.CURSOR])
-            batches.put(place, packed, flags)
-            made = np.arange(self._first + place, self._first + place + rows)
+                batches.begin(int(table.g[r.CURSOR]))
+            batches.flag(place, flags)
+            batches.pack_into(batches.memory, place * batches.row_bytes, packed)
+            after = place + rows
+            made = batches.ids[place:after]
             if new is None:
                 new = made
             # no call between: see NOTE [interrupted calls]
-            self.count, self._are_batches, new[:] = place + rows, True, made
-            if place + rows == batches.most or self._waiters.any_waits:
+            self.count, self._are_batches, new[:] = after, True, made
+            if after == batches.most or self._waiters.any_waits:
                 try:
                     table.finish()
                 finally:
                     self._waiters.ring()
         return new
 
-    def prepare(
-        self, table: Table, batch: Mapping[str, Any], stream: object, numbers: Ids
-    ) -> None:
+    def prepare(self, table: Table, batch: Mapping[str, Any], stream: object, numbers: Ids) -> None:
         """Prepare for batches like this one, which was written. Under the lock.
 
         Not for the first of a kind: batches of changing lengths would each prepare for nothing.
         """
         if len(batch) != self._width or type(batch) is not dict:
             return
-        seen = comparable(stream), len(numbers)
+        seen = given, _ = comparable(stream), len(numbers)
         if seen == self._seen:
             self._batches = StagedBatches.of(
-                self._step_packer, self._get(batch), stream, numbers, table.streams
+                self._step_packer, self._get_batch(batch), given, numbers, table.streams
             )
         self._seen = seen
 
