@@ -1,4 +1,4 @@
-"""Memory for batches of one shape that follow each other, as a vector of environments gives them."""
+"""Memory for batches of one shape in a row, as a vector of environments gives them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.array_address import address_of
 from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
-from async_loader.replay.table.last_streams import comparable
 from async_loader.replay.table.step_packer import StepPacker
 
 _ROWS = 448

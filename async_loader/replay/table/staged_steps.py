@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -243,7 +243,7 @@ class StagedSteps:
         if batches is None or len(batch) != self._width or type(batch) is not dict:
             return None
         try:
-            values = self._get_batch(batch)
+            values: Sequence[Any] = self._get_batch(batch)
             if list(map(look, values)) != batches.looks:
                 return None
         except (KeyError, AttributeError):
