@@ -61,10 +61,16 @@ def extended(buffer: ReplayBuffer, times: int = 3, width: int = WIDTH) -> int:
 
 
 WAYS = ["plain", "plain", "plain", "double", "terminated", "strided", "another order"]
+RUNS = st.tuples(
+    st.just("extend"),
+    st.lists(st.sampled_from(WAYS), min_size=1, max_size=6),
+    st.sampled_from(sorted(STREAMS)),
+)
+"""Batches that follow each other: only from the third on they are staged."""
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("extend"), st.sampled_from(WAYS), st.sampled_from(sorted(STREAMS))),
-        st.tuples(st.just("extend"), st.just("plain"), st.just("array")),
+        RUNS,
+        RUNS,
         st.tuples(st.just("narrow"), st.integers(1, 3), st.none()),
         st.tuples(st.just("vector"), st.sampled_from(["plain", "terminated"]), st.none()),
         st.tuples(st.just("add"), st.integers(0, 2), st.sampled_from(["numpy", "terminated"])),
@@ -76,7 +82,7 @@ operations = st.lists(
         st.tuples(st.just("save"), st.none(), st.none()),
         st.tuples(st.just("count"), st.none(), st.none()),
     ),
-    max_size=40,
+    max_size=25,
 )
 
 
@@ -87,7 +93,9 @@ def run(buffer: ReplayBuffer, script: list[tuple[Any, ...]], folder: Path) -> li
     number = 0
     for what, one, how in script:
         if what == "extend":
-            log.append(buffer.extend(batch(number, one), stream=STREAMS[how]).tolist())
+            for way in one:
+                log.append(buffer.extend(batch(number, way), stream=STREAMS[how]).tolist())
+                number += WIDTH
         elif what == "narrow":
             log.append(buffer.extend(batch(number, rows=one), stream=range(one)).tolist())
         elif what == "vector":
@@ -162,7 +170,8 @@ def test_batches_of_a_vector_writer_are_staged() -> None:
         for k in range(4):
             fields = batch(WIDTH * k)
             ids = writer.append(next_obs=fields["obs"], **fields)
-            assert ids is not None and ids.tolist() == list(range(WIDTH * k, WIDTH * (k + 1)))
+            assert ids is not None
+            assert ids.tolist() == list(range(WIDTH * k, WIDTH * (k + 1)))
         assert staged_steps(buffer) == 2 * WIDTH
         assert writer.steps == 4 * WIDTH == len(buffer)
 
