@@ -255,7 +255,7 @@ class StagedSteps:
             values = batches.convert(values)
         try:
             packed = b"".join(values)
-        except ValueError:  # not contiguous
+        except TypeError:  # not contiguous, or without a buffer, as times
             return None
         flags = None
         if said is not None or not packed.endswith(batches.no_ends):
