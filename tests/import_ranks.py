@@ -40,6 +40,7 @@ RANKS["replay"] = [
     "table.room",
     "table.write",
     "table.table",
+    "table.staged_batches",
     "table.staged_steps",
     "table.table_access",
     "table.table_state",
