@@ -1,0 +1,136 @@
+"""Transitions with both of their observations, by the places that Stable-Baselines3 gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from async_loader.compat.sb3.saved_table import SavedTable
+from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
+from async_loader.errors import Broken
+from async_loader.replay import ReplayBuffer as Table
+from async_loader.replay.array_types import Array, Bools, Ids
+from async_loader.replay.buffer import parts_of
+from async_loader.replay.table.sequence_reader import reader_of
+
+
+class PlacedSteps:
+    """The newest ``size`` transitions of each environment.
+
+    The transition of environment ``e`` that was added ``k`` calls before the newest has the id
+    ``newest - k * n_envs + e``, so a place ``[position, environment]`` is a row without a look-up.
+
+    Parameters
+    ----------
+    size : int
+        Transitions of each environment.
+    form : TransitionFormat
+    saved : SavedTable, optional
+        What `saved` returned.
+    """
+
+    def __init__(self, size: int, form: TransitionFormat, saved: SavedTable | None = None) -> None:
+        self._form, self._size, self._n_envs = form, size, form.n_envs
+        capacity = size * form.n_envs
+        self.table = Table(capacity, form.schema(False)) if saved is None else saved.table()
+        self._streams = range(form.n_envs)
+        # of the first environment's newest transition
+        self._newest = -1 if saved is None else int(saved.extra)
+        parts = parts_of(self.table)
+        self._state = parts.state
+        self._storage = self._state.table.storage
+        self._rows = self._storage.layout.rows
+        self._reader = reader_of(self._storage, parts.table_sampler.read_plan(None))
+
+    def add(
+        self,
+        obs: list[Array],
+        next_obs: list[Array],
+        action: Array,
+        reward: Array,
+        terminated: Bools,
+        truncated: Bools,
+    ) -> None:
+        """Add a transition of each environment: arrays ``[n_envs, ...]``."""
+        form = self._form
+        if self._n_envs == 1 and form.keys is None:
+            self._newest = self.table.add(
+                {
+                    "obs": obs[0][0],
+                    "next_obs": next_obs[0][0],
+                    "action": action[0],
+                    "reward": reward[0],
+                    "terminated": terminated[0],
+                    "truncated": truncated[0],
+                }
+            )
+            return
+        step = {
+            "obs": form.nested(obs),
+            "next_obs": form.nested(next_obs),
+            "action": action,
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+        }
+        self._newest = int(self.table.extend(step, stream=self._streams)[0])
+
+    def ids(self, position: Ids, env: Ids | int, next_position: int) -> Ids:
+        """Return the ids of places, of which ``next_position`` is the next to be overwritten."""
+        age = (next_position - 1) - position
+        age %= self._size
+        age *= -self._n_envs
+        age += env
+        age += self._newest
+        return age
+
+    def at(self, ids: Ids) -> Transitions:
+        """Read transitions by id into new arrays."""
+        state, reader = self._state, self._reader
+        with state.lock:
+            state.check_open()
+            state.catch_up()
+            read = reader.these(ids % self._rows, None) if reader.at_once(len(ids)) else None
+        if read is None:
+            into, gone = reader.take(ids)
+            if len(gone):
+                raise Broken(
+                    f"{len(gone)} transitions are not in the table any more: nothing but this "
+                    "buffer's add() may write to its table, or delete from it"
+                )
+            read = into.fields
+        width = self._form.width
+        action, reward, terminated, truncated = read[2 * width : 2 * width + 4]
+        return Transitions(
+            list(read[:width]), list(read[width : 2 * width]), action, reward, terminated, truncated
+        )
+
+    def column(self, name: str, ids: Ids) -> Array:
+        """Return a copy of one stored field of transitions, zeros where an id is not in the table;
+        an array of the shape of ``ids`` and of the field.
+        """
+        return column_of(self.table, name, ids)
+
+    def clear(self) -> None:
+        """Remove all transitions."""
+        self.table.clear()
+
+    def saved(self) -> SavedTable:
+        """Return everything, as an object that pickles."""
+        return SavedTable.of(self.table, self._newest)
+
+
+def column_of(table: Table, name: str, ids: Ids) -> Array:
+    """Return a copy of one stored field by id; zeros where an id is not in the table."""
+    state = parts_of(table).state
+    with state.lock:
+        state.check_open()
+        state.catch_up()
+        storage = state.table.storage
+        fields = storage.layout.schema.fields
+        place: Any = next(i for i, field in enumerate(fields) if field.name == name)
+        rows = ids % storage.layout.rows
+        values: Array = storage.cell(place)[rows]
+        values[(storage.heads()[rows, 0] != ids) | (ids < 0)] = 0
+    return values

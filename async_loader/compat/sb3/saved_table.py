@@ -1,0 +1,45 @@
+"""A table as bytes, for pickles."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from async_loader.replay import ReplayBuffer as Table
+
+
+class SavedTable(NamedTuple):
+    """The files of a checkpoint, and what belongs to it.
+
+    Attributes
+    ----------
+    files : dict of str to bytes
+        By their paths within the checkpoint's folder.
+    extra : object
+    """
+
+    files: dict[str, bytes]
+    extra: Any
+
+    @classmethod
+    def of(cls, table: Table, extra: Any) -> SavedTable:
+        """Save a table."""
+        with tempfile.TemporaryDirectory(prefix="async_loader-") as name:
+            folder = Path(name)
+            table.save(folder / "table")
+            files = {
+                str(path.relative_to(folder)): path.read_bytes()
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            }
+        return cls(files, extra)
+
+    def table(self) -> Table:
+        """Make the table that was saved."""
+        with tempfile.TemporaryDirectory(prefix="async_loader-") as name:
+            folder = Path(name)
+            for path, content in self.files.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(content)
+            return Table.from_checkpoint(folder / "table")
