@@ -91,6 +91,7 @@ ELSEWHERE = {
     "mxnet": {"compat.gluon"},
     "tensordict": {"batch_format"},
     "accelerate": {"compat.accelerate"},
+    "stable_baselines3": {"compat.sb3.peer"},
     "cloudpickle": {"pipeline.codec"},
     "numba": {"replay.base.compiled", "replay.base.kernel_cache", "replay.kernels"},
     "llvmlite": {"replay.kernels"},

@@ -8,6 +8,7 @@ import numpy as np
 
 from async_loader.compat.sb3.placed_steps import column_of
 from async_loader.compat.sb3.saved_table import SavedTable
+from async_loader.compat.sb3.step_block import StepBlock
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.errors import NotEnoughData
 from async_loader.replay import ReplayBuffer as Table
@@ -31,6 +32,14 @@ class LinkedSteps:
         Of the draws.
     saved : SavedTable, optional
         What `saved` returned.
+
+    Attributes
+    ----------
+    table : async_loader.ReplayBuffer
+    block : StepBlock
+        What `add` adds.
+    places : int64 array [size, n_envs]
+        Ids by Stable-Baselines3's places; -1 where nothing was added.
     """
 
     def __init__(
@@ -41,45 +50,30 @@ class LinkedSteps:
         saved: SavedTable | None = None,
     ) -> None:
         self._form = form
-        self._streams = range(form.n_envs)
-        self._next: list[Array] = []
         self._open = np.zeros(form.n_envs, np.bool_)
         self.places = np.full((size, form.n_envs), -1, np.int64)
-        """Ids of transitions, by Stable-Baselines3's places."""
         if saved is None:
+            # a step can be drawn when the one after it is there
             capacity = max(2, size) * form.n_envs
             self.table = Table(capacity, form.schema(True), seed=seed)
         else:
             self.table = saved.table()
-            self._next, self._open, self.places = saved.extra
+        self.block = StepBlock(self.table, form, linked=True)
+        if saved is not None:
+            self.block.next_obs, self._open, self.places = saved.extra
             self._end_where(self._open)
+            self.block = StepBlock(self.table, form, linked=True)
 
-    def add(
-        self,
-        position: int,
-        obs: list[Array],
-        next_obs: list[Array],
-        action: Array,
-        reward: Array,
-        terminated: Bools,
-        truncated: Bools,
-    ) -> None:
-        """Add a transition of each environment: arrays ``[n_envs, ...]``, to a place."""
-        form, ends = self._form, terminated | truncated
+    def add(self, position: int) -> None:
+        """Add what `block` holds to a place, a transition of each environment."""
+        block = self.block
+        self.places[position] = block.write()
+        self._open = ~(block.terminated | block.truncated)
+
+    def follow(self, obs: list[Array]) -> None:
+        """End the episodes in which ``obs`` is not what was to follow, before `block` is filled."""
         if self._open.any():
-            self._end_where(self._open & ~self._goes_on(obs))
-        self.places[position] = self.table.extend(
-            {
-                "obs": form.nested(obs),
-                "action": action,
-                "reward": reward,
-                "terminated": terminated,
-                "truncated": truncated,
-            },
-            stream=self._streams,
-            final_obs=form.nested(next_obs) if ends.any() else None,
-        )
-        self._next, self._open = [array.copy() for array in next_obs], ~ends
+            self._end_where(self._open & ~self.block.goes_on(obs))
 
     def draw(self, batch_size: int) -> Transitions:
         """Draw transitions uniformly, with replacement, into new arrays."""
@@ -110,19 +104,11 @@ class LinkedSteps:
 
     def saved(self) -> SavedTable:
         """Return everything, as an object that pickles."""
-        return SavedTable.of(self.table, (self._next, self._open, self.places))
-
-    def _goes_on(self, obs: list[Array]) -> Bools:
-        """Return for each environment whether the observation is the one that was to follow."""
-        same = np.ones(self._form.n_envs, np.bool_)
-        for said, given in zip(self._next, obs, strict=True):
-            if not np.array_equal(said, given):
-                same &= (said == given).reshape(len(same), -1).all(axis=1)
-        return same
+        return SavedTable.of(self.table, (self.block.next_obs, self._open, self.places))
 
     def _end_where(self, which: Bools) -> None:
         for env in np.flatnonzero(which).tolist():
-            final: Any = self._form.nested([array[env] for array in self._next])
+            final: Any = self._form.nested([array[env] for array in self.block.next_obs])
             self.table.end_episode(stream=env, final_obs=final, truncated=True)
         self._open = self._open & ~which
 

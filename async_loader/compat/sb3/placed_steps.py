@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from async_loader.compat.sb3.saved_table import SavedTable
+from async_loader.compat.sb3.step_block import StepBlock
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.errors import Broken
 from async_loader.replay import ReplayBuffer as Table
-from async_loader.replay.array_types import Array, Bools, Ids
+from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.table.sequence_reader import reader_of
 
@@ -28,13 +27,19 @@ class PlacedSteps:
     form : TransitionFormat
     saved : SavedTable, optional
         What `saved` returned.
+
+    Attributes
+    ----------
+    table : async_loader.ReplayBuffer
+    block : StepBlock
+        What `add` adds.
     """
 
     def __init__(self, size: int, form: TransitionFormat, saved: SavedTable | None = None) -> None:
         self._form, self._size, self._n_envs = form, size, form.n_envs
         capacity = size * form.n_envs
         self.table = Table(capacity, form.schema(False)) if saved is None else saved.table()
-        self._streams = range(form.n_envs)
+        self.block = StepBlock(self.table, form, linked=False)
         # of the first environment's newest transition
         self._newest = -1 if saved is None else int(saved.extra)
         parts = parts_of(self.table)
@@ -43,38 +48,9 @@ class PlacedSteps:
         self._rows = self._storage.layout.rows
         self._reader = reader_of(self._storage, parts.table_sampler.read_plan(None))
 
-    def add(
-        self,
-        obs: list[Array],
-        next_obs: list[Array],
-        action: Array,
-        reward: Array,
-        terminated: Bools,
-        truncated: Bools,
-    ) -> None:
-        """Add a transition of each environment: arrays ``[n_envs, ...]``."""
-        form = self._form
-        if self._n_envs == 1 and form.keys is None:
-            self._newest = self.table.add(
-                {
-                    "obs": obs[0][0],
-                    "next_obs": next_obs[0][0],
-                    "action": action[0],
-                    "reward": reward[0],
-                    "terminated": terminated[0],
-                    "truncated": truncated[0],
-                }
-            )
-            return
-        step = {
-            "obs": form.nested(obs),
-            "next_obs": form.nested(next_obs),
-            "action": action,
-            "reward": reward,
-            "terminated": terminated,
-            "truncated": truncated,
-        }
-        self._newest = int(self.table.extend(step, stream=self._streams)[0])
+    def add(self) -> None:
+        """Add what `block` holds, a transition of each environment."""
+        self._newest = int(self.block.write()[0])
 
     def ids(self, position: Ids, env: Ids | int, next_position: int) -> Ids:
         """Return the ids of places, of which ``next_position`` is the next to be overwritten."""
@@ -132,5 +108,5 @@ def column_of(table: Table, name: str, ids: Ids) -> Array:
         place: Any = next(i for i, field in enumerate(fields) if field.name == name)
         rows = ids % storage.layout.rows
         values: Array = storage.cell(place)[rows]
-        values[(storage.heads()[rows, 0] != ids) | (ids < 0)] = 0
+        values[(storage.heads()[rows, 0] != ids + 1) | (ids < 0)] = 0
     return values

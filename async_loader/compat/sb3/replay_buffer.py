@@ -55,6 +55,9 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         If a full buffer would not fit into the free memory.
     """
 
+    pos: int
+    full: bool
+
     def __init__(
         self,
         buffer_size: int,
@@ -82,8 +85,6 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             self.action_dim,
             self._maybe_cast_dtype(self.action_space.dtype),
         )
-        self._none_cut = np.zeros(self.n_envs, np.bool_)
-        self._one_env = np.zeros(1, np.int64)
         self._placed: PlacedSteps | None = None
         self._linked: LinkedSteps | None = None
         if self.optimize_memory_usage:
@@ -102,9 +103,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     def table(self) -> Table:
         return self._steps.table
 
-    def add(
-        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any
-    ) -> None:
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
         """Add a transition of each environment.
 
         Parameters
@@ -116,30 +115,27 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         infos : sequence of dict
             One for each environment; read with ``handle_timeout_termination``.
         """
-        form = self._form
-        ends = np.asarray(done, np.bool_).reshape(self.n_envs)
-        cut = self._none_cut
+        form, block = self._form, self._steps.block
+        before = form.flat(obs)
+        if self._linked is not None:
+            self._linked.follow(before)
+        for into, value in zip(block.obs, before, strict=True):
+            into[...] = value
+        for into, value in zip(block.next_obs, form.flat(next_obs), strict=True):
+            into[...] = value
+        block.action[...] = np.asarray(action).reshape(block.action.shape)
+        block.reward[...] = reward
+        block.terminated[...] = done
+        block.truncated[...] = False
         if self.handle_timeout_termination:
             for env, info in enumerate(infos):
                 if info.get("TimeLimit.truncated", False):
-                    if cut is self._none_cut:
-                        cut = cut.copy()
-                    cut[env] = True
-        if cut is not self._none_cut:
-            ends = ends & ~cut
-        arrays = (
-            form.flat(obs),
-            form.flat(next_obs),
-            form.actions(action),
-            np.asarray(reward, np.float32).reshape(self.n_envs),
-            ends,
-            cut,
-        )
+                    block.terminated[env], block.truncated[env] = False, True
         if self._placed is not None:
-            self._placed.add(*arrays)
+            self._placed.add()
         else:
             assert self._linked is not None
-            self._linked.add(self.pos, *arrays)
+            self._linked.add(self.pos)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -179,22 +175,34 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         drawn = np.random.randint(0, high=self.n_envs, size=len(batch_inds))
         return self._placed.ids(batch_inds, drawn, self.pos)
 
-    def _samples(self, of: Transitions, env: Any, discounts: Array | None = None) -> Any:
+    def _samples(
+        self,
+        of: Transitions,
+        env: Any,
+        discounts: Array | None = None,
+        normalized: bool = False,
+    ) -> Any:
+        """Return transitions as the named tuple of the installed version.
+
+        ``normalized``: whether the rewards are.
+        """
         obs, next_obs, reward = of.obs, of.next_obs, of.reward.reshape(-1, 1)
         if env is not None:
             nested = self._form.nested
             obs = self._normalized(nested(obs), env)
             next_obs = self._normalized(nested(next_obs), env)
-            reward = self._normalize_reward(reward, env)
+            reward = reward if normalized else self._normalize_reward(reward, env)
         tensor = self._tensor
-        made = self._sample_class(
+        ends = of.terminated.astype(np.float32).reshape(-1, 1)
+        more = () if discounts is None else (tensor(discounts),)
+        return self._sample_class(
             self._tensors(obs),
             tensor(of.action),
             self._tensors(next_obs),
-            tensor(of.terminated.astype(np.float32).reshape(-1, 1)),
+            tensor(ends),
             tensor(reward),
+            *more,
         )
-        return made
 
     @property
     def _sample_class(self) -> Any:
@@ -230,7 +238,9 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             assert self._linked is not None
             return self._linked.places
         positions = np.arange(self.buffer_size)
-        ids = self._placed.ids(positions[:, None] + np.zeros(self.n_envs, np.int64), np.arange(self.n_envs), self.pos)
+        ids = self._placed.ids(
+            positions[:, None] + np.zeros(self.n_envs, np.int64), np.arange(self.n_envs), self.pos
+        )
         ids[self.size() :] = -1
         return ids
 
@@ -247,7 +257,9 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     @property
     def next_observations(self) -> Any:
         if self._placed is None:
-            raise AttributeError("next_observations: with optimize_memory_usage=True there are none")
+            raise AttributeError(
+                "next_observations: with optimize_memory_usage=True there are none"
+            )
         return self._observations("next_obs")
 
     @property
@@ -269,12 +281,12 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     # -- pickles -----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_placed", "_linked", "_form", "_none_cut", "_one_env")
+        left = ("_placed", "_linked", "_form")
         state = {name: value for name, value in vars(self).items() if name not in left}
         state["_saved"] = self._steps.saved()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("_saved")
-        vars(self).update(state)
+        self.__dict__.update(state)
         self._begin(saved)

@@ -52,7 +52,12 @@ class TransitionFormat:
     """
 
     def __init__(
-        self, observation_space: Any, shapes: Shapes, n_envs: int, action_dim: int, action_dtype: Any
+        self,
+        observation_space: Any,
+        shapes: Shapes,
+        n_envs: int,
+        action_dim: int,
+        action_dtype: Any,
     ) -> None:
         self.keys = tuple(shapes) if isinstance(shapes, Mapping) else None
         spaces = [observation_space[key] for key in self.keys or ()] or [observation_space]
@@ -61,7 +66,9 @@ class TransitionFormat:
         self.obs_shapes = [tuple(shape) for shape in each]
         self.obs_dtypes = [np.dtype(space.dtype) for space in spaces]
         self.action_shape, self.action_dtype = (action_dim,), np.dtype(action_dtype)
-        self._columns = [((n_envs, *s), d) for s, d in zip(self.obs_shapes, self.obs_dtypes, strict=True)]
+        self._columns = [
+            ((n_envs, *s), d) for s, d in zip(self.obs_shapes, self.obs_dtypes, strict=True)
+        ]
 
     def schema(self, linked: bool) -> dict[str, Any]:
         """Return the schema of a step: with the observation after it, or with a link to it."""
@@ -86,14 +93,14 @@ class TransitionFormat:
         """Return arrays of one observation as a table takes them."""
         return arrays[0] if self.keys is None else dict(zip(self.keys, arrays, strict=True))
 
+    def empty_observations(self) -> list[Array]:
+        """Return zeros ``[n_envs, ...]`` in place of observations of all environments."""
+        return [np.zeros(shape, dtype) for shape, dtype in self._columns]
+
     def flat(self, obs: Any) -> list[Array]:
-        """Return observations of all environments as arrays in the dtypes that are stored."""
+        """Return observations of all environments as arrays in the shapes that are stored."""
         values = [obs] if self.keys is None else [obs[key] for key in self.keys]
         return [
-            np.asarray(value, dtype).reshape(shape)
-            for value, (shape, dtype) in zip(values, self._columns, strict=True)
+            np.asarray(value).reshape(shape)
+            for value, (shape, _) in zip(values, self._columns, strict=True)
         ]
-
-    def actions(self, action: Any) -> Array:
-        """Return the actions of all environments in the dtype that is stored."""
-        return np.asarray(action, self.action_dtype).reshape(self.n_envs, *self.action_shape)
