@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-stable_baselines3 = pytest.importorskip("stable_baselines3")
+pytest.importorskip("stable_baselines3")
 
 from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common import buffers as theirs
@@ -24,7 +24,7 @@ class Task(gymnasium.Env[Any, Any]):
 
     def __init__(self, continuous: bool, as_dict: bool = False):
         box = spaces.Box(-10, 10, (3,), np.float32)
-        self.observation_space = spaces.Dict({"at": box, "to": box}) if as_dict else box
+        self.observation_space = spaces.Dict({"at": box, "far": box}) if as_dict else box
         self.action_space = (
             spaces.Box(-1, 1, (1,), np.float32) if continuous else spaces.Discrete(2)
         )
@@ -32,7 +32,7 @@ class Task(gymnasium.Env[Any, Any]):
 
     def _obs(self) -> Any:
         at = self._at.astype(np.float32)
-        return {"at": at, "to": -at} if self._as_dict else at
+        return {"at": at, "far": -at} if self._as_dict else at
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -72,7 +72,7 @@ def learned(
         device="cpu",
         **more,
     )
-    model.learn(200)
+    model.learn(120)
     return model, [part.clone() for part in model.policy.parameters()]
 
 
@@ -111,7 +111,7 @@ def test_observations_are_stored_once_also_with_timeouts(algorithm):
     assert model.replay_buffer.handle_timeout_termination
     assert model.replay_buffer.timeouts.any()
     with pytest.warns(UserWarning, match="last trajectory"):
-        model.learn(30)  # begins with a reset
+        model.learn(20)  # begins with a reset
     assert model.replay_buffer.sample(50).observations.shape == (50, 3)
 
 

@@ -13,6 +13,11 @@ from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.table.sequence_reader import reader_of
 
+_OTHERS = (
+    "the table of this buffer has other steps than those of add(), or lacks some of them: nothing "
+    "else may write to it"
+)
+
 
 class PlacedSteps:
     """The newest ``size`` transitions of each environment.
@@ -41,7 +46,7 @@ class PlacedSteps:
         self.table = Table(capacity, form.schema(False)) if saved is None else saved.table()
         self.block = StepBlock(self.table, form, linked=False)
         # of the first environment's newest transition
-        self._newest = -1 if saved is None else int(saved.extra)
+        self._newest = -form.n_envs if saved is None else int(saved.extra)
         parts = parts_of(self.table)
         self._state = parts.state
         self._storage = self._state.table.storage
@@ -50,7 +55,11 @@ class PlacedSteps:
 
     def add(self) -> None:
         """Add what `block` holds, a transition of each environment."""
-        self._newest = int(self.block.write()[0])
+        newest = int(self.block.write()[0])
+        if newest != self._newest + self._n_envs:
+            self._newest = newest
+            raise Broken(_OTHERS)
+        self._newest = newest
 
     def ids(self, position: Ids, env: Ids | int, next_position: int) -> Ids:
         """Return the ids of places, of which ``next_position`` is the next to be overwritten."""
@@ -71,10 +80,7 @@ class PlacedSteps:
         if read is None:
             into, gone = reader.take(ids)
             if len(gone):
-                raise Broken(
-                    f"{len(gone)} transitions are not in the table any more: nothing but this "
-                    "buffer's add() may write to its table, or delete from it"
-                )
+                raise Broken(_OTHERS)
             read = into.fields
         width = self._form.width
         action, reward, terminated, truncated = read[2 * width : 2 * width + 4]
