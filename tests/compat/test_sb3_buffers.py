@@ -49,7 +49,7 @@ class Steps:
         return np.stack(many)
 
     def call(self, broken: bool = False) -> tuple[Any, ...]:
-        if broken:  # as after a reset that nobody has told the buffer of
+        if broken:  # as after a reset that the buffer was not told of
             self.last = self.some(self.obs)
         before, after = self.last, self.some(self.obs)
         done = self.rng.random(self.n_envs) < 0.2
