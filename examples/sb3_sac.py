@@ -75,7 +75,9 @@ def main(
     typer.echo(f"mean return of {episodes} episodes: {np.mean(returns):.1f}")
     typer.echo(f"{steps:,} steps in {took_s:.1f} s, {buffer.spent_s:.2f} s of them in the buffer")
     if not theirs:
-        typer.echo(f"{len(buffer.table):,} transitions, {buffer.table.nbytes / 1e6:.1f} MB when full")
+        typer.echo(
+            f"{len(buffer.table):,} transitions, {buffer.table.nbytes / 1e6:.1f} MB when full"
+        )
 
 
 if __name__ == "__main__":

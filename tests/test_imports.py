@@ -89,7 +89,7 @@ ELSEWHERE = {
     "gymnasium": {"demo"},
     "matplotlib": {"demo"},
     "mxnet": {"compat.gluon"},
-    "tensordict": {"batch_format"},
+    "tensordict": {"batch_format", "compat.torchrl"},
     "accelerate": {"compat.accelerate"},
     "stable_baselines3": {"compat.sb3.peer"},
     "cloudpickle": {"pipeline.codec"},

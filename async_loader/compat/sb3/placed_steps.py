@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_loader.compat.sb3.saved_table import SavedTable
+from async_loader.compat.saved_table import SavedTable
 from async_loader.compat.sb3.step_block import StepBlock
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.errors import Broken

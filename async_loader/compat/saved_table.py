@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from async_loader.replay import ReplayBuffer as Table
+
+T = TypeVar("T")
 
 
 class SavedTable(NamedTuple):
@@ -37,9 +40,13 @@ class SavedTable(NamedTuple):
 
     def table(self) -> Table:
         """Make the table that was saved."""
+        return self.into(Table.from_checkpoint)
+
+    def into(self, load: Callable[[Path], T]) -> T:
+        """Return what ``load`` makes of the checkpoint's folder."""
         with tempfile.TemporaryDirectory(prefix="async_loader-") as name:
             folder = Path(name)
             for path, content in self.files.items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content)
-            return Table.from_checkpoint(folder / "table")
+            return load(folder / "table")
