@@ -137,10 +137,12 @@ RANKS["feeder"] = [
     "commands",
 ]
 RANKS["compat"] = [
-    "compat saved_table torchrl.arguments ding.collate ding.decollate ding.entries fastai.callbacks fastai.collate "
+    "compat saved_table torchrl.arguments "
+    "ding.collate ding.decollate ding.entries fastai.callbacks fastai.collate "
     "fastai.collate_errors fastai.fake_loader fastai.getattr_proxy fastai.items "
     "fastai.keep_types fastai.to_device gluon.data.arrays gluon.data.checks gluon.data.queues "
-    "gluonnlp.data.buckets sb3.peer sb3.transitions torch.order torch_errors",
+    "gluonnlp.data.buckets sb3.peer "
+    "sb3.transitions torch.order torch_errors",
     "ding.ragged ding.results ding.timesteps fastai.batch_maker fastai.workers "
     "gluon.data.batchify gluon.data.sampler sb3.step_block torch.loader "
     "torchrl.replay_buffer",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from async_loader.errors import ConfigError
-from async_loader.replay import Prioritized, Uniform
+from async_loader.replay.samplers import Prioritized, Uniform
 from async_loader.replay.samplers.sampler import Sampler
 
 _ELSEWHERE = {
