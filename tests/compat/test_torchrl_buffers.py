@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -201,6 +203,15 @@ def test_a_loader_reads_the_table():
     with AsyncDataLoader(buffer.table, 8, num_workers=0) as loader:
         batch = next(loader)
     assert torch.equal(batch["x"], batch["index"].float())
+
+
+def test_the_code_of_the_guide_that_needs_tensordict_runs():
+    pytest.importorskip("tensordict")
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "torchrl.md").read_text()
+    blocks = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for code in blocks:
+        exec(compile(code, "torchrl.md", "exec"), {})
 
 
 def test_without_tensordict_the_error_names_the_extra(monkeypatch):

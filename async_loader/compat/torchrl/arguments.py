@@ -7,7 +7,7 @@ from typing import Any
 
 from async_loader.errors import ConfigError
 from async_loader.replay.samplers import Prioritized, Uniform
-from async_loader.replay.samplers.sampler import Sampler
+from async_loader.replay.samplers.sampler import Sampler, check_sampler
 
 _ELSEWHERE = {
     "writer": "a table overwrites its oldest steps, as TorchRL's default does: leave it out",
@@ -52,7 +52,7 @@ def sampler_of(sampler: Any) -> Sampler:
     if sampler is None:
         return Uniform()
     if isinstance(sampler, Sampler):
-        return sampler
+        return check_sampler("sampler", sampler)
     name = type(sampler).__name__
     if name == "RandomSampler":
         return Uniform()
