@@ -47,7 +47,7 @@ def sampler_of(sampler: Any) -> Sampler:
     Raises
     ------
     ConfigError
-        If there is none.
+        For others of TorchRL, which have no counterpart here.
     """
     if sampler is None:
         return Uniform()
