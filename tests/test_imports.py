@@ -39,7 +39,7 @@ FLOORS = [
     },
     {"shm"},
     {"sources", "replay", "pipeline"},
-    {"loader", "dataset"},
+    {"loader", "dataset", "offline"},
     {"compat", "feeder"},
     {"observe"},
     {"scale"},
@@ -92,6 +92,8 @@ ELSEWHERE = {
     "tensordict": {"batch_format"},
     "accelerate": {"compat.accelerate"},
     "cloudpickle": {"pipeline.codec"},
+    "h5py": {"offline.h5_files"},
+    "minari": {"offline.minari_data"},
     "numba": {"replay.base.compiled", "replay.base.kernel_cache", "replay.kernels"},
     "llvmlite": {"replay.kernels"},
 }
