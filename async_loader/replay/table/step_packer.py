@@ -245,8 +245,8 @@ class StepPacker:
             value = whole
             for key in self.schema.fields[i].name.split("."):
                 try:
-                    value = value[key]
-                except (KeyError, TypeError, IndexError):
+                    value = value[int(key)] if isinstance(value, tuple) else value[key]
+                except (KeyError, TypeError, IndexError, ValueError):
                     names = ", ".join(self.schema.fields[i].name for i in self.followed)
                     raise SchemaError(
                         f"final_obs lacks {self.schema.fields[i].name!r}: it is built like a "
