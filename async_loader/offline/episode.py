@@ -204,7 +204,7 @@ class EpisodeChecker:
         others = [name for name in values if name not in ("obs", "next_obs", "final_obs")]
         order = [
             n
-            for n in (*NEEDED[1:], *others)
+            for n in ("reward", "action", *others)
             if n in values and n not in ("terminated", "truncated")
         ]
         for name in (*order, "obs"):

@@ -154,7 +154,10 @@ class Import:
         with _bar(self.progress, episodes) as advance:
             checked = _checked(checker, given, advance)
             if self.into is not None:
-                _fill(self.into, list(checked), source, self.timeout_s)
+                everything = list(checked)
+                if not everything:
+                    raise _empty(source)
+                _fill(self.into, everything, source, checker.schema, self.timeout_s)
                 return self.into
             capacity: Any = self.capacity
             if capacity is None and (steps is None or episodes is None):
@@ -185,7 +188,7 @@ class Import:
         limiter = options.pop("limiter", None)
         table = ReplayBuffer(capacity, schema, **options)
         try:
-            _fill(table, _before(first, others), source, self.timeout_s)
+            _fill(table, _before(first, others), source, None, self.timeout_s)
             if limiter is not None:
                 table.limiter = limiter
         except BaseException:
@@ -195,9 +198,13 @@ class Import:
 
 
 def _fill(
-    table: Table, episodes: Iterable[Episode], source: Place, timeout_s: float | None
+    table: Table,
+    episodes: Iterable[Episode],
+    source: Place,
+    schema: Schema | None,
+    timeout_s: float | None,
 ) -> None:
-    filler = TableFiller(table, timeout_s)
+    filler = TableFiller(table, schema, timeout_s)
     try:
         for episode in episodes:
             filler.put(episode)

@@ -12,6 +12,8 @@ from async_loader.errors import AsyncLoaderError
 from async_loader.interrupts import SignalsDeferred
 from async_loader.offline.episode import Episode
 from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.buffer import ReplayBuffer, parts_of
+from async_loader.schema import Schema
 from async_loader.table import Table
 
 _ROWS = 4096
@@ -25,6 +27,8 @@ class TableFiller:
     ----------
     table : Table
         Of this process, or of a feeder.
+    schema : Schema, optional
+        Of the steps, for a table that has none yet.
     timeout_s : float, optional
         Of each write; a feeder's table, or one with a limiter, may have to wait.
 
@@ -34,9 +38,11 @@ class TableFiller:
         Written so far.
     """
 
-    def __init__(self, table: Table, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, table: Table, schema: Schema | None = None, timeout_s: float | None = None
+    ) -> None:
         self._table, self._timeout_s = table, timeout_s
-        self._writer = table.writer()
+        self._writer = _writer(table, schema)
         self._stream: Hashable = self._writer.stream
         self._limited = table.limiter is not None
         self._waiting: list[Episode] = []
@@ -46,6 +52,8 @@ class TableFiller:
 
     def put(self, episode: Episode) -> None:
         """Add an episode, at once or with those that follow it."""
+        if self._waiting and (self._waiting[-1].following is None) != (episode.following is None):
+            self._write()  # together, each would have an observation after its end
         self._waiting.append(episode)
         self._rows += len(episode)
         if self._rows >= _ROWS:
@@ -91,6 +99,16 @@ class TableFiller:
             self._ids.append(ids)
         self.steps += sum(map(len, episodes))
         self.episodes += len(episodes)
+
+
+def _writer(table: Any, schema: Schema | None) -> Any:
+    """Make a writer; a table without a schema gets this one."""
+    if schema is None or table.schema is not None:
+        return table.writer()
+    if isinstance(table, ReplayBuffer):
+        parts_of(table).state.start(schema)
+        return table.writer()
+    return table.writer(schema=schema)
 
 
 def _joined(episodes: list[Episode]) -> Episode:

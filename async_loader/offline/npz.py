@@ -156,7 +156,7 @@ def _tuples(value: Any) -> Any:
 def _read(file: Path, number: int) -> dict[str, Any]:
     place = Place(str(file), number)
     try:
-        with np.load(file, allow_pickle=False) as loaded:
+        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as loaded:
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 raise place.error(None, "it is one array and not an npz file: use np.savez")
             return _nested({name: _array(loaded, name, place) for name in loaded.files})

@@ -187,7 +187,7 @@ BAD = {
     "no end": (changed(terminated=np.zeros(4, bool)), "truncated", "missing_ends='truncate'"),
     "early end": (changed(terminated=np.array([0, 1, 0, 1])), "terminated", "step 1 of 4 ends"),
     "odd ends": (changed(terminated=np.array([0, 0, 0, 7])), "terminated", "beside 0 and 1"),
-    "no steps": ([episode(3), episode(0)], "action", "has no steps"),
+    "no steps": ([episode(3), episode(0)], "reward", "has no steps"),
     "floats": (changed(action=np.zeros(4)), "action", "convert the value"),
     "twice": (changed(actions=np.zeros(4, int)), "action", "given twice"),
     "too many": (changed(final_obs=np.zeros(3)), "final_obs", "leave final_obs out"),

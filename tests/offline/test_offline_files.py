@@ -299,7 +299,7 @@ def test_the_commands_refuse_what_they_cannot_do(tmp_path):
     new = str(tmp_path / "new")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    assert "no such file" in refusal("import", str(tmp_path / "no.npz"), "--to", new)
+    assert "no such folder or file" in refusal("import", str(tmp_path / "no.npz"), "--to", new)
     assert "minari, hdf5, npz" in refusal("import", "x", "--to", new, "--format", "csv")
     assert "there already" in refusal("import", "x", "--to", str(tmp_path / "full"))
     assert "no checkpoint" in refusal("inspect", new)
