@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,11 @@ from async_loader.replay.samplers import Uniform
 if TYPE_CHECKING:
     from rich.console import Console
 
-FORMATS = {"minari": from_minari, "hdf5": from_hdf5, "npz": from_npz}
+FORMATS: dict[str, Callable[..., ReplayBuffer]] = {
+    "minari": from_minari,
+    "hdf5": from_hdf5,
+    "npz": from_npz,
+}
 _BARS, _WIDTH, _ROWS = 10, 40, 5
 
 
