@@ -148,7 +148,7 @@ def _minari(what: str) -> Any:
 
 
 def _file_of(path: Path) -> Path | None:
-    """Return the HDF5 file of a path; ``None`` for what is none, as the id of a data set."""
+    """Return the HDF5 file of a path; ``None`` for anything else, as the id of a data set."""
     for file in (path, path / _FILE, path / "data" / _FILE):
         if file.is_file():
             return file

@@ -73,7 +73,7 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
     table : ReplayBuffer
         Of this process.
     folder : str or path
-        Made where there is none.
+        Made if it is not there.
 
     Returns
     -------
