@@ -247,8 +247,8 @@ class StepPacker:
             value = whole
             for key in path:
                 try:
-                    value = value[int(key)] if isinstance(value, tuple) else value[key]
-                except (KeyError, TypeError, IndexError, ValueError):
+                    value = value[key]
+                except (KeyError, TypeError, IndexError):
                     names = ", ".join(self.schema.fields[i].name for i in self.followed)
                     raise SchemaError(
                         f"final_obs lacks {self.schema.fields[i].name!r}: it is built like a "
