@@ -123,7 +123,7 @@ def main(
     every: int = 8_000,
     curve: Path | None = None,
 ) -> None:
-    """Learn until the mean return of 20 greedy episodes reaches a goal, or for a number of steps."""
+    """Learn until the mean return of 20 greedy episodes reaches a goal, or for some steps."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
