@@ -26,6 +26,7 @@ __all__ = [
     "MaxHeap",
     "MinHeap",
     "MinSize",
+    "Mixture",
     "Prioritized",
     "RankPrioritized",
     "RateLimiter",
@@ -63,11 +64,13 @@ if TYPE_CHECKING:
     from async_loader.replay.views import Sequences, Transitions
     from async_loader.schema import Field, Schema
     from async_loader.source import END, Applied, Source
+    from async_loader.sources.mixture import Mixture
     from async_loader.table import Table, Writer
 else:
     _HOMES = {
         "AsyncDataLoader": "async_loader.loader",
         "DataLoader": "async_loader.dataset.data_loader",
+        "Mixture": "async_loader.sources.mixture",
         "ReplayBuffer": "async_loader.replay.buffer",
         "Sequences": "async_loader.replay.views",
         "Transitions": "async_loader.replay.views",

@@ -88,6 +88,7 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("pin", "pin_memory"),
     ("host url server server_address endpoint", "address"),
     ("weights params state_dict", "tensors"),
+    ("weights probs probabilities p ratios proportions fractions sources tables", "shares"),
     ("max_in_flight max_in_flight_samples_per_worker num_prefetch", "prefetch"),
 )
 """Names in other libraries and before the first release, with ours.
@@ -238,6 +239,10 @@ PUBLIC: dict[str, str] = {
     "ReplayStats": "call table.stats(), which gives a TableStats",
     "Sequence": "say Sequences(length)",
     "SliceSampler": "say ReplayBuffer(view=Sequences(length))",
+    **dict.fromkeys(
+        ("ReplayBufferEnsemble", "SamplerEnsemble", "StorageEnsemble", "MixedDataset"),
+        "say Mixture({table: share, ...})",
+    ),
     "MultiStepTransform": "say ReplayBuffer(view=Transitions(n_steps=...))",
 }
 """Names that a user might expect in `async_loader`, and the replacement."""

@@ -158,7 +158,9 @@ RANKS["shm"] = [
     "batch_buffer",
 ]
 RANKS["sources"] = [
-    "sources callable columns",
+    "sources callable columns mixture_rows",
+    "mixture_member",
+    "mixture",
 ]
 RANKS["demo"] = [
     "demo settings",
