@@ -30,6 +30,7 @@ __all__ = [
     "Prioritized",
     "RankPrioritized",
     "RateLimiter",
+    "Recency",
     "ReplayBuffer",
     "Sampler",
     "Schema",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         MinHeap,
         Prioritized,
         RankPrioritized,
+        Recency,
         Sampler,
         Uniform,
     )
@@ -88,6 +90,7 @@ else:
                 "MinHeap",
                 "Prioritized",
                 "RankPrioritized",
+                "Recency",
                 "Sampler",
                 "Uniform",
             ),

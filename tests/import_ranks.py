@@ -26,8 +26,8 @@ RANKS["replay"] = [
     "samplers.tree_kernels",
     "samplers.heap samplers.ordered samplers.tree samplers.priority_rules "
     "samplers.prioritized_kernels",
-    "samplers.heaps samplers.prioritized samplers.uniform",
-    "samplers.rank",
+    "samplers.arrivals samplers.heaps samplers.prioritized samplers.uniform",
+    "samplers.rank samplers.recency",
     "samplers",
     "table table.batch_arrays table.field_validator table.free_rows table.storage "
     "table.undelivered table.waiters",

@@ -179,7 +179,10 @@ def test_sources_have_views_of_their_own():
     for table in tables:
         ends = np.arange(50) % 10 == 9
         table.extend(x=np.arange(50), reward=np.ones(50), terminated=ends, stream=0)
-    views = [(tables[0].source(view=Transitions(2, 1.0)), 1), (tables[1].source(view=Transitions(3, 1.0)), 1)]
+    views = [
+        (tables[0].source(view=Transitions(2, 1.0)), 1),
+        (tables[1].source(view=Transitions(3, 1.0)), 1),
+    ]
     mixture = Mixture(views, seed=0)
     batch = mixture.draw_now(200).batch
     long = batch["reward"] == batch["reward"].max()
