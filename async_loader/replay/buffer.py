@@ -304,6 +304,7 @@ class ReplayBuffer(Table):
                 streams=streams,
                 waiting=tuple(table_state.waiters.now()),
                 interrupted=self._out.interrupted(),
+                stale=table_state.stale(),
             )
 
     def __repr__(self) -> str:
@@ -595,6 +596,7 @@ class ReplayBuffer(Table):
         seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        max_lag: int | None = None,
     ) -> ReplaySource:
         """Make a source of the table, for a loader.
 
@@ -619,6 +621,12 @@ class ReplayBuffer(Table):
             Of a group of learners that each have a source of this table: each draws on its own,
             uniformly unless ``sampler`` says otherwise; prioritized ranks share the table's
             priorities.
+        max_lag : int, optional
+            Leave out the steps that were made by a policy more than so many versions behind the
+            newest: the largest ``policy_version`` stored so far, or told by `published` of the
+            source. The field may have another name that ends with ``_version``, if there is only
+            one. The source has a sampler of its own then, with the settings of the table's unless
+            ``sampler`` is given. What it leaves out is counted: ``stats().stale``.
 
         Raises
         ------
@@ -627,7 +635,7 @@ class ReplayBuffer(Table):
             capacity.
         """
         made, own = sampler_for(
-            self._table_state, sampler, seed, rank, world_size, checked_view(view)
+            self._table_state, sampler, seed, rank, world_size, checked_view(view), max_lag
         )
         try:
             return ReplaySource(
