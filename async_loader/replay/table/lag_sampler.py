@@ -126,13 +126,13 @@ class LagSampler:
         """Note a version, and leave out the steps that are too old for it."""
         if self.newest is not None and version <= self.newest:
             return
-        self.newest = version
         for old in [one for one in self._ends if one < version - self.max_lag]:
             rows = np.empty(self.own_items.count, np.int64)
             rows = rows[: self._k.walk(self._after, self._ends[old][0], rows)]
             self.stale += len(rows)
             self.remove(rows)
             self._ends.pop(old, None)
+        self.newest = version  # last: an interrupted call may be repeated
 
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`."""
