@@ -56,6 +56,8 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("steps n_steps total_steps duration anneal_steps num_steps iterations", "draws"),
     ("with_replacement replace", "replacement"),
     ("rank rank_based", "rank_prioritized"),
+    ("buffer replay_buffer writer data_collector", "table"),
+    ("extra extras extra_fields extra_keys", "fields"),
     ("min_size samples_per_insert sample_to_insert_ratio", "rate_limiter, with min_size_to_sample"),
     ("n_envs num_env num_envs env", "envs"),
     ("autoreset_mode auto_reset", "autoreset"),
@@ -240,6 +242,9 @@ PUBLIC: dict[str, str] = {
     "VectorWriter": "call table.vector_writer(envs)",
     "WriterHandle": "call table.writer_handle()",
     "ReplayStats": "call table.stats(), which gives a TableStats",
+    "Recorder": "say async_loader.recording.Recorder(env, table)",
+    "VectorRecorder": "say async_loader.recording.VectorRecorder(envs, table)",
+    "DataCollector": "say async_loader.recording.Recorder(env, table)",
     "Sequence": "say Sequences(length)",
     "SliceSampler": "say ReplayBuffer(view=Sequences(length))",
     **dict.fromkeys(
