@@ -452,9 +452,8 @@ class ReplayBuffer(Table):
                     "of each of n environments, or use a writer()"
                 )
             stream = 0
-        return self._in.extend(
-            one_of(batch, fields, "batch"), stream, priority, timeout_s, final_obs
-        )
+        values = fields if batch is None else one_of(batch, fields, "batch")
+        return self._in.extend(values, stream, priority, timeout_s, final_obs)
 
     @explain_wrong_names
     def end_episode(
@@ -650,7 +649,7 @@ class ReplayBuffer(Table):
             uniformly unless ``sampler`` says otherwise; prioritized ranks share the table's
             priorities.
         max_lag : int, optional
-            Leave out the steps that were made by a policy more than so many versions behind the
+            Leave out the steps of policies that are more than ``max_lag`` versions behind the
             newest: the largest ``policy_version`` stored so far, or told by `published` of the
             source. The field may have another name that ends with ``_version``, if there is only
             one. The source has a sampler of its own then, with the settings of the table's unless

@@ -88,7 +88,7 @@ class MixtureMember:
 
     @property
     def reader(self) -> Reader | None:
-        """The reader of its rows in this process; ``None`` while there is none."""
+        """The reader of its rows in this process; ``None`` before the source has a reader."""
         if self._own_reader is None:
             self._own_reader = self.source.reader()
             if self._own_reader is not None and self.schema is None:

@@ -23,7 +23,7 @@ def version_field(schema: Schema) -> int:
     Raises
     ------
     ConfigError
-        If there is none, or several with other names than ``policy_version``.
+        Without such a field, or with several of other names than ``policy_version``.
     """
     found = {
         field.name: place
