@@ -26,9 +26,11 @@ __all__ = [
     "MaxHeap",
     "MinHeap",
     "MinSize",
+    "Mixture",
     "Prioritized",
     "RankPrioritized",
     "RateLimiter",
+    "Recency",
     "ReplayBuffer",
     "Sampler",
     "Schema",
@@ -57,17 +59,20 @@ if TYPE_CHECKING:
         MinHeap,
         Prioritized,
         RankPrioritized,
+        Recency,
         Sampler,
         Uniform,
     )
     from async_loader.replay.views import Sequences, Transitions
     from async_loader.schema import Field, Schema
     from async_loader.source import END, Applied, Source
+    from async_loader.sources.mixture import Mixture
     from async_loader.table import Table, Writer
 else:
     _HOMES = {
         "AsyncDataLoader": "async_loader.loader",
         "DataLoader": "async_loader.dataset.data_loader",
+        "Mixture": "async_loader.sources.mixture",
         "ReplayBuffer": "async_loader.replay.buffer",
         "Sequences": "async_loader.replay.views",
         "Transitions": "async_loader.replay.views",
@@ -85,6 +90,7 @@ else:
                 "MinHeap",
                 "Prioritized",
                 "RankPrioritized",
+                "Recency",
                 "Sampler",
                 "Uniform",
             ),

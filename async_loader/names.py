@@ -102,6 +102,8 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("pin", "pin_memory"),
     ("host url server server_address endpoint", "address"),
     ("weights params state_dict", "tensors"),
+    ("weights probs probabilities p ratios proportions fractions sources tables", "shares"),
+    ("decay eta tau age recency_factor", "half_life"),
     ("max_in_flight max_in_flight_samples_per_worker num_prefetch", "prefetch"),
 )
 """Names in other libraries and before the first release, with ours.
@@ -268,6 +270,11 @@ PUBLIC: dict[str, str] = {
     "Sequence": "say Sequences(length)",
     **{name: f"say from async_loader.targets import {name}" for name in ("GAE", "VTrace")},
     "SliceSampler": "say ReplayBuffer(view=Sequences(length))",
+    **dict.fromkeys(
+        ("ReplayBufferEnsemble", "SamplerEnsemble", "StorageEnsemble", "MixedDataset"),
+        "say Mixture({table: share, ...})",
+    ),
+    "ERE": "say sampler=Recency(half_life)",
     "MultiStepTransform": "say ReplayBuffer(view=Transitions(n_steps=...))",
 }
 """Names that a user might expect in `async_loader`, and the replacement."""

@@ -26,14 +26,14 @@ RANKS["replay"] = [
     "samplers.tree_kernels",
     "samplers.heap samplers.ordered samplers.tree samplers.priority_rules "
     "samplers.prioritized_kernels",
-    "samplers.heaps samplers.prioritized samplers.uniform",
-    "samplers.rank",
+    "samplers.arrivals samplers.heaps samplers.prioritized samplers.uniform",
+    "samplers.rank samplers.recency",
     "samplers",
     "table table.batch_arrays table.field_validator table.free_rows table.storage "
     "table.undelivered table.waiters",
     "table.readahead",
-    "stats table.episode_ends table.last_streams table.process_writers table.reader "
-    "table.sequence_sampler table.step_packer",
+    "stats table.episode_ends table.last_streams table.lag_sampler table.process_writers "
+    "table.reader table.sequence_sampler table.step_packer",
     "table.sequence_reader",
     "step_writer table.items vector_writer",
     "table.streams",
@@ -164,7 +164,9 @@ RANKS["shm"] = [
     "batch_buffer",
 ]
 RANKS["sources"] = [
-    "sources callable columns",
+    "sources callable columns mixture_rows",
+    "mixture_member",
+    "mixture",
 ]
 RANKS["offline"] = [
     "bad_data",

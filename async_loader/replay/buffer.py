@@ -316,6 +316,7 @@ class ReplayBuffer(Table):
                 streams=streams,
                 waiting=tuple(table_state.waiters.now()),
                 interrupted=self._out.interrupted(),
+                stale=table_state.stale(),
             )
 
     def __repr__(self) -> str:
@@ -622,6 +623,7 @@ class ReplayBuffer(Table):
         seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        max_lag: int | None = None,
     ) -> ReplaySource:
         """Make a source of the table, for a loader.
 
@@ -646,6 +648,12 @@ class ReplayBuffer(Table):
             Of a group of learners that each have a source of this table: each draws on its own,
             uniformly unless ``sampler`` says otherwise; prioritized ranks share the table's
             priorities.
+        max_lag : int, optional
+            Leave out the steps of policies that are more than ``max_lag`` versions behind the
+            newest: the largest ``policy_version`` stored so far, or told by `published` of the
+            source. The field may have another name that ends with ``_version``, if there is only
+            one. The source has a sampler of its own then, with the settings of the table's unless
+            ``sampler`` is given. What it leaves out is counted: ``stats().stale``.
 
         Raises
         ------
@@ -654,7 +662,7 @@ class ReplayBuffer(Table):
             capacity.
         """
         made, own = sampler_for(
-            self._table_state, sampler, seed, rank, world_size, checked_view(view)
+            self._table_state, sampler, seed, rank, world_size, checked_view(view), max_lag
         )
         try:
             return ReplaySource(

@@ -21,6 +21,7 @@ from async_loader.replay.samplers import (
     MinHeap,
     Prioritized,
     RankPrioritized,
+    Recency,
     Sampler,
     Uniform,
 )
@@ -39,7 +40,7 @@ def build() -> None:
     processes.
     """
     warm()
-    repeating: list[Sampler] = [Uniform(), Prioritized(0.5), RankPrioritized()]
+    repeating: list[Sampler] = [Uniform(), Prioritized(0.5), RankPrioritized(), Recency(9)]
     for sampler in repeating:
         _use_sampler(sampler, _MANY)
     each_once: list[Sampler] = [Uniform(replacement=False), Fifo(), Lifo(), MinHeap()]

@@ -18,6 +18,7 @@ from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.batch_arrays import join_index
 from async_loader.replay.table.by_id import ById
+from async_loader.replay.table.lag_sampler import LagSampler
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.sample import TableSampler, assembled
 from async_loader.replay.table.sequence_reader import reader_of
@@ -27,6 +28,7 @@ from async_loader.replay.table.undelivered import UndeliveredItems
 from async_loader.replay.views import View
 from async_loader.schema import Schema
 from async_loader.source import Applied, Ready, Rows
+from async_loader.validation import whole
 
 
 class ReplaySource:
@@ -115,6 +117,19 @@ class ReplaySource:
             finally:
                 self._wanted.remove(batch_size)
         return plan
+
+    def published(self, version: int) -> None:
+        """Tell a source with ``max_lag`` of a policy of which no step may have come yet.
+
+        Raises
+        ------
+        ConfigError
+            If the source was made without ``max_lag``.
+        """
+        if not isinstance(self._sampler, LagSampler):
+            raise ConfigError("this source was made without max_lag, and leaves no version out")
+        with self._table_state.lock:
+            self._sampler.see(whole("version", version, 0))
 
     @property
     def closed(self) -> bool:

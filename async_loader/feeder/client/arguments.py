@@ -81,6 +81,7 @@ def reader_wanted(
     seed: int | None,
     rank: int,
     world_size: int,
+    max_lag: int | None,
     timeout_s: float | None,
 ) -> Callable[[int, int], OpenReader]:
     """Check the arguments of a source; return what makes its OPEN_READER.
@@ -92,6 +93,11 @@ def reader_wanted(
     ConfigError, Unsupported
     """
     least = positive("min_size", min_size)
+    if max_lag is not None:
+        raise Unsupported(
+            f"max_lag={max_lag!r}: a feeder does not leave out steps by their version yet, compare "
+            "policy_version in the learner"
+        )
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
     own = None if sampler is None else plain_of(sampler)

@@ -236,6 +236,7 @@ class TableClient:
         seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        max_lag: int | None = None,
         prefetch: int | None = None,
         transport: Transport = "auto",
         timeout_s: float | None = None,
@@ -254,19 +255,19 @@ class TableClient:
             Items that each batch waits for.
         seed : int, optional
         rank, world_size : int
-            Of this learner, among those that share the table.
+            Of this learner.
+        max_lag : int, optional
+            Unsupported here.
         prefetch : int, optional
             Batches on their way or waiting here; a loader that plans further ahead raises it. A
-            feeder sends 64 ahead at most, and over a socket not more than its ``in_flight_bytes``.
-            By default 4 to 32, depending on their size, and at most 8 if they have weights. With 0
-            a batch is drawn when `plan` waits for it, with all priorities updated until then.
+            feeder sends 64 at most, and over a socket no more than its ``in_flight_bytes``. By
+            default 4 to 32, depending on size, and at most 8 if they have weights. With 0 a batch
+            is drawn when `plan` waits for it, with all priorities updated until then.
         transport : "auto" | "shm" | "tcp"
             How batches come from a feeder on this machine: written into memory of this process, or
-            through its sockets (ipc too). "auto" uses memory if the feeder takes it, and logs why
-            if that fails; "shm" raises then.
+            through its sockets (ipc too). "auto" uses memory, or logs why not; "shm" raises then.
         timeout_s : float, optional
-            After which a batch that cannot be drawn raises Timeout; ``None``: a source waits as
-            long as its loader does.
+            For a batch, after which Timeout is raised; ``None``: as long as the loader waits.
 
         Raises
         ------
@@ -279,7 +280,7 @@ class TableClient:
             prefetch = positive("prefetch", prefetch)
         wanted = reader_wanted(
             self._connection, self.name, view=view, sampler=sampler, min_size=min_size, seed=seed,
-            rank=rank, world_size=world_size, timeout_s=timeout_s,
+            rank=rank, world_size=world_size, max_lag=max_lag, timeout_s=timeout_s,
         )  # fmt: skip
         source = RemoteSource(
             self._connection, wanted, prefetch, transport, self._timeout_s, self._client

@@ -15,6 +15,7 @@ from async_loader.replay.limiter_state import check_room
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Fifo, Sampler
 from async_loader.replay.samplers.binding import like
+from async_loader.replay.table.lag_sampler import LagSampler
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage, StorageLayout
@@ -48,6 +49,12 @@ class TableState(TableAccess):
         writers.close(None)
         with self.lock:
             self.writers = None if self.writers is writers else self.writers
+
+    def stale(self) -> int:
+        """Return how many items samplers left out because of their lag. Under the lock."""
+        if self._table is None:
+            return 0
+        return sum(one.stale for one in self.table.samplers if isinstance(one, LagSampler))
 
     def own_alone(self) -> None:
         """Raise unless this process may replace the table's contents. Under the lock."""
@@ -230,7 +237,7 @@ class TableState(TableAccess):
         self.stop_staging()
         before = self.table
         for one in before.samplers:
-            if isinstance(one, SequenceSampler):
+            if isinstance(one, SequenceSampler | LagSampler):
                 one.forget()
         before.finish()
         before.empty()
