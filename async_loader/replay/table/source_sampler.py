@@ -20,6 +20,7 @@ class SourceSampler(NamedTuple):
 
     sampler: Any  # a Sampler, or a `Seeded` in front of the table's
     own: bool
+    words: list[int] | None = None  # of the learner's seed, if it has one
 
 
 def drawing_sampler(table_state: TableState, sampler: Any, view: View | None) -> Any:
@@ -61,7 +62,7 @@ def _chosen(
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
     words = None if seed is None else [rank, world_size, whole_seed(seed)]
     if sampler is None and words is not None:
-        return SourceSampler(Seeded(table_state.sampler, words), False)
+        return SourceSampler(Seeded(table_state.sampler, words), False, words)
     if sampler is None and world_size > 1 and type(table_state.sampler) is Uniform:
         sampler = Uniform()
     if sampler is None:
@@ -81,4 +82,4 @@ def _chosen(
         else:
             sampler.bind(table_state.table.items, seeds)
         table_state.attach(sampler)
-    return SourceSampler(sampler, True)
+    return SourceSampler(sampler, True, words)
