@@ -21,9 +21,10 @@ from async_loader import (
     ReplayBuffer,
     Transitions,
     Uniform,
-    connect,
     errors,
 )
+from async_loader.feeder.client.arguments import view_of
+from async_loader.feeder.table_settings import spelled_out
 from async_loader.replay.base.goal_table import LANDMARKS
 
 GOAL = ((2,), "float64")
@@ -381,8 +382,8 @@ def test_no_goal_is_of_another_episode_while_a_thread_overwrites_steps():
         while not done.is_set():
             zeros = {name: np.zeros(20) for name in ("observation", "desired_goal", "reward")}
             ends = {name: np.zeros(20, np.bool_) for name in ("terminated", "truncated")}
-            buffer.extend(achieved_goal=goals, **zeros, **ends)
-            buffer.end_episode(final_obs=flat_step(int(goals[-1]) + 1))
+            buffer.extend(achieved_goal=goals, **zeros, **ends, stream=0)
+            buffer.end_episode(final_obs=flat_step(int(goals[-1]) + 1), stream=0)
             goals = goals + 100_000
 
     thread = threading.Thread(target=write)
@@ -416,13 +417,10 @@ def test_a_checkpoint_asks_for_the_functions_of_its_view(tmp_path):
 
 def test_a_feeder_refuses_hindsight_goals():
     view = Hindsight(no_reward)
-    with (
-        connect("embedded") as client,
-        pytest.raises(errors.Unsupported, match="learner's process"),
-    ):
-        client.table("replay").sample(1, view=view)
-    with pytest.raises(errors.ConfigError, match="view"):
-        connect("embedded", tables={"replay": {"capacity": 10, "schema": FLAT, "view": view}})
+    with pytest.raises(errors.Unsupported, match="learner's process"):
+        view_of(view)
+    with pytest.raises(errors.ConfigError, match="view: Hindsight"):
+        spelled_out({"capacity": 10, "view": view})
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -462,6 +460,9 @@ def test_settings_out_of_range_are_refused(settings, message):
         Hindsight(**{"compute_reward": no_reward, **settings})
 
 
+TWO_GOALS = {"desired_goal": "int64"}
+
+
 @pytest.mark.parametrize(
     ("fields", "settings", "message"),
     [
@@ -473,7 +474,7 @@ def test_settings_out_of_range_are_refused(settings, message):
         ({"relabelled": "bool"}, {}, "'relabelled', which this view adds"),
         ({}, {"info": "action"}, "info='action'"),
         (
-            {**dict.fromkeys("ab", {"desired_goal": "int64"}), "desired_goal": None},
+            {"a": TWO_GOALS, "b": TWO_GOALS, "desired_goal": None},
             {},
             "steps have several: a.desired_goal, b.desired_goal",
         ),

@@ -50,16 +50,27 @@ def _followed(g: Any, row: int, name: int, link: int) -> tuple[int, int]:
 
 
 @kernel(inline=True)
+def _fetch_on(g: Any, row: int, found: int, first: bool) -> None:
+    """Begin to load a row that is visited later: they mostly lie as far from each other as
+    ``found`` does from ``row``. At the first step of a walk, all up to that one.
+    """
+    step = found - row
+    for ahead in range(2 if first else _STEPS_AHEAD, _STEPS_AHEAD + 1):
+        place = row + ahead * step
+        if 0 <= place < g[ROWS]:
+            prefetch(g[BASE] + place * g[STRIDE])
+
+
+@kernel(inline=True)
 def _first(g: Any, row: int, name: int) -> tuple[int, int]:
     """Return the oldest row of an episode that is still there, and its id."""
+    first = True
     while True:
         found, other = _followed(g, row, name, PREV)
         if other < 0:
             return row, name
-        ahead = row + _STEPS_AHEAD * (found - row)
-        if 0 <= ahead < g[ROWS]:
-            prefetch(g[BASE] + ahead * g[STRIDE])
-        row, name = found, other
+        _fetch_on(g, row, found, first)
+        first, row, name = False, found, other
 
 
 @kernel(inline=True)
@@ -91,9 +102,7 @@ def _chosen(g: Any, name: int, chance: float, shape: Any, marks: Any) -> tuple[i
             break
         if not following and load(base + found * stride + FLAGS) & FINAL:
             break
-        ahead = row + _STEPS_AHEAD * (found - row)
-        if 0 <= ahead < rows:
-            prefetch(base + ahead * stride)
+        _fetch_on(g, row, found, visited == 1)
         row, name = found, other
         if count == due:
             if kept == len(marks):

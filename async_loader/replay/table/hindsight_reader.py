@@ -35,7 +35,8 @@ class HindsightReader(ReplayReader):
     """As `ReplayReader`; an index has one more column, the bits of a float64 in [0, 1) that chooses
     the goal of each item. So goals do not depend on how a batch is divided between workers.
 
-    Walks an episode from link to link. Cost: 3 ns for each step of it, where its rows lie in order.
+    Walks an episode from link to link. Cost: 6 ns for each step of it, where its rows lie in
+    order.
 
     Parameters
     ----------
