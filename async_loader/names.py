@@ -81,6 +81,7 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("directory folder filename checkpoint_path", "path"),
     ("source table buffer dataset replay_buffer", "data_source"),
     ("data_source data source", "dataset"),
+    ("scratch_dir mmap memmap path", "disk"),
     ("drop_last drop_remainder", "last_batch='drop'"),
     ("prefetch_factor prefetch_batches", "prefetch, in batches over all workers"),
     ("workers", "num_workers=N and worker_type='process' or 'thread'"),
@@ -163,7 +164,8 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
         "ReplayBuffer",
         "pin_memory",
     ): "say AsyncDataLoader(device='cuda'): batches then come from page-locked memory",
-    ("ReplayBuffer", "storage"): "rows are always kept in shared memory, leave it out",
+    ("ReplayBuffer", "storage"): "rows are kept in shared memory, leave it out; or say "
+    "disk=folder to keep them in a mapped file",
     ("ReplayBuffer", "writer"): "call table.writer() for one",
     (
         "ReplayBuffer",

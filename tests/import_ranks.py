@@ -33,6 +33,7 @@ RANKS["replay"] = [
     "samplers",
     "table table.batch_arrays table.field_validator table.free_rows table.storage "
     "table.undelivered table.waiters",
+    "table.readahead",
     "stats table.episode_ends table.last_streams table.process_writers table.reader "
     "table.sequence_sampler table.step_packer",
     "table.hindsight_reader table.sequence_reader",

@@ -152,13 +152,19 @@ class ReplaySource:
             return None
         self._settle()
         read_plan = self._out.read_plan(self._view, self._sampler, batch_size, self._min_size)
-        reader = self._own_reader
-        if reader is None or reader.read_plan is not read_plan:
-            reader = self._own_reader = self._reader_for(read_plan)
+        reader = self._reader_of(read_plan)
         if not reader.at_once(batch_size):
             return None
         arrays = self._out.at_once(reader, self._sampler, batch_size, min_size=self._min_size)
         return None if arrays is None else Ready(assembled(read_plan, arrays), lent=True)
+
+    def _reader_of(self, read_plan: ReadPlan) -> ReplayReader:
+        """Return the source's own reader."""
+        reader = self._own_reader
+        if reader is None or reader.read_plan is not read_plan:
+            numbers = None if read_plan.goals is None else self._numbers()
+            reader = self._own_reader = reader_of(self._table_state, read_plan, numbers)
+        return reader
 
     def _settle(self) -> None:
         """Choose what draws, if the source was made before the table knew its steps."""
@@ -179,24 +185,22 @@ class ReplaySource:
                 return None
             if not table_state.max_times_sampled:
                 drawn = self._out.now(self._sampler, batch_size)
-                index = join_index(drawn.ids, drawn.weight)
-                if read_plan.goals is not None:
-                    chances = self._numbers().take(batch_size).view(np.int64)
-                    index = np.column_stack((index, chances))
-                return Rows(index)
-            taken = UndeliveredItems()
-            if self._own_reader is None:
-                self._own_reader = self._reader_for(read_plan)
-            self._out.use_up(self._own_reader, self._sampler, batch_size, taken)
+            else:
+                drawn, taken = None, UndeliveredItems()
+                self._out.use_up(self._reader_of(read_plan), self._sampler, batch_size, taken)
+        if drawn is not None:
+            if table_state.table.storage.on_disk:
+                self._reader_of(read_plan).announce(drawn.ids)
+            index = join_index(drawn.ids, drawn.weight)
+            if read_plan.goals is not None:
+                chances = self._numbers().take(batch_size).view(np.int64)
+                index = np.column_stack((index, chances))
+            return Rows(index)
         return Ready(
             assembled(read_plan, taken.arrays),
             lent=True,
             samples=partial(_samples, read_plan.schema, taken.arrays),
         )
-
-    def _reader_for(self, read_plan: ReadPlan) -> ReplayReader:
-        numbers = None if read_plan.goals is None else self._numbers()
-        return reader_of(self._table_state, read_plan, numbers)
 
     def _numbers(self) -> RandomNumbers:
         """Return the numbers that choose hindsight goals: of the source's seed or the table's."""
