@@ -60,7 +60,7 @@ class Hindsight:
     compute_terminated : callable, optional
         As ``compute_reward``; returns bools ``[n]``. The return of a relabelled step ends with the
         first of its steps for which it is true: ``terminated`` is true and ``discount`` is 0 then,
-        and false and gamma**k if there is none.
+        otherwise false and gamma**k.
 
     Raises
     ------

@@ -380,9 +380,9 @@ def test_no_goal_is_of_another_episode_while_a_thread_overwrites_steps():
     def write() -> None:
         goals = 500_000 + np.arange(20)
         while not done.is_set():
-            zeros = {name: np.zeros(20) for name in ("observation", "desired_goal", "reward")}
+            zeros = {name: np.zeros(20, np.float32) for name in ("observation", "reward")}
             ends = {name: np.zeros(20, np.bool_) for name in ("terminated", "truncated")}
-            buffer.extend(achieved_goal=goals, **zeros, **ends, stream=0)
+            buffer.extend(achieved_goal=goals, desired_goal=-goals, **zeros, **ends, stream=0)
             buffer.end_episode(final_obs=flat_step(int(goals[-1]) + 1), stream=0)
             goals = goals + 100_000
 

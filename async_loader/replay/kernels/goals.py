@@ -175,7 +175,7 @@ def _choose_goals(
         if taken[i] == 0 or chances[i] >= fraction:
             continue
         last = first + taken[i] - 1
-        # it terminated without an observation after it: nobody knows what it achieved
+        # it terminated without an observation after it: what it achieved is unknown
         if following and names[i, last + 1] == names[i, last]:
             continue
         chosen, more = _chosen(g, names[i, first], chances[i] / fraction, shape, marks)
