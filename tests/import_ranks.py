@@ -172,3 +172,9 @@ RANKS["demo"] = [
 RANKS["testing"] = [
     "testing conformance debug fake_device fakes",
 ]
+RANKS["recording"] = [
+    "env_schema opening",
+    "episode_stream",
+    "parallel_recorder recorder vector_recorder",
+    "recording",
+]

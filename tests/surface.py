@@ -25,6 +25,7 @@ MODULES = [
     "async_loader.stats",
     "async_loader.batch_format",
     "async_loader.replay",
+    "async_loader.recording",
     "async_loader.replay.samplers",
     "async_loader.feeder",
     "async_loader.testing.conformance",

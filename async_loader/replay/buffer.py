@@ -482,8 +482,14 @@ class ReplayBuffer(Table):
         name = 0 if stream is None else stream_name(stream)
         self._in.end_episodes((name,), final_obs, how_ended(terminated, truncated), timeout_s)
 
-    def writer(self, stream: Hashable | None = None) -> LocalWriter:
-        """Make a writer for the steps of one actor: to this stream, by default to a new one."""
+    def writer(
+        self, stream: Hashable | None = None, *, schema: SchemaLike | None = None
+    ) -> LocalWriter:
+        """Make a writer for the steps of one actor: to this stream, by default to a new one.
+
+        ``schema``: for a table that has none yet, rather than that of the first step.
+        """
+        self._begin(schema)
         return LocalWriter(
             self._table_state, self._in, fresh_stream() if stream is None else stream_name(stream)
         )
@@ -519,6 +525,7 @@ class ReplayBuffer(Table):
         *,
         autoreset: AutoReset | None = None,
         streams: Sequence[Hashable] | None = None,
+        schema: SchemaLike | None = None,
     ) -> VectorWriter:
         """Make a writer for a vector of environments, with a stream for each.
 
@@ -532,8 +539,17 @@ class ReplayBuffer(Table):
             Gymnasium's default.
         streams : sequence of hashable, optional
             Their names; new ones by default.
+        schema : Schema, or what `Schema.of` takes, optional
+            For a table that has none yet, rather than the schema of the first steps.
         """
-        return VectorWriter(self.writer(), envs, autoreset, streams)
+        made = VectorWriter(self.writer(), envs, autoreset, streams)
+        self._begin(schema)
+        return made
+
+    def _begin(self, schema: SchemaLike | None) -> None:
+        """Allocate the table with this schema, if it has none yet."""
+        if schema is not None and self._table_state.schema is None:
+            self._table_state.start(Schema.of(schema))
 
     # -- sampling ----------------------------------------------------------------------------------
 
