@@ -42,6 +42,7 @@ RANKS["replay"] = [
     "table.room",
     "table.write",
     "table.table",
+    "table.staged_batches",
     "table.staged_steps",
     "table.table_access",
     "table.table_state",
@@ -72,9 +73,9 @@ RANKS["replay"] = [
 RANKS["pipeline"] = [
     "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device "
     "device.backend draw_place workers",
-    "batches.host_output batches.local_collator device.pinned_memory train_queue workers.failures "
+    "batches.host_output batches.transform device.pinned_memory train_queue workers.failures "
     "workers.seeding",
-    "device.cuda_queue job_queue workers.work workers.worker_slots",
+    "batches.local_collator device.cuda_queue job_queue workers.work workers.worker_slots",
     "batches.assembler device.streamer task_supplier workers.sample_work workers.worker_main",
     "producer workers.thread_pool workers.worker_handle",
     "workers.worker_pool",
@@ -83,6 +84,7 @@ RANKS["pipeline"] = [
     "iterator",
     "engine source_engine",
 ]
+RANKS["targets"] = ["steps", "functions", "transforms", "targets"]
 RANKS["dataset"] = [
     "bookmarks torch_collate",
     "array_dataset batch_order",
@@ -140,18 +142,21 @@ RANKS["feeder"] = [
     "commands",
 ]
 RANKS["compat"] = [
-    "compat ding.collate ding.decollate ding.entries fastai.callbacks fastai.collate "
+    "compat saved_table torchrl.arguments "
+    "ding.collate ding.decollate ding.entries fastai.callbacks fastai.collate "
     "fastai.collate_errors fastai.fake_loader fastai.getattr_proxy fastai.items "
     "fastai.keep_types fastai.to_device gluon.data.arrays gluon.data.checks gluon.data.queues "
-    "gluonnlp.data.buckets torch.order torch_errors",
+    "gluonnlp.data.buckets sb3.peer "
+    "sb3.transitions torch.order torch_errors",
     "ding.ragged ding.results ding.timesteps fastai.batch_maker fastai.workers "
-    "gluon.data.batchify gluon.data.sampler torch.loader",
+    "gluon.data.batchify gluon.data.sampler sb3.step_block torch.loader "
+    "torchrl.replay_buffer",
     "ding.loader fastai.loader gluon.data.dataset gluonnlp.data.batchify gluonnlp.data.sampler "
-    "torch.stateful",
-    "ding fastai gluon.data.bulk gluon.data.records torch",
-    "accelerate gluon.data.dataloader",
-    "gluon.data gluonnlp.data.dataloader",
-    "gluon gluonnlp.data",
+    "sb3.placed_steps torch.stateful torchrl.tensordict_replay_buffer",
+    "ding fastai gluon.data.bulk gluon.data.records sb3.linked_steps torch torchrl",
+    "accelerate gluon.data.dataloader sb3.replay_buffer",
+    "gluon.data gluonnlp.data.dataloader sb3.dict_replay_buffer sb3.n_step_replay_buffer",
+    "gluon gluonnlp.data sb3",
     "gluonnlp",
 ]
 RANKS["shm"] = [

@@ -24,6 +24,7 @@ MODULES = [
     "async_loader.schema",
     "async_loader.stats",
     "async_loader.batch_format",
+    "async_loader.targets",
     "async_loader.replay",
     "async_loader.recording",
     "async_loader.replay.samplers",

@@ -80,7 +80,7 @@ def test_a_shared_class_documents_its_thread_rule(kind):
 
 
 def test_compat_modules_list_their_public_names():
-    for name in ("torch", "ding", "gluonnlp", "fastai", "accelerate"):
+    for name in ("torch", "ding", "gluonnlp", "fastai", "accelerate", "sb3", "torchrl"):
         assert importlib.import_module(f"async_loader.compat.{name}").__all__
 
 

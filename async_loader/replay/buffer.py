@@ -451,9 +451,8 @@ class ReplayBuffer(Table):
                     "of each of n environments, or use a writer()"
                 )
             stream = 0
-        return self._in.extend(
-            one_of(batch, fields, "batch"), stream, priority, timeout_s, final_obs
-        )
+        values = fields if batch is None else one_of(batch, fields, "batch")
+        return self._in.extend(values, stream, priority, timeout_s, final_obs)
 
     @explain_wrong_names
     def end_episode(

@@ -22,12 +22,13 @@ class Tally:
     table_state : TableState
     """
 
-    __slots__ = ("_before", "_ids", "_one", "_table_state", "under_way")
+    __slots__ = ("_before", "_ids", "_none", "_one", "_table_state", "under_way")
 
     def __init__(self, table_state: TableState) -> None:
         self._table_state = table_state
         self._before = 0
         self._one = np.full(1, -1, np.int64)
+        self._none = self._one.copy()
         self._ids = _NO_IDS
         self.under_way = False
         """Whether a call has begun and not ended, such as one that raised."""
@@ -43,7 +44,9 @@ class Tally:
         """As `begin_one`, for a call that adds ``count`` steps."""
         if self.under_way:
             self.settle()
-        ids = np.full(count, -1, np.int64)
+        if len(self._none) != count:
+            self._none = np.full(count, -1, np.int64)
+        ids = self._none.copy()
         self._ids, self.under_way = ids, True
         return ids
 

@@ -18,6 +18,7 @@ from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.schema import Field, Schema
 from async_loader.table import AutoReset, Ids, VectorEnv
 
+_BOOL = np.dtype(np.bool_)
 _ENDS = ("terminated", "truncated")
 _AUTORESETS = ("nextstep", "samestep", "disabled")
 _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['autoreset_mode']"
@@ -113,6 +114,8 @@ class VectorWriter:
         self._each = EachStream(self.streams)
         self._about = _About(None)
         self._closed = False
+        self._none = bytes(count)  # of a bool for each environment, none of them true
+        self._shape = (count,)
         self._resetting: Bools = np.zeros(count, np.bool_)
         # The value of `_resetting` if the running call adds its steps.
         self._then: Bools | None = None
@@ -179,11 +182,13 @@ class VectorWriter:
             raise Closed("this writer was closed: get another from the buffer")
         self._settle()
         over, cut = self._ended("terminated", terminated), self._ended("truncated", truncated)
-        ends = over | cut
-        goes_on = not _any(ends)
-        if not goes_on:
-            self._check_mode(ends, info)
-        after = next_obs if goes_on else self._after(next_obs, ends, info)
+        none = self._none
+        goes_on = over.tobytes() == none and cut.tobytes() == none  # a third of what `any()` takes
+        if goes_on:
+            after = next_obs
+        else:
+            self._check_mode(over | cut, info)
+            after = self._after(next_obs, over | cut, info)
         schema = self._writer.schema
         about = self._about
         if about.schema is not schema:
@@ -192,7 +197,7 @@ class VectorWriter:
             fields = {**_with_narrow_reward(fields), "next_obs": after}
         elif about.stores_next:
             fields["next_obs"] = after
-        if goes_on and not _any(self._resetting):
+        if goes_on and self._resetting.tobytes() == none:
             self._before = self._writer.steps
             self._then = self._resetting
             ids = self._writer._extend_together(
@@ -206,7 +211,7 @@ class VectorWriter:
             )
             self._then = None
             return ids
-        keep = ~self._resetting
+        ends, keep = over | cut, ~self._resetting
         then = ends & keep if self._mode == "nextstep" else self._resetting
         if not keep.any():  # a call that only resets
             self._resetting = then
@@ -297,8 +302,10 @@ class VectorWriter:
         self._then = None
 
     def _ended(self, name: str, values: object) -> Bools:
+        if type(values) is np.ndarray and values.dtype is _BOOL and values.shape == self._shape:
+            return values
         ended = np.asarray(_rows(values), np.bool_)
-        if ended.shape != (self._count,):
+        if ended.shape != self._shape:
             raise SchemaError(
                 f"{name} has shape {list(ended.shape)} for {self._count} environments: one for each"
             )
@@ -370,11 +377,6 @@ class _About:
                 "a schema with a next=... that a vector of environments writes has the fields "
                 "terminated and truncated"
             )
-
-
-def _any(values: Bools) -> bool:
-    """As ``values.any()``, in a third of its time."""
-    return bool(values.tobytes().strip(b"\0"))
 
 
 def _mode_of(envs: object, autoreset: object) -> str:

@@ -29,7 +29,9 @@ _ALL_KERNELS = 8 << 20
 """Bytes that the folder of compiled code needs, rounded up."""
 
 
-def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]:
+def kernel(
+    *, keeps_gil: bool = False, inline: bool = False, always: bool = False
+) -> Callable[[F], F]:
     """Compile a function at its first call.
 
     Parameters
@@ -39,6 +41,9 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
         that wants it, getting it back takes up to 5 ms.
     inline : bool
         For small functions that only kernels call.
+    always : bool
+        Of those, for the ones that are called for each row written: LLVM leaves calls of the larger
+        ones, and each passes every array as seven words.
     """
     from numba import njit
 
@@ -48,6 +53,8 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
 
     def compile_(function: F) -> F:
         options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if inline else {}
+        if always:
+            options["forceinline"] = True
         # Without numba's reference counts: each call of an inlined kernel would count its arrays up
         # and down, in two locked instructions, which is two thirds of writing a small row. So no
         # kernel can allocate an array.

@@ -56,7 +56,7 @@ def drop_pending(g: Any, steps: int, streams: int, changes: Any) -> None:
             if not there(g, name):
                 break
             if peek8(g[ALIVE] + name % g[ROWS]):
-                deactivate(g, name, changes)
+                deactivate(g, name % g[ROWS], changes)
                 g[WAITING] += 1
                 changes[3] += 1
             name = load(at(g, name) + PREV)
@@ -109,7 +109,7 @@ def room(g: Any, streams: int) -> int:
 def expire_old(g: Any, changes: Any) -> None:
     """End the items before the newest CAPACITY rows: a loaded table may have kept more."""
     for name in range(max(0, g[CURSOR] - g[ROWS]), g[CURSOR] - g[CAPACITY]):
-        retire(g, name, changes)
+        retire(g, name, name % g[ROWS], changes)
 
 
 @kernel(keeps_gil=True)
@@ -133,14 +133,13 @@ def remove(g: Any, rows: Any, changes: Any) -> None:
         if rows[i] >= 0:
             name = load(g[BASE] + rows[i] * g[STRIDE] + ID) - 1
             if name >= 0:
-                end_item(g, name, changes)
+                end_item(g, name, rows[i], changes)
 
 
 @kernel(keeps_gil=True)
 def forget(g: Any, rows: Any, changes: Any) -> None:
     """End the items of these rows, and leave the rows unchanged."""
     for i in range(len(rows)):
-        # a row is the id of its first step, and only the row matters
         deactivate(g, rows[i], changes)
 
 

@@ -109,11 +109,11 @@ def fill(
     k = 0
     for i in range(start, stop):
         ids[i] = names[k]
-        put_row(fields, i, names[k] % g[ROWS])
+        put_row(fields, 0, i, names[k] % g[ROWS])
         _record(ring, place + k, streams[i], flags[i], given[i] if len(given) else np.nan)
         k += 1
         if flags[i] & AWAITS:
-            put_row(final, i, names[k] % g[ROWS])
+            put_row(final, 0, i, names[k] % g[ROWS])
             _record(ring, place + k, streams[i], FINAL, np.nan)
             k += 1
     return place + k

@@ -20,7 +20,7 @@ from async_loader.replay.base.row_format import (
     ROWS,
 )
 from async_loader.replay.kernels.machine import load, peek8, peek64, poke8, poke64, store
-from async_loader.replay.kernels.writing import end_here, next_id, retire, settle
+from async_loader.replay.kernels.writing import end_here, next_row, retire, settle
 
 
 @kernel(keeps_gil=True)
@@ -29,13 +29,13 @@ def grant(g: Any, count: int, changes: Any) -> int:
 
     Return the first id; ``changes[2]`` is how many.
     """
-    first = next_id(g, changes)
+    first, _ = next_row(g, changes)
     taken = 1
     while taken < count:
         row = g[CURSOR] % g[ROWS]
         if row == 0 or peek8(g[HELD] + row):
             break
-        next_id(g, changes)
+        next_row(g, changes)
         taken += 1
     for k in range(taken):
         poke8(g[HELD] + (first + k) % g[ROWS], 1)
@@ -105,7 +105,7 @@ def _commit_record(g: Any, book: int, record: int, streams: int, changes: Any) -
     name = _next_row(g, book)
     if g[GIVEN]:
         poke64(g[GIVEN] + 8 * (name % g[ROWS]), peek64(record + 16 * ring_format.SIZE))
-    settle(g, name, stream, flags, changes)
+    settle(g, name, name % g[ROWS], stream, flags, changes)
     if flags & FINAL == 0:
         poke64(book + grant_log.STEPPED, peek64(book + grant_log.STEPPED) + 1)
     return True
@@ -168,6 +168,7 @@ def room_ahead(g: Any, most: int, changes: Any) -> int:
         free += peek8(g[HELD] + (g[CURSOR] + k) % g[ROWS]) == 0
     if free < 2:
         for _ in range(most):
-            retire(g, g[CURSOR] - g[CAPACITY], changes)
+            name = g[CURSOR] - g[CAPACITY]
+            retire(g, name, name % g[ROWS], changes)
             g[CURSOR] += 1
     return free

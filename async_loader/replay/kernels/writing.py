@@ -10,7 +10,6 @@ from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import (
     ALIVE,
     AWAITS,
-    BASE,
     BORN,
     CAPACITY,
     COUNT,
@@ -37,7 +36,6 @@ from async_loader.replay.base.row_format import (
     ROWS,
     STACK_WORDS,
     STATE_CHANGED,
-    STRIDE,
     TERMINATED,
     TERMINATED_FIELD,
     TOP,
@@ -54,10 +52,14 @@ from async_loader.replay.kernels.machine import (
     poke8,
     poke64,
     poke_float,
+    prefetch,
     stack_words,
     store,
 )
-from async_loader.replay.kernels.row_address import at, put_row, there
+from async_loader.replay.kernels.row_address import at, at_row, put_row, there, there_at
+
+_AHEAD = 16
+"""Rows from the request of a row's head to its use."""
 
 
 @kernel(inline=True)
@@ -68,12 +70,11 @@ def _set_end_field(g: Any, row: int, field: int) -> None:
 
 
 @kernel(inline=True)
-def _flag(g: Any, name: int, flags: int) -> None:
-    """Add flags to a published step. See NOTE [row lock]."""
-    if not there(g, name):
+def _flag(g: Any, name: int, row: int, flags: int) -> None:
+    """Add flags to a published step in its row. See NOTE [row lock]."""
+    if not there_at(g, name, row):
         return
-    row = name % g[ROWS]
-    address = at(g, name) + FLAGS
+    address = at_row(g, row) + FLAGS
     before = load(address)
     if before & flags == flags:
         return
@@ -94,9 +95,8 @@ def note(g: Any, row: int, change: int) -> None:
 
 
 @kernel(inline=True)
-def deactivate(g: Any, name: int, changes: Any) -> None:
-    """End the item of that id, if there is one."""
-    row = name % g[ROWS]
+def deactivate(g: Any, row: int, changes: Any) -> None:
+    """End the item in that row, if there is one."""
     if peek8(g[ALIVE] + row):
         poke8(g[ALIVE] + row, 0)
         g[COUNT] -= 1
@@ -106,27 +106,30 @@ def deactivate(g: Any, name: int, changes: Any) -> None:
 
 
 @kernel(inline=True)
-def _is_pending(g: Any, name: int) -> bool:
+def _is_pending(g: Any, name: int, row: int) -> bool:
     """Return whether a step may still become an item."""
-    if not there(g, name) or peek8(g[ALIVE] + name % g[ROWS]):
+    if not there_at(g, name, row) or peek8(g[ALIVE] + row):
         return False
-    return load(at(g, name) + FLAGS) & (FINAL | DELETED) == 0
+    return load(at_row(g, row) + FLAGS) & (FINAL | DELETED) == 0
 
 
-@kernel(inline=True)
-def end_item(g: Any, name: int, changes: Any) -> None:
+@kernel(inline=True, always=True)
+def end_item(g: Any, name: int, row: int, changes: Any) -> None:
     """As `deactivate`; and the step never becomes an item again."""
-    if _is_pending(g, name):
+    if _is_pending(g, name, row):
         g[WAITING] -= 1
-    _flag(g, name, DELETED)
-    deactivate(g, name, changes)
+    _flag(g, name, row, DELETED)
+    deactivate(g, row, changes)
 
 
-@kernel(inline=True)
-def _activate(g: Any, name: int, changes: Any) -> None:
+@kernel(inline=True, always=True)
+def _activate(g: Any, name: int, row: int, changes: Any) -> None:
     """Make a step an item, unless a row that it needs is gone or is about to go."""
-    row = name % g[ROWS]
-    if not there(g, name) or load(at(g, name) + FLAGS) & (FINAL | DELETED) or peek8(g[ALIVE] + row):
+    if (
+        not there_at(g, name, row)
+        or load(at_row(g, row) + FLAGS) & (FINAL | DELETED)
+        or peek8(g[ALIVE] + row)
+    ):
         return
     oldest = name
     for _ in range(g[DEPTH] - 1):
@@ -138,7 +141,7 @@ def _activate(g: Any, name: int, changes: Any) -> None:
             break
         oldest = before
     if oldest < 0 or (g[ORDERED] and oldest < g[CURSOR] - g[CAPACITY]):
-        _flag(g, name, DELETED)  # its past is overwritten
+        _flag(g, name, row, DELETED)  # its past is overwritten
         g[WAITING] -= 1
         return
     poke8(g[ALIVE] + row, 1)
@@ -149,36 +152,41 @@ def _activate(g: Any, name: int, changes: Any) -> None:
     note(g, row, STATE_CHANGED)
 
 
-@kernel(inline=True)
-def retire(g: Any, name: int, changes: Any) -> None:
+@kernel(inline=True, always=True)
+def retire(g: Any, name: int, row: int, changes: Any) -> None:
     """Retire a step that leaves the newest `capacity`: the items that show it end."""
-    if not there(g, name):
+    if not there_at(g, name, row):
         return
-    end_item(g, name, changes)
+    end_item(g, name, row, changes)
     for _ in range(g[DEPTH] - 1):
-        name = load(at(g, name) + NEXT)
-        if not there(g, name):
+        name = load(at_row(g, row) + NEXT)
+        row = name % g[ROWS]
+        if not there_at(g, name, row):
             return
-        end_item(g, name, changes)
+        end_item(g, name, row, changes)
 
 
-@kernel(inline=True)
-def next_id(g: Any, changes: Any) -> int:
-    """Return the id of the next row in order, and mark the row as being written.
+@kernel(inline=True, always=True)
+def next_row(g: Any, changes: Any) -> Any:
+    """Return the id of the next row in order, and the row, which is marked as being written.
 
     Rows that writers hold are skipped.
     """
     while True:
         name = g[CURSOR]
         g[CURSOR] += 1
-        retire(g, name - g[CAPACITY], changes)
         row = name % g[ROWS]
+        oldest = row - g[CAPACITY]
+        if oldest < 0:
+            oldest += g[ROWS]
+        prefetch(at_row(g, oldest + _AHEAD) + FLAGS)
+        retire(g, name - g[CAPACITY], oldest, changes)
         if not peek8(g[HELD] + row):
             break
     g[TOP] = max(g[TOP], row + 1)
-    store(g[BASE] + row * g[STRIDE] + ID, 0)
+    store(at_row(g, row) + ID, 0)
     before_stores()
-    return name
+    return name, row
 
 
 @kernel(inline=True)
@@ -198,7 +206,8 @@ def _mature(g: Any, last: int, changes: Any) -> None:
                 count += 1
             name = load(at(g, name) + PREV)
         for k in range(count - 1, -1, -1):
-            _activate(g, peek64(names + 8 * k), changes)
+            name = peek64(names + 8 * k)
+            _activate(g, name, name % g[ROWS], changes)
 
 
 @kernel(inline=True)
@@ -209,28 +218,30 @@ def _give_up(g: Any, last: int, changes: Any) -> None:
     step before it becomes the last one, with the observation of ``last`` as its successor. The
     reward of ``last`` is lost, since no value can be bootstrapped for it.
     """
-    if not there(g, last):
+    row = last % g[ROWS]
+    if not there_at(g, last, row):
         return
-    if g[FOLLOWED] == 0 or load(at(g, last) + FLAGS) & TERMINATED:
+    if g[FOLLOWED] == 0 or load(at_row(g, row) + FLAGS) & TERMINATED:
         _mature(g, last, changes)
         return
-    if _is_pending(g, last):
+    if _is_pending(g, last, row):
         g[WAITING] -= 1
-    deactivate(g, last, changes)
-    before = load(at(g, last) + PREV)
-    _flag(g, last, FINAL)
+    deactivate(g, row, changes)
+    before = load(at_row(g, row) + PREV)
+    _flag(g, last, row, FINAL)
     if before >= 0 and there(g, before):
-        _flag(g, before, TRUNCATED)
+        _flag(g, before, before % g[ROWS], TRUNCATED)
         _mature(g, before, changes)
 
 
-@kernel(inline=True)
-def settle(g: Any, name: int, stream: int, flags: int, changes: Any) -> None:
+@kernel(inline=True, always=True)
+def settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) -> None:
     """Link a row whose fields are written into its stream, and publish it."""
-    address = at(g, name)
+    address = at_row(g, row)
     mark = g[LAST] + 8 * stream
     last = peek64(mark)
-    if last >= 0 and flags & FINAL == 0 and there(g, last) and load(at(g, last) + FLAGS) & ENDS:
+    before = row - (name - last) if name - row <= last < name else last % g[ROWS]
+    if flags & FINAL == 0 and there_at(g, last, before) and load(at_row(g, before) + FLAGS) & ENDS:
         _give_up(g, last, changes)  # its final observation was announced and did not come
         last = -1
     if g[ORDERED] and name < g[CURSOR] - g[CAPACITY]:
@@ -242,23 +253,24 @@ def settle(g: Any, name: int, stream: int, flags: int, changes: Any) -> None:
     poke64(address + NEXT, -1)
     poke64(address + FLAGS, flags)
     store(address + ID, name + 1)
-    poke64(g[NAMES] + 8 * (name % g[ROWS]), name)
-    note(g, name % g[ROWS], ROW_CHANGED | STATE_CHANGED)
-    if there(g, last):
-        store(at(g, last) + NEXT, name)
-        note(g, last % g[ROWS], ROW_CHANGED)
+    poke64(g[NAMES] + 8 * row, name)
+    note(g, row, ROW_CHANGED | STATE_CHANGED)
+    if there_at(g, last, before):
+        store(at_row(g, before) + NEXT, name)
+        note(g, before, ROW_CHANGED)
     if flags & FINAL:
         if last >= 0:
-            _flag(g, last, flags & ENDS)
+            _flag(g, last, before, flags & ENDS)
             _mature(g, last, changes)
         poke64(mark, -1)
         return
-    ripe = name
+    ripe, place = name, row
     for _ in range(g[LOOKAHEAD]):
         if ripe >= 0:
-            ripe = load(at(g, ripe) + PREV) if there(g, ripe) else -1
+            ripe = load(at_row(g, place) + PREV) if there_at(g, ripe, place) else -1
+            place = ripe % g[ROWS]
     if ripe >= 0:
-        _activate(g, ripe, changes)
+        _activate(g, ripe, place, changes)
     poke64(mark, name)
     if flags & ENDS and flags & AWAITS == 0:
         _mature(g, name, changes)
@@ -271,6 +283,8 @@ def write(
     fields: Any,
     start: int,
     stop: int,
+    per: int,
+    between: int,
     final: Any,
     streams: Any,
     flags: Any,
@@ -281,32 +295,43 @@ def write(
     """Write steps ``start`` to ``stop``, and the final observations of those with AWAITS, into rows
     in order.
 
-    ``fields [fields, 5]``: see field_table.py; ``final``: the same for final observations. ``given
+    ``fields [fields, 5]``: see field_table.py; ``final``: the same for final observations. Steps of
+    ``fields`` come in blocks of ``per``, each ``between`` bytes after the one before it. ``given
     [steps]``: priorities, NaN for none, or empty. ``changes``: how many rows were noted in BORN and
     in DIED. No row is in DIED first and then in BORN, as long as fewer rows are written than there
     are spare ones.
     """
+    block, k = start // per * between, start % per
     for i in range(start, stop):
-        ids[i] = _write_one(
-            g, fields, i, flags[i], streams[i], given[i] if len(given) else np.nan, changes
-        )
+        if k == per:
+            block, k = block + between, 0
+        priority = given[i] if len(given) else np.nan
+        ids[i] = _write_one(g, fields, block, k, flags[i], streams[i], priority, changes)
         if flags[i] & AWAITS:
-            _write_one(g, final, i, FINAL, streams[i], np.nan, changes)
+            _write_one(g, final, 0, i, FINAL, streams[i], np.nan, changes)
+        k += 1
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def _write_one(
-    g: Any, fields: Any, i: int, flags: int, stream: int, priority: float, changes: Any
+    g: Any,
+    fields: Any,
+    block: int,
+    i: int,
+    flags: int,
+    stream: int,
+    priority: float,
+    changes: Any,
 ) -> int:
-    name = next_id(g, changes)
-    _fill(g, fields, i, name % g[ROWS], priority)
-    settle(g, name, stream, flags, changes)
+    name, row = next_row(g, changes)
+    _fill(g, fields, block, i, row, priority)
+    settle(g, name, row, stream, flags, changes)
     return name
 
 
-@kernel(inline=True)
-def _fill(g: Any, fields: Any, i: int, row: int, priority: float) -> None:
-    put_row(fields, i, row)
+@kernel(inline=True, always=True)
+def _fill(g: Any, fields: Any, block: int, i: int, row: int, priority: float) -> None:
+    put_row(fields, block, i, row)
     if g[GIVEN]:
         poke_float(g[GIVEN] + 8 * row, priority)
 
@@ -324,13 +349,13 @@ def overwrite(
     changes: Any,
 ) -> None:
     """Write step ``i`` into a free row, under the row's next id, which goes into ``ids[i]``."""
-    old = load(g[BASE] + row * g[STRIDE] + ID) - 1
+    old = load(at_row(g, row) + ID) - 1
     name = row if old < 0 else old + g[ROWS]
-    store(g[BASE] + row * g[STRIDE] + ID, 0)
+    store(at_row(g, row) + ID, 0)
     before_stores()
     g[TOP] = max(g[TOP], row + 1)
-    _fill(g, fields, i, row, priority)
-    settle(g, name, stream, flags, changes)
+    _fill(g, fields, 0, i, row, priority)
+    settle(g, name, row, stream, flags, changes)
     ids[i] = name
 
 
@@ -340,7 +365,7 @@ def end_here(g: Any, stream: int, flags: int, changes: Any) -> None:
     mark = g[LAST] + 8 * stream
     last = peek64(mark)
     if last >= 0:
-        _flag(g, last, flags)
+        _flag(g, last, last % g[ROWS], flags)
         _give_up(g, last, changes)
         poke64(mark, -1)
 
@@ -354,6 +379,7 @@ def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> Non
     if len(final) == 0:
         end_here(g, stream, flags, changes)
     elif peek64(mark) >= 0:
-        _flag(g, peek64(mark), flags)
-        _write_one(g, final, 0, FINAL, stream, np.nan, changes)
+        last = peek64(mark)
+        _flag(g, last, last % g[ROWS], flags)
+        _write_one(g, final, 0, 0, FINAL, stream, np.nan, changes)
         poke64(mark, -1)

@@ -13,6 +13,8 @@ from async_loader.replay.array_types import Bools, Ids
 from async_loader.replay.base.row_format import TERMINATED, TRUNCATED
 from async_loader.schema import Schema
 
+_BOOL = np.dtype(np.bool_)
+
 
 def how_ended(terminated: bool, truncated: bool) -> int:
     """Return the flag of an episode that ends after its last step; neither counts as truncated."""
@@ -90,8 +92,10 @@ class Ends:
                 if name not in batch:
                     batch[name] = _ended(name, said, count_of(batch))
             elif said is not False:
-                ended = _ended(name, said, count_of(batch)) * np.int64(flag)
-                flags = ended if flags is None else flags | ended
+                ended = _ended(name, said, count_of(batch))
+                if ended.tobytes().strip(b"\0"):
+                    flagged = ended * np.int64(flag)
+                    flags = flagged if flags is None else flags | flagged
         if self.done and "done" not in batch:
             batch["done"] = _ended("terminated", terminated, count_of(batch))
         return flags
@@ -110,6 +114,8 @@ def _ended(name: str, said: object, count: int) -> Bools:
     """Return one bool for each of ``count`` steps, from one for all or one for each."""
     if said is False or said is True:
         return np.full(count, said)
+    if type(said) is np.ndarray and said.dtype is _BOOL and said.shape == (count,):
+        return said
     array = tensors.as_array(said)
     array = np.asarray(said) if array is None else array
     if array.ndim == 0:

@@ -148,6 +148,11 @@ class Inserter:
                 self._priorities(priority, len(flags))
 
             self._begin(schema_of_columns(batch), check)
+        staged = table_state.staged
+        if staged is not None and final_obs is None and priority is None:
+            known = staged.extend(table_state.table, batch, stream, said, ids)
+            if known is not None:
+                return known
         steps = table_state.step_packer.steps(batch, final_obs, said)
         source, final, flags, memory = steps
         count = len(flags)
@@ -174,6 +179,10 @@ class Inserter:
             else:
                 numbers = np.full(count, table.stream(names), np.int64)
             table.write(source, final, count, numbers, flags, given, new, memory)
+            if table_state.staged is None and table_state.may_stage:
+                table_state.stage()
+            if table_state.staged is not None and final_obs is None and priority is None:
+                table_state.staged.prepare(table, batch, stream, numbers)
 
         rows = count + (int(np.count_nonzero(flags & AWAITS)) if len(final) else 0)
         self._write(write, count, timeout_s, rows, names)

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from async_loader.replay.array_types import Ids
-from async_loader.replay.stream_names import EachStream
+from async_loader.replay.stream_names import EachStream, StreamName
 
 _INT64 = np.dtype(np.int64)
 
@@ -43,17 +43,20 @@ class LastStreams:
         cls, stream: object, names: list[Hashable], known_to: Mapping[Hashable, int], numbers: Ids
     ) -> Self | None:
         """Keep them, if it is cheap to see that the next batch names the same streams."""
-        given = _given(stream)
+        given = comparable(stream)
         return None if given is None else cls(given, names, known_to, numbers)
 
     def are(self, stream: object, rows: int) -> bool:
         """Return whether ``stream`` names the same streams, one for each of ``rows`` rows."""
-        return len(self.names) == rows and self._given == _given(stream)
+        return len(self.names) == rows and self._given == comparable(stream)
 
 
-def _given(stream: Any) -> object:
+_AS_THEY_ARE = (EachStream, range, int, str, StreamName)
+
+
+def comparable(stream: Any) -> object:
     """Return a copy of ``stream`` that is cheap to compare, ``None`` for others."""
-    if type(stream) is EachStream or type(stream) is range:
+    if type(stream) in _AS_THEY_ARE:
         return stream
     if type(stream) is np.ndarray and stream.dtype is _INT64 and stream.ndim == 1:
         return stream.tobytes()

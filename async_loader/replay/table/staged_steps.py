@@ -1,10 +1,14 @@
-"""Steps that were added one by one and are not in their rows yet.
+"""Steps that were added by themselves or in small batches and are not in their rows yet.
 
 # NOTE [staged steps]
 One call of the kernel that writes rows takes as long as ten small steps in it. So `add` copies a
 step into columns here, and the kernel is called for many steps at once: by `TableWriting.finish`,
 which every access to the table calls first, under the same lock. So no call can tell whether a step
 was staged: ids, counts, draws and errors are those of a step that was written.
+
+`extend` does the same with whole batches, where it saves their checks too: from the third of three
+batches of one shape and the same streams on, a batch is compared with the one before. It is either
+single steps or batches that are staged; the first of the other kind has them written.
 
 A step is staged only where nothing can go wrong later: it has exactly the fields of the schema in
 their dtypes, no priority and no final observation; no limiter waits, no writer of another process
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -36,6 +40,8 @@ from async_loader.replay.samplers import (
     RankPrioritized,
     Uniform,
 )
+from async_loader.replay.table.last_streams import comparable
+from async_loader.replay.table.staged_batches import StagedBatches, look, order
 from async_loader.replay.table.step_packer import StepPacker, end_fields
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.waiters import Waiters
@@ -72,19 +78,23 @@ class StagedSteps:
     count : int
         Steps that are staged.
     stopped : bool
-        Whether `add` stages no more.
+        Whether `add` and `extend` stage no more.
     """
 
     __slots__ = (
+        "_are_batches",
+        "_batches",
         "_ends",
         "_fields",
         "_first",
         "_get",
+        "_get_batch",
         "_heads",
         "_kinds",
         "_lock",
         "_memory",
         "_pack_into",
+        "_seen",
         "_size",
         "_step_packer",
         "_waiters",
@@ -99,6 +109,7 @@ class StagedSteps:
         fields = step_packer.schema.fields
         self._width = len(fields)
         self._get = _getter([field.name for field in fields])
+        self._get_batch = _getter([fields[i].name for i in order(step_packer)])
         self._kinds = [_kind(field) for field in fields]
         # As the kernel takes it, the fields of a step lie beside each other, without gaps.
         # Before them: the number of its stream, and its flags.
@@ -111,12 +122,15 @@ class StagedSteps:
             step_packer.everything, (address_of(memory) + offsets).tolist()
         )
         self._fields[:, ARRAY_STRIDE] = packer.size
-        ends = (step_packer.terminated, step_packer.truncated, step_packer.done)
-        self._ends = [i for i in ends if i >= 0]
+        self._ends = step_packer.ends
         self._heads = np.ndarray((_MOST, 2), np.int64, memory, strides=(packer.size, 8))
         self._first = 0
         self.count = 0
         self.stopped = False
+        # What batches look like that are staged, and whether steps of such are staged now.
+        self._batches: StagedBatches | None = None
+        self._are_batches = False
+        self._seen: object = None
 
     @staticmethod
     def suits(table: Table) -> bool:
@@ -194,6 +208,10 @@ class StagedSteps:
             if number is None or self.stopped or table.rest is not None:
                 return NOT_STAGED
             place = self.count
+            if self._are_batches:
+                if place:
+                    return NOT_STAGED
+                self._are_batches = False
             try:
                 self._pack_into(self._memory, place * self._size, number, said, *values)
             except (struct.error, OverflowError):  # a number that the field cannot hold
@@ -209,11 +227,92 @@ class StagedSteps:
                     self._waiters.ring()
         return id_
 
+    def extend(
+        self,
+        table: Table,
+        batch: Mapping[str, Any],
+        stream: object,
+        said: Ids | None,
+        ids: Callable[[int], Ids] | None,
+    ) -> Ids | None:
+        """As `add`, for a batch. Return its ids; ``None`` if it is not staged.
+
+        The other parameters are as in `Inserter.extend`.
+        """
+        batches = self._batches
+        if batches is None or len(batch) != self._width or type(batch) is not dict:
+            return None
+        try:
+            values: Sequence[Any] = self._get_batch(batch)
+            if list(map(look, values)) != batches.looks:
+                return None
+        except (KeyError, AttributeError):
+            return None
+        given = batches.given
+        if stream is not given and comparable(stream) != given:
+            return None
+        if batches.converted:
+            values = batches.convert(values)
+        try:
+            packed = b"".join(values)
+        except TypeError:  # not contiguous, or without a buffer, as times
+            return None
+        flags = None
+        if said is not None or not packed.endswith(batches.no_ends):
+            flags = batches.flags(values, said)
+        rows = batches.rows
+        new = None if ids is None else ids(rows)
+        with self._lock:
+            if (
+                self._batches is not batches
+                or batches.known_to is not table.streams
+                or self.stopped
+                or table.rest is not None
+            ):
+                return None
+            if self.count and not self._are_batches:
+                table.finish()
+            place = self.count
+            if not place:
+                batches.begin(int(table.g[r.CURSOR]))
+            batches.flag(place, flags)
+            batches.pack_into(batches.memory, place * batches.row_bytes, packed)
+            after = place + rows
+            made = batches.ids[place:after]
+            if new is None:
+                new = made
+            # no call between: see NOTE [interrupted calls]
+            self.count, self._are_batches, new[:] = after, True, made
+            if after == batches.most or self._waiters.any_waits:
+                try:
+                    table.finish()
+                finally:
+                    self._waiters.ring()
+        return new
+
+    def prepare(self, table: Table, batch: Mapping[str, Any], stream: object, numbers: Ids) -> None:
+        """Prepare for batches like this one, which was written. Under the lock.
+
+        Not for the first of a kind: batches of changing lengths would each prepare for nothing.
+        """
+        if len(batch) != self._width or type(batch) is not dict:
+            return
+        seen = given, _ = comparable(stream), len(numbers)
+        if seen == self._seen:
+            self._batches = StagedBatches.of(
+                self._step_packer, self._get_batch(batch), given, numbers, table.streams
+            )
+        self._seen = seen
+
     def taken(self) -> tuple[Any, ...]:
-        """Return the steps as the arguments of `TableWriting.write`."""
+        """See `write.Staged`."""
         count = self.count
+        if self._are_batches:
+            assert self._batches is not None
+            return self._batches.taken(count)
         return (
             self._fields,
+            (count, 0),
             NO_FIELDS,
             count,
             self._heads[:count, 0].copy(),

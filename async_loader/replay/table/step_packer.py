@@ -57,7 +57,7 @@ class StepPacker:
         self._cells = [np.zeros((1, *field.shape), field.dtype) for field in schema.fields]
         self._one = self.fields(self.everything, self._cells)
         self.terminated, self.truncated, self.done = end_fields(schema)
-        self._ends = [i for i in (self.terminated, self.truncated, self.done) if i >= 0]
+        self.ends = [i for i in (self.terminated, self.truncated, self.done) if i >= 0]
         self.followed = [i for i, field in enumerate(schema.fields) if field.next is not None]
         every = list(tree.paths(schema.structure))
         self._paths = [every[i] for i in self.followed]
@@ -106,7 +106,7 @@ class StepPacker:
         Return their columns, contiguous, in the fields' dtypes. Any thread, without the lock.
         """
         columns = self.leaves(batch)
-        for i, (fit, dtype, shape, _) in enumerate(self._kinds):
+        for i, (_, dtype, shape, _) in enumerate(self._kinds):
             value = columns[i]
             if (
                 type(value) is not np.ndarray
@@ -115,9 +115,14 @@ class StepPacker:
                 or value.shape[1:] != shape
                 or not value.flags.c_contiguous
             ):
-                columns[i] = np.ascontiguousarray(fit.column(value), dtype)
+                columns[i] = self.column(i, value)
         length_of(self.schema, columns)
         return columns
+
+    def column(self, i: int, value: object) -> Array:
+        """As `columns`, for one field."""
+        fit, dtype, *_ = self._kinds[i]
+        return np.ascontiguousarray(fit.column(value), dtype)
 
     def steps(self, batch: Mapping[str, Any], final_obs: object, said: Ids | None) -> Steps:
         """Check many steps. Any thread, without the lock.
@@ -181,7 +186,7 @@ class StepPacker:
     def may_end(self, columns: Sequence[Array]) -> bool:
         """Return whether a step of these columns may end its episode."""
         # a third of what `any()` takes
-        return any(columns[i].tobytes().strip(b"\0") for i in self._ends)
+        return any(columns[i].tobytes().strip(b"\0") for i in self.ends)
 
     def column_ends(self, columns: Sequence[Array], said: Ids | None = None) -> Ids:
         """Return the flags of many steps: those of their fields, and ``said``."""

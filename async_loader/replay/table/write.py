@@ -19,7 +19,9 @@ class Staged(Protocol):
     count: int
 
     def taken(self) -> tuple[Any, ...]:
-        """Return the steps as the arguments of `TableWriting.write`."""
+        """Return the steps as `TableWriting.rest` has them: the arguments of `TableWriting.write`,
+        and after the first how many steps lie in a block, and the bytes from block to block.
+        """
 
 
 class TableWriting(TableRoom):
@@ -56,11 +58,11 @@ class TableWriting(TableRoom):
         if self.free is None and count <= self._burst and not self.granted:
             self._ready(2 * count)
             self._k.write(
-                self.g, fields, 0, count, final, streams, flags, given, ids, self._changes
+                self.g, fields, 0, count, count, 0, final, streams, flags, given, ids, self._changes
             )
             self.settle()
             return
-        self.rest = fields, final, count, streams, flags, given, ids, keep
+        self.rest = fields, (count, 0), final, count, streams, flags, given, ids, keep
         try:
             self._write_rest()
         except BaseException:
@@ -78,7 +80,7 @@ class TableWriting(TableRoom):
         """Write the steps of `rest` that are not in the table yet."""
         if self.rest is None:
             return
-        fields, final, count, streams, flags, given, ids, _ = self.rest
+        fields, (per, between), final, count, streams, flags, given, ids, _ = self.rest
         self._settle_taken()
         self.settle()
         burst, start = self._burst, int(np.count_nonzero(ids >= 0))
@@ -91,7 +93,18 @@ class TableWriting(TableRoom):
                 stop = min(count, start + (self._free_ahead(burst) if passes else burst))
                 self._ready(2 * (stop - start))
                 self._k.write(
-                    self.g, fields, start, stop, final, streams, flags, given, ids, self._changes
+                    self.g,
+                    fields,
+                    start,
+                    stop,
+                    per,
+                    between,
+                    final,
+                    streams,
+                    flags,
+                    given,
+                    ids,
+                    self._changes,
                 )
             self.settle()
             start = stop

@@ -1,0 +1,118 @@
+"""Transitions with both of their observations, by the places that Stable-Baselines3 gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from async_loader.compat.saved_table import SavedTable
+from async_loader.compat.sb3.step_block import StepBlock
+from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
+from async_loader.errors import Broken
+from async_loader.replay import ReplayBuffer as Table
+from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.buffer import parts_of
+from async_loader.replay.table.sequence_reader import reader_of
+
+_OTHERS = (
+    "the table of this buffer has other steps than those of add(), or lacks some of them: nothing "
+    "else may write to it"
+)
+
+
+class PlacedSteps:
+    """The newest ``size`` transitions of each environment.
+
+    The transition of environment ``e`` that was added ``k`` calls before the newest has the id
+    ``newest - k * n_envs + e``, so a place ``[position, environment]`` is a row without a look-up.
+
+    Parameters
+    ----------
+    size : int
+        Transitions of each environment.
+    form : TransitionFormat
+    saved : SavedTable, optional
+        What `saved` returned.
+
+    Attributes
+    ----------
+    table : async_loader.ReplayBuffer
+    block : StepBlock
+        What `add` adds.
+    """
+
+    def __init__(self, size: int, form: TransitionFormat, saved: SavedTable | None = None) -> None:
+        self._form, self._size, self._n_envs = form, size, form.n_envs
+        capacity = size * form.n_envs
+        self.table = Table(capacity, form.schema(False)) if saved is None else saved.table()
+        self.block = StepBlock(self.table, form, linked=False)
+        # of the first environment's newest transition
+        self._newest = -form.n_envs if saved is None else int(saved.extra)
+        parts = parts_of(self.table)
+        self._state = parts.state
+        self._storage = self._state.table.storage
+        self._rows = self._storage.layout.rows
+        self._reader = reader_of(self._storage, parts.table_sampler.read_plan(None))
+
+    def add(self) -> None:
+        """Add what `block` holds, a transition of each environment."""
+        newest = int(self.block.write()[0])
+        if newest != self._newest + self._n_envs:
+            self._newest = newest
+            raise Broken(_OTHERS)
+        self._newest = newest
+
+    def ids(self, position: Ids, env: Ids | int, next_position: int) -> Ids:
+        """Return the ids of places, of which ``next_position`` is the next to be overwritten."""
+        age = (next_position - 1) - position
+        age %= self._size
+        age *= -self._n_envs
+        age += env
+        age += self._newest
+        return age
+
+    def at(self, ids: Ids) -> Transitions:
+        """Read transitions by id into new arrays."""
+        state, reader = self._state, self._reader
+        with state.lock:
+            state.check_open()
+            state.catch_up()
+            read = reader.these(ids % self._rows, None) if reader.at_once(len(ids)) else None
+        if read is None:
+            into, gone = reader.take(ids)
+            if len(gone):
+                raise Broken(_OTHERS)
+            read = into.fields
+        width = self._form.width
+        action, reward, terminated, truncated = read[2 * width : 2 * width + 4]
+        return Transitions(
+            list(read[:width]), list(read[width : 2 * width]), action, reward, terminated, truncated
+        )
+
+    def column(self, name: str, ids: Ids) -> Array:
+        """Return a copy of one stored field of transitions, zeros where an id is not in the table;
+        an array of the shape of ``ids`` and of the field.
+        """
+        return column_of(self.table, name, ids)
+
+    def clear(self) -> None:
+        """Remove all transitions."""
+        self.table.clear()
+
+    def saved(self) -> SavedTable:
+        """Return everything, as an object that pickles."""
+        return SavedTable.of(self.table, self._newest)
+
+
+def column_of(table: Table, name: str, ids: Ids) -> Array:
+    """Return a copy of one stored field by id; zeros where an id is not in the table."""
+    state = parts_of(table).state
+    with state.lock:
+        state.check_open()
+        state.catch_up()
+        storage = state.table.storage
+        fields = storage.layout.schema.fields
+        place: Any = next(i for i, field in enumerate(fields) if field.name == name)
+        rows = ids % storage.layout.rows
+        values: Array = storage.cell(place)[rows]
+        values[(storage.heads()[rows, 0] != ids + 1) | (ids < 0)] = 0
+    return values

@@ -1,0 +1,292 @@
+"""Stable-Baselines3's ReplayBuffer, on a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from async_loader.compat.sb3 import peer
+from async_loader.compat.sb3.linked_steps import LinkedSteps
+from async_loader.compat.sb3.placed_steps import PlacedSteps
+from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
+from async_loader.replay import ReplayBuffer as Table
+from async_loader.replay.array_types import Array, Ids
+
+_SEEDS = 2**31 - 1
+
+
+class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
+    """As ``stable_baselines3.common.buffers.ReplayBuffer``, in shared memory.
+
+    Draws use NumPy's global random numbers in the order in which the original uses them: the same
+    seeds give the same batches, and with them the same run. Nothing but `add` may write to `table`.
+
+    Parameters
+    ----------
+    buffer_size : int
+        Transitions of all environments; each keeps the newest ``buffer_size // n_envs``.
+    observation_space, action_space : gymnasium.Space
+    device : str | torch.device
+        Of the tensors; "auto": a GPU if there is one.
+    n_envs : int
+    optimize_memory_usage : bool
+        Whether observations are stored once, also with ``handle_timeout_termination``. Every
+        transition is the one that was added; it can be drawn from the next `add` on. The
+        observation after an episode's last step takes the room of a transition. Draws have random
+        numbers of their own, seeded by NumPy's.
+    handle_timeout_termination : bool
+        Whether ``dones`` are 0 where ``infos`` say ``TimeLimit.truncated``.
+
+    Attributes
+    ----------
+    table : async_loader.ReplayBuffer
+        With the fields ``obs``, ``next_obs``, ``action``, ``reward``, ``terminated`` and
+        ``truncated``, for loaders; environment ``i`` is stream ``i``.
+    pos, full, buffer_size, n_envs
+        As there.
+    observations, next_observations, actions, rewards, dones, timeouts : arrays
+        ``[buffer_size, n_envs, ...]``, as there; each access makes a copy.
+
+    Raises
+    ------
+    OutOfMemory
+        If a full buffer would not fit into the free memory.
+    """
+
+    pos: int
+    full: bool
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: Any,
+        action_space: Any,
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+    ) -> None:
+        # not that of the original's ReplayBuffer, which allocates
+        super(peer.buffers.ReplayBuffer, self).__init__(
+            buffer_size, observation_space, action_space, device, n_envs=n_envs
+        )
+        self.buffer_size = max(buffer_size // n_envs, 1)
+        self.optimize_memory_usage = optimize_memory_usage
+        self.handle_timeout_termination = handle_timeout_termination
+        self._begin()
+
+    def _begin(self, saved: Any = None) -> None:
+        self._form = TransitionFormat(
+            self.observation_space,
+            self.obs_shape,
+            self.n_envs,
+            self.action_dim,
+            self._maybe_cast_dtype(self.action_space.dtype),
+        )
+        self._placed: PlacedSteps | None = None
+        self._linked: LinkedSteps | None = None
+        if self.optimize_memory_usage:
+            seed = int(np.random.randint(_SEEDS)) if saved is None else None
+            self._linked = LinkedSteps(self.buffer_size, self._form, seed, saved)
+        else:
+            self._placed = PlacedSteps(self.buffer_size, self._form, saved)
+
+    @property
+    def _steps(self) -> PlacedSteps | LinkedSteps:
+        steps = self._linked if self._placed is None else self._placed
+        assert steps is not None
+        return steps
+
+    @property
+    def table(self) -> Table:
+        return self._steps.table
+
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
+        """Add a transition of each environment.
+
+        Parameters
+        ----------
+        obs, next_obs : array [n_envs, ...] or dict of arrays
+            ``next_obs`` is what followed, also where the environment was reset since.
+        action : array [n_envs, ...]
+        reward, done : array [n_envs]
+        infos : sequence of dict
+            One for each environment; read with ``handle_timeout_termination``.
+        """
+        form, block = self._form, self._steps.block
+        before = form.flat(obs)
+        if self._linked is not None:
+            self._linked.follow(before)
+        for into, value in zip(block.obs, before, strict=True):
+            into[...] = value
+        for into, value in zip(block.next_obs, form.flat(next_obs), strict=True):
+            into[...] = value
+        block.action[...] = np.asarray(action).reshape(block.action.shape)
+        block.reward[...] = reward
+        block.terminated[...] = done
+        block.truncated[...] = False
+        if self.handle_timeout_termination:
+            for env, info in enumerate(infos):
+                if info.get("TimeLimit.truncated", False):
+                    block.terminated[env], block.truncated[env] = False, True
+        if self._placed is not None:
+            self._placed.add()
+        else:
+            assert self._linked is not None
+            self._linked.add(self.pos)
+        self.pos += 1
+        if self.pos == self.buffer_size:
+            self.full = True
+            self.pos = 0
+
+    def sample(self, batch_size: int, env: Any = None) -> Any:
+        """Draw transitions uniformly, with replacement.
+
+        Parameters
+        ----------
+        batch_size : int
+        env : VecNormalize, optional
+            Normalises observations and rewards.
+
+        Returns
+        -------
+        ReplayBufferSamples
+            Of the version that is installed, with new tensors on `device`.
+        """
+        if self._linked is None:
+            return super().sample(batch_size, env=env)
+        return self._samples(self._linked.draw(batch_size), env)
+
+    def _get_samples(self, batch_inds: Ids, env: Any = None) -> Any:
+        """Return the transitions at these positions, of environments that are drawn."""
+        if self._placed is None:
+            raise NotImplementedError(
+                "with optimize_memory_usage=True transitions have no positions: use sample()"
+            )
+        return self._samples(self._placed.at(self._drawn(batch_inds)), env)
+
+    def _drawn(self, batch_inds: Ids) -> Ids:
+        """Draw an environment for each position. Return the transitions' ids."""
+        assert self._placed is not None
+        if self.n_envs == 1:  # randint(0, 1) uses no random number
+            return self._placed.ids(batch_inds, 0, self.pos)
+        drawn = np.random.randint(0, high=self.n_envs, size=len(batch_inds))
+        return self._placed.ids(batch_inds, drawn, self.pos)
+
+    def _samples(
+        self,
+        of: Transitions,
+        env: Any,
+        discounts: Array | None = None,
+        normalized: bool = False,
+    ) -> Any:
+        """Return transitions as the named tuple of the installed version.
+
+        ``normalized``: whether the rewards are.
+        """
+        obs, next_obs, reward = of.obs, of.next_obs, of.reward.reshape(-1, 1)
+        if env is not None:
+            nested = self._form.nested
+            obs = self._normalized(nested(obs), env)
+            next_obs = self._normalized(nested(next_obs), env)
+            reward = reward if normalized else self._normalize_reward(reward, env)
+        tensor = self._tensor
+        ends = of.terminated.astype(np.float32).reshape(-1, 1)
+        more = () if discounts is None else (tensor(discounts),)
+        return self._sample_class(
+            self._tensors(obs),
+            tensor(of.action),
+            self._tensors(next_obs),
+            tensor(ends),
+            tensor(reward),
+            *more,
+        )
+
+    @property
+    def _sample_class(self) -> Any:
+        return peer.samples.ReplayBufferSamples
+
+    def _normalized(self, obs: Any, env: Any) -> list[Array]:
+        found = self._normalize_obs(obs, env)
+        return [found] if self._form.keys is None else [found[key] for key in self._form.keys]
+
+    def _tensors(self, obs: list[Array]) -> Any:
+        """Return one observation of each row, as the policy takes it."""
+        return self._tensor(obs[0])
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        """Return a tensor on the device: of the array's own memory on the CPU."""
+        made = torch.from_numpy(array)
+        return made if self.device.type == "cpu" else made.to(self.device)
+
+    def reset(self) -> None:
+        """Remove all transitions."""
+        super().reset()
+        self._steps.clear()
+
+    def close(self) -> None:
+        """Close the table. A buffer need not be closed: its memory goes with its last reference."""
+        self.table.close()
+
+    # -- what was stored ---------------------------------------------------------------------------
+
+    def _places(self) -> Ids:
+        """Return the ids by place, ``[buffer_size, n_envs]``; -1 where there is nothing."""
+        if self._placed is None:
+            assert self._linked is not None
+            return self._linked.places
+        positions = np.arange(self.buffer_size)
+        ids = self._placed.ids(
+            positions[:, None] + np.zeros(self.n_envs, np.int64), np.arange(self.n_envs), self.pos
+        )
+        ids[self.size() :] = -1
+        return ids
+
+    def _column(self, name: str) -> Array:
+        return self._steps.column(name, self._places())
+
+    def _observations(self, name: str) -> Any:
+        return self._column(name)
+
+    @property
+    def observations(self) -> Any:
+        return self._observations("obs")
+
+    @property
+    def next_observations(self) -> Any:
+        if self._placed is None:
+            raise AttributeError(
+                "next_observations: with optimize_memory_usage=True there are none"
+            )
+        return self._observations("next_obs")
+
+    @property
+    def actions(self) -> Array:
+        return self._column("action")
+
+    @property
+    def rewards(self) -> Array:
+        return self._column("reward")
+
+    @property
+    def timeouts(self) -> Array:
+        return self._column("truncated").astype(np.float32)
+
+    @property
+    def dones(self) -> Array:
+        return (self._column("terminated") | self._column("truncated")).astype(np.float32)
+
+    # -- pickles -----------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        left = ("_placed", "_linked", "_form")
+        state = {name: value for name, value in vars(self).items() if name not in left}
+        state["_saved"] = self._steps.saved()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        saved = state.pop("_saved")
+        self.__dict__.update(state)
+        self._begin(saved)

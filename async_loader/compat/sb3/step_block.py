@@ -1,0 +1,107 @@
+"""One step of every environment, in memory that the kernels know: adding copies into it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from async_loader.compat.sb3.transitions import TransitionFormat
+from async_loader.replay import ReplayBuffer as Table
+from async_loader.replay.array_types import Array, Bools, Ids
+from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
+from async_loader.replay.base.row_format import ENDS
+from async_loader.replay.buffer import parts_of
+
+
+class StepBlock:
+    """Writes the steps of all environments to a table, environment ``i`` to stream ``i``.
+
+    Parameters
+    ----------
+    table : ReplayBuffer
+    form : TransitionFormat
+    linked : bool
+        Whether the table links each observation to the one after it.
+
+    Attributes
+    ----------
+    obs, next_obs : list of arrays [n_envs, ...]
+    action, reward, terminated, truncated : arrays [n_envs, ...]
+        What `write` writes.
+    """
+
+    def __init__(self, table: Table, form: TransitionFormat, linked: bool) -> None:
+        self._table, self._form, self._linked = table, form, linked
+        self.obs, self.next_obs = form.empty_observations(), form.empty_observations()
+        n_envs = form.n_envs
+        self.action = np.zeros((n_envs, *form.action_shape), form.action_dtype)
+        self.reward = np.zeros(n_envs, np.float32)
+        self.terminated, self.truncated = np.zeros(n_envs, np.bool_), np.zeros(n_envs, np.bool_)
+        self._columns: list[Array] = [
+            *self.obs,
+            *(() if linked else self.next_obs),
+            self.action,
+            self.reward,
+            self.terminated,
+            self.truncated,
+        ]
+        self._state = parts_of(table).state
+        packer = self._packer = self._state.step_packer
+        self._fields = packer.fields(packer.everything, self._columns)
+        self._final = packer.fields(packer.followed, self.next_obs) if linked else NO_FIELDS
+        self._streams = list(range(n_envs))
+        self._known_to: object = None
+        self._numbers = self._none = np.zeros(n_envs, np.int64)
+
+    def write(self) -> Ids:
+        """Write the steps. Return their ids, which follow each other."""
+        if self._table.limiter is not None:
+            return self._extend()
+        flags, final = self._none, NO_FIELDS
+        if self.terminated.any() or self.truncated.any():
+            flags = self._packer.column_ends(self._columns)
+            if self._linked:
+                final, flags = self._final, self._packer.check_ends(flags, flags & ENDS != 0)
+        state = self._state
+        ids = np.full(len(self.reward), -1, np.int64)
+        with state.lock:
+            try:
+                table = state.own()
+                if self._known_to is not table.streams:
+                    self._numbers, self._known_to = table.numbers(self._streams), table.streams
+                table.write(
+                    self._fields,
+                    final,
+                    len(ids),
+                    self._numbers,
+                    flags,
+                    NO_PRIORITIES,
+                    ids,
+                    (self._columns, self.next_obs),
+                )
+            finally:
+                if state.waiters.any_waits:
+                    state.waiters.ring()
+        return ids
+
+    def _extend(self) -> Ids:
+        nested, ends = self._form.nested, self.terminated | self.truncated
+        step = {
+            "obs": nested(self.obs),
+            "action": self.action,
+            "reward": self.reward,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+        }
+        if not self._linked:
+            step["next_obs"] = nested(self.next_obs)
+            return self._table.extend(step, stream=self._streams)
+        final = nested(self.next_obs) if ends.any() else None
+        return self._table.extend(step, final_obs=final, stream=self._streams)
+
+    def goes_on(self, obs: list[Array]) -> Bools:
+        """Return for each environment whether ``obs`` is the observation that was to follow."""
+        same: Bools = np.ones(len(self.reward), np.bool_)
+        for said, given in zip(self.next_obs, obs, strict=True):
+            if not np.array_equal(said, given):
+                same &= (said == given).reshape(len(same), -1).all(axis=1)
+        return same

@@ -1,0 +1,106 @@
+"""How transitions lie in a table, for the spaces of an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from async_loader.replay.array_types import Array, Bools
+from async_loader.schema import Field
+
+Shapes = tuple[int, ...] | Mapping[str, tuple[int, ...]]
+
+
+class Transitions(NamedTuple):
+    """Transitions as arrays ``[rows, ...]``.
+
+    Attributes
+    ----------
+    obs, next_obs : list of arrays
+        One for each space of a Dict, in its order; one in all for any other space.
+    action, reward : arrays
+    terminated, truncated : bool arrays [rows]
+    """
+
+    obs: list[Array]
+    next_obs: list[Array]
+    action: Array
+    reward: Array
+    terminated: Bools
+    truncated: Bools
+
+
+class TransitionFormat:
+    """Arrays as Stable-Baselines3 hands them over, and as a table stores them.
+
+    Parameters
+    ----------
+    observation_space, shapes
+        A space, and the shape of what is stored of it; of a Dict a shape for each key.
+    n_envs : int
+    action_dim : int
+    action_dtype : dtype
+
+    Attributes
+    ----------
+    keys : tuple of str | None
+        Of a Dict space.
+    width : int
+        Arrays of one observation.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        shapes: Shapes,
+        n_envs: int,
+        action_dim: int,
+        action_dtype: Any,
+    ) -> None:
+        self.keys = tuple(shapes) if isinstance(shapes, Mapping) else None
+        spaces = [observation_space[key] for key in self.keys or ()] or [observation_space]
+        each = list(shapes.values()) if isinstance(shapes, Mapping) else [shapes]
+        self.width, self.n_envs = len(each), n_envs
+        self.obs_shapes = [tuple(shape) for shape in each]
+        self.obs_dtypes = [np.dtype(space.dtype) for space in spaces]
+        self.action_shape, self.action_dtype = (action_dim,), np.dtype(action_dtype)
+        self._columns = [
+            ((n_envs, *s), d) for s, d in zip(self.obs_shapes, self.obs_dtypes, strict=True)
+        ]
+
+    def schema(self, linked: bool) -> dict[str, Any]:
+        """Return the schema of a step: with the observation after it, or with a link to it."""
+        obs = self.nested(
+            [
+                Field(shape, dtype, next="next_obs" if linked else None)
+                for shape, dtype in zip(self.obs_shapes, self.obs_dtypes, strict=True)
+            ]
+        )
+        step = {"obs": obs}
+        if not linked:
+            step["next_obs"] = obs
+        return {
+            **step,
+            "action": Field(self.action_shape, self.action_dtype),
+            "reward": "float32",
+            "terminated": "bool",
+            "truncated": "bool",
+        }
+
+    def nested(self, arrays: list[Any]) -> Any:
+        """Return arrays of one observation as a table takes them."""
+        return arrays[0] if self.keys is None else dict(zip(self.keys, arrays, strict=True))
+
+    def empty_observations(self) -> list[Array]:
+        """Return zeros ``[n_envs, ...]`` in place of observations of all environments."""
+        return [np.zeros(shape, dtype) for shape, dtype in self._columns]
+
+    def flat(self, obs: Any) -> list[Array]:
+        """Return observations of all environments as arrays in the shapes that are stored."""
+        values = [obs] if self.keys is None else [obs[key] for key in self.keys]
+        return [
+            np.asarray(value).reshape(shape)
+            for value, (shape, _) in zip(values, self._columns, strict=True)
+        ]

@@ -1,0 +1,11 @@
+"""TorchRL's replay buffers, on a table of this package.
+
+``from async_loader.compat.torchrl import TensorDictReplayBuffer`` for
+``from torchrl.data import TensorDictReplayBuffer``. TorchRL itself is not needed, tensordict is
+where TensorDicts are. ``buffer.table`` is the `async_loader.ReplayBuffer` below.
+"""
+
+from async_loader.compat.torchrl.replay_buffer import ReplayBuffer
+from async_loader.compat.torchrl.tensordict_replay_buffer import TensorDictReplayBuffer
+
+__all__ = ["ReplayBuffer", "TensorDictReplayBuffer"]

@@ -1,0 +1,303 @@
+"""TorchRL's ReplayBuffer, on a table."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from async_loader.compat.saved_table import SavedTable
+from async_loader.compat.torchrl.arguments import (
+    capacity_of,
+    checked_transform,
+    refuse,
+    sampler_of,
+)
+from async_loader.errors import ConfigError, MissingExtra
+from async_loader.replay import ReplayBuffer as Table
+from async_loader.replay.array_types import Ids
+
+_VALUE = "value"
+"""The field of steps that are no dicts."""
+_TABLE = "table"
+
+
+class ReplayBuffer:
+    """As ``torchrl.data.ReplayBuffer``, in shared memory.
+
+    Steps are tensors, (nested) dicts of them, or TensorDicts; batches are what the steps were.
+    ``index`` is an id that is never reused, where TorchRL's is a place: an update of a step that
+    was overwritten since changes no other step.
+
+    Threads: as `async_loader.ReplayBuffer`.
+
+    Parameters
+    ----------
+    storage : int | Storage
+        How many steps; of a storage of TorchRL its ``max_size``.
+    sampler : Sampler, optional
+        `Uniform` or `Prioritized`, or another of this package; TorchRL's RandomSampler and
+        PrioritizedSampler are taken for these. `Uniform` by default.
+    batch_size : int, optional
+        Of `sample`, where that is not told.
+    transform : callable, optional
+        A function of each batch.
+    collate_fn : callable, optional
+        Another one, which comes first.
+    pin_memory : bool
+        Whether batches lie in pinned memory.
+    seed : int, optional
+    **others
+        Arguments of TorchRL's that mean something else here are refused with the name of what does
+        it.
+
+    Attributes
+    ----------
+    table : async_loader.ReplayBuffer
+        For a loader, a feeder, writers of other processes.
+
+    Raises
+    ------
+    ConfigError
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: Any = 1000,
+        sampler: Any = None,
+        batch_size: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        seed: int | None = None,
+        **others: Any,
+    ) -> None:
+        refuse(others)
+        self._transforms = [
+            checked_transform(one) for one in (collate_fn, transform) if one is not None
+        ]
+        self._pin_memory = pin_memory
+        self.batch_size = batch_size
+        self.table = Table(capacity_of(storage), sampler=sampler_of(sampler), seed=seed)
+        self._last = -1
+        self._kind = "dict"
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def add(self, data: Any) -> int:
+        """Add one step. Return its index."""
+        self._last = self.table.add(self._step(data), priority=self._priority(data, False))
+        return self._last
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+        """Add many steps: ``[steps, ...]``, or a list of them. Return their indices.
+
+        ``update_priority``: whether priorities that come with the data are used.
+        """
+        if isinstance(data, list):
+            data = self._stacked(data)
+        given = None if update_priority is False else self._priority(data, True)
+        ids = self.table.extend(self._step(data), priority=given, stream=0)
+        if len(ids):
+            self._last = int(ids[-1])
+        return torch.from_numpy(ids)
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Change the priorities of steps. Nothing is done for steps that are gone, and where the
+        sampler uses none.
+        """
+        if not self.table.sampler.prioritized:
+            return
+        ids = torch.as_tensor(index).reshape(-1)
+        values = torch.as_tensor(priority).detach().abs().reshape(-1)
+        self.table.update_priorities(ids, values.expand(len(ids)))
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Remove all steps. Indices go on."""
+        self.table.clear()
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw steps.
+
+        Parameters
+        ----------
+        batch_size : int, optional
+            That of the constructor by default.
+        return_info : bool
+            Whether to return ``(batch, info)``: ``index``, and ``priority_weight`` where the
+            sampler has weights.
+
+        Raises
+        ------
+        ConfigError
+            Without a batch size.
+        NotEnoughData
+            If the buffer is empty.
+        """
+        batch, info = self._draw(batch_size)
+        for one in self._transforms:
+            batch = one(batch)
+        return (batch, info) if return_info else batch
+
+    def _draw(self, batch_size: int | None) -> tuple[Any, dict[str, torch.Tensor]]:
+        count = self.batch_size if batch_size is None else batch_size
+        if count is None:
+            raise ConfigError("no batch_size: give it to the constructor, or to sample()")
+        batch = self.table.sample(count, batch_format="torch")
+        if self._pin_memory:
+            batch = _pinned(batch)
+        info = {"index": batch.pop("index")}
+        if "weight" in batch:
+            info["priority_weight"] = batch.pop("weight")
+        return self._delivered(batch, count), info
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return steps: by index as `sample` and `extend` tell it, or a slice of all, the oldest
+        first.
+
+        Raises
+        ------
+        IndexError
+            For a step that is gone.
+        """
+        ids = self._ids(index)
+        found = self.table.get(ids.reshape(-1))
+        if len(found["index"]) < ids.size:
+            raise IndexError(f"{ids.size - len(found['index'])} of {ids.size} steps are gone")
+        del found["index"]
+        batch = _tensors(found)
+        delivered = self._delivered(batch, ids.size)
+        return delivered if ids.ndim else self._first(delivered)
+
+    def _ids(self, index: Any) -> Ids:
+        if isinstance(index, slice):
+            return np.arange(self._last + 1 - len(self), self._last + 1)[index]
+        return np.asarray(index, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Draw batches without an end."""
+        while True:
+            yield self.sample()
+
+    @property
+    def write_count(self) -> int:
+        """Steps that were ever added."""
+        return self._last + 1
+
+    def append_transform(self, transform: Callable[[Any], Any]) -> ReplayBuffer:
+        """Have a function change each batch, after those that do."""
+        self._transforms.append(checked_transform(transform))
+        return self
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything, for ``torch.save``."""
+        files = {} if self.table.schema is None else SavedTable.of(self.table, None).files
+        tensors = {
+            path: torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            for path, content in files.items()
+            if content
+        }
+        return {"files": tensors, "last": self._last, "kind": self._kind}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Become what was saved, within this buffer's capacity."""
+        files = {path: one.numpy().tobytes() for path, one in state_dict["files"].items()}
+        self._last, self._kind = state_dict["last"], state_dict["kind"]
+        if files:
+            SavedTable(files, None).into(self._load)
+        elif self.table.schema is not None:
+            self.table.clear()
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save to a folder: what has changed since the save before."""
+        folder = Path(path)
+        if self.table.schema is None:
+            raise ConfigError("nothing was added yet: there is nothing to save")
+        self.table.save(folder / _TABLE)
+        (folder / "kind").write_text(f"{self._kind} {self._last}")
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Become what `dumps` saved, within this buffer's capacity."""
+        folder = Path(path)
+        self._load(folder / _TABLE)
+        self._kind, last = (folder / "kind").read_text().split()
+        self._last = int(last)
+
+    def _load(self, path: Path) -> None:
+        table = self.table
+        if table.schema is not None:
+            table.load(path)
+            return
+        # a sampler belongs to one table: the checkpoint makes it as it was
+        self.table = Table.from_checkpoint(path, capacity=table.capacity)
+
+    # -- steps as a table has them -----------------------------------------------------------------
+
+    def _step(self, data: Any) -> dict[str, Any]:
+        if isinstance(data, dict):
+            self._kind = "dict"
+            return data
+        if hasattr(data, "to_dict"):
+            self._kind = "tensordict"
+            step: dict[str, Any] = data.exclude("index", "priority_weight").to_dict()
+            return step
+        self._kind = "value"
+        return {_VALUE: data}
+
+    def _priority(self, data: Any, many: bool) -> Any:
+        return None
+
+    def _stacked(self, steps: list[Any]) -> Any:
+        if hasattr(steps[0], "to_dict"):
+            return torch.stack(steps)
+        if isinstance(steps[0], dict):
+            return {key: self._stacked([one[key] for one in steps]) for key in steps[0]}
+        return torch.stack([torch.as_tensor(one) for one in steps])
+
+    def _delivered(self, batch: dict[str, Any], count: int) -> Any:
+        if self._kind == "tensordict":
+            return tensordict().TensorDict(batch, batch_size=[count])
+        return batch[_VALUE] if self._kind == "value" else batch
+
+    def _first(self, batch: Any) -> Any:
+        if isinstance(batch, dict):
+            return {key: self._first(value) for key, value in batch.items()}
+        return batch[0]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(table={self.table!r}, batch_size={self.batch_size})"
+
+
+def tensordict() -> Any:
+    """Import tensordict. Raises MissingExtra."""
+    try:
+        return importlib.import_module("tensordict")
+    except ImportError as error:
+        raise MissingExtra(
+            'tensordict is not installed: pip install "async_loader[torchrl]"'
+        ) from error
+
+
+def _tensors(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: _tensors(value) for key, value in batch.items()}
+    return torch.from_numpy(batch)
+
+
+def _pinned(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: _pinned(value) for key, value in batch.items()}
+    return batch.pin_memory()

@@ -1,0 +1,337 @@
+"""The replay buffers of Stable-Baselines3, beside its own."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("stable_baselines3")
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common import buffers as theirs
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from async_loader import AsyncDataLoader
+from async_loader import ReplayBuffer as Table
+from async_loader.compat import sb3 as ours
+from async_loader.errors import Broken
+
+BOX = spaces.Box(-10, 10, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (2, 48, 48), np.uint8)
+GOALS = spaces.Dict({"seen": BOX, "goal": spaces.Discrete(5), "image": IMAGE})
+ACTIONS = {
+    "continuous": spaces.Box(-1, 1, (2,), np.float64),  # stored as float32
+    "discrete": spaces.Discrete(4),
+    "many": spaces.MultiDiscrete([3, 3]),
+}
+
+
+class Steps:
+    """Calls of ``add`` as an algorithm makes them: episodes that end, in time or by the clock."""
+
+    def __init__(self, obs: spaces.Space[Any], action: spaces.Space[Any], n_envs: int, seed: int):
+        self.n_envs, self.obs, self.action = n_envs, obs, action
+        self.rng = np.random.default_rng(seed)
+        for space in (obs, action):
+            space.seed(seed)
+        self.last = self.some(obs)
+
+    def some(self, space: spaces.Space[Any]) -> Any:
+        many = [space.sample() for _ in range(self.n_envs)]
+        if isinstance(space, spaces.Dict):
+            return {key: np.stack([one[key] for one in many]) for key in space}
+        return np.stack(many)
+
+    def call(self, broken: bool = False) -> tuple[Any, ...]:
+        if broken:  # as after a reset that the buffer was not told of
+            self.last = self.some(self.obs)
+        before, after = self.last, self.some(self.obs)
+        done = self.rng.random(self.n_envs) < 0.2
+        infos = [
+            {"TimeLimit.truncated": True} if d and self.rng.random() < 0.5 else {} for d in done
+        ]
+        fresh = self.some(self.obs)
+        self.last = (
+            {
+                key: np.stack([fresh[key][i] if d else after[key][i] for i, d in enumerate(done)])
+                for key in after
+            }
+            if isinstance(after, dict)
+            else np.stack([fresh[i] if d else after[i] for i, d in enumerate(done)])
+        )
+        reward = self.rng.normal(size=self.n_envs)
+        return before, after, self.some(self.action), reward, done, infos
+
+
+def pair(name: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    return tuple(getattr(module, name)(*args, **kwargs) for module in (theirs, ours))
+
+
+def feed(both: tuple[Any, ...], steps: Steps, calls: int, broken: float = 0.0) -> None:
+    for _ in range(calls):
+        one = steps.call(bool(steps.rng.random() < broken))
+        for buffer in both:
+            # a copy for each: the original reshapes dicts in place
+            buffer.add(*pickle.loads(pickle.dumps(one)))
+
+
+def same(left: Any, right: Any) -> None:
+    """Assert that two samples, or parts of them, are equal in type, dtype, shape and value."""
+    if left is None:
+        assert right is None
+    elif isinstance(left, dict):
+        assert list(left) == list(right)
+        for key in left:
+            same(left[key], right[key])
+    elif isinstance(left, tuple):
+        assert type(left) is type(right)
+        for one, other in zip(left, right, strict=True):
+            same(one, other)
+    else:
+        assert type(left) is type(right)
+        assert (left.dtype, left.shape) == (right.dtype, right.shape)
+        assert bool((left == right).all())
+
+
+def drawn(buffer: Any, batch: int, env: Any = None, seed: int = 7) -> Any:
+    np.random.seed(seed)
+    return buffer.sample(batch, env=env)
+
+
+def normaliser(space: spaces.Space[Any], n_envs: int = 1) -> VecNormalize:
+    import gymnasium
+
+    class Env(gymnasium.Env[Any, Any]):
+        observation_space, action_space = space, ACTIONS["continuous"]
+
+    keys = ["seen"] if isinstance(space, spaces.Dict) else None
+    made = VecNormalize(
+        DummyVecEnv([Env] * n_envs), norm_obs_keys=keys, clip_obs=2.0, clip_reward=1.0
+    )
+    for rms in made.obs_rms.values() if keys else [made.obs_rms]:
+        rms.mean, rms.var = rms.mean + 0.5, rms.var * 3
+    made.ret_rms.var = np.array(0.3)
+    return made
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize("space", [BOX, IMAGE, spaces.Discrete(5)], ids=["box", "image", "number"])
+def test_the_same_seed_gives_the_same_batches(space, n_envs, action):
+    both = pair("ReplayBuffer", 25, space, ACTIONS[action], "cpu", n_envs)
+    steps = Steps(space, ACTIONS[action], n_envs, 3)
+    for calls in (1, 4, 20, 30):  # also before it is full, and after it wrapped
+        feed(both, steps, calls)
+        same(*[drawn(buffer, 40) for buffer in both])
+        assert len({(b.pos, b.full, b.size(), b.buffer_size) for b in both}) == 1
+
+
+@settings(max_examples=12)
+@given(
+    size=st.integers(1, 30),
+    n_envs=st.integers(1, 4),
+    calls=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    timeouts=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_calls_leave_the_same_transitions(size, n_envs, calls, timeouts, seed):
+    both = pair(
+        "ReplayBuffer",
+        size,
+        BOX,
+        ACTIONS["discrete"],
+        "cpu",
+        n_envs,
+        handle_timeout_termination=timeouts,
+    )
+    steps = Steps(BOX, ACTIONS["discrete"], n_envs, seed)
+    for some in calls:
+        feed(both, steps, some)
+        same(*[drawn(buffer, 32, seed=seed) for buffer in both])
+    names = ("observations", "next_observations", "actions", "rewards", "dones")
+    for name in (*names, "timeouts") if timeouts else names:
+        same(*[getattr(buffer, name) for buffer in both])
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_dict_observations_are_delivered_by_key(n_envs):
+    both = pair("DictReplayBuffer", 20, GOALS, ACTIONS["continuous"], "cpu", n_envs)
+    feed(both, Steps(GOALS, ACTIONS["continuous"], n_envs, 5), 30)
+    same(*[drawn(buffer, 32) for buffer in both])
+    same(*[buffer.next_observations for buffer in both])
+    env = normaliser(GOALS)
+    same(*[drawn(buffer, 32, env) for buffer in both])
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_observations_and_rewards_are_normalised_as_the_original_does(n_envs):
+    env = normaliser(BOX, n_envs)
+    both = pair("ReplayBuffer", 20, BOX, ACTIONS["continuous"], "cpu", n_envs)
+    feed(both, Steps(BOX, ACTIONS["continuous"], n_envs, 5), 30)
+    same(*[drawn(buffer, 32, env) for buffer in both])
+    assert not torch.equal(drawn(both[1], 32, env).observations, drawn(both[1], 32).observations)
+
+
+@pytest.mark.skipif(not hasattr(theirs, "NStepReplayBuffer"), reason="an older version")
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_n_step_returns_are_those_of_the_original(n_envs):
+    both = pair(
+        "NStepReplayBuffer", 30, BOX, ACTIONS["discrete"], "cpu", n_envs, n_steps=4, gamma=0.9
+    )
+    steps, env = Steps(BOX, ACTIONS["discrete"], n_envs, 5), normaliser(BOX)
+    for calls in (1, 2, 20, 40, 40):
+        feed(both, steps, calls)
+        same(*[drawn(buffer, 64) for buffer in both])
+        same(*[drawn(buffer, 64, env) for buffer in both])
+    with pytest.raises(NotImplementedError, match="optimize_memory_usage"):
+        ours.NStepReplayBuffer(30, BOX, ACTIONS["discrete"], optimize_memory_usage=True)
+
+
+# -- each observation once -------------------------------------------------------------------------
+
+
+def keys_of(sample: Any) -> list[bytes]:
+    """Each transition of a sample as bytes."""
+    parts = [part.numpy() for part in sample if isinstance(part, torch.Tensor)]
+    return [b"".join(part[i].tobytes() for part in parts) for i in range(len(parts[0]))]
+
+
+@settings(max_examples=12)
+@given(
+    n_envs=st.integers(1, 3),
+    calls=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    timeouts=st.booleans(),
+    broken=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 1000),
+)
+def test_with_observations_stored_once_every_sample_is_a_transition_that_was_added(
+    n_envs, calls, timeouts, broken, seed
+):
+    size = 20 * n_envs
+    args = (BOX, ACTIONS["discrete"], "cpu", n_envs)
+    whole = theirs.ReplayBuffer(size, *args, handle_timeout_termination=timeouts)
+    lean = ours.ReplayBuffer(size, *args, True, timeouts)
+    steps = Steps(BOX, ACTIONS["discrete"], n_envs, seed)
+    for some in calls:
+        feed((whole, lean), steps, some, broken)
+        held = set(keys_of(drawn(whole, 2000)))
+        assert set(keys_of(drawn(lean, 200))) <= held
+
+
+def test_with_observations_stored_once_all_but_the_newest_are_drawn_while_there_is_room():
+    args = (BOX, ACTIONS["discrete"], "cpu", 2)
+    whole, lean = theirs.ReplayBuffer(400, *args), ours.ReplayBuffer(400, *args, True)
+    feed((whole, lean), Steps(BOX, ACTIONS["discrete"], 2, 1), 60)
+    held, shown = (set(keys_of(drawn(buffer, 6000))) for buffer in (whole, lean))
+    assert shown <= held
+    assert len(held) - len(shown) <= 2
+    assert whole.sample(5).dones.shape == lean.sample(5).dones.shape
+    with pytest.raises(AttributeError, match="optimize_memory_usage"):
+        lean.next_observations  # noqa: B018
+    same(whole.observations, lean.observations)
+    same(whole.dones, lean.dones)
+
+
+def test_the_first_transition_can_be_drawn_at_once_and_later_ones_stay_right():
+    lean = ours.ReplayBuffer(50, BOX, ACTIONS["discrete"], "cpu", 1, True)
+    whole = theirs.ReplayBuffer(50, BOX, ACTIONS["discrete"], "cpu", 1)
+    steps = Steps(BOX, ACTIONS["discrete"], 1, 1)
+    for _ in range(10):
+        feed((whole, lean), steps, 1)
+        assert set(keys_of(lean.sample(30))) <= set(keys_of(whole.sample(300)))
+
+
+def test_with_observations_stored_once_there_is_about_half_the_memory():
+    args = (100, IMAGE, ACTIONS["discrete"], "cpu", 1)
+    twice, once = ours.ReplayBuffer(*args), ours.ReplayBuffer(*args, True)
+    assert once.table.nbytes < 0.55 * twice.table.nbytes
+
+
+def test_dict_observations_can_be_stored_once_too():
+    args = (60, GOALS, ACTIONS["discrete"], "cpu", 2)
+    whole, lean = theirs.DictReplayBuffer(*args), ours.DictReplayBuffer(*args, True)
+    feed((whole, lean), Steps(GOALS, ACTIONS["discrete"], 2, 1), 40, broken=0.2)
+
+    def keys(sample: Any) -> set[bytes]:
+        flat = [*sample.observations.values(), *sample.next_observations.values(), *sample[3:5]]
+        return set(keys_of(flat))
+
+    assert keys(lean.sample(300)) <= keys(whole.sample(5000))
+
+
+# -- beside the algorithms -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("once", [False, True], ids=["twice", "once"])
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_a_pickle_goes_on_where_the_buffer_was(n_envs, once):
+    buffer = ours.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", n_envs, once)
+    whole = theirs.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", n_envs)
+    steps = Steps(BOX, ACTIONS["discrete"], n_envs, 1)
+    feed((buffer, whole), steps, 33)
+    again = pickle.loads(pickle.dumps(buffer))
+    assert (again.pos, again.full, again.n_envs) == (buffer.pos, buffer.full, n_envs)
+    for _ in range(3):
+        if once:
+            assert set(keys_of(again.sample(100))) <= set(keys_of(whole.sample(2000)))
+        else:
+            same(drawn(whole, 50), drawn(again, 50))
+        feed((again, whole), steps, 9)
+
+
+@pytest.mark.parametrize("once", [False, True], ids=["twice", "once"])
+def test_a_reset_empties_the_buffer(once):
+    buffer = ours.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", 1, once)
+    whole = theirs.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", 1)
+    steps = Steps(BOX, ACTIONS["discrete"], 1, 1)
+    feed((buffer,), steps, 33)
+    buffer.reset()
+    assert (buffer.pos, buffer.full, buffer.size(), len(buffer.table)) == (0, False, 0, 0)
+    feed((buffer, whole), steps, 5)
+    assert set(keys_of(buffer.sample(100))) <= set(keys_of(whole.sample(500)))
+
+
+def test_a_loader_reads_the_table_beside_the_algorithm():
+    buffer = ours.ReplayBuffer(100, BOX, ACTIONS["discrete"], "cpu", 2)
+    assert isinstance(buffer.table, Table)
+    feed((buffer,), Steps(BOX, ACTIONS["discrete"], 2, 1), 20)
+    with AsyncDataLoader(buffer.table, batch_size=16, num_workers=0) as loader:
+        batch = next(loader)
+    assert batch["obs"].shape == (16, 3)
+    assert not (batch["terminated"] & batch["truncated"]).any()
+
+
+def test_steps_of_others_in_the_table_are_an_error_that_says_so():
+    buffer = ours.ReplayBuffer(10, BOX, ACTIONS["discrete"], "cpu", 1)
+    steps = Steps(BOX, ACTIONS["discrete"], 1, 1)
+    feed((buffer,), steps, 5)
+    one = buffer.table.get([0])
+    del one["index"]
+    buffer.table.extend(one)
+    with pytest.raises(Broken, match="nothing else may write"):
+        feed((buffer,), steps, 1)
+
+
+def test_tensors_go_to_the_device_of_the_buffer():
+    buffer = ours.ReplayBuffer(10, BOX, ACTIONS["discrete"], "meta", 1)
+    feed((buffer,), Steps(BOX, ACTIONS["discrete"], 1, 1), 5)
+    assert {part.device.type for part in buffer.sample(4) if part is not None} == {"meta"}
+    buffer.device = torch.device("cpu")  # as load_replay_buffer does
+    assert buffer.sample(4).rewards.device.type == "cpu"
+
+
+def test_a_batch_is_not_changed_by_later_steps():
+    buffer = ours.ReplayBuffer(5, BOX, ACTIONS["discrete"], "cpu", 1)
+    steps = Steps(BOX, ACTIONS["discrete"], 1, 1)
+    feed((buffer,), steps, 5)
+    batch = buffer.sample(16)
+    kept = [None if part is None else part.clone() for part in batch]
+    feed((buffer,), steps, 50)
+    buffer.sample(16)
+    same(tuple(kept), tuple(batch))

@@ -1,0 +1,222 @@
+"""The replay buffers of TorchRL, on a table."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from async_loader import AsyncDataLoader, Prioritized, Uniform
+from async_loader.compat.torchrl import ReplayBuffer, TensorDictReplayBuffer
+from async_loader.errors import ConfigError, MissingExtra, NotEnoughData
+
+
+class Storage:
+    """As TorchRL's, which need not be installed."""
+
+    max_size = 7
+
+
+class PrioritizedSampler:
+    _alpha, _beta, _eps = 0.7, 0.9, 1e-8
+
+
+class Slices:
+    pass
+
+
+def steps(count: int, first: int = 0) -> Any:
+    tensordict = pytest.importorskip("tensordict")
+    number = torch.arange(first, first + count)
+    return tensordict.TensorDict(
+        {
+            "obs": number[:, None].float().expand(count, 3),
+            "action": number,
+            "next": {"obs": number[:, None].float() + 1, "done": number[:, None] % 5 == 4},
+        },
+        batch_size=[count],
+    )
+
+
+def test_what_is_drawn_is_what_was_added_with_its_nested_entries():
+    buffer = TensorDictReplayBuffer(storage=Storage(), batch_size=5)
+    data = steps(10)
+    index = buffer.extend(data)
+    assert index.tolist() == data["index"].tolist() == list(range(10))
+    one = steps(1, 10)[0]
+    assert buffer.add(one) == int(one["index"]) == 10
+    assert (len(buffer), buffer.write_count) == (7, 11)
+    batch = buffer.sample()
+    assert batch.batch_size == (5,)
+    assert batch["index"].tolist() == batch["action"].tolist()
+    assert set(buffer.sample(200)["action"].tolist()) == set(range(4, 11))
+    assert torch.equal(batch["next", "obs"][:, 0], batch["action"] + 1.0)
+    assert batch["next", "done"].dtype is torch.bool
+
+
+def test_the_info_of_a_plain_buffer_stands_beside_the_batch():
+    buffer = ReplayBuffer(storage=10, batch_size=4)
+    buffer.extend(steps(6))
+    batch, info = buffer.sample(return_info=True)
+    assert info["index"].tolist() == batch["action"].tolist()
+    assert "index" not in batch.keys()  # noqa: SIM118
+    assert buffer.sample(2).batch_size == (2,)
+    assert next(iter(buffer)).batch_size == (4,)
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_tensors_and_dicts_come_back_as_they_were(as_dict):
+    buffer = ReplayBuffer(storage=10, batch_size=4)
+    values = torch.arange(6.0)
+    buffer.extend({"x": {"y": values}} if as_dict else values)
+    buffer.add({"x": {"y": torch.tensor(6.0)}} if as_dict else torch.tensor(6.0))
+    buffer.extend([{"x": {"y": values[0]}}] if as_dict else [values[0]])
+    batch, info = buffer.sample(return_info=True)
+    found = batch["x"]["y"] if as_dict else batch
+    assert torch.equal(found, info["index"] % 7.0)
+    third = buffer[3]
+    assert float(third["x"]["y"] if as_dict else third) == 3.0
+    assert len(buffer[:]["x"]["y"] if as_dict else buffer[:]) == 8
+
+
+def test_priorities_decide_what_is_drawn_and_weights_come_with_it():
+    buffer = TensorDictReplayBuffer(storage=50, sampler=Prioritized(1.0, 1.0, 0.0), batch_size=64)
+    data = steps(20)
+    data["td_error"] = torch.zeros(20)
+    data["td_error"][7] = -2.0  # an error: its size counts
+    buffer.extend(data)
+    batch = buffer.sample()
+    assert set(batch["action"].tolist()) == {7}
+    assert batch["priority_weight"].shape == (64,)
+    assert "td_error" not in batch.keys()  # noqa: SIM118
+    buffer.update_priority(torch.tensor([7]), 0.0)
+    batch["td_error"] = torch.zeros(64, 2)
+    few = steps(3)
+    few["index"], few["td_error"] = torch.tensor([2, 3, 4]), torch.tensor([[0, 1], [2, 0], [0, 0]])
+    buffer.update_tensordict_priority(few)
+    drawn = torch.bincount(buffer.sample(3000)["action"], minlength=20)
+    assert set(drawn.nonzero()[:, 0].tolist()) == {2, 3}
+    assert 1.5 < drawn[3] / drawn[2] < 2.6
+
+
+def test_an_update_of_a_step_that_is_gone_changes_no_other():
+    buffer = ReplayBuffer(storage=5, sampler=Prioritized(1.0, 1.0, 0.0))
+    old = buffer.extend(torch.arange(5.0))
+    buffer.extend(torch.arange(5.0, 12.0))
+    buffer.update_priority(old, torch.zeros(5))
+    assert set(buffer.sample(300).tolist()) == {7.0, 8.0, 9.0, 10.0, 11.0}
+    with pytest.raises(IndexError, match="1 of 2 steps are gone"):
+        buffer[[0, 11]]
+    assert buffer[2:4].tolist() == [9.0, 10.0]
+
+
+def test_without_priorities_updates_do_nothing():
+    buffer = TensorDictReplayBuffer(storage=9, batch_size=3)
+    data = steps(5)
+    buffer.extend(data)
+    data["td_error"] = torch.ones(5)
+    buffer.update_tensordict_priority(data)
+    buffer.update_priority(0, 3.0)
+    assert buffer.sample().batch_size == (3,)
+
+
+def test_an_emptied_buffer_has_nothing_and_goes_on():
+    buffer = ReplayBuffer(storage=9, batch_size=3)
+    buffer.extend(torch.arange(5.0))
+    buffer.empty()
+    assert len(buffer) == 0
+    with pytest.raises(NotEnoughData):
+        buffer.sample()
+    buffer.extend(torch.arange(2.0))
+    assert set(buffer.sample(30).tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["into a new one", "into a used one"])
+def test_states_and_folders_hold_everything(tmp_path, used):
+    buffer = TensorDictReplayBuffer(storage=9, sampler=Prioritized(), batch_size=3)
+    buffer.extend(steps(14))
+    file = io.BytesIO()
+    torch.save(buffer.state_dict(), file)
+    buffer.dumps(tmp_path / "saved")
+    file.seek(0)
+    for load in (
+        lambda one: one.load_state_dict(torch.load(file)),
+        lambda one: one.loads(tmp_path / "saved"),
+    ):
+        again = TensorDictReplayBuffer(storage=9, sampler=Prioritized(), batch_size=3)
+        if used:
+            again.extend(steps(2))
+        load(again)
+        assert again[:]["action"].tolist() == list(range(5, 14))
+        assert again.extend(steps(1)).tolist() == [14]
+        assert again.table.sampler.prioritized
+
+
+def test_functions_change_batches_and_transforms_of_torchrl_are_refused():
+    buffer = ReplayBuffer(storage=9, batch_size=3, transform=lambda batch: batch * 2)
+    assert buffer.append_transform(lambda batch: batch + 1) is buffer
+    buffer.extend(torch.arange(4.0))
+    batch, info = buffer.sample(return_info=True)
+    assert torch.equal(batch, info["index"] * 2.0 + 1)
+    theirs = type("Compose", (), {"__module__": "torchrl.envs.transforms", "__call__": id})()
+    with pytest.raises(ConfigError, match="Compose is a transform of TorchRL"):
+        buffer.append_transform(theirs)
+    with pytest.raises(ConfigError, match="function of the batch"):
+        ReplayBuffer(storage=9, transform=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"storage": "big"}, "number of steps"),
+        ({"storage": [1, 2]}, "number of steps"),
+        ({"sampler": Slices()}, "Sequences"),
+        ({"prefetch": 3}, "AsyncDataLoader"),
+        ({"writer": object()}, "oldest"),
+        ({"anything": 1}, "anything=1"),
+    ],
+)
+def test_what_means_nothing_here_is_refused_with_a_remedy(arguments, text):
+    with pytest.raises(ConfigError, match=text):
+        ReplayBuffer(**arguments)
+
+
+def test_a_batch_size_is_needed_and_samplers_of_torchrl_are_taken_by_name():
+    buffer = ReplayBuffer(storage=9, sampler=PrioritizedSampler(), prefetch=None)
+    assert buffer.table.sampler.alpha == 0.7
+    assert isinstance(ReplayBuffer(storage=3).table.sampler, Uniform)
+    with pytest.raises(ConfigError, match="batch_size"):
+        buffer.sample()
+    with pytest.raises(ConfigError, match="takes TensorDicts"):
+        TensorDictReplayBuffer(storage=3).extend({"x": torch.zeros(2)})
+
+
+def test_a_loader_reads_the_table():
+    buffer = ReplayBuffer(storage=50)
+    buffer.extend({"x": np.arange(20.0, dtype=np.float32)})
+    with AsyncDataLoader(buffer.table, 8, num_workers=0) as loader:
+        batch = next(loader)
+    assert torch.equal(batch["x"], batch["index"].float())
+
+
+def test_the_code_of_the_guide_that_needs_tensordict_runs():
+    pytest.importorskip("tensordict")
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "torchrl.md").read_text()
+    blocks = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for code in blocks:
+        exec(compile(code, "torchrl.md", "exec"), {})
+
+
+def test_without_tensordict_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensordict", None)
+    from async_loader.compat.torchrl.replay_buffer import tensordict
+
+    with pytest.raises(MissingExtra, match=r"async_loader\[torchrl\]"):
+        tensordict()
