@@ -237,6 +237,56 @@ def keys(
             )
 
 
+@app.command("import")
+def import_data(
+    source: Annotated[
+        str, typer.Argument(help="A file, a folder, a pattern of npz files, or a Minari id.")
+    ],
+    to: Annotated[Path, typer.Option(help="Folder of the checkpoint: a new or an empty one.")],
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", help="minari, hdf5 (D4RL) or npz; by default from the name."),
+    ] = None,
+    capacity: Annotated[
+        int | None, typer.Option(help="Steps of the table; by default all of them.")
+    ] = None,
+    missing_ends: Annotated[
+        str, typer.Option(help="Episodes without an end: 'refuse' or 'truncate'.")
+    ] = "refuse",
+) -> None:
+    """Make a table of a data set, and save it as a checkpoint."""
+    import sys
+
+    with _errors():
+        from async_loader.offline import commands
+
+        saved = commands.import_data(
+            source,
+            to,
+            format_,
+            capacity,
+            missing_ends=missing_ends,
+            progress=sys.stderr.isatty(),
+        )
+        typer.echo(saved)
+
+
+@app.command()
+def inspect(
+    checkpoint: Annotated[str, typer.Argument(help="Folder that a table was saved to.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Print a checkpoint's schema, counts, episodes and some rows."""
+    from rich.console import Console
+
+    with _errors():
+        from async_loader.offline import commands
+
+        commands.inspect(checkpoint, as_json=as_json, console=Console())
+
+
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
     """Print an error as one line and exit: code 2 for a bad request,

@@ -255,6 +255,17 @@ PUBLIC: dict[str, str] = {
     "NStep": "say Transitions(n_steps=...)",
     "Client": "say connect(address)",
     "Server": "say connect('embedded', tables=...), or start async-loader serve",
+    **{
+        name: "say async_loader.offline." + ours
+        for name, ours in (
+            ("MinariDataset", "from_minari(name)"),
+            ("D4RLDataset", "from_hdf5(path)"),
+            ("from_minari", "from_minari(name)"),
+            ("from_hdf5", "from_hdf5(path)"),
+            ("from_npz", "from_npz(folder)"),
+            ("from_episodes", "from_episodes(episodes)"),
+        )
+    },
     "VectorWriter": "call table.vector_writer(envs)",
     "WriterHandle": "call table.writer_handle()",
     "ReplayStats": "call table.stats(), which gives a TableStats",

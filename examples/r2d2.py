@@ -56,7 +56,7 @@ class Network(nn.Module):
         self.value = nn.Sequential(nn.Linear(STATE, 64), nn.ReLU(), nn.Linear(64, actions))
 
     def forward(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the Q-values of ``obs [batch, time, 2]``, ``[batch, time, actions]``, and the state."""
+        """Return Q-values ``[batch, time, actions]`` of obs ``[batch, time, 2]``, and the state."""
         x = self.encode(obs)
         if self.memoryless:
             flat = x.reshape(-1, 1, x.shape[-1])
@@ -123,10 +123,7 @@ def main(
     every: int = 8_000,
     curve: Path | None = None,
 ) -> None:
-    """Learn until the mean return of 20 greedy episodes reaches the goal, or for so many steps.
-
-    It is taken at every so many steps.
-    """
+    """Learn until the mean return of 20 greedy episodes reaches a goal, or for some steps."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)

@@ -168,6 +168,16 @@ RANKS["shm"] = [
 RANKS["sources"] = [
     "sources callable columns",
 ]
+RANKS["offline"] = [
+    "bad_data",
+    "episode h5_files",
+    "filling table_episodes",
+    "fill",
+    "hdf5 npz",
+    "minari_data",
+    "offline",
+    "commands",
+]
 RANKS["demo"] = [
     "demo settings",
     "actor dqn report",

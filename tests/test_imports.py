@@ -39,7 +39,7 @@ FLOORS = [
     },
     {"shm"},
     {"sources", "replay", "pipeline", "targets"},
-    {"loader", "dataset", "recording"},
+    {"loader", "dataset", "recording", "offline"},
     {"compat", "feeder"},
     {"observe"},
     {"scale"},
@@ -93,6 +93,8 @@ ELSEWHERE = {
     "accelerate": {"compat.accelerate"},
     "stable_baselines3": {"compat.sb3.peer"},
     "cloudpickle": {"pipeline.codec"},
+    "h5py": {"offline.h5_files"},
+    "minari": {"offline.minari_data"},
     "numba": {"replay.base.compiled", "replay.base.kernel_cache", "replay.kernels"},
     "llvmlite": {"replay.kernels"},
 }

@@ -201,7 +201,9 @@ class StepPacker:
     def check_ends(self, flags: Ids, has_final: Bools) -> Ids:
         """As `check_end`, for many steps."""
         if self.followed and flags.any():
-            for value, has in {(int(f), bool(g)) for f, g in zip(flags, has_final, strict=True)}:
+            # of many steps few end an episode
+            some = np.flatnonzero((flags != 0) | has_final)
+            for value, has in set(zip(flags[some].tolist(), has_final[some].tolist(), strict=True)):
                 self.check_end(value, has)
             flags[has_final] |= AWAITS
         return flags

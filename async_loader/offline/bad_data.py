@@ -1,0 +1,56 @@
+"""The error for data that cannot be imported, and the place in the data that it names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from async_loader.errors import SchemaError
+
+
+class BadData(SchemaError):
+    """Data that a table cannot take. The message names the file, the episode, the field and the
+    remedy; nothing of the import is in a table.
+
+    Attributes
+    ----------
+    file : str
+        The file, folder or data set; "" for episodes of an iterable.
+    episode : int | None
+        Its number in the data, from 0.
+    field : str | None
+        Its name in a table, with dots where it is nested.
+    """
+
+    def __init__(
+        self, message: str, file: str = "", episode: int | None = None, field: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.file, self.episode, self.field = file, episode, field
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.file, self.episode, self.field))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the data: a file, and an episode of it.
+
+    Attributes
+    ----------
+    file : str
+        "" for episodes of an iterable.
+    episode : int | None
+    """
+
+    file: str = ""
+    episode: int | None = None
+
+    def error(self, field: str | None, text: str) -> BadData:
+        """Return the error for a field here; ``text`` says the fact and the remedy."""
+        parts = [
+            self.file,
+            "" if self.episode is None else f"episode {self.episode}",
+            "" if field is None else f"field {field!r}",
+        ]
+        where = ", ".join(part for part in parts if part)
+        return BadData(f"{where}: {text}" if where else text, self.file, self.episode, field)

@@ -1,0 +1,169 @@
+"""The commands import and inspect: files into a checkpoint, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from async_loader import tree
+from async_loader.errors import ConfigError
+from async_loader.offline import from_hdf5, from_minari, from_npz
+from async_loader.offline.table_episodes import EpisodeIndex, episodes_of
+from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.samplers import Uniform
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FORMATS: dict[str, Callable[..., ReplayBuffer]] = {
+    "minari": from_minari,
+    "hdf5": from_hdf5,
+    "npz": from_npz,
+}
+_BARS, _WIDTH, _ROWS = 10, 40, 5
+
+
+def import_data(
+    source: str,
+    to: Path,
+    format_: str | None,
+    capacity: int | None,
+    *,
+    missing_ends: Any = "refuse",
+    progress: bool = False,
+) -> str:
+    """Read a data set, save it as a checkpoint, and return what was saved, in words.
+
+    Raises
+    ------
+    ConfigError, BadData, MissingExtra
+    """
+    if format_ is not None and format_ not in FORMATS:
+        raise ConfigError(f"--format {format_}: it is one of {', '.join(FORMATS)}")
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"--to {to}: it is there already, name a new folder or an empty one")
+    read = FORMATS[format_ or _format_of(source)]
+    with read(source, capacity=capacity, missing_ends=missing_ends, progress=progress) as table:
+        table.save(to)
+        return f"{len(table):,} steps of {len(episodes_of(table).starts):,} episodes in {to}"
+
+
+def _format_of(source: str) -> str:
+    """Return the format of a path: npz, D4RL's HDF5 or else Minari."""
+    path = Path(source)
+    if source.endswith(".npz") or (path.is_dir() and any(path.glob("*.npz"))):
+        return "npz"
+    return "hdf5" if path.suffix in (".hdf5", ".h5") and path.name != "main_data.hdf5" else "minari"
+
+
+def inspect(path: str, *, as_json: bool, console: Console) -> None:
+    """Print what a checkpoint holds.
+
+    Raises
+    ------
+    ConfigError, CorruptCheckpoint
+    """
+    if "://" in path:
+        raise ConfigError(
+            f"{path}: inspect reads checkpoints; save() the feeder's table and name that folder, "
+            "'async-loader status' prints a feeder's counts"
+        )
+    with ReplayBuffer.from_checkpoint(path, sampler=Uniform(), limiter=None, view=None) as table:
+        index = episodes_of(table)
+        if as_json:
+            console.out(json.dumps(_facts(table, index)), highlight=False)
+        else:
+            _print(table, index, console)
+
+
+def _facts(table: ReplayBuffer, index: EpisodeIndex) -> dict[str, Any]:
+    schema = table.schema
+    return {
+        "schema": [
+            {
+                "name": field.name,
+                "dtype": field.dtype.name,
+                "shape": list(field.shape),
+                "stack": field.stack,
+                "next": field.next,
+            }
+            for field in (schema.fields if schema is not None else ())
+        ],
+        "steps": len(table),
+        "capacity": table.capacity,
+        "nbytes": table.nbytes,
+        "episodes": len(index.starts),
+        "length": _summary(index.lengths),
+        "return": _summary(index.returns),
+    }
+
+
+def _summary(values: Any) -> dict[str, float] | None:
+    if values is None or not len(values):
+        return None
+    return {
+        "min": float(values.min()),
+        "mean": float(values.mean()),
+        "median": float(np.median(values)),
+        "max": float(values.max()),
+    }
+
+
+def _print(table: ReplayBuffer, index: EpisodeIndex, console: Console) -> None:
+    from rich.table import Table
+
+    facts = _facts(table, index)
+    console.out(
+        f"{facts['steps']:,} steps of {facts['episodes']:,} episodes, capacity "
+        f"{facts['capacity'] or 0:,}",
+        highlight=False,
+    )
+    fields = Table("field", "dtype", "shape", "stack", "next", header_style="bold")
+    for one in facts["schema"]:
+        fields.add_row(
+            one["name"], one["dtype"], str(one["shape"]), str(one["stack"]), one["next"] or ""
+        )
+    console.print(fields)
+    _histogram("length of episodes", index.lengths, console)
+    if index.returns is not None:
+        _histogram("return of episodes", index.returns, console)
+    _sample(table, index, console)
+
+
+def _histogram(title: str, values: Any, console: Console) -> None:
+    if not len(values):
+        return
+    bars = min(_BARS, len(np.unique(values)))
+    counts, edges = np.histogram(values, bars)
+    console.out(title, highlight=False)
+    for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
+        bar = "#" * round(_WIDTH * int(count) / int(counts.max()))
+        console.out(f"{low:>10.4g} to {high:<10.4g} {bar} {count}", highlight=False)
+
+
+def _sample(table: ReplayBuffer, index: EpisodeIndex, console: Console) -> None:
+    from rich.table import Table
+
+    schema = table.schema
+    if schema is None or not len(index.ids):
+        return
+    picked = index.ids[np.linspace(0, len(index.ids) - 1, min(_ROWS, len(index.ids))).astype(int)]
+    batch = table.get(picked)
+    rows = Table("index", *(field.name for field in schema.fields), header_style="bold")
+    leaves = list(tree.leaves({n: batch[n] for n in schema.structure.keys}, schema.structure))  # type: ignore[union-attr]
+    for i, id_ in enumerate(batch["index"].tolist()):
+        rows.add_row(str(id_), *(_brief(leaf[i]) for leaf in leaves))
+    console.print(rows)
+
+
+def _brief(value: Any) -> str:
+    flat = np.asarray(value).reshape(-1)
+    if flat.dtype.kind == "b":
+        shown = ["yes" if one else "no" for one in flat[:3]]
+    else:
+        shown = [f"{one:.3g}" for one in flat[:3].tolist()]
+    return " ".join(shown) + (" ..." if len(flat) > 3 else "")

@@ -1,0 +1,185 @@
+"""Folders of npz files, one episode each."""
+
+from __future__ import annotations
+
+import glob
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from async_loader import tree
+from async_loader.errors import ConfigError
+from async_loader.offline.bad_data import Place
+from async_loader.offline.episode import Episode
+from async_loader.offline.fill import Import
+from async_loader.offline.table_episodes import read_episodes
+from async_loader.replay.array_types import Array
+from async_loader.replay.buffer import ReplayBuffer
+
+_TUPLE = "_index_"
+
+
+def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
+    """Fill a table from npz files, one episode a file, in the order of their names.
+
+    A file holds the arrays that `from_episodes` takes. Nested fields have names with slashes, as
+    ``obs/pixels``; a tuple's are ``obs/_index_0`` and so on. `to_npz` writes such files.
+
+    Parameters
+    ----------
+    path : str or path
+        A folder, all of whose files ``*.npz`` are read, or a pattern such as ``"data/*.npz"``.
+    **options
+        As in `from_episodes`.
+
+    Returns
+    -------
+    ReplayBuffer
+        Or the table that was given as ``into``.
+
+    Raises
+    ------
+    BadData
+        As `from_episodes`, with the file's name; and for files that cannot be read, or none.
+    """
+    wanted = Import.of(options)
+    where = Path(path)
+    source = Place(str(path))
+    if where.is_dir():
+        files = sorted(where.glob("*.npz"))
+    else:
+        files = sorted(Path(one) for one in glob.glob(str(path)))
+        if not files:
+            raise source.error(
+                None, "there is no such folder or file: correct the path or the pattern"
+            )
+    given = ((Place(str(file), i), _read(file, i)) for i, file in enumerate(files))
+    return wanted.run(given, source, episodes=len(files))  # type: ignore[no-any-return]
+
+
+def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write each episode of a table into a file of its own, ``episode-00000000.npz`` and so on.
+
+    An episode that goes on, or whose later steps are gone, is written as one that was truncated
+    after the last step that the table can show. `from_npz` makes an equal table, given the same
+    schema where that has stacks.
+
+    Parameters
+    ----------
+    table : ReplayBuffer
+        Of this process.
+    folder : str or path
+        Made if it is not there.
+
+    Returns
+    -------
+    list of Path
+
+    Raises
+    ------
+    ConfigError
+        If the folder has npz files, or the table is one of another process.
+    """
+    where = Path(folder)
+    if where.is_dir() and any(where.glob("*.npz")):
+        raise ConfigError(f"{where} has npz files already: name an empty folder, or a new one")
+    where.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    try:
+        for number, episode in enumerate(read_episodes(table)):
+            file = where / f"episode-{number:08d}.npz"
+            written.append(file)
+            np.savez(file, **_flat(columns_of(episode)))  # type: ignore[arg-type]
+    except BaseException:
+        for file in written:
+            file.unlink(missing_ok=True)
+        raise
+    return written
+
+
+def columns_of(episode: Episode) -> dict[str, Any]:
+    """Return an episode as `from_episodes` takes it."""
+    columns = {
+        **episode.steps,
+        "terminated": episode.terminated,
+        "truncated": episode.truncated,
+    }
+    if episode.following is not None:
+        structure = tree.structure_of(columns["obs"])
+        pairs = zip(
+            tree.leaves(columns["obs"], structure),
+            tree.leaves(episode.following, structure),
+            strict=True,
+        )
+        columns["obs"] = tree.rebuild(
+            structure, [np.concatenate([obs, after[-1:]]) for obs, after in pairs]
+        )
+    return columns
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Array]:
+    if isinstance(value, Mapping):
+        items = [(str(key), one) for key, one in value.items()]
+    elif isinstance(value, tuple):
+        items = [(f"{_TUPLE}{i}", one) for i, one in enumerate(value)]
+    else:
+        return {prefix: value}
+    found: dict[str, Array] = {}
+    for key, one in items:
+        found |= _flat(one, f"{prefix}/{key}" if prefix else key)
+    return found
+
+
+def _nested(flat: Mapping[str, Array]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, array in flat.items():
+        *groups, leaf = name.split("/")
+        into = made
+        for group in groups:
+            into = into.setdefault(group, {})
+        into[leaf] = array
+    return {key: _tuples(value) for key, value in made.items()}
+
+
+def _tuples(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value and all(key.startswith(_TUPLE) for key in value):
+        return tuple(_tuples(value[f"{_TUPLE}{i}"]) for i in range(len(value)))
+    return {key: _tuples(one) for key, one in value.items()}
+
+
+def _read(file: Path, number: int) -> dict[str, Any]:
+    place = Place(str(file), number)
+    try:
+        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as loaded:
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise place.error(None, "it is one array and not an npz file: use np.savez")
+            return _nested({name: _array(loaded, name, place) for name in loaded.files})
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        from async_loader.offline.bad_data import BadData
+
+        if isinstance(error, BadData):
+            raise
+        raise place.error(
+            None, f"it cannot be read as npz ({error}): it is cut off, damaged or another format; "
+            "copy or write it again"
+        ) from None  # fmt: skip
+
+
+def _array(loaded: Any, name: str, place: Place) -> Array:
+    try:
+        array: Array = loaded[name]
+    except ValueError as error:
+        if "pickle" not in str(error):
+            raise
+        raise place.error(
+            name.replace("/", "."),
+            "it has dtype object, which a table cannot hold: convert it to bool, an integer, float "
+            "or complex dtype, or leave it out",
+        ) from None
+    return array

@@ -1,0 +1,292 @@
+"""Episodes into a table and out again: each step, each end, each observation after an end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_loader import Field, MinSize, ReplayBuffer, Sequences, connect
+from async_loader.errors import ConfigError, SchemaError
+from async_loader.offline import BadData, from_episodes, from_npz, to_npz
+
+
+def episode(steps: int, seed: int = 0, *, truncated: bool = False, nested: bool = False) -> dict:
+    rng = np.random.default_rng(seed)
+    obs = rng.normal(size=(steps + 1, 3)).astype(np.float32)
+    ended = np.arange(steps) == steps - 1
+    return {
+        "obs": {"place": obs, "pair": (obs[:, 0] * 2, obs[:, :2])} if nested else obs,
+        "action": rng.integers(0, 5, steps),
+        "reward": rng.normal(size=steps),
+        "terminated": ended & (not truncated),
+        "truncated": ended & truncated,
+    }
+
+
+def rows(table: ReplayBuffer) -> dict:
+    return table.get(np.arange(2 * (table.capacity or 1)))
+
+
+def flat(value, name=""):
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, tuple):
+        pairs = enumerate(value)
+    else:
+        return {name: value}
+    return {k: v for key, one in pairs for k, v in flat(one, f"{name}.{key}").items()}
+
+
+def same(one: dict, other: dict) -> bool:
+    one, other = flat(one), flat(other)
+    return one.keys() == other.keys() and all(
+        one[k].dtype == other[k].dtype and np.array_equal(one[k], other[k]) for k in one
+    )
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=12),
+    st.booleans(),
+)
+def test_a_table_shows_each_step_as_it_was_and_files_make_an_equal_table(
+    tmp_path_factory, lengths, nested
+):
+    episodes = [
+        episode(steps, i, truncated=truncated, nested=nested)
+        for i, (steps, truncated) in enumerate(lengths)
+    ]
+    table = from_episodes(episodes)
+    shown = flat(rows(table))
+    assert len(table) == sum(steps for steps, _ in lengths)
+    for name in ("action", "reward", "terminated", "truncated"):
+        assert np.array_equal(shown[f".{name}"], np.concatenate([one[name] for one in episodes]))
+    for name in [key for key in shown if key.startswith(".obs")]:
+        given_ = [flat(one)[name] for one in episodes]
+        after = name.replace(".obs", ".next_obs")
+        assert np.array_equal(shown[name], np.concatenate([one[:-1] for one in given_]))
+        assert np.array_equal(shown[after], np.concatenate([one[1:] for one in given_]))
+    folder = tmp_path_factory.mktemp("npz")
+    assert len(to_npz(table, folder)) == len(episodes)
+    assert same(rows(from_npz(folder)), rows(table))
+
+
+def test_the_observation_after_an_end_comes_in_three_ways_with_one_result():
+    whole = episode(4, truncated=True)
+    first, last = whole["obs"][:-1], whole["obs"][-1]
+    ways = [
+        whole,
+        {**whole, "obs": first, "next_obs": whole["obs"][1:]},
+        {**whole, "obs": first, "final_obs": last},
+        {**whole, "truncated": True, "terminated": False},
+    ]
+    tables = [from_episodes([way, way]) for way in ways]
+    assert all(same(rows(table), rows(tables[0])) for table in tables)
+
+
+def test_the_names_of_minari_and_d4rl_are_understood():
+    one = episode(3)
+    other = {
+        "observations": one["obs"], "actions": one["action"], "rewards": one["reward"],
+        "terminals": one["terminated"], "timeouts": one["truncated"],
+    }  # fmt: skip
+    assert same(rows(from_episodes([one])), rows(from_episodes([other])))
+
+
+def test_long_and_short_episodes_keep_their_order():
+    lengths = [5000, 3, 2, 4090, 7, 9000, 1]
+    episodes = [episode(steps, i) for i, steps in enumerate(lengths)]
+    shown = rows(from_episodes(iter(episodes)))
+    assert np.array_equal(shown["reward"], np.concatenate([one["reward"] for one in episodes]))
+    assert np.array_equal(shown["next_obs"], np.concatenate([one["obs"][1:] for one in episodes]))
+
+
+def test_a_schema_chooses_fields_and_dtypes_and_options_reach_the_table():
+    schema = {
+        "obs": Field((3,), "float16", stack=2, next="next_obs"),
+        "reward": "float32",
+        "terminated": "bool",
+    }
+    table = from_episodes(
+        [episode(6), episode(5, 1, truncated=True)],
+        schema=schema, capacity=40, view=Sequences(2), seed=3, limiter=MinSize(4),
+    )  # fmt: skip
+    assert (table.capacity, table.view, table.limiter) == (40, Sequences(2), MinSize(4))
+    assert table.sample(2)["obs"].shape == (2, 2, 2, 3)
+    halves = from_episodes([episode(6)], float_dtype="float16")
+    assert halves.schema is not None
+    assert {f.dtype.name for f in halves.schema.fields} == {"float16", "int64", "bool"}
+
+
+def test_stacks_are_written_once_and_read_back_under_the_same_schema(tmp_path):
+    schema = {
+        "obs": Field((3,), "float32", stack=3, next="next_obs"),
+        "action": "int64",
+        "reward": "float64",
+        "terminated": "bool",
+        "truncated": "bool",
+    }
+    table = from_episodes([episode(6), episode(5, 1, truncated=True)], schema=schema)
+    to_npz(table, tmp_path / "all")
+    again = from_npz(tmp_path / "all", schema=schema)
+    assert same(rows(again), rows(table))
+
+
+def test_next_observations_of_steps_that_do_not_follow_each_other_need_a_field():
+    one = episode(4)
+    loose = {**one, "obs": one["obs"][:-1], "next_obs": one["obs"][:-1] + 1}
+    with pytest.raises(BadData, match=r"episode 0, field 'next_obs': that of step 0"):
+        from_episodes([loose])
+    schema = {
+        "obs": Field((3,), "float32"), "next_obs": Field((3,), "float32"), "reward": "float64",
+        "terminated": "bool",
+    }  # fmt: skip
+    table = from_episodes([loose], schema=schema)
+    assert np.array_equal(rows(table)["next_obs"], loose["next_obs"])
+
+
+def test_an_open_episode_is_written_as_truncated_where_the_table_can_show_it(tmp_path):
+    table = ReplayBuffer(20, {"obs": Field((), "float32", next="next_obs"), "reward": "float32"})
+    for i in range(5):
+        table.add(obs=float(i), reward=1.0, stream="a")
+    to_npz(table, tmp_path / "open")
+    with np.load(tmp_path / "open" / "episode-00000000.npz") as file:
+        assert file["obs"].tolist() == [0, 1, 2, 3, 4]
+        assert file["truncated"].tolist() == [False] * 3 + [True]
+
+
+def test_what_was_deleted_or_overwritten_is_not_written(tmp_path):
+    table = from_episodes([episode(10, i) for i in range(4)], capacity=22)
+    table.delete([20 + 11])
+    files = to_npz(table, tmp_path / "rest")
+    total = 0
+    for file in files:
+        with np.load(file) as one:
+            total += len(one["reward"])
+    assert total == len(table)
+
+
+def changed(**fields) -> list[dict]:
+    one = episode(4)
+    return [episode(3), {**one, **fields}]
+
+
+BAD = {
+    "no dict": ([episode(3), [1, 2]], None, "episode 1: it is a list"),
+    "no episodes": ([], None, "the iterable: there are no episodes in it"),
+    "missing": ([{"obs": np.zeros((3, 2)), "action": np.zeros(2)}], "reward", "it is missing"),
+    "unequal": (changed(action=np.zeros(3, int)), None, "4 steps|3 steps"),
+    "short obs": (changed(obs=np.zeros((3, 3), "f4")), "obs", "4 steps"),
+    "other shape": (changed(obs=np.zeros((5, 2), "f4")), "obs", "nothing is broadcast"),
+    "nan": (changed(reward=np.array([0, 1, np.nan, 0])), "reward", "step 2 has nan"),
+    "inf": (changed(reward=np.array([0, np.inf, 0, 0])), "reward", "step 1 has inf"),
+    "object": (changed(action=np.array([None] * 4)), "action", "dtype object"),
+    "text": (changed(action=np.array(list("abcd"))), "action", "dtype <U1"),
+    "no end": (changed(terminated=np.zeros(4, bool)), "truncated", "missing_ends='truncate'"),
+    "early end": (changed(terminated=np.array([0, 1, 0, 1])), "terminated", "step 1 of 4 ends"),
+    "odd ends": (changed(terminated=np.array([0, 0, 0, 7])), "terminated", "beside 0 and 1"),
+    "no steps": ([episode(3), episode(0)], "reward", "has no steps"),
+    "floats": (changed(action=np.zeros(4)), "action", "convert the value"),
+    "twice": (changed(actions=np.zeros(4, int)), "action", "given twice"),
+    "too many": (changed(final_obs=np.zeros(3)), "final_obs", "leave final_obs out"),
+    "nothing after": (
+        changed(obs=np.zeros((4, 3), "f4"), terminated=False, truncated=True),
+        "obs",
+        "after the last step of a truncated episode is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("capacity", [None, 100])
+@pytest.mark.parametrize("what", list(BAD))
+def test_bad_data_is_refused_by_episode_and_field_and_nothing_of_it_stays(what, capacity):
+    episodes, field, text = BAD[what]
+    with pytest.raises(BadData, match=text) as found:
+        from_episodes(iter(episodes), capacity=capacity)
+    assert found.value.episode == (None if not episodes else len(episodes) - 1)
+    if field is not None:
+        assert found.value.field == field
+        assert f"field {field!r}" in str(found.value)
+    assert isinstance(found.value, SchemaError)
+    mine = from_episodes([episode(2, 9)], capacity=50)
+    before = rows(mine)
+    with pytest.raises(BadData, match=text):
+        from_episodes(iter(episodes), into=mine)
+    assert same(rows(mine), before)
+    assert mine.stats().inserted == 2
+
+
+def test_an_episode_without_an_end_is_taken_as_cut_off_on_request():
+    episodes = changed(terminated=np.zeros(4, bool))
+    table = from_episodes(episodes, missing_ends="truncate")
+    assert rows(table)["truncated"].tolist() == [False] * 6 + [True]
+
+
+def test_a_write_that_fails_takes_back_what_was_written_before():
+    table = from_episodes([episode(2, 9)], capacity=50_000)
+    table.limiter = MinSize(1)
+    before, calls = rows(table), []
+    writer = type(table.writer())
+    extend = writer.extend
+
+    def fails(self, *args, **fields):
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("no more")
+        return extend(self, *args, **fields)
+
+    writer.extend = fails
+    try:
+        with pytest.raises(OSError, match="no more"):
+            from_episodes([episode(5000), episode(5000)], into=table)
+    finally:
+        writer.extend = extend
+    assert len(calls) == 2
+    assert same(rows(table), before)
+    from_episodes([episode(4)], into=table)
+    assert len(table) == 6
+
+
+def test_a_feeders_table_is_filled_like_one_of_this_process():
+    local = from_episodes([episode(5), episode(3, 1, truncated=True)])
+    schema = local.schema
+    assert schema is not None
+    with connect("embedded", tables={"replay": 100}) as client:
+        table = client.table("replay")
+        with pytest.raises(BadData, match="episode 1, field 'reward'"):
+            from_episodes([episode(5), changed(reward=np.full(4, np.nan))[1]], into=table)
+        assert len(table) == 0
+        from_episodes([episode(5), episode(3, 1, truncated=True)], into=table)
+        assert same(table.get(np.arange(20)), rows(local))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"missing_ends": "drop"}, "missing_ends='drop'"),
+        ({"into": 3}, "into=3"),
+        ({"float_dtype": "int32"}, "float_dtype"),
+        ({"schema": {"action": Field((), "int64", next="next_action")}}, "has next="),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_before_anything_is_read(options, text):
+    def never():
+        raise AssertionError
+        yield
+
+    with pytest.raises(ConfigError, match=text):
+        from_episodes(never(), **options)
+
+
+def test_arguments_of_a_new_table_do_not_fit_a_given_one():
+    with pytest.raises(ConfigError, match="capacity="):
+        from_episodes([], into=ReplayBuffer(3), capacity=4)
+
+
+def test_a_progress_bar_is_shown_on_stderr_on_request(capfd):
+    from_episodes([episode(2), episode(3)], progress=True)
+    out, err = capfd.readouterr()
+    assert "2/2" in err
+    assert out == ""

@@ -1,0 +1,307 @@
+"""Files of D4RL's and Minari's layouts, small ones made here; what is wrong with a file is said."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from async_loader import ReplayBuffer
+from async_loader.cli import app
+from async_loader.errors import ConfigError
+from async_loader.offline import (
+    BadData,
+    from_episodes,
+    from_hdf5,
+    from_minari,
+    from_npz,
+    to_minari,
+    to_npz,
+)
+
+LENGTHS, TRUNCATED = (4, 1, 6, 3), (False, True, True, False)
+STEPS = sum(LENGTHS)
+WIDE = {"COLUMNS": "80"}
+
+
+def episodes() -> list[dict]:
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "observations": rng.normal(size=(steps + 1, 3)).astype(np.float32),
+            "actions": rng.normal(size=(steps, 2)).astype(np.float32),
+            "rewards": rng.normal(size=steps),
+            "terminations": (np.arange(steps) == steps - 1) & (not truncated),
+            "truncations": (np.arange(steps) == steps - 1) & truncated,
+        }
+        for steps, truncated in zip(LENGTHS, TRUNCATED, strict=True)
+    ]
+
+
+def d4rl(path, *, leave_out=(), **changed):
+    h5py = pytest.importorskip("h5py")
+    made = episodes()
+    obs = [one["observations"] for one in made]
+    arrays = {
+        "observations": np.concatenate([one[:-1] for one in obs]),
+        "next_observations": np.concatenate([one[1:] for one in obs]),
+        "actions": np.concatenate([one["actions"] for one in made]),
+        "rewards": np.concatenate([one["rewards"] for one in made]),
+        "terminals": np.concatenate([one["terminations"] for one in made]),
+        "timeouts": np.concatenate([one["truncations"] for one in made]),
+        "infos/qpos": np.arange(STEPS * 2.0).reshape(STEPS, 2),
+        **changed,
+    }
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            if name not in leave_out:
+                file[name] = array
+    return path
+
+
+def minari_file(path, *, leave_out=(), **changed):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        for number, one in enumerate(episodes()):
+            for name, array in {**one, **(changed if number == 2 else {})}.items():
+                if number != 2 or name not in leave_out:
+                    file[f"episode_{number}/{name}"] = array
+            file[f"episode_{number}/infos/x"] = np.arange(len(one["rewards"]) + 1)
+    return path
+
+
+def rows(table):
+    return table.get(np.arange(100))
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+
+def test_d4rls_layout_gives_the_same_table_as_its_episodes(tmp_path):
+    table = from_hdf5(d4rl(tmp_path / "a.hdf5"))
+    assert same(rows(table), rows(from_episodes(episodes())))
+
+
+def test_without_next_observations_the_last_step_before_a_timeout_is_given_up(tmp_path):
+    table = from_hdf5(d4rl(tmp_path / "a.hdf5", leave_out=["next_observations"]))
+    shown, made = rows(table), episodes()
+    assert len(table) == STEPS - 2
+    kept = [made[0]["rewards"], made[2]["rewards"][:-1], made[3]["rewards"]]
+    assert np.array_equal(shown["reward"], np.concatenate(kept))
+    assert shown["truncated"].tolist() == [False] * 8 + [True] + [False] * 3
+    assert np.array_equal(shown["next_obs"][8], made[2]["observations"][5])
+
+
+def test_more_arrays_of_a_file_become_nested_fields(tmp_path):
+    table = from_hdf5(d4rl(tmp_path / "a.hdf5"), extra=["infos/qpos"])
+    assert np.array_equal(rows(table)["infos"]["qpos"], np.arange(STEPS * 2.0).reshape(-1, 2))
+    table = from_minari(minari_file(tmp_path / "main_data.hdf5"), extra=["infos/x"])
+    wanted = np.concatenate([np.arange(steps) for steps in LENGTHS])
+    assert np.array_equal(rows(table)["infos"]["x"], wanted)
+
+
+def test_a_file_that_ends_within_an_episode_is_refused_or_taken_as_cut_off(tmp_path):
+    ended = np.zeros(STEPS, bool)
+    ended[3] = True
+    path = d4rl(tmp_path / "a.hdf5", terminals=ended, timeouts=~np.ones(STEPS, bool))
+    nexts = np.roll(rows_of(path), -1, axis=0)
+    path = d4rl(path, terminals=ended, timeouts=np.zeros(STEPS, bool), next_observations=nexts)
+    with pytest.raises(BadData, match=r"episode 1, field 'truncated'.*missing_ends="):
+        from_hdf5(path)
+    table = from_hdf5(path, missing_ends="truncate")
+    assert np.flatnonzero(rows(table)["truncated"]).tolist() == [STEPS - 1]
+
+
+def rows_of(path):
+    import h5py
+
+    with h5py.File(path) as file:
+        return file["observations"][()]
+
+
+BAD = {
+    "nan": ({"rewards": np.where(np.arange(STEPS) == 7, np.nan, 1.0)}, 2, "reward", "step 2"),
+    "unequal": ({"actions": np.zeros((STEPS - 1, 2))}, None, "action", "incomplete"),
+    "text": ({"actions": np.full(STEPS, b"abc", dtype="S3")}, 0, "action", r"dtype \|S3"),
+    "loose": ({"next_observations": np.zeros((STEPS, 3), "f4")}, 0, "next_obs", "follow"),
+}
+
+
+@pytest.mark.parametrize("what", list(BAD))
+def test_a_bad_d4rl_file_is_refused_by_file_episode_and_field(tmp_path, what):
+    changed, episode, field, text = BAD[what]
+    path = d4rl(tmp_path / "bad.hdf5", **changed)
+    mine = ReplayBuffer(50)
+    for options in ({}, {"capacity": 50}, {"into": mine}):
+        with pytest.raises(BadData, match=text) as found:
+            from_hdf5(path, **options)
+        assert (found.value.file, found.value.episode, found.value.field) == (
+            str(path), episode, field,
+        )  # fmt: skip
+        assert str(path) in str(found.value)
+    assert len(mine) == 0
+
+
+@pytest.mark.parametrize("missing", ["observations", "actions", "rewards", "terminals"])
+def test_an_array_that_is_missing_is_named(tmp_path, missing):
+    path = d4rl(tmp_path / "bad.hdf5", leave_out=[missing])
+    with pytest.raises(BadData, match=f"{missing} is missing, there are"):
+        from_hdf5(path)
+
+
+@pytest.mark.parametrize("read", [from_hdf5, from_minari])
+def test_a_file_that_is_cut_off_or_absent_or_empty_is_refused(tmp_path, read):
+    whole = (d4rl if read is from_hdf5 else minari_file)(tmp_path / "whole.hdf5")
+    cut = tmp_path / "cut.hdf5"
+    for size in (0, 100, whole.stat().st_size // 2, whole.stat().st_size - 1):
+        cut.write_bytes(whole.read_bytes()[:size])
+        with pytest.raises(BadData, match=r"cut\.hdf5.*again"):
+            read(cut)
+    with pytest.raises(BadData, match="no such file"):
+        read(tmp_path / "absent.hdf5")
+    pytest.importorskip("h5py").File(tmp_path / "empty.hdf5", "w").close()
+    with pytest.raises(BadData, match=r"empty\.hdf5"):
+        read(tmp_path / "empty.hdf5")
+
+
+def test_minaris_layout_is_read_without_minari(tmp_path):
+    path = minari_file(tmp_path / "main_data.hdf5")
+    for where in (path, tmp_path):
+        assert same(rows(from_minari(where)), rows(from_episodes(episodes())))
+
+
+MINARI_BAD = {
+    "nan": ({"rewards": np.full(6, np.nan)}, "reward", "step 0 has nan"),
+    "unequal": ({"actions": np.zeros((5, 2), "f4")}, "action", "5 values for 6 steps"),
+    "no end": ({"truncations": np.zeros(6, bool)}, "truncated", "neither terminated"),
+}
+
+
+@pytest.mark.parametrize("what", list(MINARI_BAD))
+def test_a_bad_minari_episode_is_refused_by_its_number(tmp_path, what):
+    changed, field, text = MINARI_BAD[what]
+    path = minari_file(tmp_path / "main_data.hdf5", **changed)
+    with pytest.raises(BadData, match=text) as found:
+        from_minari(path)
+    assert (found.value.episode, found.value.field) == (2, field)
+
+
+def test_a_minari_episode_without_an_array_and_a_set_without_an_episode_are_refused(tmp_path):
+    path = minari_file(tmp_path / "main_data.hdf5", leave_out=["actions"])
+    with pytest.raises(BadData, match="episode 2, field 'actions': it is missing"):
+        from_minari(path)
+    minari_file(path)
+    (tmp_path / "metadata.json").write_text(json.dumps({"total_episodes": 5}))
+    with pytest.raises(BadData, match="4 of 5 episodes"):
+        from_minari(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_data_set_goes_through_minari_itself_and_comes_back_equal(tmp_path, monkeypatch):
+    minari = pytest.importorskip("minari")
+    spaces = pytest.importorskip("gymnasium").spaces
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    rng = np.random.default_rng(0)
+    box, screen = spaces.Box(-9, 9, (2,), np.float32), spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    made = [
+        {
+            "obs": {
+                "both": (rng.normal(size=(4, 2)).astype("f4"), rng.integers(0, 3, 4)),
+                "screen": rng.integers(0, 255, (4, 40, 40, 3), np.uint8),
+            },
+            "action": rng.integers(0, 3, 3),
+            "reward": rng.normal(size=3),
+            "terminated": i % 2 == 0,
+            "truncated": i % 2 == 1,
+        }
+        for i in range(4)
+    ]
+    table = from_episodes(made)
+    written = to_minari(
+        table,
+        "kinds-v0",
+        observation_space=spaces.Dict(both=spaces.Tuple([box, spaces.Discrete(3)]), screen=screen),
+        action_space=spaces.Discrete(3),
+    )
+    assert minari.load_dataset("kinds-v0").total_steps == 12
+    for source in (written, "kinds-v0", tmp_path / "kinds-v0"):
+        again = from_minari(source)
+        one, other = rows(again), rows(table)
+        for name in ("action", "reward", "terminated", "truncated"):
+            assert np.array_equal(one[name], other[name])
+        for name in ("obs", "next_obs"):
+            assert np.array_equal(one[name]["screen"], other[name]["screen"])
+            for mine, theirs in zip(one[name]["both"], other[name]["both"], strict=True):
+                assert np.array_equal(mine, theirs)
+    some = minari.load_dataset("kinds-v0").filter_episodes(lambda one: bool(one.terminations[-1]))
+    assert len(from_minari(some)) == 6
+    with pytest.raises(BadData, match="download_dataset"):
+        from_minari("nothing/here-v0")
+
+
+def test_bad_npz_files_are_refused_by_name(tmp_path):
+    to_npz(from_episodes(episodes()), tmp_path)
+    with pytest.raises(ConfigError, match="npz files already"):
+        to_npz(from_episodes(episodes()), tmp_path)
+    third = tmp_path / "episode-00000002.npz"
+    whole = third.read_bytes()
+    third.write_bytes(whole[:-40])
+    with pytest.raises(BadData, match=r"episode-00000002\.npz, episode 2: it cannot be read"):
+        from_npz(tmp_path)
+    objects = np.array([None, "a", 3], dtype=object)
+    np.savez(third, obs=np.zeros((4, 3), "f4"), action=objects, reward=np.zeros(3))
+    with pytest.raises(BadData, match="field 'action': it has dtype object"):
+        from_npz(tmp_path / "*.npz")
+    for path, text in ((tmp_path / "none", "no such folder"), (tmp_path / "x", "no episodes")):
+        if path.name == "x":
+            path.mkdir()
+        with pytest.raises(BadData, match=text):
+            from_npz(path)
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["npz", "hdf5", "minari"])
+def test_import_makes_a_checkpoint_that_inspect_describes(tmp_path, kind):
+    source = tmp_path / "in"
+    source.mkdir()
+    if kind == "npz":
+        to_npz(from_episodes(episodes()), source)
+    else:
+        path = source / ("all.hdf5" if kind == "hdf5" else "main_data.hdf5")
+        source = (d4rl if kind == "hdf5" else minari_file)(path)
+    to = tmp_path / "checkpoint"
+    done = CliRunner().invoke(app, ["import", str(source), "--to", str(to)], env=WIDE)
+    assert (done.exit_code, done.output.split()[:5]) == (0, ["14", "steps", "of", "4", "episodes"])
+    with ReplayBuffer.from_checkpoint(to) as table:
+        assert same(rows(table), rows(from_episodes(episodes())))
+    told = CliRunner().invoke(app, ["inspect", str(to), "--json"])
+    facts = json.loads(told.output)
+    assert (facts["steps"], facts["episodes"], facts["length"]["max"]) == (14, 4, 6.0)
+    returns = [one["rewards"].sum() for one in episodes()]
+    assert facts["return"]["mean"] == pytest.approx(np.mean(returns))
+    shown = CliRunner().invoke(app, ["inspect", str(to)], env=WIDE).output
+    assert max(map(len, shown.splitlines())) <= 80
+    for word in ("next_obs", "float32", "length of episodes", "return of episodes", "index"):
+        assert word in shown
+
+
+def test_the_commands_refuse_what_they_cannot_do(tmp_path):
+    def refusal(*words):
+        done = CliRunner().invoke(app, list(words), env=WIDE)
+        assert done.exit_code in (1, 2)
+        return done.output
+
+    new = str(tmp_path / "new")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "no such folder or file" in refusal("import", str(tmp_path / "no.npz"), "--to", new)
+    assert "minari, hdf5, npz" in refusal("import", "x", "--to", new, "--format", "csv")
+    assert "there already" in refusal("import", "x", "--to", str(tmp_path / "full"))
+    assert "no checkpoint" in refusal("inspect", new)
+    assert "save()" in refusal("inspect", "tcp://127.0.0.1:5555/replay")
+    assert not (tmp_path / "new").exists()
