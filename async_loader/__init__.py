@@ -21,6 +21,7 @@ __all__ = [
     "DataLoader",
     "Field",
     "Fifo",
+    "Hindsight",
     "Lifo",
     "Linear",
     "MaxHeap",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from async_loader.feeder import connect
     from async_loader.loader import AsyncDataLoader
     from async_loader.replay.buffer import ReplayBuffer
+    from async_loader.replay.hindsight_view import Hindsight
     from async_loader.replay.rate_limiter import MinSize, RateLimiter
     from async_loader.replay.samplers import (
         Fifo,
@@ -72,6 +74,7 @@ else:
     _HOMES = {
         "AsyncDataLoader": "async_loader.loader",
         "DataLoader": "async_loader.dataset.data_loader",
+        "Hindsight": "async_loader.replay.hindsight_view",
         "Mixture": "async_loader.sources.mixture",
         "ReplayBuffer": "async_loader.replay.buffer",
         "Sequences": "async_loader.replay.views",

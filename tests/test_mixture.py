@@ -531,7 +531,7 @@ def test_a_loader_given_shares_names_mixture():
     with pytest.raises(ConfigError, match=r"say Mixture\(\{table: share"):
         AsyncDataLoader({filled(0): 1, filled(0): 1}, 4)
     with pytest.raises(TypeError, match="say shares"):
-        Mixture(weights={filled(0): 1})
+        Mixture(**{"weights": {filled(0}): 1})
 
 
 def test_closing_ends_the_sources_made_here_and_no_other():

@@ -29,6 +29,7 @@ from async_loader.feeder.settings_errors import Bytes
 from async_loader.replay import samplers
 from async_loader.replay.arguments import storable
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.queues import check_stack
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers.binding import Binding
@@ -47,6 +48,7 @@ SamplerSettings = union_of(samplers.Sampler, KINDS)
 part_of(RateLimiter)
 part_of(Transitions)
 not_served(Sequences)
+not_served(Hindsight)
 
 _Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 

@@ -11,8 +11,10 @@ from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import MOST_AHEAD, MOST_ROWS, NAME_CHARACTERS, OpenReader, View
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.arguments import positive, whole_seed
+from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.views import Sequences, Transitions
+from async_loader.replay.views import View as AnyView
 
 _NO_SAVE = (1 << 63) - 1
 """The highest number that can be sent; no save has it."""
@@ -29,14 +31,22 @@ def batch_size_of(value: object) -> int:
     return size
 
 
-def view_of(view: Transitions | Sequences | View | None) -> View | None:
-    """Convert to wire form. Raises ConfigError for what is no view, Unsupported for sequences."""
+def view_of(view: AnyView | View | None) -> View | None:
+    """Convert to wire form. Raises ConfigError for what is no view, Unsupported for others
+    than transitions.
+    """
     if view is None or isinstance(view, View):
         return view
     if isinstance(view, Sequences):
         raise Unsupported(
             "a feeder's table shows no sequences: use view=Sequences(...) on a ReplayBuffer in the "
             "learner's process"
+        )
+    if isinstance(view, Hindsight):
+        raise Unsupported(
+            "a feeder's table shows no hindsight goals, as compute_reward stays in the learner's "
+            "process: use view=Hindsight(...) on a ReplayBuffer there, or have actors write "
+            "relabelled episodes to the feeder as steps of their own"
         )
     if not isinstance(view, Transitions):
         raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
@@ -49,7 +59,7 @@ def view_of(view: Transitions | Sequences | View | None) -> View | None:
     return View(n=view.n_steps, gamma=float(view.gamma), reward=view.reward)
 
 
-def wire_view(connection: Connection, view: Transitions | Sequences | None) -> View | None:
+def wire_view(connection: Connection, view: AnyView | None) -> View | None:
     """As `view_of`. Raises Unsupported if the session's version does not have the view."""
     seen = view_of(view)
     if seen is not None and seen.reward != "reward":
@@ -75,7 +85,7 @@ def reader_wanted(
     connection: Connection,
     table: str,
     *,
-    view: Transitions | Sequences | None,
+    view: AnyView | None,
     sampler: Sampler | None,
     min_size: int,
     seed: int | None,

@@ -8,7 +8,7 @@ from async_loader.replay.array_types import Array
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.sequence_reader import reader_of
+from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.source_sampler import SourceSampler
 from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.views import View
@@ -94,7 +94,7 @@ class SamplerSession:
         One array ``[count, *shape]`` for each field of `schema`, in C order.
         """
         if self._reader is None:
-            self._reader = reader_of(self._table_state.table.storage, self._read_plan)
+            self._reader = reader_of(self._table_state, self._read_plan)
         return self._reader.target(arrays)
 
     def fill(self, target: Target) -> None:

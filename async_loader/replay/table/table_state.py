@@ -204,7 +204,13 @@ class TableState(TableAccess):
         table = self.table if table is None else table
         self.check_view(table, read_plan.lookahead)
         if table.free is not None:
-            wanted = "a view of sequences" if read_plan.sequence else f"n_steps={read_plan.n}"
+            wanted = (
+                "a view of sequences"
+                if read_plan.sequence
+                else "a view of hindsight goals"
+                if read_plan.goals
+                else f"n_steps={read_plan.n}"
+            )
             raise ConfigError(
                 f"{wanted} needs steps that follow each other, and {self.remover!r} "
                 "takes them out of order"

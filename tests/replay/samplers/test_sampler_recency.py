@@ -176,4 +176,4 @@ def test_its_settings_show_and_it_belongs_to_one_table():
     with pytest.raises(ConfigError, match="another table"):
         ReplayBuffer(10, {"x": "int64"}, sampler=sampler)
     with pytest.raises(TypeError, match="say half_life"):
-        Recency(decay=0.99)
+        Recency(**{"decay": 0.99})
