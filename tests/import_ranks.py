@@ -102,7 +102,7 @@ RANKS["feeder"] = [
     "wire.batches wire.control_codec zmtp",
     "wire.message server.peer_connection",
     "wire",
-    "addresses",
+    "addresses wire_views",
     "client.batch_copies client.errors client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.receipt server.message_queues "
     "server.producer_streams server.send_buffers",

@@ -45,7 +45,6 @@ class ObjectSettings(Settings, frozen=True, kw_only=True):
 
 _MADE_BY: dict[type, Callable[..., Any]] = {}
 _PARTS: dict[Any, Any] = {}
-_NOT_SERVED: set[Any] = set()
 
 
 def made_of(value: object) -> Any:
@@ -79,11 +78,6 @@ def part_of(
     made.__doc__ = f"Settings of `{kind.__name__}`. See NOTE [derived settings]."
     _MADE_BY[made], _PARTS[kind] = kind, made
     return made
-
-
-def not_served(kind: type) -> None:
-    """Leave a class out of the types of parameters: objects of it are not for feeders."""
-    _NOT_SERVED.add(kind)
 
 
 def union_of(protocol: type, kinds: collections.abc.Iterable[type]) -> Any:
@@ -126,8 +120,7 @@ def _setting(hint: object) -> Any:
         return _PARTS[hint]
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        kept = [one for one in inner if one not in _NOT_SERVED]
-        return Union[tuple(map(_setting, kept))]  # noqa: UP007 - made of a tuple
+        return Union[tuple(map(_setting, inner))]  # noqa: UP007 - made of a tuple
     if origin is collections.abc.Sequence:
         return tuple[_setting(inner[0]), ...]  # type: ignore[misc]
     return hint

@@ -20,7 +20,7 @@ from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_access import TableAccess
-from async_loader.replay.views import Sequences
+from async_loader.replay.views import Sequences, View
 from async_loader.schema import Schema
 
 
@@ -108,6 +108,8 @@ class TableState(TableAccess):
             self.max_times_sampled,
             self._keeps(layout.capacity),
         )
+        if isinstance(self.view, Sequences) and not loaded:
+            self._check_sequences(self.view, table)
         try:
             self.check_view(table, table.schema_lookahead)
         except ConfigError as error:
@@ -154,12 +156,18 @@ class TableState(TableAccess):
 
         Raises ConfigError if the table cannot show them.
         """
+        table = self.table
+        self._check_sequences(view, table)
+        rows = table.storage.layout.rows
+        return SequenceSampler(view, sampler, rows, lambda: self.table.g, seeds)
+
+    def _check_sequences(self, view: Sequences, table: Table) -> None:
+        """Raise ConfigError if a table cannot show these sequences."""
         if self.max_times_sampled:
             raise ConfigError(
                 "this table counts the draws of each step, and a step is in several sequences: "
                 "leave out max_times_sampled, or store each sequence as one step"
             )
-        table = self.table
         if view.span > table.surely(1) and not view.whole:
             raise ConfigError(
                 f"a sequence of {view.span:,} steps does not fit: the table keeps "
@@ -175,9 +183,15 @@ class TableState(TableAccess):
                     f"of {view.span:,}: use min_size_to_sample={view.span + 1} or "
                     "more for each stream"
                 )
-        return SequenceSampler(
-            view, sampler, table.storage.layout.rows, lambda: self.table.g, seeds
-        )
+
+    def eta_of(self, view: View | None = None) -> float | None:
+        """Return the share of the largest error in the priority of a sequence: of this view, the
+        table's, or any that was used. ``None`` where no view shows sequences.
+        """
+        for one in (view, self.view, *self.sequence_samplers):
+            if isinstance(one, Sequences):
+                return one.eta
+        return None
 
     def look_ahead(self, read_plan: ReadPlan, table: Table | None = None) -> None:
         """Keep the successors that a read plan shows with each item from now on.
