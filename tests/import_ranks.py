@@ -10,7 +10,7 @@ from lines above its own: also late, also for types.
 RANKS["replay"] = [
     "array_types rate_limiter stream_names views",
     "arguments read_plan",
-    "limiter_state queues",
+    "limiter_state queues sequence_limits",
     "base base.array_address base.field_table base.grant_log base.kernel_cache base.link_table "
     "base.ring_format base.row_format base.sequence_table",
     "base.compiled",

@@ -213,7 +213,9 @@ class SampleQueue:
         if not at_once and not over:
             return False
         if at_once:
-            self._refuse(one, refused(table.table.nothing(count)))
+            reader = one.session.readers.get(one.message.number)
+            what = table.table if reader is None else reader.drawing
+            self._refuse(one, refused(what.nothing(count)))
         else:
             why = (
                 f"{one.body.timeout_s:g} s have passed, and still cannot sample: "

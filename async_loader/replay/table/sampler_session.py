@@ -69,6 +69,11 @@ class SamplerSession:
             table_state.check_open()
             return self._table_sampler.why_not(self._sampler, count, self._min_size)
 
+    def nothing(self, count: int) -> Exception:
+        """Return what `ReplayBuffer.sample` raises for too few items without a limiter."""
+        with self._table_state.lock:
+            return self._table_sampler.not_enough(count, self._sampler)
+
     def most(self, count: int) -> int:
         """Return how many items can be drawn at once now, up to ``count``."""
         table_state = self._table_state

@@ -15,6 +15,7 @@ from async_loader.replay.limiter_state import check_room
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Fifo, Sampler
 from async_loader.replay.samplers.binding import like
+from async_loader.replay.sequence_limits import check_sequences
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage, StorageLayout
@@ -141,6 +142,7 @@ class TableState(TableAccess):
 
     def _follow(self, view: Sequences) -> SequenceSampler:
         plan = ReadPlan.of(self.table.storage.layout.schema, view)
+        self._check_sequences(view, self.table)
         self.catch_up()
         self.look_ahead(plan)
         (seeds,) = self.seeds.spawn(1)
@@ -156,33 +158,19 @@ class TableState(TableAccess):
 
         Raises ConfigError if the table cannot show them.
         """
-        table = self.table
-        self._check_sequences(view, table)
-        rows = table.storage.layout.rows
+        self._check_sequences(view, self.table)
+        rows = self.table.storage.layout.rows
         return SequenceSampler(view, sampler, rows, lambda: self.table.g, seeds)
 
     def _check_sequences(self, view: Sequences, table: Table) -> None:
-        """Raise ConfigError if a table cannot show these sequences."""
-        if self.max_times_sampled:
-            raise ConfigError(
-                "this table counts the draws of each step, and a step is in several sequences: "
-                "leave out max_times_sampled, or store each sequence as one step"
-            )
-        if view.span > table.surely(1) and not view.whole:
-            raise ConfigError(
-                f"a sequence of {view.span:,} steps does not fit: the table keeps "
-                f"{table.storage.layout.capacity:,}, raise the capacity"
-            )
-        limiter = self.limiter
-        if limiter is not None and not view.whole:
-            _, most = limiter.bounds
-            first = max(limiter.min_size_to_sample, most / limiter.samples_per_insert)
-            if first <= view.span:  # its last step waits for the one after it
-                raise ConfigError(
-                    f"{limiter} stop inserting at {first:,.0f} steps, before there is a sequence "
-                    f"of {view.span:,}: use min_size_to_sample={view.span + 1} or "
-                    "more for each stream"
-                )
+        """Raise ConfigError if the table cannot show these sequences."""
+        check_sequences(
+            view,
+            table.storage.layout.capacity,
+            table.surely(1),
+            self.limiter,
+            self.max_times_sampled,
+        )
 
     def eta_of(self, view: View | None = None) -> float | None:
         """Return the share of the largest error in the priority of a sequence: of this view, the
