@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -170,6 +172,19 @@ def test_steps_that_are_told_twice_make_no_second_sequence():
     (sampler,) = buffer._table_state.sequence_samplers.values()
     sampler.insert(np.arange(8), np.full(8, np.nan))
     assert sampler.own_items.count == 2
+
+
+def test_the_memory_of_a_table_is_freed_with_its_last_reference():
+    gc.collect()
+    gc.disable()
+    try:
+        buffer = episodes_of([8], view=Sequences(4))
+        buffer.sample(2)
+        storage = weakref.ref(buffer._table_state.table.storage)
+        del buffer
+        assert storage() is None
+    finally:
+        gc.enable()
 
 
 def test_a_checkpoint_keeps_the_view_and_its_sequences(tmp_path):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 
 import numpy as np
 
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
+from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
 from async_loader.replay.limiter_state import check_room
 from async_loader.replay.read_plan import ReadPlan
@@ -159,8 +161,14 @@ class TableState(TableAccess):
         Raises ConfigError if the table cannot show them.
         """
         self._check_sequences(view, self.table)
-        rows = self.table.storage.layout.rows
-        return SequenceSampler(view, sampler, rows, lambda: self.table.g, seeds)
+        of_this = weakref.ref(self)  # the memory of a table is freed with its last reference
+
+        def geometry() -> Ids:
+            table_state = of_this()
+            assert table_state is not None
+            return table_state.table.g
+
+        return SequenceSampler(view, sampler, self.table.storage.layout.rows, geometry, seeds)
 
     def _check_sequences(self, view: Sequences, table: Table) -> None:
         """Raise ConfigError if the table cannot show these sequences."""

@@ -199,7 +199,7 @@ def test_settings_of_views_that_cannot_be_are_refused(view, message):
 
 @pytest.mark.parametrize("kind", ["queue", "stack"])
 def test_tables_that_give_each_step_once_say_that_they_show_no_sequences(kind):
-    with pytest.raises(ConfigError, match="several sequences|a stack sets view itself"):
+    with pytest.raises(ConfigError, match=r"several sequences|a stack sets view itself"):
         connect("embedded", tables={"t": {kind: 64, "view": Sequences(3)}})
     with serving(getattr(ReplayBuffer, kind)(64, {"x": "float32"})) as client:
         with client.table("t").writer() as writer:
