@@ -86,12 +86,20 @@ class AsyncDataLoader(Generic[B]):
     chunk_size : int | None
         Samples per chunk; must divide batch_size. Default: the whole batch is one chunk, which
         needs the fewest messages and has the highest throughput; smaller chunks lower the latency
-        of a single batch. A collate_fn always sees the whole batch.
+        of a single batch. A collate_fn and a transform always see the whole batch.
     collate_fn : callable | None
         Called with the list of samples of a batch, in order. Default: DI-engine's rules, see
         `async_loader.pipeline.batches.collate`.
     num_workers : int
         Worker processes or threads if 2 or more; 0 and 1 use none.
+    transform : callable | None
+        ``f(batch) -> batch``, called once for each whole batch where it is made: in its worker, or
+        in the producer thread. It gets a (nested) dict of numpy arrays ``[batch_size, ...]``, which
+        it may write into, and returns a dict of arrays or tensors: fields may be changed, added and
+        left out. Behind a collate_fn it gets what that returned. If it has a parameter ``rng``, it
+        also gets a `numpy.random.Generator` of this batch, the same with and without workers.
+        Batches that come complete (a ready batch of a callable, a feeder's table) are transformed
+        in the producer thread also where there are workers. See `async_loader.targets`.
     worker_type : {"process", "thread"}
         Kind of the workers. Threads share the data and start at once; a job in a thread competes
         for Python's lock with the learner, cannot be ended by `close`, and leaves the global random
@@ -147,6 +155,7 @@ class AsyncDataLoader(Generic[B]):
         collate_fn: Callable[[list[Any]], B] | None = None,
         num_workers: int = 0,
         *,
+        transform: Callable[..., Any] | None = None,
         worker_type: WorkerType = "process",
         prefetch: int | None = None,
         in_order: bool = True,
@@ -187,6 +196,7 @@ class AsyncDataLoader(Generic[B]):
             on_error=on_error,
             slot_bytes=None if slot_bytes is None else whole("slot_bytes", slot_bytes, 1),
             collate_fn=callable_or_none("collate_fn", collate_fn),
+            transform=callable_or_none("transform", transform),
             worker_init_fn=callable_or_none("worker_init_fn", worker_init_fn),
             context=context_of(multiprocessing_context),
             finish=finish,
@@ -218,8 +228,8 @@ class AsyncDataLoader(Generic[B]):
         WorkerDied
             Within a second of a worker's death, ahead of queued batches.
         BaseException
-            The exception of a job, the collate_fn or the source, with the worker's traceback as its
-            cause.
+            The exception of a job, the collate_fn, the transform or the source, with the worker's
+            traceback as its cause.
         """
         iterator = self._iterator
         begun = perf_counter()

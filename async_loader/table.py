@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.batch_format import BatchFormat
-from async_loader.schema import Schema
+from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied, Source
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ class Writer(Protocol):
 
     @property
     def schema(self) -> Schema | None: ...
+
+    @property
+    def steps(self) -> int:
+        """Steps that this writer has added. It never falls."""
 
     def append(
         self,
@@ -203,8 +207,23 @@ class VectorWriter(Protocol):
     ) -> Ids | None:
         """Add one call of ``envs.step``: a step of each environment, or of none."""
 
-    def reset(self) -> None:
-        """Tell that ``envs.reset()`` was called: the next steps belong to new episodes."""
+    @property
+    def schema(self) -> Schema | None: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    def reset(self, *, final_obs: Any = None, mask: Any = None) -> None:
+        """Tell that ``envs.reset()`` was called: the next steps belong to new episodes.
+
+        Parameters
+        ----------
+        final_obs : array [envs, ...] or (nested) dict of arrays, optional
+            The observations before the reset, with which open episodes end as truncated. Without
+            them their last steps are given up.
+        mask : bool array [envs], optional
+            Which environments were reset; all by default.
+        """
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all steps that were added are in the table."""
@@ -262,8 +281,10 @@ class Table(Protocol):
     def __len__(self) -> int:
         """Return how many items can be drawn."""
 
-    def writer(self, stream: Hashable | None = None) -> Writer:
+    def writer(self, stream: Hashable | None = None, *, schema: SchemaLike | None = None) -> Writer:
         """What adds the steps of an actor.
+
+        ``schema``: for a table that has none yet, rather than that of the first step.
 
         A table elsewhere takes more keywords, of how they travel.
         """
@@ -274,6 +295,7 @@ class Table(Protocol):
         *,
         autoreset: AutoReset | None = None,
         streams: Sequence[Hashable] | None = None,
+        schema: SchemaLike | None = None,
     ) -> VectorWriter:
         """Make a writer for a vector of environments."""
 

@@ -63,6 +63,15 @@ def names(structure: Structure, prefix: str = "") -> Iterator[str]:
         yield from names(child, f"{prefix}.{key}" if prefix else str(key))
 
 
+def paths(structure: Structure, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys that lead to each leaf, in order."""
+    if structure is None:
+        yield above
+        return
+    for key, child in zip(structure.keys, structure.children, strict=True):
+        yield from paths(child, (*above, key))
+
+
 def leaves(value: object, structure: Structure) -> Iterator[Any]:
     """Yield the leaves of ``value`` in the order of ``structure``.
 

@@ -136,7 +136,27 @@ FASTAI = Environment(
     ("fastai", "torch", "numpy"),
 )
 
-PEERS = {peer.name: peer for peer in (DING, REPLAY, TIANSHOU, REVERB, GLUON, FASTAI)}
+RLLIB = Environment(
+    "rllib",
+    (("torch==2.13.0", "numpy", "psutil"), ("ray[rllib]==2.60.0",)),
+    "from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer",
+    ("ray", "torch", "numpy"),
+)
+FLASHBAX = Environment(
+    "flashbax",
+    (("flashbax", "numpy", "psutil"),),
+    "import flashbax",
+    ("flashbax", "jax", "numpy"),
+)
+MINARI = Environment(
+    "minari",
+    (("minari[hdf5]==0.5.4", "pillow", "numpy", "psutil"),),
+    "import h5py, minari",
+    ("minari", "h5py", "numpy"),
+)
+
+_PEERS = (DING, REPLAY, TIANSHOU, REVERB, GLUON, FASTAI, RLLIB, FLASHBAX, MINARI)
+PEERS = {peer.name: peer for peer in _PEERS}
 PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy", "pyzmq")
 
 

@@ -21,6 +21,15 @@ GAINS = {
     ("replay", "5"): "Large batches, as for a large network or an accelerator, come in time.",
     ("replay", "6"): "Atari batches come at the speed of the memory.",
     ("replay", "7"): "Prioritized replay costs little more than uniform replay.",
+    ("trajectories", "sequences"): "A recurrent learner waits for its network, not for its "
+    "sequences.",
+    ("trajectories", "frames"): "Sequences of frames come at the speed of the memory.",
+    (
+        "trajectories",
+        "sizes",
+    ): "A larger table draws as quickly as a small one, while actors write.",
+    ("trajectories", "episodes"): "Whole episodes, for returns and for transformers, come padded "
+    "in one array.",
     ("feeder", "both"): "Actors and a learner share one table without slowing each other.",
     ("feeder", "sample"): "A batch that is asked for comes within a round trip.",
     ("feeder", "8"): "A table in another process is nearly as quick to draw from as one's own.",

@@ -31,6 +31,7 @@ RANKS["replay"] = [
     "samplers",
     "table table.batch_arrays table.field_validator table.free_rows table.storage "
     "table.undelivered table.waiters",
+    "table.readahead",
     "stats table.episode_ends table.last_streams table.process_writers table.reader "
     "table.sequence_sampler table.step_packer",
     "table.sequence_reader",
@@ -69,9 +70,9 @@ RANKS["replay"] = [
 RANKS["pipeline"] = [
     "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device "
     "device.backend draw_place workers",
-    "batches.host_output batches.local_collator device.pinned_memory train_queue workers.failures "
+    "batches.host_output batches.transform device.pinned_memory train_queue workers.failures "
     "workers.seeding",
-    "device.cuda_queue job_queue workers.work workers.worker_slots",
+    "batches.local_collator device.cuda_queue job_queue workers.work workers.worker_slots",
     "batches.assembler device.streamer task_supplier workers.sample_work workers.worker_main",
     "producer workers.thread_pool workers.worker_handle",
     "workers.worker_pool",
@@ -80,6 +81,7 @@ RANKS["pipeline"] = [
     "iterator",
     "engine source_engine",
 ]
+RANKS["targets"] = ["steps", "functions", "transforms", "targets"]
 RANKS["dataset"] = [
     "bookmarks torch_collate",
     "array_dataset batch_order",
@@ -168,4 +170,10 @@ RANKS["demo"] = [
 ]
 RANKS["testing"] = [
     "testing conformance debug fake_device fakes",
+]
+RANKS["recording"] = [
+    "env_schema opening",
+    "episode_stream",
+    "parallel_recorder recorder vector_recorder",
+    "recording",
 ]

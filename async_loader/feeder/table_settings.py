@@ -182,7 +182,10 @@ else:
             ("queue", int | None, None),
             ("stack", int | None, None),
             *parameters(
-                ReplayBuffer, ("capacity", "max_bytes"), schema=dict[str, FieldSettings] | None
+                ReplayBuffer,
+                ("capacity", "max_bytes"),
+                schema=dict[str, FieldSettings] | None,
+                disk=str | None,
             ),
         ],
         bases=(_Table,), module=__name__, frozen=True, kw_only=True, forbid_unknown_fields=True,

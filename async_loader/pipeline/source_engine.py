@@ -13,6 +13,7 @@ from async_loader.lifecycle import EndFlag
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator
+from async_loader.pipeline.batches.transform import Transform
 from async_loader.pipeline.codec import MainModule
 from async_loader.pipeline.dispatch import PlanDispatch
 from async_loader.pipeline.draw_place import DrawPlace
@@ -61,12 +62,16 @@ class SourceEngine:
         on_error: OnError,
         slot_bytes: int | None,
         collate_fn: Callable[[list[Any]], Any] | None,
+        transform: Callable[..., Any] | None,
         worker_init_fn: Callable[[int], Any] | None,
         context: BaseContext,
         finish: Callable[[Any], Any] | None,
     ) -> None:
+        of_batch = None if transform is None else Transform(transform)
+        whole = collate_fn is not None or of_batch is not None
+
         def config(number: int) -> WorkerConfig:
-            work = SampleWork(source.reader(), collate_fn, worker_init_fn, seed)
+            work = SampleWork(source.reader(), collate_fn, worker_init_fn, seed, transform=of_batch)
             return WorkerConfig(work, num_workers, None, torch_workers=False, number=number)
 
         settings = CoreSettings(
@@ -83,7 +88,7 @@ class SourceEngine:
         output = HostOutput(to_tensors=True, keep_slots=backend is not None)
         core = self.core = EngineCore(settings, output, EndFlag())
         slots = core.slots
-        work = SampleWork(None, collate_fn, worker_init_fn, seed, slots, output)
+        work = SampleWork(None, collate_fn, worker_init_fn, seed, slots, output, of_batch)
         reader = source.reader()
         # Where the source knows its rows already, take the memory now: what does not fit is refused
         # before anything runs.
@@ -97,9 +102,7 @@ class SourceEngine:
             core.use_threads(self._worker_states)
         elif settings.kind == "process":
             collator = LocalCollator(slots, collate_fn)
-            assembler = ChunkAssembler(
-                slots, output, collator, chunk_size, whole=collate_fn is not None
-            )
+            assembler = ChunkAssembler(slots, output, collator, chunk_size, whole=whole)
             assembler.main = MainModule()
             core.use_processes(assembler, config)
         ready = TrainQueue(in_order)
@@ -111,7 +114,7 @@ class SourceEngine:
         self.iteration = Iteration(
             core, spec, self._supplier, self._tasks, ready, Credits(prefetch), transfer
         )
-        if backend is None and core.pool is None and collate_fn is None:
+        if backend is None and core.pool is None and not whole:
             # A user's function may depend on the thread that calls it.
             self.iteration.place = DrawPlace() if isinstance(source, AnyThread) else None
         self.iterator = BatchIterator(

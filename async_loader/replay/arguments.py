@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -63,6 +64,18 @@ def size_of(capacity: object, max_bytes: object) -> tuple[int | None, int | None
     return positive("capacity", capacity), None if max_bytes is None else bytes_of(
         "max_bytes", max_bytes
     )
+
+
+def folder_of(disk: object) -> str | None:
+    """Return the folder on whose disk a table lies; ``None``: in memory. Raises ConfigError."""
+    if disk is None:
+        return None
+    name = os.fspath(disk) if isinstance(disk, str | os.PathLike) else None
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"disk={disk!r}: it is a folder, as in disk='/data/replay'")
+    if not os.path.isdir(name):
+        raise ConfigError(f"disk={name!r} is no folder: make it first")
+    return os.path.abspath(name)
 
 
 def bytes_of(name: str, value: object) -> int:

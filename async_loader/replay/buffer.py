@@ -18,7 +18,7 @@ from async_loader.names import (
     misplaced_fields,
 )
 from async_loader.replay import checkpoint
-from async_loader.replay.arguments import one_of, positive, size_of
+from async_loader.replay.arguments import folder_of, one_of, positive, size_of
 from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.queues import capacity_of, check_limiter, check_stack
 from async_loader.replay.rate_limiter import Queue, RateLimiter
@@ -88,6 +88,10 @@ class ReplayBuffer(Table):
         The same seed and the same calls give the same samples.
     max_bytes : int | str, optional
         An upper bound of the shared memory, for a capacity in steps.
+    disk : str | os.PathLike, optional
+        A folder. Steps are then kept in a file on its disk that is mapped into memory, which may be
+        larger than the memory. The file has no name: it goes with the table, also when the process
+        is killed; `save` keeps what a table holds.
 
     Raises
     ------
@@ -96,8 +100,8 @@ class ReplayBuffer(Table):
     SchemaError
         For a schema that cannot be stored.
     OutOfMemory
-        If a schema is given and a full buffer would not fit into the free memory; without one, at
-        the first step.
+        If a schema is given and a full buffer would not fit into the free memory, or onto the disk;
+        without one, at the first step.
 
     Examples
     --------
@@ -121,6 +125,7 @@ class ReplayBuffer(Table):
         max_times_sampled: int = 0,
         seed: int | None = None,
         max_bytes: int | str | None = None,
+        disk: str | os.PathLike[str] | None = None,
     ) -> None:
         sampler, remover = (
             Uniform() if sampler is None else sampler,
@@ -131,7 +136,14 @@ class ReplayBuffer(Table):
         most = max_times_sampled and positive("max_times_sampled", max_times_sampled)
         check_limiter(limiter, most)
         self._table_state = TableState(
-            *size_of(capacity, max_bytes), sampler, remover, limiter, most, seed, checked_view(view)
+            *size_of(capacity, max_bytes),
+            sampler,
+            remover,
+            limiter,
+            most,
+            seed,
+            checked_view(view),
+            folder_of(disk),
         )
         self._in, self._out = Inserter(self._table_state), TableSampler(self._table_state)
         self._by_id = ById(self._table_state, self._in, self._out)
@@ -470,8 +482,14 @@ class ReplayBuffer(Table):
         name = 0 if stream is None else stream_name(stream)
         self._in.end_episodes((name,), final_obs, how_ended(terminated, truncated), timeout_s)
 
-    def writer(self, stream: Hashable | None = None) -> LocalWriter:
-        """Make a writer for the steps of one actor: to this stream, by default to a new one."""
+    def writer(
+        self, stream: Hashable | None = None, *, schema: SchemaLike | None = None
+    ) -> LocalWriter:
+        """Make a writer for the steps of one actor: to this stream, by default to a new one.
+
+        ``schema``: for a table that has none yet, rather than that of the first step.
+        """
+        self._begin(schema)
         return LocalWriter(
             self._table_state, self._in, fresh_stream() if stream is None else stream_name(stream)
         )
@@ -507,6 +525,7 @@ class ReplayBuffer(Table):
         *,
         autoreset: AutoReset | None = None,
         streams: Sequence[Hashable] | None = None,
+        schema: SchemaLike | None = None,
     ) -> VectorWriter:
         """Make a writer for a vector of environments, with a stream for each.
 
@@ -520,8 +539,17 @@ class ReplayBuffer(Table):
             Gymnasium's default.
         streams : sequence of hashable, optional
             Their names; new ones by default.
+        schema : Schema, or what `Schema.of` takes, optional
+            For a table that has none yet, rather than the schema of the first steps.
         """
-        return VectorWriter(self.writer(), envs, autoreset, streams)
+        made = VectorWriter(self.writer(), envs, autoreset, streams)
+        self._begin(schema)
+        return made
+
+    def _begin(self, schema: SchemaLike | None) -> None:
+        """Allocate the table with this schema, if it has none yet."""
+        if schema is not None and self._table_state.schema is None:
+            self._table_state.start(Schema.of(schema))
 
     # -- sampling ----------------------------------------------------------------------------------
 
@@ -829,6 +857,7 @@ class ReplayBuffer(Table):
         max_times_sampled: int | None = None,
         seed: int | None = None,
         max_bytes: int | str | None = None,
+        disk: str | os.PathLike[str] | None = None,
     ) -> ReplayBuffer:
         """Make the buffer that was last saved to a folder, with its ids, draws and limits at that
         moment.
@@ -845,6 +874,8 @@ class ReplayBuffer(Table):
             In place of what was saved. A sampler of your own class has to be given. One that is
             made as the saved one was goes on where that was; any other is told of the items anew.
             Into less capacity go the newest steps.
+        disk : optional
+            As in the constructor; it is not saved.
 
         Raises
         ------
@@ -863,6 +894,7 @@ class ReplayBuffer(Table):
             "max_times_sampled": max_times_sampled,
             "seed": seed,
             "max_bytes": max_bytes,
+            "disk": disk,
         }
         overrides = {name: value for name, value in given.items() if value is not None}
         overrides |= {name: value for name, value in others.items() if value is not ...}

@@ -14,6 +14,7 @@ from async_loader.names import stacklevel
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.limiter_state import LimiterState
+from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.batch_arrays import join_index
 from async_loader.replay.table.by_id import ById
@@ -149,13 +150,18 @@ class ReplaySource:
             return None
         self._settle()
         read_plan = self._out.read_plan(self._view, self._sampler, batch_size, self._min_size)
-        reader = self._own_reader
-        if reader is None or reader.read_plan is not read_plan:
-            reader = self._own_reader = reader_of(table_state.table.storage, read_plan)
+        reader = self._reader_of(read_plan)
         if not reader.at_once(batch_size):
             return None
         arrays = self._out.at_once(reader, self._sampler, batch_size, min_size=self._min_size)
         return None if arrays is None else Ready(assembled(read_plan, arrays), lent=True)
+
+    def _reader_of(self, read_plan: ReadPlan) -> ReplayReader:
+        """Return the source's own reader."""
+        reader = self._own_reader
+        if reader is None or reader.read_plan is not read_plan:
+            reader = self._own_reader = reader_of(self._table_state.table.storage, read_plan)
+        return reader
 
     def _settle(self) -> None:
         """Choose what draws, if the source was made before the table knew its steps."""
@@ -176,11 +182,13 @@ class ReplaySource:
                 return None
             if not table_state.max_times_sampled:
                 drawn = self._out.now(self._sampler, batch_size)
-                return Rows(join_index(drawn.ids, drawn.weight))
-            taken = UndeliveredItems()
-            if self._own_reader is None:
-                self._own_reader = reader_of(table_state.table.storage, read_plan)
-            self._out.use_up(self._own_reader, self._sampler, batch_size, taken)
+            else:
+                drawn, taken = None, UndeliveredItems()
+                self._out.use_up(self._reader_of(read_plan), self._sampler, batch_size, taken)
+        if drawn is not None:
+            if table_state.table.storage.on_disk:
+                self._reader_of(read_plan).announce(drawn.ids)
+            return Rows(join_index(drawn.ids, drawn.weight))
         return Ready(
             assembled(read_plan, taken.arrays),
             lent=True,

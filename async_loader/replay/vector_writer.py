@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -58,6 +59,8 @@ class _Writer(Protocol):
 
     def _end_episodes(self, streams: Sequence[Hashable]) -> None:
         """End the open episodes of these streams, as `end_episode` without arguments does."""
+
+    def end_episode(self, *, final_obs: object = None, stream: Hashable | None = None) -> None: ...
 
     def flush(self, timeout_s: float | None = None) -> None: ...
 
@@ -222,15 +225,34 @@ class VectorWriter:
         self._resetting, self._then = then, None
         return ids
 
-    def reset(self) -> None:
+    def reset(self, *, final_obs: object = None, mask: object = None) -> None:
         """Tell that ``envs.reset()`` was called: the next steps belong to new episodes.
 
-        Open episodes end as `ReplayBuffer.end_episode` without arguments ends them.
+        Parameters
+        ----------
+        final_obs : array [envs, ...] or (nested) dict of arrays, optional
+            The observations before the reset: open episodes end with them, as truncated. Without
+            them they end as `ReplayBuffer.end_episode` without arguments ends them.
+        mask : bool array [envs], optional
+            Which environments were reset (``options={"reset_mask": mask}``); all by default.
         """
         self._settle()
+        which = np.ones(self._count, np.bool_) if mask is None else self._ended("mask", mask)
         if not self._closed:
-            self._writer._end_episodes(self.streams)
-        self._resetting = np.zeros(self._count, np.bool_)
+            self._end_episodes(np.flatnonzero(which).tolist(), final_obs)
+        self._resetting = self._resetting & ~which
+
+    def _end_episodes(self, rows: list[int], final_obs: object) -> None:
+        """End the open episodes of these environments."""
+        schema = self._writer.schema
+        linked = schema is not None and any(field.next is not None for field in schema.fields)
+        if final_obs is None or not linked:
+            self._writer._end_episodes([self.streams[row] for row in rows])
+            return
+        for row in rows:
+            if not self._resetting[row]:
+                final = tree.transform(final_obs, functools.partial(_row, row))
+                self._writer.end_episode(final_obs=final, stream=self.streams[row])
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all steps that were added are in the table."""
@@ -318,7 +340,14 @@ class VectorWriter:
             for leaf, value in zip(
                 tree.leaves(after, structure), tree.leaves(final, structure), strict=True
             ):
-                leaf[row] = _rows(value)
+                last = _rows(value)
+                if last.shape != leaf.shape[1:]:
+                    raise SchemaError(
+                        f"info['final_obs'] of environment {row} has shape {last.shape}, and "
+                        f"next_obs {leaf.shape[1:]} for each environment: change both alike, for "
+                        "example by a wrapper around the environments"
+                    )
+                leaf[row] = last
         return after
 
 
@@ -423,6 +452,10 @@ def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:
 def _rows(value: object) -> Array:
     array = tensors.as_array(value)
     return np.asarray(value) if array is None else array
+
+
+def _row(row: int, values: object) -> Any:
+    return _rows(values)[row]
 
 
 def _copied(value: object) -> Array:

@@ -110,6 +110,15 @@ def collapse(address: int) -> bool:
     return not _libc().madvise(address, HUGE, _COLLAPSE)
 
 
+def advise(address: int, nbytes: int, advice: int) -> None:
+    """Tell the kernel how mapped memory will be used: ``mmap.MADV_RANDOM``, ``MADV_WILLNEED``.
+
+    ``address`` is a multiple of the page size. It is advice: nothing is raised.
+    """
+    if sys.platform.startswith("linux"):
+        _libc().madvise(address, nbytes, advice)
+
+
 @functools.cache
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,5 +1,5 @@
-"""A block of memory that processes share. It never has a name that outlives its creation, so
-nothing is left behind.
+"""A block of memory, or of a disk, that processes share. It never has a name that outlives its
+creation, so nothing is left behind.
 
 Linux: a memfd. Elsewhere: POSIX shared memory whose name is removed as soon as it is open. Either
 way what travels to another process is the file descriptor, and the kernel frees the pages with the
@@ -15,6 +15,7 @@ import mmap
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from multiprocessing import reduction
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import OutOfMemory, Unsupported
+from async_loader.errors import ConfigError, OutOfMemory, Unsupported
 from async_loader.interrupts import SignalsDeferred
 from async_loader.shm import hugepages
 from async_loader.shm.limits import available_bytes, human
@@ -105,6 +106,45 @@ class Segment:
         """Map a segment whose descriptor was received from another process."""
         return cls(fd, nbytes)
 
+    @classmethod
+    def on_disk(cls, folder: str, nbytes: int, purpose: str) -> Segment:
+        """Create a zeroed segment in a file without a name, on the disk of a folder.
+
+        The room is taken now: a write to a mapped file cannot say that the disk is full.
+
+        Raises
+        ------
+        OutOfMemory
+            If the disk has no room for it.
+        ConfigError
+            If no file can be made in the folder.
+        """
+        there = os.statvfs(folder)
+        free = there.f_bavail * there.f_frsize
+        if nbytes > free:
+            raise OutOfMemory(
+                f"{purpose}: needs {human(nbytes)} on the disk of {folder!r}, where {human(free)} "
+                "are free: lower the capacity, or give the path of a folder on a larger disk"
+            )
+        segment = cls.__new__(cls)
+        segment._map, segment.nbytes, segment._fd = None, nbytes, -1
+        try:
+            with SignalsDeferred():  # as in _unmapped
+                segment._fd = _nameless_file(folder)
+            os.posix_fallocate(segment._fd, 0, nbytes)
+            segment._map = mmap.mmap(segment._fd, nbytes)
+            return segment
+        except BaseException as error:
+            segment.close()
+            if not isinstance(error, OSError):
+                raise
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise OutOfMemory(
+                    f"{purpose}: {human(nbytes)} of the disk of {folder!r} could not be taken: "
+                    f"{error}"
+                ) from error
+            raise ConfigError(f"path={folder!r}: no file can be made there: {error}") from error
+
     def bytes(self, offset: int = 0, count: int | None = None) -> npt.NDArray[np.uint8]:
         """A fresh array on the mapping. Fresh matters: a finalizer on it sees every view made of it
         (and only those).
@@ -177,6 +217,19 @@ def _anonymous_fd() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("async_loader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     return _unlinked_shm()
+
+
+def _nameless_file(folder: str) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC
+    if hasattr(os, "O_TMPFILE"):
+        try:
+            return os.open(folder, flags | os.O_TMPFILE, 0o600)
+        except OSError as error:  # not every file system has them
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+    fd, name = tempfile.mkstemp(prefix=".async_loader-", dir=folder)
+    os.unlink(name)
+    return fd
 
 
 def _unlinked_shm() -> int:

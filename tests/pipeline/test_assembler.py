@@ -76,7 +76,7 @@ class Rig:
             payload[: len(answer.head)] = answer.head
             answer.write(memoryview(payload), table)
             record = Record(("", 0), bytes(payload), [])
-            value = self.assembler.load(chunk, record, ("beside", len(answer.head), table))
+            value = self.assembler.load(chunk, record, ("beside", len(answer.head), table, 0))
         job.results[chunk.number] = (kind, value)
 
 

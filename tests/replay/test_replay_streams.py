@@ -254,6 +254,9 @@ def test_same_step_autoreset_needs_the_final_observations() -> None:
     zero, ends = np.zeros(2, np.int64), np.array([False, True])
     with pytest.raises(SchemaError, match=r"info\['final_obs'\] lacks"):
         writer.append(obs=zero, next_obs=zero, terminated=ends, truncated=~ends & ends)
+    finals = {"final_obs": np.array([None, np.zeros(3)], object), "_final_obs": ends}
+    with pytest.raises(SchemaError, match=r"environment 1 has shape \(3,\), and next_obs \(\)"):
+        writer.append(obs=zero, next_obs=zero, terminated=ends, truncated=~ends & ends, info=finals)
     with pytest.raises(ConfigError, match="'next_step', 'same_step' or 'disabled'"):
         linked().vector_writer(2, autoreset="never")
     with pytest.raises(ConfigError, match="3 streams for 2 environments"):

@@ -157,6 +157,7 @@ class TableClient:
         *,
         autoreset: AutoReset | None = None,
         streams: Sequence[Hashable] | None = None,
+        schema: SchemaLike | None = None,
     ) -> VectorWriter:
         """Return a writer for the steps of a vector of environments.
 
@@ -169,9 +170,11 @@ class TableClient:
             As gymnasium's ``vector.AutoresetMode``; by default what the environments say.
         streams : sequence of hashable, optional
             Names of the environments' streams; new ones by default.
+        schema : Schema, or what `Schema.of` takes, optional
+            For a table that has none yet, rather than the schema of the first steps.
         """
         options = WriterOptions(message_bytes=self._connection.limits.message_bytes)
-        writer = self._client._open_writer(VectorTarget, self.name, None, None, options)
+        writer = self._client._open_writer(VectorTarget, self.name, None, schema, options)
         try:
             return StreamsWriter(writer, envs, autoreset, streams)
         except BaseException:

@@ -27,39 +27,52 @@ _current = threading.local()
 _blocks = ArrayPool()
 
 
-class Arena:
-    """Hands out pieces of a slot, one behind the other."""
+def aligned(nbytes: int) -> int:
+    """Round up to where the next piece begins."""
+    return -(-nbytes // _ALIGN) * _ALIGN
 
-    def __init__(self, root: npt.NDArray[np.uint8]) -> None:
+
+class Arena:
+    """Hands out pieces of a slot, one behind the other, from ``used`` on."""
+
+    def __init__(self, root: npt.NDArray[np.uint8], used: int = 0) -> None:
         self.root = root
         self.address: int = root.__array_interface__["data"][0]
-        self.used = 0
+        self.used = aligned(used)
+        self.wanted = 0
+        """Bytes that would have sufficed for what `place` had no room for."""
 
     def take(self, nbytes: int) -> int | None:
         """The offset of ``nbytes`` free bytes, ``None`` if fewer are free."""
         if self.used + nbytes > len(self.root):
             return None
-        offset, self.used = self.used, -(-(self.used + nbytes) // _ALIGN) * _ALIGN
+        offset, self.used = self.used, aligned(self.used + nbytes)
         return offset
+
+    def offset_of(self, array: npt.NDArray[Any]) -> int | None:
+        """Where the array lies in the slot; ``None`` if it does not, or not in one piece."""
+        offset: int = array.__array_interface__["data"][0] - self.address
+        inside = 0 <= offset <= len(self.root) - array.nbytes
+        return offset if inside and array.nbytes and array.flags.c_contiguous else None
 
     def place(self, buffers: Sequence[memoryview]) -> list[tuple[int, int]] | None:
         """(offset, nbytes) of every buffer; those that lie elsewhere are copied in. ``None``
         when they do not fit.
         """
-        table = []
+        table, missing = [], 0
         for buffer in buffers:
             outside = np.frombuffer(buffer, np.uint8) if buffer.nbytes else np.empty(0, np.uint8)
-            offset: int | None = outside.__array_interface__["data"][0] - self.address
-            if (
-                offset is None
-                or not 0 <= offset <= len(self.root) - buffer.nbytes
-                or not buffer.nbytes
-            ):
+            offset = self.offset_of(outside)
+            if offset is None:
                 offset = self.take(buffer.nbytes)
                 if offset is None:
-                    return None
+                    missing += aligned(buffer.nbytes)
+                    continue
                 self.root[offset : offset + buffer.nbytes] = outside
             table.append((offset, buffer.nbytes))
+        if missing:
+            self.wanted = self.used + missing
+            return None
         return table
 
 

@@ -47,7 +47,7 @@ class ChunkAssembler:
     chunk_size : int
         Rows per chunk of a plan.
     whole : bool
-        Plans are never cut: a collate_fn wants to see the whole batch.
+        Plans are never cut: a collate_fn or a transform wants to see the whole batch.
 
     Attributes
     ----------
@@ -151,10 +151,10 @@ class ChunkAssembler:
         if kind == "slot":
             assert chunk.job.buffer is not None
             return self._output.unpack(record.payload, chunk.job.buffer, tuple(rest[0]))
-        head, table = rest
+        head, table, wanted = rest
         value = codec.decode(record.payload[:head], [record.payload[o : o + n] for o, n in table])
         if chunk.job.whole and table:
-            self._make_room(sum(table[-1]))
+            self._make_room(max(sum(table[-1]), wanted))
             chunk.job.buffer = None
         return value
 

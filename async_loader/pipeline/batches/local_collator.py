@@ -12,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors, tree
-from async_loader.batch_layout import BatchLayout
+from async_loader.batch_layout import BatchLayout, Region
 from async_loader.pipeline.batch import Batch
 from async_loader.pipeline.batches import collate
+from async_loader.pipeline.batches.arena import Arena, aligned
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
+from async_loader.pipeline.batches.transform import Transform
 from async_loader.schema import Field, Schema, supported
+from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.source import Reader, Seed
 
 
@@ -34,6 +37,8 @@ class LocalCollator:
         self._slots = slots
         self._collate_fn = collate_fn
         self._schema: Schema | None = None
+        self._room = 0
+        """Bytes beyond those of a batch as it is made, for what a transform adds to it."""
 
     def samples(self, samples: Sequence[Any]) -> Batch:
         """Collate, with the user's collate_fn or by the default rules."""
@@ -49,7 +54,7 @@ class LocalCollator:
         if schema is None:
             return None
         layout = self._slots.layout(schema, len(samples))
-        buffer = self._slots.buffer_here(layout.nbytes)
+        buffer = self._slots.buffer_here(layout.nbytes + self._room)
         try:
             collate.fill(schema, samples, layout.views(buffer.root))
         except tree.Misfit:
@@ -83,7 +88,7 @@ class LocalCollator:
 
     def arrays(self, layout: BatchLayout, arrays: Sequence[npt.NDArray[Any]]) -> Batch:
         """Copy arrays into memory of this layout."""
-        buffer = self._slots.buffer_here(layout.nbytes)
+        buffer = self._slots.buffer_here(layout.nbytes + self._room)
         for view, array in zip(layout.views(buffer.root), arrays, strict=True):
             view[...] = array
         return Batch(buffer, layout)
@@ -94,9 +99,66 @@ class LocalCollator:
         if schema is None:
             return self.samples(reader.fetch(index, seed))
         layout = self._slots.layout(schema, len(index))
-        buffer = self._slots.buffer_here(layout.nbytes)
+        buffer = self._slots.buffer_here(layout.nbytes + self._room)
         reader.read(index, layout.window(buffer.root, 0, len(index)), seed)
         return Batch(buffer, layout)
+
+    def transformed(
+        self, batch: Batch, transform: Transform, seed: Seed, *, compact: bool
+    ) -> Batch:
+        """What the user's function makes of a batch.
+
+        Arrays that it hands on stay where they lie; what it adds is copied behind them, so that its
+        maker may use it again.
+
+        Parameters
+        ----------
+        compact : bool
+            A device follows, to which the block is copied as a whole: nothing that the function has
+            left out may lie in it.
+        """
+        layout, buffer = batch.layout, batch.buffer
+        arrays = transform.arrays(
+            layout.rebuild(layout.views(buffer.root))
+            if layout is not None and buffer is not None
+            else batch.tree
+        )
+        # looked up before the function may change the dict
+        given = list(tree.leaves(arrays, tree.structure_of(arrays)))
+        result = transform(arrays, seed)
+        kept = set(map(id, given))
+        found = list(tree.leaves(result, tree.structure_of(result)))
+        if compact and not kept <= set(map(id, found)):
+            return self.ready(result)
+        if layout is not None and buffer is not None:
+            return self._placed(result, buffer, layout.nbytes) or self.ready(result)
+        if compact:
+            return self.ready(result)
+        return Batch(tree=tree.transform(result, lambda one: one if id(one) in kept else _own(one)))
+
+    def _placed(self, result: object, buffer: BatchBuffer, used: int) -> Batch | None:
+        """The result on the block of the batch that it was made of; ``None`` if that is too small,
+        which it will not be for the next one, or if a leaf is no numeric array.
+        """
+        structure = tree.structure_of(result)
+        arrays = [tensors.as_array(value) for value in tree.leaves(result, structure)]
+        block = Arena(buffer.root, used)
+        regions, missing = [], 0
+        for name, array in zip(tree.names(structure), arrays, strict=True):
+            if array is None or not supported(array.dtype):
+                return None
+            offset = block.offset_of(array)
+            if offset is None:
+                offset = block.take(array.nbytes)
+                if offset is None:
+                    missing += aligned(array.nbytes)
+                    continue
+                np.ndarray(array.shape, array.dtype, buffer.root, offset)[...] = array
+            regions.append(Region(name, array.dtype, array.shape, offset))
+        if missing:
+            self._room = max(self._room, block.used + missing - used)
+            return None
+        return Batch(buffer, BatchLayout(structure, tuple(regions), block.used))
 
 
 def _own(value: object) -> Any:

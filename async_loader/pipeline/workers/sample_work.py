@@ -16,17 +16,19 @@ from async_loader import tree
 from async_loader.batch_layout import BatchLayout
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Batch, Outcome
-from async_loader.pipeline.batches import collate
+from async_loader.pipeline.batches import arena, collate
+from async_loader.pipeline.batches.arena import Arena
 from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
+from async_loader.pipeline.batches.transform import Transform
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.workers.seeding import seed_globals
 from async_loader.pipeline.workers.work import Kind, WorkContext
 from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import ReadySlot
-from async_loader.source import Jobs, Plan, Reader, Ready, Rows, Samples, Seed
+from async_loader.source import Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Window
 
 Answer = tuple[str, Encoded | None]
 
@@ -48,6 +50,8 @@ class SampleWork:
     slots : SlotAllocator | None
     output : HostOutput | None
         Both for work in the loader's own process.
+    transform : Transform | None
+        Of each whole batch.
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class SampleWork:
         seed: int,
         slots: SlotAllocator | None = None,
         output: HostOutput | None = None,
+        transform: Transform | None = None,
     ) -> None:
         self.reader = reader
         self.slots = slots
         self.output = output
         self.collate_fn = collate_fn
         self.seed = seed
+        self.transform = transform
         self._init_fn = init_fn
 
     def prepare(self, number: int, kind: Kind) -> None:
@@ -106,24 +112,33 @@ class SampleTasks:
         self._seed = work.seed
         # it wants samples, also of rows that could be read straight into a slot
         self._whole = work.collate_fn is not None
+        self._transform = work.transform
         self._worker = worker
 
     def do(self, task: tuple[int, Plan, LocalReaders | None]) -> Outcome:
         """The batch of (number, plan, readers); raises what its jobs raise."""
         seq, plan, readers = task
-        return self._output.prepare(self._make(seq, plan, readers))
+        batch = self._make(seq, plan, readers)
+        if self._transform is not None:
+            lease, seed = batch.lease, (self._seed, seq, 0)
+            batch = self._collator.transformed(
+                batch, self._transform, seed, compact=self._output.keep_slots
+            )
+            batch.lease = lease
+        return self._output.prepare(batch)
 
     def _make(self, seq: int, plan: Plan, readers: LocalReaders | None) -> Batch:
         collator = self._collator
         if isinstance(plan, Ready):
+            slots_follow = self._output.keep_slots and self._transform is None
             if self._whole and plan.samples is not None:
                 batch = collator.samples(plan.samples())
-            elif isinstance(plan, ReadySlot) and self._output.keep_slots:
+            elif isinstance(plan, ReadySlot) and slots_follow:
                 batch = Batch(plan.buffer, plan.layout)
             else:
                 # On its way to a device a batch lies in a slot: one copy of page-locked memory in
                 # place of many of any.
-                lent = plan.lent and not self._output.keep_slots
+                lent = plan.lent and not slots_follow
                 batch = collator.lent(plan.batch) if lent else collator.ready(plan.batch)
             batch.lease = plan.lease
             return batch
@@ -161,9 +176,15 @@ class ChunkTasks:
         seed = (self._work.seed, task.seq, task.chunk)
         if task.kind == "jobs":
             seed_globals(seed)
-            return self._collated(task, slots, [call() for call in what])
+            samples = [call() for call in what]
+            if self._work.transform is not None:
+                return self._transformed(self._batch(samples, slots), seed, slots)
+            return self._collated(task, slots, samples)
         reader = self._reader
         assert reader is not None
+        if self._work.transform is not None:
+            seed_globals(seed)
+            return self._of_rows(reader, what, seed, slots)
         if task.layout >= 0 and reader.schema is not None:
             reader.read(
                 what, slots.layout(task).window(slots.root(task), task.start, task.stop), seed
@@ -176,6 +197,36 @@ class ChunkTasks:
                 (reader.schema, read_fresh(reader, what, seed)), out_of_band=True
             )
         return self._collated(task, slots, fetch(reader, what, seed))
+
+    def _of_rows(
+        self, reader: Reader, index: npt.NDArray[np.int64], seed: Seed, slots: WorkerSlots
+    ) -> Answer:
+        schema = reader.schema
+        if schema is None or self._work.collate_fn is not None:
+            return self._transformed(self._batch(fetch(reader, index, seed), slots), seed, slots)
+        fields = read_fresh(reader, index, seed, slots.arena)
+        return self._transformed(schema.rebuild(fields), seed, slots)
+
+    def _batch(self, samples: Sequence[Any], slots: WorkerSlots) -> Any:
+        """A whole batch of samples, in the task's slot where they have a schema."""
+        if self._work.collate_fn is not None:
+            return self._work.collate_fn(list(samples))
+        schema = collate.schema_of(samples[0])
+        if schema is not None:
+            fields = _memory(schema, len(samples), slots.arena).fields
+            with contextlib.suppress(tree.Misfit):
+                collate.fill(schema, samples, fields)
+                return schema.rebuild(fields)
+        return collate.collate(samples)
+
+    def _transformed(self, batch: object, seed: Seed, slots: WorkerSlots) -> Answer:
+        transform = self._work.transform
+        assert transform is not None
+        result = transform(transform.arrays(batch), seed)
+        # what is in no piece would be copied into the pickle
+        with arena.within(slots.arena):
+            whole = tree.transform(result, _in_one_piece, leave=collate.is_ignored)
+        return "tree", codec.encode(whole, out_of_band=True)
 
     def _collated(self, task: TaskRecord, slots: WorkerSlots, samples: Sequence[Any]) -> Answer:
         if task.whole:
@@ -225,11 +276,27 @@ def fetch(reader: Reader, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[
     return list(collate.rows_of(schema, read_fresh(reader, index, seed)))
 
 
-def read_fresh(reader: Reader, index: npt.NDArray[np.int64], seed: Seed) -> list[Any]:
-    """Rows in arrays of their own."""
+def read_fresh(
+    reader: Reader, index: npt.NDArray[np.int64], seed: Seed, within: Arena | None = None
+) -> list[Any]:
+    """Rows in arrays of their own, or ``within`` a slot that has room for them."""
     assert reader.schema is not None
-    layout = BatchLayout.contiguous(reader.schema, len(index))
-    root = np.empty(layout.nbytes, np.uint8)
-    window = layout.window(root, 0, len(index))
+    window = _memory(reader.schema, len(index), within)
     reader.read(index, window, seed)
     return window.fields
+
+
+def _memory(schema: Schema, rows: int, within: Arena | None) -> Window:
+    layout = BatchLayout.contiguous(schema, rows)
+    offset = None if within is None else within.take(layout.nbytes)
+    if within is None or offset is None:
+        return layout.window(np.empty(layout.nbytes, np.uint8), 0, rows)
+    return layout.window(within.root[offset : offset + layout.nbytes], 0, rows)
+
+
+def _in_one_piece(leaf: object) -> Any:
+    if not isinstance(leaf, np.ndarray) or leaf.flags.c_contiguous or leaf.dtype.hasobject:
+        return leaf
+    out = arena.empty(leaf.shape, leaf.dtype)
+    out[...] = leaf
+    return out

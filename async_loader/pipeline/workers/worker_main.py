@@ -103,7 +103,6 @@ class Worker:
         self._config = config
         self._slots = WorkerSlots()
         self._state: WorkerState
-        self._arena: Arena | None = None
 
     def run(self) -> None:
         """Until the end flag is raised or the channel closes."""
@@ -182,14 +181,15 @@ class Worker:
 
     def _do(self, task: TaskRecord, what: object) -> tuple[str, Encoded | None]:
         self._state.forget_before(task.oldest)
-        self._arena = Arena(self._slots.root(task)) if task.whole and task.ring >= 0 else None
+        slots = self._slots
+        slots.arena = Arena(slots.root(task)) if task.whole and task.ring >= 0 else None
         if task.kind in ("jobs", "rows"):
             answer: tuple[str, Encoded | None] = self._state.do(
-                task.iteration, task.seq, (task, what, self._slots), stream=False
+                task.iteration, task.seq, (task, what, slots), stream=False
             )
             return answer
         # what the work makes with `arena.empty` lies in the slot from the beginning
-        with arena.within(self._arena):
+        with arena.within(slots.arena):
             batch = self._state.do(task.iteration, task.seq, what, stream=task.kind == "stream")
         return ("end", None) if batch is END else ("tree", codec.encode(batch, out_of_band=True))
 
@@ -205,16 +205,15 @@ class Worker:
                     "a job returned an object on shared memory of its own: return its arrays "
                     "instead"
                 )
-            placed = (
-                self._arena.place(payload.buffers)
-                if self._arena is not None and payload.buffers
-                else None
-            )
+            room = self._slots.arena
+            placed = room.place(payload.buffers) if room is not None and payload.buffers else None
             if placed is not None:
                 where = ("slot", placed)
             else:
                 table, end = payload.table(len(payload.head))
-                where, data = ("beside", len(payload.head), table), _blob(payload, table, end)
+                wanted = 0 if room is None else room.wanted
+                where = ("beside", len(payload.head), table, wanted)
+                data = _blob(payload, table, end)
         self._channel.send((kind, task.number, time.perf_counter() - began, where), data)
 
 

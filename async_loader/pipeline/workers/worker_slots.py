@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.batch_layout import BatchLayout
+from async_loader.pipeline.batches.arena import Arena
 from async_loader.shm.segment import Segment
 
 KNOWN_RINGS = 3
@@ -53,9 +54,16 @@ class TaskRecord(NamedTuple):
 
 
 class WorkerSlots:
-    """Rings and layouts by the numbers that the loader's process gives them."""
+    """Rings and layouts by the numbers that the loader's process gives them.
+
+    Attributes
+    ----------
+    arena : Arena | None
+        All of the slot of the task at work, where that is its only chunk.
+    """
 
     def __init__(self) -> None:
+        self.arena: Arena | None = None
         self._rings: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
         self._layouts: OrderedDict[int, BatchLayout] = OrderedDict()
         self._views: dict[tuple[int, int, int], list[Any]] = {}

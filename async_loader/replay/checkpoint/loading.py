@@ -96,6 +96,7 @@ class _Loading:
             view=given["view"] if "view" in given else settings.view_of(saved.get("view")),
             max_times_sampled=given.get("max_times_sampled", saved["max_times_sampled"]),
             seed=given.get("seed"),
+            disk=given.get("disk"),
             max_bytes=None if capacity is None else max_bytes,
         )
         table_state: TableState = buffer._table_state

@@ -36,6 +36,7 @@ from async_loader.replay.kernels.reading import (
     read_rows,
     returns,
     walk,
+    walk_on_disk,
 )
 from async_loader.replay.kernels.row_grants import abandon, commit, grant, news, room_ahead
 from async_loader.replay.kernels.writing import end_stream, overwrite, write
@@ -67,5 +68,6 @@ __all__ = [
     "turn_version",
     "use_up",
     "walk",
+    "walk_on_disk",
     "write",
 ]

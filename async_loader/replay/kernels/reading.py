@@ -97,14 +97,10 @@ def _walk_on(g: Any, depth: int, n: int, successor: bool, names: Any, stamps: An
     return taken
 
 
-@kernel(keeps_gil=True)
-def walk(
+@kernel(inline=True)
+def _walk(
     g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stamps: Any, taken: Any
 ) -> None:
-    """Find the rows of each item: ``names [items, depth + n]``, -1 before the episode's start.
-
-    ``taken [items]``: the number of steps in its return, 0 for an item that is gone.
-    """
     base, stride, rows = g[BASE], g[STRIDE], g[ROWS]
     for i in range(-AHEAD, len(ids)):
         if i + AHEAD < len(ids):
@@ -119,6 +115,25 @@ def walk(
         )
         if there and walk_back(g, depth, names[i], stamps[i]):
             taken[i] = _walk_on(g, depth, n, successor, names[i], stamps[i])
+
+
+@kernel(keeps_gil=True)
+def walk(
+    g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stamps: Any, taken: Any
+) -> None:
+    """Find the rows of each item: ``names [items, depth + n]``, -1 before the episode's start.
+
+    ``taken [items]``: the number of steps in its return, 0 for an item that is gone.
+    """
+    _walk(g, ids, n, successor, depth, names, stamps, taken)
+
+
+@kernel()
+def walk_on_disk(
+    g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stamps: Any, taken: Any
+) -> None:
+    """As `walk`, where a row may have to come from a disk: releases the GIL."""
+    _walk(g, ids, n, successor, depth, names, stamps, taken)
 
 
 @kernel(keeps_gil=True)

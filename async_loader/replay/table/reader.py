@@ -38,6 +38,7 @@ from async_loader.replay.base.row_format import STACK_WORDS
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Reading
 from async_loader.replay.table.batch_arrays import BatchArrays, Large, Small, Target, split_index
+from async_loader.replay.table.readahead import Readahead
 from async_loader.replay.table.storage import COLUMN_BYTES, Storage
 from async_loader.schema import Schema
 from async_loader.shm.array_pool import ArrayPool
@@ -80,7 +81,9 @@ class ReplayReader:
         self.read_plan = read_plan
         self._template = self._fields()
         self._index = len(read_plan.outputs) + read_plan.computed
-        self._short = _SHORT_BYTES // max(1, read_plan.schema.nbytes)
+        # a read that may wait for a disk releases the GIL
+        self._short = 0 if storage.on_disk else _SHORT_BYTES // max(1, read_plan.schema.nbytes)
+        self._readahead = Readahead(storage, read_plan) if storage.on_disk else None
         self._scratch_rows = -1
         self._plans: dict[int, BatchArrays] = {}
         self._blocks = ArrayPool()
@@ -116,6 +119,11 @@ class ReplayReader:
         gone = self.fill(ids, into, weight)
         if len(gone):
             self.replace(ids, gone, into, np.random.default_rng(seed))
+
+    def announce(self, ids: Ids) -> None:
+        """Have the rows of a batch brought in, if they are on a disk. Waits for none of them."""
+        if self._readahead is not None:
+            self._readahead.fetch(ids)
 
     def warm(self) -> ReplayReader:
         """Compile or load its kernels here, so that worker processes that get a copy need not."""
@@ -255,7 +263,7 @@ class ReplayReader:
 
     def at_once(self, count: int) -> bool:
         """Return whether `drawn` and `these` apply: to short batches of small fields."""
-        if not self._one_pass or count > self._short:
+        if not self._one_pass or count > self._short:  # never on a disk
             return False
         return not (self._plans.get(count) or self._plan(count)).any_large
 
@@ -295,7 +303,8 @@ class ReplayReader:
             # no call between: all or none
             self._names, self._stamps, self._scratch_rows = fresh, stamps, count
         names, stamps, depth = self._names, self._stamps, read_plan.depth
-        kernels.walk(geometry, ids, read_plan.n, read_plan.successor, depth, names, stamps, taken)
+        walk = kernels.walk_on_disk if self._storage.on_disk else kernels.walk
+        walk(geometry, ids, read_plan.n, read_plan.successor, depth, names, stamps, taken)
         if read_plan.discounts:
             self._returns(taken, into)
         copy = kernels.copy_items if len(ids) <= self._short else kernels.copy_many_items

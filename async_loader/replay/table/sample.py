@@ -125,6 +125,7 @@ class TableSampler(ReadPlans):
             return
         into = Window(target.arrays)
         drawn = self.ids(sampler, count, 0.0)
+        reader.announce(drawn.ids)
         gone = reader.fill(drawn.ids, into, drawn.weight)
         if len(gone):
             self._draw_again(reader, sampler, drawn, gone, into, self._table_state.lock)
@@ -191,6 +192,7 @@ class TableSampler(ReadPlans):
         if count > _MANY and sampler.repeats:
             _check_memory(reader.read_plan, count)
         drawn = self.ids(sampler, count, timeout_s, taken)
+        reader.announce(drawn.ids)
         into, gone = reader.take(drawn.ids, drawn.weight)
         if len(gone):
             self._draw_again(reader, sampler, drawn, gone, into, self._table_state.lock)

@@ -59,7 +59,9 @@ class StepPacker:
         self.terminated, self.truncated, self.done = end_fields(schema)
         self._ends = [i for i in (self.terminated, self.truncated, self.done) if i >= 0]
         self.followed = [i for i, field in enumerate(schema.fields) if field.next is not None]
-        self._tops = list(dict.fromkeys(schema.fields[i].name.split(".")[0] for i in self.followed))
+        every = list(tree.paths(schema.structure))
+        self._paths = [every[i] for i in self.followed]
+        self._tops = list(dict.fromkeys(path[0] for path in self._paths))
         self._final_cells = [np.zeros_like(self._cells[i]) for i in self.followed]
         self._one_final = self.fields(self.followed, self._final_cells)
 
@@ -239,9 +241,9 @@ class StepPacker:
     def _final_leaves(self, final: Any) -> list[Any]:
         whole = {self._tops[0]: final} if len(self._tops) == 1 else final
         found = []
-        for i in self.followed:
+        for i, path in zip(self.followed, self._paths, strict=True):
             value = whole
-            for key in self.schema.fields[i].name.split("."):
+            for key in path:
                 try:
                     value = value[key]
                 except (KeyError, TypeError, IndexError):

@@ -1,4 +1,5 @@
-"""The memory of a table: where each field of each row lies in one block of shared memory.
+"""The memory of a table: where each field of each row lies in one block of shared memory, or of a
+mapped file.
 
 ::
 
@@ -17,6 +18,7 @@ stays readable for that many additions.
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from async_loader.errors import ConfigError
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base import row_format
 from async_loader.schema import PackedRow, Schema
-from async_loader.shm.hugepages import HugePages
+from async_loader.shm.hugepages import HugePages, advise
 from async_loader.shm.limits import human
 from async_loader.shm.segment import Segment
 
@@ -158,6 +160,8 @@ class Storage:
     ----------
     segment : Segment
     layout : StorageLayout
+    on_disk : bool
+        Whether the segment is a file.
 
     Attributes
     ----------
@@ -169,20 +173,24 @@ class Storage:
         Rows for which `make_ready` has been called.
     """
 
-    def __init__(self, segment: Segment, layout: StorageLayout) -> None:
-        self.layout = layout
+    def __init__(self, segment: Segment, layout: StorageLayout, on_disk: bool = False) -> None:
+        self.layout, self.on_disk = layout, on_disk
         self.segment = segment
         self._block = segment.bytes(0, layout.nbytes)
         self._mark = segment.bytes(layout.nbytes - _MARK_BYTES, _MARK_BYTES)
         self.base = self._block.ctypes.data
         self.geometry = self.fresh_geometry()
         self.pid = os.getpid()
-        self._huge = HugePages(self.base, layout.nbytes)
+        self._huge = HugePages(self.base, 0 if on_disk else layout.nbytes)
+        if on_disk:  # the pages around a row that is drawn at random are not wanted
+            advise(self.base, layout.nbytes, mmap.MADV_RANDOM)
         self.ready = 0
 
     @classmethod
-    def create(cls, layout: StorageLayout) -> Storage:
+    def create(cls, layout: StorageLayout, folder: str | None = None) -> Storage:
         """Allocate a segment, whose pages the kernel provides as they are written.
+
+        ``folder``: on whose disk, in place of memory.
 
         Raises
         ------
@@ -190,6 +198,8 @@ class Storage:
             When the full table would not fit, before anything is allocated.
         """
         purpose = f"replay buffer of {layout.capacity} steps of {layout.schema.nbytes} bytes"
+        if folder is not None:
+            return cls(Segment.on_disk(folder, layout.nbytes, purpose), layout, on_disk=True)
         return cls(Segment.create(layout.nbytes, purpose, commit=False), layout)
 
     @property
@@ -243,4 +253,4 @@ class Storage:
         return np.ndarray((self.layout.rows, 4), np.int64, self._block, 0, (self.layout.stride, 8))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Storage, (self.segment, self.layout)
+        return Storage, (self.segment, self.layout, self.on_disk)

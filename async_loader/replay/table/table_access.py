@@ -44,6 +44,8 @@ class TableAccess:
     seed : int | None
     view : View | None
         What batches show unless a call says otherwise.
+    folder : str | None
+        On whose disk the steps are kept; ``None``: in memory.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class TableAccess:
         max_times_sampled: int,
         seed: int | None,
         view: View | None = None,
+        folder: str | None = None,
     ) -> None:
         if capacity is not None:
             check_room(limiter, capacity, capacity)
@@ -65,7 +68,7 @@ class TableAccess:
         self.capacity, self.max_bytes = capacity, max_bytes
         self.sampler, self.remover = sampler, remover
         self.max_times_sampled = max_times_sampled
-        self.view = view
+        self.view, self.folder = view, folder
         self.seeds = _seeds(seed)
         self._limits = None if limiter is None else LimiterState(limiter)
         self.lock = threading.Lock()

@@ -101,7 +101,7 @@ class TableState(TableAccess):
         if self.view is not None:
             ReadPlan.of(schema, self.view)
         loaded, layout = layout is not None, layout or self.layout_of(schema)
-        storage = Storage.create(layout)
+        storage = Storage.create(layout, self.folder)
         for_sampler, for_remover = self.seeds.spawn(2)
         table = Table(
             storage,

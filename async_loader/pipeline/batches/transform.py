@@ -1,0 +1,74 @@
+"""The user's function of a whole batch, as workers and the loader's own threads call it.
+
+Allocates nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from async_loader import tensors, tree
+from async_loader.errors import SchemaError
+from async_loader.names import describe
+from async_loader.pipeline.batches.collate import is_ignored
+from async_loader.source import Seed
+
+
+class Transform:
+    """Calls the function with arrays that it may write into.
+
+    Parameters
+    ----------
+    function : callable
+        ``f(batch) -> batch``. If it has a parameter ``rng``, it is given a numpy Generator, which
+        draws the same numbers for the same batch in any process or thread.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._takes_rng = _has_parameter(function, "rng")
+
+    @staticmethod
+    def arrays(batch: object) -> Any:
+        """The batch with tensors as arrays, and arrays that may not be written copied."""
+        return tree.transform(batch, _writable, leave=is_ignored)
+
+    def __call__(self, arrays: object, seed: Seed) -> Any:
+        """What the function returns.
+
+        Raises
+        ------
+        SchemaError
+            If that is None: it has changed the batch and forgotten to return it.
+        BaseException
+            What the function raises.
+        """
+        function = self._function
+        if self._takes_rng:
+            result = function(arrays, rng=np.random.default_rng(seed))
+        else:
+            result = function(arrays)
+        if result is None:
+            raise SchemaError(
+                f"transform {describe(function)} returned None for batch {seed[1]}: return the "
+                "batch, also where it was changed in place"
+            )
+        return result
+
+
+def _writable(leaf: object) -> Any:
+    array = tensors.as_array(leaf)
+    if array is None:
+        return leaf
+    return array if array.flags.writeable else array.copy()
+
+
+def _has_parameter(function: Callable[..., Any], name: str) -> bool:
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # written in C, without a signature
+        return False

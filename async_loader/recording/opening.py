@@ -1,0 +1,66 @@
+"""What a recorder writes with: a given writer, or one of a table, which gets its schema."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from async_loader.errors import ConfigError
+from async_loader.schema import Schema
+from async_loader.table import Table, VectorEnv, VectorWriter, Writer, is_table
+
+
+def writer_of(given: object, schema: Schema, stream: Any) -> tuple[Writer, Schema, bool]:
+    """Return a writer, what its table's steps are, and whether it was made here.
+
+    Raises
+    ------
+    ConfigError
+        If this is no table and no writer, or a writer of a table that has no schema.
+    """
+    if is_table(given):
+        table: Table = given
+        writer = table.writer(stream, schema=schema if table.schema is None else None)
+        return writer, writer.schema or schema, True
+    if isinstance(given, Writer):
+        if stream is not None:
+            raise ConfigError(
+                f"stream={stream!r}: a writer has a stream of its own, {given.stream!r}: give the "
+                "stream where the writer is made"
+            )
+        return given, _known(given.schema), False
+    raise _neither(given, "table.writer()")
+
+
+def vector_writer_of(
+    given: object, envs: VectorEnv, schema: Schema
+) -> tuple[VectorWriter, Schema, bool]:
+    """As `writer_of`, for a vector of environments."""
+    if is_table(given):
+        table: Table = given
+        writer = table.vector_writer(envs, schema=schema if table.schema is None else None)
+        return writer, writer.schema or schema, True
+    if hasattr(given, "streams") and hasattr(given, "append"):
+        made = cast(VectorWriter, given)
+        if len(made.streams) != envs.num_envs:
+            raise ConfigError(
+                f"a writer for {len(made.streams)} environments, and there are {envs.num_envs}: "
+                "make it as table.vector_writer(envs)"
+            )
+        return made, _known(made.schema), False
+    raise _neither(given, "table.vector_writer(envs)")
+
+
+def _known(schema: Schema | None) -> Schema:
+    if schema is None:
+        raise ConfigError(
+            "this writer's table has no schema yet: give the table itself, or make it with "
+            "schema=async_loader.recording.schema_of(env)"
+        )
+    return schema
+
+
+def _neither(given: object, writer: str) -> ConfigError:
+    return ConfigError(
+        f"{type(given).__name__} is no table and no writer: give a ReplayBuffer, "
+        f"connect(...).table(name), or what {writer} returns"
+    )

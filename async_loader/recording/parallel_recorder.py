@@ -1,0 +1,184 @@
+"""A parallel environment of PettingZoo that adds its steps to a table, one stream an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from async_loader.errors import Closed, ConfigError, SchemaError
+from async_loader.names import explain_wrong_names
+from async_loader.recording.env_schema import StepFields, schema_of
+from async_loader.recording.episode_stream import EpisodeStream
+from async_loader.recording.opening import writer_of
+from async_loader.table import Table, Writer
+
+_Step = tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]
+
+
+class ParallelRecorder:
+    """A parallel environment whose steps are added to a table: each agent's to a stream of its own.
+
+    As `Recorder`. An agent that leaves ends its episode with its own last observation, the others
+    go on; agents may come later. A table's field ``agent`` gets the agent's place in ``agents``.
+    Other attributes are those of the environment.
+
+    Threads: one at a time.
+
+    Parameters
+    ----------
+    env : pettingzoo.ParallelEnv
+        Or any object with its methods.
+    table : Table | Writer
+    stack, fields, timeout_s : optional
+        As of `Recorder`. Values of `record` are dicts by agents.
+    agents : sequence, optional
+        Record the steps of these only; by default of all ``possible_agents``, which then need the
+        same spaces.
+
+    Attributes
+    ----------
+    env : pettingzoo.ParallelEnv
+    recorded : tuple
+        The agents whose steps are recorded.
+
+    Raises
+    ------
+    ConfigError
+        If agents have different spaces.
+    SchemaError
+        Names the field in which the environment and the table differ.
+    """
+
+    @explain_wrong_names
+    def __init__(
+        self,
+        env: Any,
+        table: Table | Writer,
+        *,
+        stack: int = 1,
+        fields: Mapping[str, Any] | None = None,
+        agents: Sequence[Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        wanted = schema_of(env, stack=stack, fields=fields, agents=agents)
+        self.env = env
+        self.recorded = tuple(env.possible_agents if agents is None else agents)
+        self._writer, schema, self._owned = writer_of(table, wanted, None)
+        try:
+            self._fields = StepFields(schema, env, ("agent",), self.recorded)
+        except BaseException:
+            if self._owned:
+                self._writer.close()
+            raise
+        own: Any = self._writer.stream
+        self._episodes = {
+            agent: EpisodeStream(self._writer, self._fields, (own, place), timeout_s)
+            for place, agent in enumerate(self.recorded)
+        }
+        self._extra: dict[str, Mapping[Any, Any]] = {}
+        self._pending: tuple[dict[Any, dict[str, Any]], _Step] | None = None
+        self._closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "env":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.env, name)
+
+    def record(self, **fields: Mapping[Any, Any]) -> None:
+        """Give values of the next step that no environment knows, each a dict by agents."""
+        self._extra.update(fields)
+
+    def step(self, actions: Mapping[Any, Any]) -> _Step:
+        """Make a step of the environment, and add one of each agent that acted.
+
+        As `Recorder.step`: after a Timeout the call may be made again.
+        """
+        if self._closed:
+            raise Closed("this recorder was closed: make another")
+        if self._pending is None:
+            acting = [agent for agent in self.recorded if agent in actions]
+            extra = {agent: self._extra_of(agent) for agent in acting}
+            for agent in acting:
+                if not self._episodes[agent].begun:
+                    raise ConfigError(
+                        f"agent {agent!r} acts, and has no observation: call reset() before "
+                        "step(), and give actions of the agents in env.agents only"
+                    )
+            waiting = {agent: {"action": actions[agent], "extra": extra[agent]} for agent in acting}
+            made = self.env.step(actions)
+            self._pending = waiting, made
+            self._extra = {}
+        waiting, made = self._pending
+        for agent in list(waiting):
+            self._add(agent, made, **waiting[agent])
+            del waiting[agent]
+        observations = made[0]
+        for agent, episode in self._episodes.items():
+            if not episode.begun and agent in observations and agent in self.env.agents:
+                episode.begin(observations[agent])
+        self._pending = None
+        return made
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Begin an episode of all agents; those under way end as truncated."""
+        if self._closed:
+            raise Closed("this recorder was closed: make another")
+        self._cut()
+        observations, infos = self.env.reset(seed=seed, options=options)
+        for agent in self.recorded:
+            if agent in observations:
+                self._episodes[agent].begin(observations[agent])
+        return observations, infos
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all steps are in the table, which may be elsewhere."""
+        self._writer.flush(timeout_s)
+
+    def close(self) -> None:
+        """End the episodes as truncated, `flush`, and close the environment."""
+        try:
+            if not self._closed:
+                self._closed = True
+                self._cut()
+                self._writer.flush()
+                if self._owned:
+                    self._writer.close()
+        finally:
+            self.env.close()
+
+    def _add(self, agent: Any, made: _Step, action: Any, extra: dict[str, Any]) -> None:
+        observations, rewards, terminations, truncations, _ = made
+        for name, values in zip(
+            ("observation", "reward", "termination", "truncation"), made[:4], strict=True
+        ):
+            if agent not in values:
+                raise SchemaError(
+                    f"agent {agent!r} acted, and the environment returned no {name} of it: an "
+                    "agent that leaves is returned once more, with its end"
+                )
+        self._episodes[agent].add(
+            action,
+            rewards[agent],
+            observations[agent],
+            terminations[agent],
+            truncations[agent],
+            extra,
+        )
+
+    def _extra_of(self, agent: Any) -> dict[str, Any]:
+        self._fields.check_extra(self._extra)
+        values = {}
+        for name, given in self._extra.items():
+            if agent not in given:
+                raise SchemaError(f"record({name}=...) has no value of agent {agent!r}, which acts")
+            values[name] = given[agent]
+        if "agent" in self._fields.names:
+            values["agent"] = self.recorded.index(agent)
+        return values
+
+    def _cut(self) -> None:
+        self._pending, self._extra = None, {}
+        for episode in self._episodes.values():
+            episode.cut()

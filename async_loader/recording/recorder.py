@@ -1,0 +1,148 @@
+"""An environment of Gymnasium that adds its steps to a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import gymnasium
+
+from async_loader.errors import Closed, ConfigError
+from async_loader.names import explain_wrong_names
+from async_loader.recording.env_schema import StepFields, schema_of
+from async_loader.recording.episode_stream import EpisodeStream
+from async_loader.recording.opening import writer_of
+from async_loader.table import Table, Writer
+
+_Step = tuple[Any, Any, bool, bool, dict[str, Any]]
+
+
+class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment whose steps are added to a table while a usual loop plays it.
+
+    Fields: ``obs``, ``action``, ``reward``, ``terminated``, ``truncated``, and ``next_obs`` through
+    ``Field(next="next_obs")`` or a field of its own. A `reset` within an episode ends it as
+    truncated, with its last observation.
+
+    Threads: one at a time.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+    table : Table | Writer
+        A table here or of a feeder, or a writer of one, also of another process. A table without a
+        schema gets that of the environment's spaces, `schema_of`. A writer that is given stays
+        open.
+    stack, fields : optional
+        As of `schema_of`, for a table without a schema.
+    stream : hashable, optional
+        Name of the stream of steps in the table; a new one by default.
+    timeout_s : float, optional
+        How long `step` waits for the table's limiter. After a Timeout `step` may be called again:
+        then it adds the step, and returns what the environment had returned.
+
+    Raises
+    ------
+    SchemaError
+        Names the field in which the environment and the table differ.
+    """
+
+    @explain_wrong_names
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        table: Table | Writer,
+        *,
+        stack: int = 1,
+        fields: Mapping[str, Any] | None = None,
+        stream: Hashable | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        if not isinstance(env, gymnasium.Env):
+            raise ConfigError(
+                f"{type(env).__name__} is no gymnasium.Env: VectorRecorder records a vector of "
+                "environments, ParallelRecorder one of pettingzoo"
+            )
+        super().__init__(env)
+        self._writer, schema, self._owned = writer_of(
+            table, schema_of(env, stack=stack, fields=fields), stream
+        )
+        self._fields = self._checked(lambda: StepFields(schema, env))
+        self._episode = EpisodeStream(self._writer, self._fields, timeout_s=timeout_s)
+        self._extra: dict[str, Any] = {}
+        # Of a step that the environment has made and the table has not taken yet.
+        self._pending: tuple[Any, _Step, dict[str, Any]] | None = None
+        self._closed = False
+
+    def record(self, **fields: Any) -> None:
+        """Give values of the next step that no environment knows: ``log_prob``, ``value``,
+        ``policy_version``. Fields of the table that are not the recorder's own need this.
+        """
+        self._extra.update(fields)
+
+    def step(self, action: Any) -> _Step:
+        """Make a step of the environment, and add it.
+
+        Raises
+        ------
+        SchemaError
+            Before the environment's step if `record` lacks a field or has one too many; after it
+            if a value does not fit.
+        Timeout, WouldDeadlock
+            The environment has made its step: the call may be made again, to add it.
+        """
+        if self._closed:
+            raise Closed("this recorder was closed: make another")
+        if self._pending is None:
+            self._fields.check_extra(self._extra)
+            if not self._episode.begun:
+                raise ConfigError("no episode has begun: call reset() before step()")
+            made = self.env.step(action)
+            self._pending = action, made, self._extra
+            self._extra = {}
+        action, made, extra = self._pending
+        obs, reward, terminated, truncated, _ = made
+        self._episode.add(action, reward, obs, terminated, truncated, extra)
+        self._pending = None
+        return made
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; one that is under way ends as truncated.
+
+        A step that could not be added is given up.
+        """
+        if self._closed:
+            raise Closed("this recorder was closed: make another")
+        self._pending = None
+        self._extra = {}
+        self._episode.cut()
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._episode.begin(obs)
+        return obs, info
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all steps are in the table, which may be elsewhere."""
+        self._writer.flush(timeout_s)
+
+    def close(self) -> None:
+        """End the episode as truncated, `flush`, and close the environment."""
+        try:
+            if not self._closed:
+                self._closed = True
+                self._episode.cut()
+                self._writer.flush()
+                if self._owned:
+                    self._writer.close()
+        finally:
+            self.env.close()
+
+    def _checked(self, make: Callable[[], StepFields]) -> StepFields:
+        """Close a writer of our own if the table does not fit."""
+        try:
+            return make()
+        except BaseException:
+            if self._owned:
+                self._writer.close()
+            raise

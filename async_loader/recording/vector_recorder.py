@@ -1,0 +1,146 @@
+"""A vector of environments of Gymnasium that adds its steps to a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+
+from async_loader.errors import Closed, ConfigError
+from async_loader.names import explain_wrong_names
+from async_loader.recording.env_schema import StepFields, schema_of
+from async_loader.recording.episode_stream import copied
+from async_loader.recording.opening import vector_writer_of
+from async_loader.table import Table, VectorWriter
+
+_Step = tuple[Any, Any, Any, Any, dict[str, Any]]
+
+
+class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """A vector of environments whose steps are added to a table, one stream for each.
+
+    As `Recorder`. How the environments reset is read from their ``metadata["autoreset_mode"]``, and
+    every mode of Gymnasium works; with DISABLED also ``reset(options={"reset_mask": mask})``.
+
+    Threads: one at a time.
+
+    Parameters
+    ----------
+    envs : gymnasium.vector.VectorEnv
+    table : Table | VectorWriter
+        A table, or what ``table.vector_writer(envs)`` returns.
+    stack, fields, timeout_s : optional
+        As of `Recorder`. Values of `record` are arrays ``[envs, ...]``.
+
+    Raises
+    ------
+    SchemaError
+        Names the field in which the environments and the table differ.
+    """
+
+    @explain_wrong_names
+    def __init__(
+        self,
+        envs: gymnasium.vector.VectorEnv[Any, Any, Any],
+        table: Table | VectorWriter,
+        *,
+        stack: int = 1,
+        fields: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        if not isinstance(envs, gymnasium.vector.VectorEnv):
+            raise ConfigError(
+                f"{type(envs).__name__} is no gymnasium.vector.VectorEnv: Recorder records one "
+                "environment"
+            )
+        super().__init__(envs)
+        self._writer, schema, self._owned = vector_writer_of(
+            table, envs, schema_of(envs, stack=stack, fields=fields)
+        )
+        try:
+            self._fields = StepFields(schema, envs)
+        except BaseException:
+            if self._owned:
+                self._writer.close()
+            raise
+        self._timeout_s = timeout_s
+        self._obs: Any = None
+        self._extra: dict[str, Any] = {}
+        self._pending: tuple[Any, _Step, dict[str, Any]] | None = None
+        self._before: int | None = None
+        self._ended = False
+
+    def record(self, **fields: Any) -> None:
+        """Give values ``[envs, ...]`` of the next step that no environment knows. As
+        `Recorder.record`.
+        """
+        self._extra.update(fields)
+
+    def step(self, actions: Any) -> _Step:
+        """Make a step of every environment, and add them all. As `Recorder.step`."""
+        if self._ended:
+            raise Closed("this recorder was closed: make another")
+        if self._pending is None:
+            self._fields.check_extra(self._extra)
+            if self._obs is None:
+                raise ConfigError("no episode has begun: call reset() before step()")
+            made = self.env.step(actions)
+            self._pending = actions, made, self._extra
+            self._extra = {}
+        actions, made, extra = self._pending
+        obs, reward, terminated, truncated, info = made
+        if self._before is None or self._writer.steps == self._before:
+            self._before = self._writer.steps
+            self._writer.append(
+                obs=self._obs,
+                action=actions,
+                reward=reward,
+                next_obs=obs,
+                terminated=terminated,
+                truncated=truncated,
+                info=info,
+                timeout_s=self._timeout_s,
+                **extra,
+            )
+        self._obs, self._pending, self._before = copied(obs), None, None
+        return made
+
+    def reset(
+        self,
+        *,
+        seed: int | list[int | None] | None = None,  # a list too: VectorEnv's annotation is narrow
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin episodes; those under way end as truncated, with their last observations.
+
+        Steps that could not be added are given up.
+        """
+        if self._ended:
+            raise Closed("this recorder was closed: make another")
+        mask = None if options is None else options.get("reset_mask")
+        self._cut(None if self._pending is not None else mask)
+        obs, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        self._obs = copied(obs)
+        return obs, info
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all steps are in the table, which may be elsewhere."""
+        self._writer.flush(timeout_s)
+
+    def close(self, **kwargs: Any) -> None:
+        """End the episodes as truncated, `flush`, and close the environments."""
+        try:
+            if not self._ended:
+                self._ended = True
+                self._cut(None)
+                self._writer.flush()
+                if self._owned:
+                    self._writer.close()
+        finally:
+            self.env.close(**kwargs)
+
+    def _cut(self, mask: Any) -> None:
+        """End the episodes of these environments, of all with ``None``."""
+        self._pending, self._before, self._extra = None, None, {}
+        self._writer.reset(final_obs=self._obs if self._fields.linked else None, mask=mask)

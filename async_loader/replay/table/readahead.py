@@ -1,0 +1,56 @@
+"""Has the disk bring in the rows of a plan before they are read."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+from async_loader.replay.array_types import Ids
+from async_loader.replay.read_plan import ReadPlan
+from async_loader.replay.table.storage import Storage
+from async_loader.shm.hugepages import advise
+
+_PAGE = mmap.PAGESIZE
+
+
+class Readahead:
+    """Asks the kernel for all pages of a batch at once, where reading would ask for one page after
+    the other.
+
+    The steps that an item shows beside its own are taken to lie in the rows around it, as those of
+    a single stream do. Where streams are mixed, other rows are brought in, and reading waits for
+    some.
+
+    Parameters
+    ----------
+    storage : Storage
+    read_plan : ReadPlan
+    """
+
+    def __init__(self, storage: Storage, read_plan: ReadPlan) -> None:
+        layout = storage.layout
+        self._base, self._rows = storage.base, layout.rows
+        sources = {one.source for one in read_plan.outputs}
+        self._regions = [(0, layout.stride)] + [
+            place
+            for i, place in enumerate(layout.places)
+            if i in sources and place[1] != layout.stride
+        ]
+        sequence = read_plan.sequence
+        self._before = read_plan.depth - 1
+        self._after = read_plan.lookahead if sequence is None else sequence.span
+
+    def fetch(self, ids: Ids) -> None:
+        """Ask for the rows of items. Waits for none of them."""
+        rows = np.sort(ids % self._rows)
+        first = np.maximum(rows - self._before, 0)
+        end = np.minimum(rows + self._after + 1, self._rows)
+        for offset, stride in self._regions:
+            begins = (offset + first * stride) // _PAGE
+            ends = -(-(offset + end * stride) // _PAGE)
+            apart = np.flatnonzero(begins[1:] > ends[:-1]) + 1
+            starts = begins[np.concatenate(([0], apart))]
+            stops = ends[np.concatenate((apart - 1, [len(ends) - 1]))]
+            for begin, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+                advise(self._base + begin * _PAGE, (stop - begin) * _PAGE, mmap.MADV_WILLNEED)

@@ -1,0 +1,289 @@
+"""A usual loop records itself: the table is that of a loop which adds its steps itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+gymnasium = pytest.importorskip(
+    "gymnasium", reason='gymnasium is not installed: pip install "async_loader[demo]"'
+)
+from gymnasium import spaces  # noqa: E402
+from recording_rig import Counter, empty, held, made  # noqa: E402
+
+from async_loader import Field, RateLimiter, ReplayBuffer, connect  # noqa: E402
+from async_loader.errors import Closed, ConfigError, SchemaError, Timeout  # noqa: E402
+from async_loader.recording import Recorder, schema_of  # noqa: E402
+
+KINDS = ("table", "writer", "writer of another process", "feeder's table", "feeder's writer")
+
+
+@contextmanager
+def opened(kind: str) -> Iterator[tuple[Any, Any]]:
+    """A table, and what is given to a recorder: the table or one of its writers."""
+    schema = schema_of(Counter())
+    with ExitStack() as stack:
+        if "feeder" in kind:
+            client = stack.enter_context(connect("embedded"))
+            table: Any = client.table("replay")
+            writes = table if "table" in kind else table.writer(schema=schema)
+        else:
+            table = stack.enter_context(ReplayBuffer(5_000, None if kind == "table" else schema))
+            writes = (
+                table
+                if kind == "table"
+                else table.writer()
+                if kind == "writer"
+                else table.writer_handle().open()
+            )
+        if writes is not table:
+            stack.enter_context(writes)
+        yield table, writes
+
+
+def play(env: Any, steps: int) -> None:
+    env.reset(seed=0)
+    for t in range(steps):
+        *_, terminated, truncated, _ = env.step(t)
+        if terminated or truncated:
+            env.reset()
+
+
+def until_refused(env: Recorder) -> int:
+    """Step until a step finds no room, and return its action."""
+    for t in range(50):
+        try:
+            env.step(t)
+        except Timeout:
+            return t
+    raise AssertionError("there was room for 50 steps")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_table_and_writer_holds_what_the_environment_did(kind):
+    with opened(kind) as (table, writes):
+        game = Counter(lengths=[3, -2, 5], in_place=True)
+        env = Recorder(game, writes)
+        play(env, 30)
+        env.reset()  # within an episode
+        play(env, 4)
+        env.close()
+        assert held(table) == made(game)
+
+
+def test_the_table_equals_that_of_a_loop_that_adds_its_steps_itself():
+    kept = {}
+    for recorded in (True, False):
+        game = gymnasium.make("CartPole-v1", max_episode_steps=15)
+        table = ReplayBuffer(500, schema_of(game, stack=3), seed=0)
+        env, writer = (Recorder(game, table), None) if recorded else (game, table.writer())
+        env.action_space.seed(1)
+        obs, _ = env.reset(seed=1)
+        for _ in range(200):
+            action = env.action_space.sample()
+            after, reward, terminated, truncated, _ = env.step(action)
+            if writer is not None:
+                final = after if terminated or truncated else None
+                writer.append(
+                    obs=obs, action=action, reward=reward, terminated=terminated,
+                    truncated=truncated, final_obs=final,
+                )  # fmt: skip
+            obs = env.reset()[0] if terminated or truncated else after
+        if writer is not None:
+            writer.end_episode(final_obs=obs)
+        env.close()
+        kept[recorded] = table.get(np.arange(400))
+    assert kept[True].keys() == kept[False].keys()
+    for name, values in kept[True].items():
+        np.testing.assert_array_equal(values, kept[False][name], name)
+    assert kept[True]["truncated"].any()
+    assert kept[True]["obs"].shape[1:] == (3, 4)
+
+
+def test_next_obs_may_be_a_field_of_its_own():
+    game = Counter(lengths=[3, -2])
+    obs = Field((2,), "int64")
+    table = ReplayBuffer(100, schema_of(game, fields={"obs": obs, "next_obs": obs}))
+    with Recorder(game, table) as env:
+        play(env, 12)
+    assert held(table) == made(game)
+
+
+def test_dicts_and_tuples_are_nested_as_the_spaces_are():
+    class Nested(gymnasium.Env):
+        observation_space = spaces.Dict(
+            {
+                "a": spaces.Box(-1, 1, (2,)),
+                "b": spaces.Tuple((spaces.Discrete(5), spaces.MultiBinary(3))),
+            }
+        )
+        action_space = spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (1,))))
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            return self.observation_space.sample(), 0.0, False, False, {}
+
+    game, table = Nested(), empty()
+    env = Recorder(game, table)
+    seen, done = [env.reset(seed=3)[0]], []
+    for _ in range(20):
+        done.append(env.action_space.sample())
+        seen.append(env.step(done[-1])[0])
+    env.close()
+    found = table.get(np.arange(20))
+    assert isinstance(found["next_obs"]["b"], tuple)
+    for t in range(20):
+        for name, now in (("obs", seen[t]), ("next_obs", seen[t + 1])):
+            np.testing.assert_array_equal(found[name]["a"][t], now["a"])
+            assert found[name]["b"][0][t] == now["b"][0]
+            np.testing.assert_array_equal(found[name]["b"][1][t], now["b"][1])
+        np.testing.assert_array_equal(found["action"][0][t], done[t][0])
+        np.testing.assert_array_equal(found["action"][1][t], done[t][1])
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Text(5),
+        spaces.Sequence(spaces.Discrete(3)),
+        spaces.Graph(spaces.Box(-1, 1, (2,)), None),
+        spaces.OneOf((spaces.Discrete(2), spaces.Discrete(3))),
+    ],
+    ids=lambda space: type(space).__name__,
+)
+def test_a_space_without_arrays_of_one_shape_is_refused_by_its_field(space):
+    game = Counter()
+    game.observation_space = spaces.Dict({"a": spaces.Discrete(2), "b": space})
+    with pytest.raises(SchemaError, match=rf"'obs.b' is a {type(space).__name__} space.*use Box"):
+        Recorder(game, empty())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"obs": ((3,), "int64")}, r"'obs' is Box.*int64\[3\] in the table: the shapes differ"),
+        ({"obs": ((2,), "int8")}, "'obs'.*values from -1099511627776 .*do not fit"),
+        ({"action": "uint8"}, "'action'.*values from 0 to 1048575 do not fit, use 'int64'"),
+        ({"action": "bool"}, "'action'.*only bools fit"),
+        ({"obs": {"a": "int64"}}, "'obs' is one array.*nested in the table"),
+        ({"action": Field((), "int64", next="next_action")}, "'action' has a next="),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_before_the_first_step(fields, message):
+    table = ReplayBuffer(100, schema_of(Counter(), fields=fields))
+    with pytest.raises(SchemaError, match=message):
+        Recorder(Counter(), table)
+
+
+def test_a_table_without_one_of_the_fields_is_refused():
+    table = ReplayBuffer(100, {"obs": Field((2,), "int64", next="next_obs"), "action": "int64"})
+    with pytest.raises(SchemaError, match="no field 'reward'"):
+        Recorder(Counter(), table)
+
+
+def test_floats_do_not_go_into_integers():
+    game = gymnasium.make("CartPole-v1")
+    with pytest.raises(SchemaError, match=r"'obs'.*floats fit no integer field"):
+        Recorder(game, ReplayBuffer(9, schema_of(game, fields={"obs": ((4,), "int32")})))
+    game.close()
+
+
+def test_values_that_only_the_actor_knows_are_recorded_with_their_step():
+    table, game = empty(), Counter(lengths=[4])
+    env = Recorder(game, table, fields={"log_prob": "float32", "version": "int64"})
+    outer = gymnasium.wrappers.RecordEpisodeStatistics(env)
+    outer.reset()
+    for t in range(8):
+        outer.get_wrapper_attr("record")(log_prob=-0.5 * t, version=t)
+        *_, terminated, truncated, _ = outer.step(t)
+        if terminated or truncated:
+            outer.reset()
+    found = table.get(np.arange(20))
+    assert found["version"].tolist() == found["action"].tolist() == list(range(8))
+    assert found["log_prob"].tolist() == [-0.5 * t for t in range(8)]
+
+    steps = len(game.log)
+    outer.reset()
+    with pytest.raises(SchemaError, match=r"a field 'log_prob'.*record\(log_prob="):
+        outer.step(0)
+    env.record(log_prob=0.0, version=0, value=1.0)
+    with pytest.raises(SchemaError, match=r"record\(value=.*no such field"):
+        outer.step(0)
+    assert len(game.log) == steps  # the environment was not stepped
+    env.close()
+
+
+def test_a_step_that_found_no_room_is_added_when_the_call_is_made_again():
+    limiter = RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=4)
+    game = Counter(lengths=[50])
+    table = ReplayBuffer(100, schema_of(game), limiter=limiter)
+    env = Recorder(game, table, timeout_s=0)
+    env.reset()
+    until_refused(env)
+    done = len(game.log)
+    with pytest.raises(Timeout):
+        env.step(99)
+    assert len(game.log) == done
+    table.sample(4)
+    obs, reward, *_ = env.step(99)  # the same step, with the action that it was made with
+    assert len(game.log) == done
+    assert obs[0] == made(game)[-1][-1]
+    assert reward == made(game)[-1][2]
+    table.sample(2)
+    env.close()
+    assert held(table) == made(game)
+
+
+def test_a_step_that_found_no_room_is_given_up_by_a_reset():
+    limiter = RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=4)
+    game = Counter(lengths=[50])
+    table = ReplayBuffer(100, schema_of(game), limiter=limiter)
+    env = Recorder(game, table, timeout_s=0)
+    env.reset()
+    lost = until_refused(env)
+    table.sample(4)
+    env.reset()
+    env.step(7)
+    env.close()
+    steps = made(game)
+    *before, cut, after = steps[lost - 1]
+    assert cut is False
+    steps[lost - 1] = (*before, True, after)  # where the step that was given up began
+    assert held(table) == [step for step in steps if step[1] != lost]
+
+
+def test_what_cannot_be_recorded_says_why():
+    game = Counter()
+    env = Recorder(game, empty())
+    with pytest.raises(ConfigError, match=r"call reset\(\) before step"):
+        env.step(0)
+    env.close()
+    env.close()
+    with pytest.raises(Closed):
+        env.reset()
+    with pytest.raises(ConfigError, match="no schema yet"):
+        Recorder(game, empty().writer())
+    with pytest.raises(ConfigError, match="list is no table and no writer"):
+        Recorder(game, [])
+    with pytest.raises(ConfigError, match="VectorRecorder"):
+        Recorder(object(), empty())
+    with pytest.raises(ConfigError, match="stream of its own"):
+        Recorder(game, ReplayBuffer(9, schema_of(game)).writer(), stream="left")
+
+
+def test_a_writer_that_was_given_stays_open():
+    game = Counter()
+    table = ReplayBuffer(100, schema_of(game))
+    with table.writer() as writer:
+        for _ in range(2):
+            env = Recorder(game, writer)
+            play(env, 5)
+            env.close()
+    assert held(table) == made(game)
