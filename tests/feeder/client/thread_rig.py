@@ -27,7 +27,7 @@ class Feeder:
         self._thread.start()
 
     def die(self):
-        """End as one that is killed: nobody is told."""
+        """End as one that is killed: clients are not told."""
         self.server._send_ends = lambda reason: None
         self.close()
 
