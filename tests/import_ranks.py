@@ -12,7 +12,7 @@ RANKS["replay"] = [
     "hindsight_view",
     "goal_fields views",
     "arguments read_plan",
-    "limiter_state queues",
+    "limiter_state queues sequence_limits",
     "base base.array_address base.field_table base.goal_table base.grant_log base.kernel_cache "
     "base.link_table base.ring_format base.row_format base.sequence_table",
     "base.compiled",
@@ -107,7 +107,7 @@ RANKS["feeder"] = [
     "wire.batches wire.control_codec zmtp",
     "wire.message server.peer_connection",
     "wire",
-    "addresses",
+    "addresses wire_views",
     "client.batch_copies client.errors client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.receipt server.message_queues "
     "server.producer_streams server.send_buffers",

@@ -149,7 +149,7 @@ class Sequences:
             raise ConfigError(f"boundary={boundary!r}: it is one of 'stop', 'pad'")
         if not isinstance(whole, bool):
             raise ConfigError(f"whole={whole!r}: it is True or False")
-        if whole and (burn_in or bootstrap or dilation > 1 or stride is not None):
+        if whole and (burn_in or bootstrap or dilation > 1 or stride not in (None, length)):
             raise ConfigError(
                 "whole=True shows each episode once, with all of its steps: leave out burn_in, "
                 "stride, bootstrap and dilation"

@@ -493,10 +493,11 @@ def test_tables_without_episodes_refuse_hindsight_goals():
     buffer = ReplayBuffer(100, {**stored, "reward": "float32"}, remover=Lifo())
     with pytest.raises(errors.ConfigError, match="out of order"):
         buffer.source(view=Hindsight(no_reward))
+    of_sb3 = {"goal_selection_strategy": "future"}, {"n_sampled_goal": 4}
     with pytest.raises(TypeError, match="say strategy"):
-        Hindsight(no_reward, **{"goal_selection_strategy": "future"})
+        Hindsight(no_reward, **of_sb3[0])
     with pytest.raises(TypeError, match=r"relabel_fraction=k / \(k \+ 1\)"):
-        Hindsight(no_reward, **{"n_sampled_goal": 4})
+        Hindsight(no_reward, **of_sb3[1])
 
 
 def test_transitions_of_the_same_table_keep_their_goals():

@@ -5,6 +5,7 @@ waiting calls.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Container, Iterator
@@ -18,6 +19,7 @@ from async_loader.replay.limiter_state import LimiterState, check_room
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.priority_rules import unused
+from async_loader.replay.sequence_limits import check_sequences
 from async_loader.replay.table.process_writers import ProcessWriters
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.staged_steps import StagedSteps
@@ -63,6 +65,9 @@ class TableAccess:
     ) -> None:
         if capacity is not None:
             check_room(limiter, capacity, capacity)
+        if isinstance(view, Sequences):  # of a number of bytes it is known with the schema
+            steps = sys.maxsize if capacity is None else capacity
+            check_sequences(view, steps, steps, limiter, max_times_sampled)
         self.capacity, self.max_bytes = capacity, max_bytes
         self.sampler, self.remover = sampler, remover
         self.max_times_sampled = max_times_sampled
