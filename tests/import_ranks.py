@@ -31,8 +31,8 @@ RANKS["replay"] = [
     "samplers.arrivals samplers.heaps samplers.prioritized samplers.uniform",
     "samplers.rank samplers.recency",
     "samplers",
-    "table table.batch_arrays table.field_validator table.free_rows table.storage "
-    "table.undelivered table.waiters",
+    "table table.batch_arrays table.field_validator table.free_rows table.inner_sampler "
+    "table.storage table.undelivered table.waiters",
     "table.readahead",
     "stats table.episode_ends table.last_streams table.lag_sampler table.process_writers "
     "table.reader table.sequence_sampler table.step_packer",
