@@ -49,7 +49,7 @@ def import_data(
     read = FORMATS[format_ or _format_of(source)]
     with read(source, capacity=capacity, missing_ends=missing_ends, progress=progress) as table:
         table.save(to)
-        return f"{len(table):,} steps of {len(episodes_of(table).starts):,} episodes in {to}"
+        return f"{_counts(table, episodes_of(table))} in {to}"
 
 
 def _format_of(source: str) -> str:
@@ -78,6 +78,14 @@ def inspect(path: str, *, as_json: bool, console: Console) -> None:
             console.out(json.dumps(_facts(table, index)), highlight=False)
         else:
             _print(table, index, console)
+
+
+def _counts(table: ReplayBuffer, index: EpisodeIndex) -> str:
+    steps, episodes = len(table), len(index.starts)
+    return (
+        f"{steps:,} step{'' if steps == 1 else 's'} of "
+        f"{episodes:,} episode{'' if episodes == 1 else 's'}"
+    )
 
 
 def _facts(table: ReplayBuffer, index: EpisodeIndex) -> dict[str, Any]:
@@ -117,11 +125,7 @@ def _print(table: ReplayBuffer, index: EpisodeIndex, console: Console) -> None:
     from rich.table import Table
 
     facts = _facts(table, index)
-    console.out(
-        f"{facts['steps']:,} steps of {facts['episodes']:,} episodes, capacity "
-        f"{facts['capacity'] or 0:,}",
-        highlight=False,
-    )
+    console.out(f"{_counts(table, index)}, capacity {facts['capacity'] or 0:,}", highlight=False)
     fields = Table("field", "dtype", "shape", "stack", "next", header_style="bold")
     for one in facts["schema"]:
         fields.add_row(

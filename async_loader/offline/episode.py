@@ -129,6 +129,7 @@ class EpisodeChecker:
         float_dtype: np.dtype[Any] | None = None,
     ) -> None:
         self.schema: Schema | None = None
+        self._chosen = schema is not None
         self._missing_ends, self._drop_last, self._float = missing_ends, drop_last, float_dtype
         if schema is not None:
             self._begin(schema)
@@ -149,10 +150,15 @@ class EpisodeChecker:
         BadData
             Names the field that does not fit.
         """
+        found = named(given, place)
+        if not self._chosen and (others := [name for name in found if not self._wanted(name)]):
+            raise place.error(
+                others[0],
+                "the first episode has no such field: give it in each episode, leave it out, or "
+                "choose the fields with schema=",
+            )
         values = {
-            name: arrays(value, name, place)
-            for name, value in named(given, place).items()
-            if self._wanted(name)
+            name: arrays(value, name, place) for name, value in found.items() if self._wanted(name)
         }
         for name in NEEDED if self.schema is None else self._names:
             if name not in values and not (name == "next_obs" and "obs" in values):

@@ -231,6 +231,12 @@ def _checked(
             yield episode
 
 
+def check_names(argument: str, given: object) -> None:
+    """Raise ConfigError for a text, whose letters would be taken as names."""
+    if isinstance(given, str):
+        raise ConfigError(f"{argument}={given!r}: it is a list of names, as {argument}=[{given!r}]")
+
+
 def _empty(source: Place) -> Exception:
     return source.error(None, "there are no episodes in it: nothing was imported")
 

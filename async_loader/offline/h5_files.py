@@ -33,6 +33,8 @@ def opened(path: Path) -> Iterator[Any]:
     MissingExtra
     """
     h5py, place = h5py_module(), Place(str(path))
+    if path.is_dir():
+        raise place.error(None, "it is a folder: name one file in it")
     if not path.is_file():
         raise place.error(None, "there is no such file: correct the path, or download it first")
     try:

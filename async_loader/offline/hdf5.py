@@ -11,7 +11,7 @@ import numpy as np
 
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import NAMES
-from async_loader.offline.fill import Import
+from async_loader.offline.fill import Import, check_names
 from async_loader.offline.h5_files import opened, unreadable
 from async_loader.replay.array_types import Bools, Ids
 from async_loader.replay.buffer import ReplayBuffer
@@ -53,6 +53,7 @@ def from_hdf5(
     MissingExtra
         If h5py is not installed.
     """
+    check_names("extra", extra)
     wanted, place = Import.of(options), Place(str(path))
     with opened(Path(path)) as file:
         arrays = _arrays(file, extra, place)
@@ -72,10 +73,17 @@ def _arrays(file: Any, extra: Sequence[str], place: Place) -> dict[str, Any]:
     found = {}
     for name in (*_NEEDED, *optional, *extra):
         if name not in file:
+            remedy = (
+                "correct it in extra=, or leave it out"
+                if name in extra
+                else f"D4RL's layout has {', '.join(_NEEDED)}; from_minari reads Minari's"
+            )
+            group = file.get(name.rpartition("/")[0] or "/", file)
+            group = group if hasattr(group, "keys") else file  # an array has no others within
+            inside = "" if group.name == "/" else f" in {group.name[1:]}"
             raise place.error(
                 NAMES.get(name, name),
-                f"{name} is missing, there are {', '.join(file) or 'no arrays'}: D4RL's layout "
-                f"has {', '.join(_NEEDED)}; from_minari reads Minari's",
+                f"{name} is missing, there are {', '.join(group) or 'no arrays'}{inside}: {remedy}",
             )
         if not hasattr(file[name], "shape"):
             raise place.error(
@@ -98,7 +106,14 @@ def _bounds(file: Any, rows: int, place: Place) -> tuple[Ids, Ids]:
     ended = np.zeros(rows, np.bool_)
     for name in ("terminals", "timeouts"):
         if name in file:
-            ended |= _read(file[name], NAMES[name], place).reshape(rows) != 0
+            flags = _read(file[name], NAMES[name], place).reshape(rows)
+            wrong = (flags != 0) & (flags != 1)
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise place.error(
+                    NAMES[name], f"{name} has {flags[row]} in row {row}: give 0 or 1, or bools"
+                )
+            ended |= flags != 0
     stops = np.flatnonzero(ended) + 1
     if rows and (not len(stops) or stops[-1] != rows):
         stops = np.append(stops, rows)

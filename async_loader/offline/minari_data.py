@@ -13,7 +13,7 @@ import numpy as np
 from async_loader import tree
 from async_loader.errors import ConfigError, MissingExtra
 from async_loader.offline.bad_data import Place
-from async_loader.offline.fill import Import
+from async_loader.offline.fill import Import, check_names
 from async_loader.offline.h5_files import opened, value_of
 from async_loader.offline.npz import columns_of
 from async_loader.offline.table_episodes import read_episodes
@@ -54,6 +54,7 @@ def from_minari(dataset: Any, *, extra: Sequence[str] = (), **options: Any) -> R
     MissingExtra
         If Minari, or h5py, is needed and not installed.
     """
+    check_names("extra", extra)
     wanted = Import.of(options)
     if isinstance(dataset, str | os.PathLike):
         file = _file_of(Path(dataset))
@@ -99,10 +100,16 @@ def to_minari(table: ReplayBuffer, name: str, **options: Any) -> Any:
     Raises
     ------
     ConfigError
-        If the table lacks a field, has no episodes, or is one of another process.
+        If the table lacks a field, has no episodes, or is one of another process; and without
+        ``env`` and spaces.
     MissingExtra
         If Minari is not installed.
     """
+    if options.get("env") is None and not {"observation_space", "action_space"} <= options.keys():
+        raise ConfigError(
+            "Minari needs the spaces of a data set: give env='Pendulum-v1', or observation_space= "
+            "and action_space="
+        )
     minari = _minari("to_minari writes")
     from minari.data_collector import EpisodeBuffer
 

@@ -51,6 +51,10 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
     source = Place(str(path))
     if where.is_dir():
         files = sorted(where.glob("*.npz"))
+        if not files:
+            raise source.error(
+                None, "there are no npz files in this folder: correct the path, or give a pattern"
+            )
     else:
         files = sorted(Path(one) for one in glob.glob(str(path)))
         if not files:

@@ -290,3 +290,13 @@ def test_a_progress_bar_is_shown_on_stderr_on_request(capfd):
     out, err = capfd.readouterr()
     assert "2/2" in err
     assert out == ""
+
+
+def test_a_field_that_the_first_episode_lacks_is_not_dropped_in_silence():
+    more = {**episode(3), "log_prob": np.zeros(3)}
+    with pytest.raises(
+        BadData, match=r"episode 1, field 'log_prob': the first episode has no such"
+    ):
+        from_episodes([episode(4), more])
+    chosen = from_episodes([episode(4)]).schema
+    assert len(from_episodes([episode(4), more], schema=chosen)) == 7  # a schema leaves it out

@@ -255,7 +255,7 @@ def test_bad_npz_files_are_refused_by_name(tmp_path):
     np.savez(third, obs=np.zeros((4, 3), "f4"), action=objects, reward=np.zeros(3))
     with pytest.raises(BadData, match="field 'action': it has dtype object"):
         from_npz(tmp_path / "*.npz")
-    for path, text in ((tmp_path / "none", "no such folder"), (tmp_path / "x", "no episodes")):
+    for path, text in ((tmp_path / "none", "no such folder"), (tmp_path / "x", "no npz files")):
         if path.name == "x":
             path.mkdir()
         with pytest.raises(BadData, match=text):
@@ -305,3 +305,51 @@ def test_the_commands_refuse_what_they_cannot_do(tmp_path):
     assert "no checkpoint" in refusal("inspect", new)
     assert "save()" in refusal("inspect", "tcp://127.0.0.1:5555/replay")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"terminals": np.full(STEPS, 0.5)},
+            r"'terminated': terminals has 0.5 in row 0: give 0 or",
+        ),
+        ({"timeouts": np.full(STEPS, np.nan)}, r"'truncated': timeouts has nan in row 0"),
+    ],
+)
+def test_a_number_that_is_no_flag_ends_no_episode(tmp_path, changed, words):
+    with pytest.raises(BadData, match=words):
+        from_hdf5(d4rl(tmp_path / "a.hdf5", **changed))
+
+
+def test_extra_names_that_are_wrong_are_told_with_those_beside_them(tmp_path):
+    file = d4rl(tmp_path / "a.hdf5")
+    for read in (from_hdf5, from_minari):
+        with pytest.raises(ConfigError, match=r"extra='infos/qpos'.*extra=\['infos/qpos'\]"):
+            read(file, extra="infos/qpos")
+    with pytest.raises(
+        BadData, match=r"infos/qvel is missing, there are qpos in infos: .*leave it out"
+    ):
+        from_hdf5(file, extra=["infos/qvel"])
+    for name in ("none/qpos", "actions/qpos"):
+        with pytest.raises(BadData, match=f"{name} is missing, there are actions, infos, .*extra="):
+            from_hdf5(file, extra=[name])
+
+
+def test_a_folder_without_data_is_not_called_a_file_that_is_absent(tmp_path):
+    pytest.importorskip("h5py")
+    with pytest.raises(BadData, match="it is a folder: name one file in it"):
+        from_hdf5(tmp_path)
+    with pytest.raises(BadData, match="no npz files in this folder: correct"):
+        from_npz(tmp_path)
+
+
+def test_a_minari_data_set_without_spaces_is_refused_with_what_to_give():
+    with pytest.raises(ConfigError, match="give env="):
+        to_minari(from_episodes(episodes()), "made/here-v0")
+
+
+def test_one_episode_is_counted_in_the_singular(tmp_path):
+    to_npz(from_episodes(episodes()[:1]), tmp_path / "one")
+    said = CliRunner().invoke(app, ["import", str(tmp_path / "one"), "--to", str(tmp_path / "to")])
+    assert "4 steps of 1 episode in" in said.output
