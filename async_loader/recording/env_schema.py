@@ -175,21 +175,20 @@ class StepFields:
         """Raise SchemaError unless ``given`` are the fields that the recorder does not know."""
         if given.keys() == self.extra:
             return
-        if missing := sorted(self.extra - given.keys()):
+        missing = sorted(self.extra - given.keys())
+        if not (unknown := sorted(given.keys() - self.extra)):
             raise SchemaError(
                 f"the table has a field {missing[0]!r}, which no environment gives: call "
                 f"record({missing[0]}=...) before each step"
             )
-        (name, *_) = sorted(given.keys() - self.extra)
-        raise SchemaError(
-            f"record({name}=...): "
-            + (
-                "the recorder writes this field itself"
-                if name in self.names
-                else f"the table has no such field, give fields={{{name!r}: dtype}} where it is "
-                "made"
-            )
-        )
+        name = unknown[0]
+        if name in self.names:
+            text = "the recorder writes this field itself"
+        elif missing:
+            text = f"the table has no such field, and waits for {', '.join(missing)}"
+        else:
+            text = f"the table has no such field, give fields={{{name!r}: dtype}} where it is made"
+        raise SchemaError(f"record({name}=...): {text}")
 
 
 def _top(field: Field) -> str:

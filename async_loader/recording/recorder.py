@@ -60,8 +60,9 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         if not isinstance(env, gymnasium.Env):
             raise ConfigError(
-                f"{type(env).__name__} is no gymnasium.Env: VectorRecorder records a vector of "
-                "environments, ParallelRecorder one of pettingzoo"
+                f"{type(env).__name__} is no gymnasium.Env: give Recorder(gymnasium.make(...), "
+                "table); VectorRecorder records a vector of environments, ParallelRecorder one of "
+                "pettingzoo"
             )
         super().__init__(env)
         self._writer, schema, self._owned = writer_of(

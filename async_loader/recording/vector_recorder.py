@@ -51,8 +51,8 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     ) -> None:
         if not isinstance(envs, gymnasium.vector.VectorEnv):
             raise ConfigError(
-                f"{type(envs).__name__} is no gymnasium.vector.VectorEnv: Recorder records one "
-                "environment"
+                f"{type(envs).__name__} is no gymnasium.vector.VectorEnv: give "
+                "gymnasium.make_vec(...); Recorder records one environment"
             )
         super().__init__(envs)
         self._writer, schema, self._owned = vector_writer_of(

@@ -213,6 +213,12 @@ def test_values_that_only_the_actor_knows_are_recorded_with_their_step():
     outer.reset()
     with pytest.raises(SchemaError, match=r"a field 'log_prob'.*record\(log_prob="):
         outer.step(0)
+    env.record(logprob=0.0)
+    with pytest.raises(
+        SchemaError, match=r"record\(logprob=.*no such field, and waits for log_prob"
+    ):
+        outer.step(0)
+    outer.reset()
     env.record(log_prob=0.0, version=0, value=1.0)
     with pytest.raises(SchemaError, match=r"record\(value=.*no such field"):
         outer.step(0)
