@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import re
 import signal
@@ -13,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_loader import END, AsyncDataLoader, Field, Prioritized, ReplayBuffer
+from async_loader import END, AsyncDataLoader, Field, Prioritized, ReplayBuffer, Sequences, connect
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.testing.fake_device import FakeBackend, FakeStream
-from tests.test_transform import EVERYWHERE, SOURCES, WIDE, columns, samples
+from tests.test_transform import EVERYWHERE, KINDS, SOURCES, WIDE, columns, samples
 
 B = 8
 
@@ -45,8 +44,16 @@ def stacked(items: list) -> dict:
 # -- what is delivered -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [3, WIDE], ids=["small", "in slots"])
-@EVERYWHERE
+@pytest.mark.parametrize(
+    ("how", "width"),
+    [
+        (KINDS["inline"], 3),
+        (KINDS["processes"], WIDE),
+        (KINDS["chunks"], 3),
+        (KINDS["threads"], WIDE),
+    ],
+    ids=["inline", "processes, in slots", "chunks", "threads, in slots"],
+)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_batches_come_in_the_given_tensors_and_are_those_that_come_without(kind, how, width):
     found = []
@@ -64,7 +71,7 @@ def test_batches_come_in_the_given_tensors_and_are_those_that_come_without(kind,
         assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@EVERYWHERE
+@pytest.mark.parametrize("how", [KINDS["inline"], KINDS["processes"]], ids=["inline", "processes"])
 @pytest.mark.parametrize("function", [{"transform": double}, {"collate_fn": stacked}], ids=str)
 def test_it_works_behind_functions_of_batches(function, how):
     into = given_tensors()
@@ -76,8 +83,11 @@ def test_it_works_behind_functions_of_batches(function, how):
             assert torch.equal(into["x"], factor * into["i"].float()[:, None].expand(B, 3))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@EVERYWHERE
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [*((how, 2) for how in KINDS.values()), (KINDS["inline"], 1), ({}, 3)],
+    ids=str,
+)
 def test_n_dicts_are_used_in_turn_and_keep_a_batch_until_their_next_turn(how, count):
     buffers = [given_tensors() for _ in range(count)]
     with AsyncDataLoader(SOURCES["jobs"](), B, into=buffers, **how) as loader:
@@ -95,7 +105,7 @@ def test_what_is_not_given_comes_beside_on_memory_of_its_own():
     with AsyncDataLoader(columns(WIDE), B, into=into, num_workers=2) as loader:
         first = next(loader)
         i = first["i"].clone()
-        assert list(first) == ["x", "i"]
+        assert list(first) == ["x", "i", "index"]
         second = next(loader)
         assert torch.equal(first["i"], i)
         assert torch.equal(second["x"][:, 0], second["i"].float())
@@ -149,6 +159,37 @@ def test_a_table_with_index_weight_and_stacks():
                 assert all(batch[name] is into[name] for name in into)
                 assert torch.equal(batch["next_obs"][:, -1], batch["obs"][:, -1] + 1)
                 loader.update_priorities(batch["index"], torch.ones(B))
+
+
+def test_sequences_and_batches_that_are_finished_out_of_order():
+    with ReplayBuffer(64) as table:
+        table.extend(obs=np.arange(60.0, dtype=np.float32))
+        source = table.source(view=Sequences(5), seed=0)
+        into = {"obs": torch.empty(B, 5), "index": torch.empty(B, dtype=torch.int64)}
+        with AsyncDataLoader(source, B, into=into, num_workers=2, in_order=False) as loader:
+            for _ in range(5):
+                batch = next(loader)
+                assert batch["obs"] is into["obs"]
+                assert batch["mask"].shape == (B, 5)
+                assert torch.equal(into["obs"], into["obs"][:, :1] + torch.arange(5))
+        refused({"obs": torch.empty(B, 4)}, "the batch has [8, 5] float32", source)
+
+
+def test_a_feeders_table():
+    with connect("embedded") as client:
+        table = client.table("replay")
+        with table.writer(schema={"x": ((3,), "float32")}) as writer:
+            for t in range(40):
+                writer.append(x=np.full(3, t, np.float32))
+        into = {"x": torch.empty(B, 3)}
+        with AsyncDataLoader(table, B, into=[into, {"x": torch.empty(B, 3)}]) as loader:
+            kept = next(loader)
+            x, index = kept["x"].clone(), kept["index"].clone()
+            next(loader)
+            assert torch.equal(into["x"], x)
+            assert torch.equal(kept["index"], index)
+            next(loader)
+            assert torch.equal(into["x"], into["x"][:, :1].expand(B, 3))
 
 
 def test_tensors_may_be_strided_views_of_one_block():
@@ -240,7 +281,7 @@ def test_a_batch_that_does_not_fit_is_refused_whole_and_the_loader_goes_on():
         assert next(loader)["x"][0, 0] == B
 
 
-class Alarm(Exception):
+class Alarm(KeyboardInterrupt):
     pass
 
 
@@ -280,9 +321,8 @@ def test_a_call_that_a_signal_interrupts_is_repeated_into_the_same_tensors(monke
 
 
 def refused(into, match, data=None, **arguments):
-    gc.collect()
     with pytest.raises(ConfigError, match=re.escape(match)):
-        AsyncDataLoader(data or columns(), B, into=into, **arguments)
+        AsyncDataLoader(columns() if data is None else data, B, into=into, **arguments)
 
 
 def test_wrong_shapes_and_dtypes_of_a_known_schema_are_named_with_the_remedy():
@@ -297,7 +337,8 @@ def test_wrong_shapes_and_dtypes_of_a_known_schema_are_named_with_the_remedy():
         "into['x'] is [8, 3] bfloat16, and the batch has [8, 3] float32",
     )
     refused([good, clones(good) | {"i": torch.empty(B)}], "into[0]['i'] is [8] torch.int64, and")
-    refused(good | {"y": torch.empty(B)}, "into['y']: the batch has no 'y', it has x, i")
+    refused(good | {"y": torch.empty(B)}, "into['y']: the batch has no 'y': it has x, i")
+    refused(good | {"idx": torch.empty(B)}, "the batch has no 'idx': did you mean 'index'?")
     refused({"x": {"a": torch.empty(B)}}, "into['x']['a'] has no counterpart in the batch")
     with ReplayBuffer(10, {"obs": Field((2,), "uint8")}) as table:
         refused({"obs": torch.empty(B, 2)}, "torch.empty([8, 2], dtype=torch.uint8)", table)
@@ -313,7 +354,10 @@ def test_what_is_no_tensor_to_write_into_is_refused():
     refused({"x": x.numpy()}, "give torch.from_numpy(array)")
     refused({"x": x.clone().requires_grad_()}, "into['x'] requires a gradient")
     refused({"x": torch.empty(B, 1).expand(B, 3)}, "expand")
-    refused({"x": torch.empty(B, 3, device="meta")}, "on device 'meta', and the field is delivered")
+    refused(
+        {"x": torch.empty(B, 3, device="meta")},
+        "on device 'meta', and this field is delivered on cpu",
+    )
     refused({"x": torch.empty(B, 3).to_sparse()}, "a sparse coo tensor")
     refused({"x": x}, "leave batch_format out", batch_format="numpy")
 
@@ -345,7 +389,7 @@ def test_two_strided_tensors_overlap_exactly_if_they_share_an_element(a, step, n
 def test_a_callable_is_checked_at_its_first_batch():
     for source, match in (
         (lambda n: {"x": ["a"] * n}, "into['x'] is a tensor, and the batch has a list there"),
-        (lambda n: {"y": np.ones(n)}, "the batch has no 'x', it has y"),
+        (lambda n: {"y": np.ones(n)}, "the batch has no 'x': it has y"),
     ):
         with AsyncDataLoader(source, B, into={"x": torch.empty(B)}) as loader:
             with pytest.raises(SchemaError, match=re.escape(match)):
@@ -369,8 +413,9 @@ def on(fake: FakeBackend) -> dict:
     return {"x": fake.empty((B, 3), "float32"), "i": fake.empty((B,), "int64")}
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@EVERYWHERE
+@pytest.mark.parametrize(
+    ("how", "count"), [*((how, 2) for how in KINDS.values()), (KINDS["inline"], 1)], ids=str
+)
 def test_on_a_device_batches_come_in_the_given_arrays(how, count):
     fake = FakeBackend()
     buffers = [on(fake) for _ in range(count)]
@@ -431,7 +476,7 @@ def test_on_a_device_the_index_stays_on_the_cpu_also_in_a_given_tensor():
 
 def test_tensors_elsewhere_and_on_another_device_are_refused():
     fake = FakeBackend()
-    refused(given_tensors(), "and the field is delivered on fake", device=fake)
+    refused(given_tensors(), "and this field is delivered on fake", device=fake)
     refused(on(FakeBackend()), "no tensor on fake", device=fake)
     wrong = on(fake) | {"x": fake.empty((B, 4), "float32")}
     refused(wrong, "torch.empty([8, 3], dtype=torch.float32, device='fake')", device=fake)

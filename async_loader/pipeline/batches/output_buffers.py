@@ -273,9 +273,8 @@ def _target(value: Any, path: tuple[Any, ...], label: str, writer: BufferWriter)
         raise ConfigError(f"{label} is {_said(value)}, no tensor on {writer}{remedy}")
     if tensors.is_tensor(value):
         if not writer.holds(value):
-            only = ", which stays on the CPU," if isinstance(writer, HostWriter) else ""
             raise ConfigError(
-                f"{label} is {tensors.said(value)}, and the field{only} is delivered on {writer}: "
+                f"{label} is {tensors.said(value)}, and this field is delivered on {writer}: "
                 f"make it with device={str(writer)!r}"
             )
         if value.is_nested or str(value.layout) != "torch.strided":
@@ -359,7 +358,7 @@ class _Memory:
 
 
 def _said(value: object) -> str:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | _Expected):
         return f"an array of {value.dtype}"
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
@@ -378,8 +377,5 @@ def _unlike(buffer: Targets, value: object) -> str:
 def _missing(buffer: dict[Any, Targets], value: Mapping[Any, Any]) -> str:
     key = next(key for key in buffer if key not in value)
     label = next(_leaves(buffer[key])).label
-    there = ", ".join(map(str, value))
-    return (
-        f"{label}: the batch has no {key!r}, it has {there}; leave it out, or "
-        f"{nearest(str(key), [str(k) for k in value])}"
-    )
+    remedy = nearest(str(key), map(str, value))  # "did you mean", or "it takes"
+    return f"{label}: the batch has no {key!r}: {remedy.replace('it takes', 'it has')}"
