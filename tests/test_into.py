@@ -201,24 +201,37 @@ def test_tensors_may_be_strided_views_of_one_block():
     assert block[0].tolist() == [1, 1, 1, -1, 2]
 
 
-def test_a_graph_that_needs_an_overwritten_batch_is_refused_by_torch():
-    into = given_tensors()
-    weight = torch.ones(3, requires_grad=True)
-    with AsyncDataLoader(columns(), B, into=into) as loader:
+@pytest.mark.parametrize("width", [3, 5000], ids=["small", "copied in one thread"])
+def test_a_graph_that_needs_an_overwritten_batch_is_refused_by_torch(width):
+    into = given_tensors(width)
+    weight = torch.ones(width, requires_grad=True)
+    with AsyncDataLoader(columns(width), B, into=into) as loader:
         loss = (next(loader)["x"] * weight).sum()
         next(loader)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
 
 
-def test_a_gradient_of_a_batch_does_not_reach_the_given_tensors():
-    def source(n):
-        return {"x": torch.ones(n, requires_grad=True)}
+@pytest.mark.parametrize("width", [1, 5000], ids=["small", "copied in one thread"])
+def test_a_gradient_of_a_batch_does_not_reach_the_given_tensors(width):
+    def collate(items):
+        return {"x": torch.ones(B, width, requires_grad=True)}
 
-    into = {"x": torch.zeros(B)}
-    with AsyncDataLoader(source, B, into=into) as loader:
+    into = {"x": torch.zeros(B, width)}
+    with AsyncDataLoader(samples(), B, into=into, collate_fn=collate) as loader:
         assert not next(loader)["x"].requires_grad
-    assert into["x"].tolist() == [1.0] * B
+    assert into["x"].eq(1).all()
+
+
+def test_a_dtype_that_numpy_lacks():
+    into = {"x": torch.zeros(B, 5000, dtype=torch.bfloat16)}
+
+    def collate(items):
+        return {"x": torch.ones(B, 5000, dtype=torch.bfloat16)}
+
+    with AsyncDataLoader(samples(), B, into=into, collate_fn=collate) as loader:
+        next(loader)
+    assert into["x"].eq(1).all()
 
 
 # -- ends, errors, interruptions -------------------------------------------------------------------
@@ -359,6 +372,9 @@ def test_what_is_no_tensor_to_write_into_is_refused():
         "on device 'meta', and this field is delivered on cpu",
     )
     refused({"x": torch.empty(B, 3).to_sparse()}, "a sparse coo tensor")
+    with torch.inference_mode():
+        made = torch.empty(B, 3)
+    refused({"x": made}, "torch.inference_mode()")
     refused({"x": x}, "leave batch_format out", batch_format="numpy")
 
 
@@ -456,6 +472,21 @@ def test_kernels_read_the_batch_that_was_current_when_they_were_launched(count, 
     for first, result in seen:
         assert result.values[0].tolist() == list(range(first, first + B))
         assert result.values[1][:, 0].tolist() == list(range(first, first + B))
+    assert fake.violations == []
+
+
+def test_a_buffer_that_returns_on_another_stream_waits_for_the_stream_before():
+    fake = FakeBackend()
+    first, second = FakeStream("first"), FakeStream("second")
+    late = []
+    with AsyncDataLoader(SOURCES["ready"](), B, device=fake, into=on(fake)) as loader:
+        for stream in (first, second, first):
+            with fake.stream(stream):
+                batch = next(loader)
+                fake.drain(stream)
+                late.append(fake.launch(batch["i"]))  # has not run when the next batch comes
+        fake.drain(first)
+    assert [result.values[0][0] for result in late] == [0, B, 2 * B]
     assert fake.violations == []
 
 

@@ -62,8 +62,7 @@ class HostWriter:
         """There is nothing to wait for."""
 
     def write(self, target: Any, values: Any) -> None:
-        # a copy of values with a gradient would give one to the target
-        target.copy_(values.detach() if values.requires_grad else values)
+        tensors.copy_on_cpu(target, values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -283,6 +282,11 @@ def _target(value: Any, path: tuple[Any, ...], label: str, writer: BufferWriter)
             raise ConfigError(
                 f"{label} requires a gradient, and batches are written into it: give "
                 "tensor.detach(), which has the same memory"
+            )
+        if value.is_inference():
+            raise ConfigError(
+                f"{label} was made under torch.inference_mode(), and torch refuses to write into "
+                "it elsewhere: make it before"
             )
     shape = tuple(value.shape)
     if any(n > 1 and step == 0 for n, step in zip(shape, value.stride(), strict=True)):
