@@ -21,14 +21,17 @@ __all__ = [
     "DataLoader",
     "Field",
     "Fifo",
+    "Hindsight",
     "Lifo",
     "Linear",
     "MaxHeap",
     "MinHeap",
     "MinSize",
+    "Mixture",
     "Prioritized",
     "RankPrioritized",
     "RateLimiter",
+    "Recency",
     "ReplayBuffer",
     "Sampler",
     "Schema",
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from async_loader.feeder import connect
     from async_loader.loader import AsyncDataLoader
     from async_loader.replay.buffer import ReplayBuffer
+    from async_loader.replay.hindsight_view import Hindsight
     from async_loader.replay.rate_limiter import MinSize, RateLimiter
     from async_loader.replay.samplers import (
         Fifo,
@@ -57,17 +61,21 @@ if TYPE_CHECKING:
         MinHeap,
         Prioritized,
         RankPrioritized,
+        Recency,
         Sampler,
         Uniform,
     )
     from async_loader.replay.views import Sequences, Transitions
     from async_loader.schema import Field, Schema
     from async_loader.source import END, Applied, Source
+    from async_loader.sources.mixture import Mixture
     from async_loader.table import Table, Writer
 else:
     _HOMES = {
         "AsyncDataLoader": "async_loader.loader",
         "DataLoader": "async_loader.dataset.data_loader",
+        "Hindsight": "async_loader.replay.hindsight_view",
+        "Mixture": "async_loader.sources.mixture",
         "ReplayBuffer": "async_loader.replay.buffer",
         "Sequences": "async_loader.replay.views",
         "Transitions": "async_loader.replay.views",
@@ -85,6 +93,7 @@ else:
                 "MinHeap",
                 "Prioritized",
                 "RankPrioritized",
+                "Recency",
                 "Sampler",
                 "Uniform",
             ),

@@ -373,6 +373,10 @@ def as_source(data_source: object, seed: int | None) -> Source:
     if isinstance(data_source, type):
         raise ConfigError(f"data_source is the class {data_source.__qualname__}: give an instance")
     if isinstance(data_source, Mapping):
+        if any(is_table(key) or isinstance(key, Source) for key in data_source):
+            raise ConfigError(
+                "data_source is a dict with tables as keys: say Mixture({table: share, ...})"
+            )
         return ColumnsSource(data_source, seed)
     if is_table(data_source):
         return data_source.source(seed=seed)

@@ -37,6 +37,13 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("episode_boundary", "boundary"),
     ("states stored_state hidden_state", "state"),
     ("transform transforms", "view"),
+    ("goal_selection_strategy goal_strategy her_strategy relabel_strategy", "strategy"),
+    ("n_sampled_goal replay_k future_k k", "relabel_fraction=k / (k + 1)"),
+    ("her_ratio relabel_ratio relabel_prob future_p her_p ratio fraction", "relabel_fraction"),
+    ("reward_fn reward_function reward_fun compute_reward_fn env", "compute_reward"),
+    ("terminated_fn done_fn compute_done is_success success_fn", "compute_terminated"),
+    ("desired_goal goal_key", "goal"),
+    ("achieved_goal achieved_goal_key", "achieved"),
     ("transforms augment augmentation batch_transform postprocess", "transform"),
     ("lambda_ lmbda gae_lambda td_lambda trace_decay", "lam"),
     ("rewards", "reward"),
@@ -103,6 +110,8 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("pin", "pin_memory"),
     ("host url server server_address endpoint", "address"),
     ("weights params state_dict", "tensors"),
+    ("weights probs probabilities p ratios proportions fractions sources tables", "shares"),
+    ("decay eta tau age recency_factor", "half_life"),
     ("max_in_flight max_in_flight_samples_per_worker num_prefetch", "prefetch"),
 )
 """Names in other libraries and before the first release, with ours.
@@ -269,6 +278,16 @@ PUBLIC: dict[str, str] = {
     "Sequence": "say Sequences(length)",
     **{name: f"say from async_loader.targets import {name}" for name in ("GAE", "VTrace")},
     "SliceSampler": "say ReplayBuffer(view=Sequences(length))",
+    **dict.fromkeys(
+        ("ReplayBufferEnsemble", "SamplerEnsemble", "StorageEnsemble", "MixedDataset"),
+        "say Mixture({table: share, ...})",
+    ),
+    "ERE": "say sampler=Recency(half_life)",
+    "HER": "say ReplayBuffer(view=Hindsight(compute_reward))",
+    "HerReplayBuffer": "say ReplayBuffer(view=Hindsight(compute_reward))",
+    "HERReplayBuffer": "say ReplayBuffer(view=Hindsight(compute_reward))",
+    "HindsightReplayBuffer": "say ReplayBuffer(view=Hindsight(compute_reward))",
+    "HERTransform": "say ReplayBuffer(view=Hindsight(compute_reward))",
     "MultiStepTransform": "say ReplayBuffer(view=Transitions(n_steps=...))",
 }
 """Names that a user might expect in `async_loader`, and the replacement."""

@@ -322,8 +322,12 @@ class Table(Protocol):
         seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        max_lag: int | None = None,
     ) -> Source:
-        """Make a source of the table, for a loader."""
+        """Make a source of the table, for a loader.
+
+        Steps of a policy more than ``max_lag`` versions behind the newest are not drawn.
+        """
 
     def get(self, index: Any, *, view: View | None = None) -> Batch:
         """Read steps by id.

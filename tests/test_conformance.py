@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader import END, AsyncDataLoader, ReplayBuffer, Schema
+from async_loader import END, AsyncDataLoader, Mixture, ReplayBuffer, Schema
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.lifecycle import EventFd
 from async_loader.source import Applied, Jobs, Ready, Rows, Samples
@@ -64,6 +64,7 @@ SOURCES = {
     "dataset": lambda: ItemsSource(Items()),
     "the source of a replay buffer": lambda: full_buffer().source(),
     "a source of a replay buffer": lambda: full_buffer().source(min_size=10),
+    "a mixture": lambda: Mixture({full_buffer(): 0.3, full_buffer().source(): 0.7}, seed=0),
 }
 
 
@@ -78,8 +79,9 @@ def test_every_source_here_conforms(name):
         lambda: WaitingSource(Items()),
         lambda: ReplayBuffer(10).source(),
         lambda: ReplayBuffer(10, {"x": "f4"}).source(min_size=3),
+        lambda: Mixture([({"x": np.zeros(3, "f4")}, 1), (ReplayBuffer(10, {"x": "f4"}), 1)]),
     ],
-    ids=["fake", "empty buffer", "buffer with a minimum"],
+    ids=["fake", "empty buffer", "buffer with a minimum", "mixture"],
 )
 def test_every_waiting_source_here_conforms(make):
     check_waiting(make)

@@ -77,7 +77,7 @@ class ReplayBuffer(Table):
         ``next`` and there are no n-step returns.
     limiter : RateLimiter, optional
         How far sampling and inserting may run ahead of each other.
-    view : Transitions | Sequences, optional
+    view : Transitions | Sequences | Hindsight, optional
         What batches show unless `sample`, `source` or `get` say otherwise. With n-step returns a
         step can be drawn when its n successors are there, from the beginning.
     max_times_sampled : int
@@ -316,6 +316,7 @@ class ReplayBuffer(Table):
                 streams=streams,
                 waiting=tuple(table_state.waiters.now()),
                 interrupted=self._out.interrupted(),
+                stale=table_state.stale(),
             )
 
     def __repr__(self) -> str:
@@ -565,9 +566,10 @@ class ReplayBuffer(Table):
 
         Parameters
         ----------
-        view : Transitions | Sequences, optional
-            n-step returns, ``discount``; or sequences of steps. By default the table's; without
-            one, steps as they are (with their stacks, and what followed them).
+        view : Transitions | Sequences | Hindsight, optional
+            n-step returns, ``discount``, also with hindsight goals; or sequences of steps. By
+            default the table's; without one, steps as they are (with their stacks, and what
+            followed them).
         timeout_s : float, optional
             How long to wait for enough items, and for the limiter. ``None``: without a limiter too
             few items raise NotEnoughData at once; with one, as long as it takes, with a warning
@@ -622,6 +624,7 @@ class ReplayBuffer(Table):
         seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        max_lag: int | None = None,
     ) -> ReplaySource:
         """Make a source of the table, for a loader.
 
@@ -629,7 +632,7 @@ class ReplayBuffer(Table):
 
         Parameters
         ----------
-        view : Transitions | Sequences, optional
+        view : Transitions | Sequences | Hindsight, optional
             As in `sample`.
         sampler : Sampler, optional
             One of its own beside the table's; it is told of every item for as long as the source is
@@ -646,6 +649,12 @@ class ReplayBuffer(Table):
             Of a group of learners that each have a source of this table: each draws on its own,
             uniformly unless ``sampler`` says otherwise; prioritized ranks share the table's
             priorities.
+        max_lag : int, optional
+            Leave out the steps of policies that are more than ``max_lag`` versions behind the
+            newest: the largest ``policy_version`` stored so far, or told by `published` of the
+            source. The field may have another name that ends with ``_version``, if there is only
+            one. The source has a sampler of its own then, with the settings of the table's unless
+            ``sampler`` is given. What it leaves out is counted: ``stats().stale``.
 
         Raises
         ------
@@ -653,16 +662,14 @@ class ReplayBuffer(Table):
             For a view that the schema does not allow, ranks out of range, a ``min_size`` beyond the
             capacity.
         """
-        made, own = sampler_for(
-            self._table_state, sampler, seed, rank, world_size, checked_view(view)
+        chosen = sampler_for(
+            self._table_state, sampler, seed, rank, world_size, checked_view(view), max_lag
         )
         try:
-            return ReplaySource(
-                self._table_state, self._out, self._by_id, view, made, min_size, own=own
-            )
+            return ReplaySource(self._table_state, self._out, self._by_id, view, chosen, min_size)
         except BaseException:
-            if own:
-                self._table_state.let_go_of(made)
+            if chosen.own:
+                self._table_state.let_go_of(chosen.sampler)
             raise
 
     # -- by id -------------------------------------------------------------------------------------
@@ -675,7 +682,7 @@ class ReplayBuffer(Table):
         ----------
         index : int64 array or tensor [rows]
             Ids, as in a batch's ``index``.
-        view : Transitions | Sequences, optional
+        view : Transitions | Sequences | Hindsight, optional
             As in `sample`.
 
         Returns

@@ -31,6 +31,9 @@ class TableStats:
         Rows that were drawn by `sample` calls which Ctrl-C interrupted, in a table with
         ``max_times_sampled``. They come with the next batch of the same view; until then they are
         neither among the items nor saved.
+    stale : int
+        Items that sources with ``max_lag`` have left out because of the version of their policy,
+        those of all such sources together. They stay in the table.
     """
 
     size: int
@@ -42,6 +45,7 @@ class TableStats:
     streams: int
     waiting: tuple[Waiting, ...]
     interrupted: int = 0
+    stale: int = 0
 
     def __str__(self) -> str:
         """Return a line of counts, and one for each that waits."""
@@ -53,6 +57,8 @@ class TableStats:
         ]
         if self.interrupted:
             lines.append(f"{self.interrupted:,} rows of interrupted calls come with the next batch")
+        if self.stale:
+            lines.append(f"{self.stale:,} were left out as too old, by sources with max_lag")
         lines += [
             f"{one.who} waits {one.waited_s:.1f} s to {one.what}: {one.reason}"
             for one in self.waiting

@@ -194,6 +194,7 @@ OBJECTS = {
             normalize=normalize,
             resort_every=st.none() | st.integers(1, 99),
         ),
+        st.builds(samplers.Recency, st.floats(0.1, 1e6)),
     ),
     "limiter": st.one_of(
         st.integers(1, 50).map(MinSize),

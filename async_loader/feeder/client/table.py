@@ -13,7 +13,6 @@ from async_loader.feeder.client.arguments import (
     path_of,
     reader_wanted,
     save_number,
-    view_of,
     wire_view,
 )
 from async_loader.feeder.client.connection import Connection
@@ -197,7 +196,7 @@ class TableClient:
 
         Parameters
         ----------
-        view : Transitions, optional
+        view : Transitions | Sequences, optional
             By default the table's.
         timeout_s : float, optional
             How long to wait for enough items, and for the limiter. ``None``: without a limiter too
@@ -236,6 +235,7 @@ class TableClient:
         seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        max_lag: int | None = None,
         prefetch: int | None = None,
         transport: Transport = "auto",
         timeout_s: float | None = None,
@@ -246,7 +246,7 @@ class TableClient:
 
         Parameters
         ----------
-        view : Transitions, optional
+        view : Transitions | Sequences, optional
             By default the table's.
         sampler : Sampler, optional
             A sampler of the source's own, which the feeder makes from these settings.
@@ -254,19 +254,19 @@ class TableClient:
             Items that each batch waits for.
         seed : int, optional
         rank, world_size : int
-            Of this learner, among those that share the table.
+            Of this learner.
+        max_lag : int, optional
+            Unsupported here.
         prefetch : int, optional
             Batches on their way or waiting here; a loader that plans further ahead raises it. A
-            feeder sends 64 ahead at most, and over a socket not more than its ``in_flight_bytes``.
-            By default 4 to 32, depending on their size, and at most 8 if they have weights. With 0
-            a batch is drawn when `plan` waits for it, with all priorities updated until then.
+            feeder sends 64 at most, and over a socket no more than its ``in_flight_bytes``. By
+            default 4 to 32, depending on size, and at most 8 if they have weights. With 0 a batch
+            is drawn when `plan` waits for it, with all priorities updated until then.
         transport : "auto" | "shm" | "tcp"
             How batches come from a feeder on this machine: written into memory of this process, or
-            through its sockets (ipc too). "auto" uses memory if the feeder takes it, and logs why
-            if that fails; "shm" raises then.
+            through its sockets (ipc too). "auto" uses memory, or logs why not; "shm" raises then.
         timeout_s : float, optional
-            After which a batch that cannot be drawn raises Timeout; ``None``: a source waits as
-            long as its loader does.
+            For a batch, after which Timeout is raised; ``None``: as long as the loader waits.
 
         Raises
         ------
@@ -279,7 +279,7 @@ class TableClient:
             prefetch = positive("prefetch", prefetch)
         wanted = reader_wanted(
             self._connection, self.name, view=view, sampler=sampler, min_size=min_size, seed=seed,
-            rank=rank, world_size=world_size, timeout_s=timeout_s,
+            rank=rank, world_size=world_size, max_lag=max_lag, timeout_s=timeout_s,
         )  # fmt: skip
         source = RemoteSource(
             self._connection, wanted, prefetch, transport, self._timeout_s, self._client
@@ -298,7 +298,7 @@ class TableClient:
         ------
         ConfigError, Timeout, Closed, Broken, Unsupported
         """
-        ids, wanted = ids_of(index), view_of(view)
+        ids, wanted = ids_of(index), wire_view(self._connection, view)
         return self._calls.get(ids, wanted, self.schema if len(ids) > 1 else None)
 
     @explain_wrong_names
@@ -312,7 +312,8 @@ class TableClient:
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
         deadline = self._calls.deadline(timeout_s)
-        ids, values = ids_of(index), floats_of(priority, "priority")
+        ids = ids_of(index)
+        values = floats_of(self._calls.per_item(priority, len(ids), deadline), "priority")
         if len(ids) != len(values):
             raise ConfigError(f"{len(ids)} ids and {len(values)} priorities: one for each")
         return self._calls.update_priorities(ids, values, deadline)

@@ -7,6 +7,7 @@ from async_loader.replay.samplers.heaps import MaxHeap, MinHeap
 from async_loader.replay.samplers.ordered import Fifo, Lifo
 from async_loader.replay.samplers.prioritized import Prioritized
 from async_loader.replay.samplers.rank import RankPrioritized
+from async_loader.replay.samplers.recency import Recency
 from async_loader.replay.samplers.sampler import Draw, Items, Reading, Sampler, one_scale, shortcut
 from async_loader.replay.samplers.schedule import Linear
 from async_loader.replay.samplers.uniform import Uniform
@@ -22,6 +23,7 @@ __all__ = [
     "Prioritized",
     "RankPrioritized",
     "Reading",
+    "Recency",
     "Sampler",
     "Uniform",
     "one_scale",

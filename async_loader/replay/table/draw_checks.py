@@ -7,6 +7,7 @@ from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.table.lag_sampler import LagSampler
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.table.undelivered import InterruptedRows
 
@@ -53,6 +54,8 @@ class DrawChecks:
         reason = self._why_not_of(sampler, count, min_size, there)
         if reason is not None:
             self._check_ever(sampler, count, min_size, self.ahead())
+            if isinstance(sampler, LagSampler) and sampler.stale:
+                reason += sampler.left_out
         return reason
 
     def ahead(self) -> int:
@@ -94,7 +97,7 @@ class DrawChecks:
         one draw could hold; ``None``: any number. Under the lock.
         """
         table = self._table_state.table
-        if ahead <= table.g[LOOKAHEAD] or _noun(sampler) != "steps":
+        if ahead <= table.g[LOOKAHEAD] or getattr(sampler, "own_items", None) is not None:
             return table.held_for(sampler), table.drawable(sampler)
         wait = table.would_wait(ahead)
         return len(table) - len(wait), table.drawable(sampler, wait)
@@ -218,7 +221,8 @@ def _too_often(times: int) -> str:
 
 
 def _noun(sampler: Sampler) -> str:
-    return "steps" if getattr(sampler, "own_items", None) is None else "sequences"
+    own = getattr(sampler, "own_items", None)
+    return "steps" if own is None or isinstance(sampler, LagSampler) else "sequences"
 
 
 def _short(held: int, needed: int, what: str) -> str:

@@ -9,10 +9,13 @@ import numpy as np
 from async_loader.errors import ConfigError
 from async_loader.replay.arguments import whole_seed
 from async_loader.replay.samplers import Sampler, Uniform
+from async_loader.replay.samplers.binding import like
 from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.samplers.seeded import Seeded
+from async_loader.replay.table.lag_sampler import LagSampler, version_field
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import Sequences, View
+from async_loader.validation import whole
 
 
 class SourceSampler(NamedTuple):
@@ -20,6 +23,7 @@ class SourceSampler(NamedTuple):
 
     sampler: Any  # a Sampler, or a `Seeded` in front of the table's
     own: bool
+    words: list[int] | None = None  # of the learner's seed, if it has one
 
 
 def drawing_sampler(table_state: TableState, sampler: Any, view: View | None) -> Any:
@@ -43,9 +47,10 @@ def sampler_for(
     rank: int,
     world_size: int,
     view: View | None = None,
+    max_lag: int | None = None,
 ) -> SourceSampler:
     """Choose the sampler of a learner, and attach its own. See `ReplayBuffer.source`."""
-    chosen = _chosen(table_state, sampler, seed, rank, world_size, view)
+    chosen = _chosen(table_state, sampler, seed, rank, world_size, view, max_lag)
     return chosen._replace(sampler=drawing_sampler(table_state, chosen.sampler, view))
 
 
@@ -56,29 +61,62 @@ def _chosen(
     rank: int,
     world_size: int,
     view: View | None,
+    max_lag: int | None,
 ) -> SourceSampler:
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
     words = None if seed is None else [rank, world_size, whole_seed(seed)]
+    if max_lag is not None:
+        whole("max_lag", max_lag, 0)
+        sampler = like(table_state.sampler) if sampler is None else sampler
     if sampler is None and words is not None:
-        return SourceSampler(Seeded(table_state.sampler, words), False)
+        return SourceSampler(Seeded(table_state.sampler, words), False, words)
     if sampler is None and world_size > 1 and type(table_state.sampler) is Uniform:
         sampler = Uniform()
     if sampler is None:
         return SourceSampler(table_state.sampler, False)
     check_sampler("sampler", sampler)
     if not table_state.ready:
-        raise ConfigError(
-            "a sampler beside the table's needs a table: give a schema, or add a step first"
-        )
+        what = "a sampler beside the table's" if max_lag is None else "max_lag"
+        raise ConfigError(f"{what} needs a table: give a schema, or add a step first")
     with table_state.lock:
         (spawned,) = table_state.seeds.spawn(1)
         entropy = [rank, *spawned.generate_state(4).tolist()] if words is None else words
         seeds = np.random.SeedSequence(entropy)
         shown = table_state.view if view is None else view
-        if isinstance(shown, Sequences):
+        if max_lag is not None:
+            sampler = _within_lag(table_state, sampler, shown, max_lag, seeds)
+        elif isinstance(shown, Sequences):
             sampler = table_state.in_sequences(shown, sampler, seeds)
         else:
             sampler.bind(table_state.table.items, seeds)
         table_state.attach(sampler)
-    return SourceSampler(sampler, True)
+    return SourceSampler(sampler, True, words)
+
+
+def _within_lag(
+    table_state: TableState,
+    sampler: Sampler,
+    view: View | None,
+    max_lag: int,
+    seeds: np.random.SeedSequence,
+) -> LagSampler:
+    """Have a sampler that is bound to no table draw from the steps of recent policies alone.
+
+    Under the lock.
+    """
+    if isinstance(view, Sequences):
+        raise ConfigError(
+            "max_lag and a view of sequences: a sequence may be of several versions, give one of "
+            "them"
+        )
+    if table_state.max_times_sampled:
+        raise ConfigError(
+            "max_lag leaves steps out, and this table counts the draws of each step: an old one "
+            "would stay in a queue for ever, so compare versions in the learner there"
+        )
+    storage = table_state.table.storage
+    place = version_field(storage.layout.schema)
+    return LagSampler(
+        sampler, max_lag, storage.layout.rows, lambda: table_state.table.storage.cell(place), seeds
+    )

@@ -38,6 +38,7 @@ from async_loader.replay.samplers import (
     MinHeap,
     Prioritized,
     RankPrioritized,
+    Recency,
     Uniform,
 )
 from async_loader.replay.table.last_streams import comparable
@@ -51,7 +52,7 @@ _MOST = 64
 _ROW_BYTES = 1 << 12
 """Bytes of a row, beyond which a second copy costs more than a call."""
 _KNOWN: frozenset[type] = frozenset(
-    (Fifo, Lifo, MaxHeap, MinHeap, Prioritized, RankPrioritized, Uniform)
+    (Fifo, Lifo, MaxHeap, MinHeap, Prioritized, RankPrioritized, Recency, Uniform)
 )
 _FORMATS = {np.dtype(name).char: sign for name, sign in (
     ("bool", "?"), ("int8", "b"), ("uint8", "B"), ("int16", "h"), ("uint16", "H"),

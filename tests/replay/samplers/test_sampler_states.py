@@ -21,6 +21,7 @@ from async_loader.replay.samplers import (
     MinHeap,
     Prioritized,
     RankPrioritized,
+    Recency,
     Uniform,
 )
 
@@ -36,6 +37,7 @@ MADE = {
         0.700000001, Linear(0.1, 0.9, 25), normalize="none", resort_every=70
     ),
     "rank by default": lambda: RankPrioritized(),
+    "recency": lambda: Recency(Linear(3.3, 40.0, 25)),
     "fifo": Fifo,
     "lifo": Lifo,
     "lowest": MinHeap,

@@ -1,0 +1,97 @@
+"""Recency: newer items more often."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from async_loader.errors import ConfigError
+from async_loader.names import explain_wrong_names
+from async_loader.replay.array_types import Ids
+from async_loader.replay.samplers.arrivals import Arrivals
+from async_loader.replay.samplers.binding import Binding
+from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
+from async_loader.replay.samplers.schedule import Linear, schedule
+
+
+class Recency(Binding):
+    """P(i) in proportion to 2 ** (-age(i) / half_life), independently: an item with ``half_life``
+    newer ones is drawn half as often as the newest.
+
+    age(i) is how many of the items that are there are newer. It emphasizes recent experience as
+    Wang and Ross 2019 do ("Boosting Soft Actor-Critic: Emphasizing Recent Experience without
+    Forgetting the Past", ERE). There the last of K updates after an episode draw uniformly from the
+    newest N * eta ** (1000 * k / K) items, so each update has to know its number; here the chances
+    fall smoothly with the age, and every draw is alike. As there, no weights correct for it. A
+    half-life far above the number of items is uniform; ``Linear`` moves it with the number of
+    draws, as eta is annealed there.
+
+    Cost: about 40 us for 256 of a million; O(log rows) an item, amortised.
+
+    Parameters
+    ----------
+    half_life : float | Linear
+        Items, above 0.
+    """
+
+    prioritized = False
+    weighted = False
+    repeats = True
+
+    @explain_wrong_names
+    def __init__(self, half_life: float | Linear) -> None:
+        super().__init__()
+        self._schedule = schedule("half_life", half_life)
+        if min(self._schedule.start, self._schedule.end) <= 0:
+            raise ConfigError(f"half_life={half_life!r}: give a number of items above 0")
+        self.half_life = half_life if isinstance(half_life, Linear) else self._schedule.start
+        self._draws = 0
+
+    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
+        self._numbers = RandomNumbers(seed)
+        self._arrivals = Arrivals(items.rows)
+
+    def insert(self, rows: Rows, priority: Priorities) -> None:
+        self._arrivals.append(rows)
+
+    def remove(self, rows: Rows) -> None:
+        self._arrivals.remove(rows)
+
+    def draw(self, count: int) -> Draw:
+        half_life = self._schedule.at(self._draws)
+        self._draws += 1
+        return Draw(self._arrivals.newest(self._ages(count, half_life)))
+
+    def draw_more(self, count: int) -> Draw:
+        """See NOTE [shortcuts]."""
+        self._draws -= 1
+        return self.draw(count)
+
+    def _ages(self, count: int, half_life: float) -> Ids:
+        """Draw ages from the geometric distribution, of those that are there.
+
+        By its inverse: the chance of an age below a is (1 - q ** a) / (1 - q ** items), with
+        q = 2 ** (-1 / half_life).
+        """
+        there, rate = len(self._arrivals), -math.log(2.0) / half_life
+        below = np.log1p(self._numbers.take(count) * math.expm1(there * rate)) / rate
+        return np.minimum(below.astype(np.int64), there - 1)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **self._numbers.state(),
+            "draws": self._draws,
+            "order": self._arrivals.order(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._numbers.restore(state)
+        self._draws = int(state["draws"])
+        self._arrivals.remove(self._arrivals.order())
+        self._arrivals.append(np.array(state["order"], np.int64))
+
+    def __repr__(self) -> str:
+        return f"Recency(half_life={self.half_life!r})"

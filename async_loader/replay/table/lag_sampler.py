@@ -1,0 +1,156 @@
+"""Leaves out the steps of policies that are too old."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from async_loader.errors import ConfigError
+from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.samplers import Sampler
+from async_loader.replay.samplers.sampler import Priorities, Rows
+from async_loader.replay.table.inner_sampler import InnerSampler
+from async_loader.schema import Schema
+
+VERSION = "policy_version"
+_SUFFIX = "_version"
+
+
+def version_field(schema: Schema) -> int:
+    """Return the place of the field that says which policy made a step.
+
+    Raises
+    ------
+    ConfigError
+        Without such a field, or with several of other names than ``policy_version``.
+    """
+    found = {
+        field.name: place
+        for place, field in enumerate(schema.fields)
+        if field.name.endswith(_SUFFIX) and not field.shape and field.dtype.kind in "iu"
+    }
+    if VERSION in found:
+        return found[VERSION]
+    if len(found) != 1:
+        which = f"has {', '.join(found)}" if found else "has none"
+        raise ConfigError(
+            f"max_lag needs an integer field that says which policy made a step, and ({schema}) "
+            f"{which}: name it {VERSION!r}"
+        )
+    return next(iter(found.values()))
+
+
+class LagSampler(InnerSampler):
+    """Has a sampler choose among the steps of recent policies.
+
+    It is told of all steps, as any sampler of the table is, and tells ``sampler`` of those that are
+    at most ``max_lag`` versions behind the newest. The steps of each such version are linked, so
+    that they are found when a newer version comes and they have become too old: nothing is
+    searched, and no draw is rejected, however the versions of several actors interleave.
+
+    Thread rule: that of a `Sampler`. Cost: those of ``sampler``, and some 20 us a call for
+    additions. Memory: 25 bytes a row.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        Bound to no table.
+    max_lag : int
+    rows : int
+        Of the table.
+    versions : callable
+        Returns the version that made the step in each row, ``[rows]``, as it is now.
+    seed : SeedSequence
+
+    Attributes
+    ----------
+    newest : int | None
+        The newest version that was stored or told; ``None`` before the first.
+    stale : int
+        Steps that were left out so far: they became too old, or were so when they came.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        max_lag: int,
+        rows: int,
+        versions: Callable[[], Array],
+        seed: np.random.SeedSequence,
+    ) -> None:
+        from async_loader.replay.samplers import order  # late: see compiled.py
+
+        self._k, self._versions = order, versions
+        self.max_lag = max_lag
+        super().__init__(sampler, rows, seed)
+        self.newest: int | None = None
+        self.stale = 0
+        self._of = np.zeros(rows, np.int64)
+        self._before, self._after, _ = order.fresh(rows)
+        # of each version that is drawn from, its first and its last row: at most max_lag + 1
+        self._ends: dict[int, Ids] = {}
+
+    def insert(self, rows: Rows, priority: Priorities) -> None:
+        """See `Sampler.insert`."""
+        new = self.own_items.alive[rows] == 0  # an interrupted call may be repeated
+        rows, priority = rows[new], priority[new]
+        if not len(rows):
+            return
+        versions = self._versions()[rows].astype(np.int64)
+        self.see(int(versions.max()))
+        assert self.newest is not None
+        young = versions >= self.newest - self.max_lag
+        self.stale += len(rows) - int(young.sum())
+        rows, priority, versions = rows[young], priority[young], versions[young]
+        for version in np.unique(versions).tolist():
+            ends = self._ends.setdefault(version, np.full(2, self._k.END, np.int64))
+            self._k.append(self._before, self._after, ends, rows[versions == version])
+        items = self.own_items
+        self._of[rows], items.alive[rows] = versions, 1
+        items.count += len(rows)
+        items.top = max(items.top, int(rows.max(initial=-1)) + 1)
+        if len(rows):
+            self.sampler.insert(rows, priority)
+
+    def see(self, version: int) -> None:
+        """Note a version, and leave out the steps that are too old for it."""
+        if self.newest is not None and version <= self.newest:
+            return
+        for old in [one for one in self._ends if one < version - self.max_lag]:
+            rows = np.empty(self.own_items.count, np.int64)
+            rows = rows[: self._k.walk(self._after, self._ends[old][0], rows)]
+            self.stale += len(rows)
+            self.remove(rows)
+            self._ends.pop(old, None)
+        self.newest = version  # last: an interrupted call may be repeated
+
+    def remove(self, rows: Rows) -> None:
+        """See `Sampler.remove`."""
+        items = self.own_items
+        rows = np.unique(rows[items.alive[rows] != 0])
+        if not len(rows):
+            return
+        versions = self._of[rows]
+        for version in np.unique(versions).tolist():
+            self._k.unlink(
+                self._before, self._after, self._ends[version], rows[versions == version]
+            )
+        items.alive[rows] = 0
+        items.count -= len(rows)
+        self.sampler.remove(rows)
+
+    def forget(self) -> None:
+        """Forget the newest version: the table's contents are replaced."""
+        self.newest = None
+
+    @property
+    def left_out(self) -> str:
+        """What is left out, as the end of a message."""
+        return (
+            f"; steps more than {self.max_lag} versions behind {self.newest} are left out, "
+            f"{self.stale:,} so far"
+        )
+
+    def __repr__(self) -> str:
+        return repr(self.sampler)

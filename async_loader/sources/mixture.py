@@ -1,0 +1,485 @@
+"""Several tables as one source, in shares that hold in every batch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+import numpy as np
+
+from async_loader import tensors, tree
+from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
+from async_loader.lifecycle import Patience
+from async_loader.names import explain_wrong_names
+from async_loader.schema import Schema
+from async_loader.shm.array_pool import ArrayPool
+from async_loader.source import (
+    END,
+    AnyThread,
+    Applied,
+    Foresighted,
+    Leasing,
+    Plan,
+    Reader,
+    Ready,
+    Rows,
+    Seed,
+    Source,
+    Updating,
+)
+from async_loader.sources.columns import ColumnsSource
+from async_loader.sources.mixture_member import MixtureMember, Piece
+from async_loader.sources.mixture_rows import (
+    MOST_SOURCES,
+    Array,
+    Ids,
+    MixedSchema,
+    MixtureReader,
+    numbers_of,
+    own_ids,
+    samples_of,
+    stacked,
+)
+from async_loader.table import Table, is_table
+from async_loader.validation import whole
+
+__all__ = ["Mixture"]
+
+_LARGE = 64 << 10
+"""Bytes of an array from which on its memory comes from a pool."""
+
+Member = Any
+"""A Table, a Source, or (in a sequence of pairs) a dict of columns."""
+
+
+class Mixture:
+    """Several tables as one source: each batch has rows of all of them, in these shares.
+
+    For example half of a batch from demonstrations and half from what the agent has just done, as
+    in RLPD (Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data", section
+    4.1: "symmetric sampling").
+
+    A batch of n rows has ``floor(n * share)`` or ``ceil(n * share)`` of each source, and
+    ``n * share`` in the mean: cumulated shares are rounded by one random number a batch (systematic
+    sampling). The rows of a batch lie source after source, in the order in which these were given.
+
+    ``index`` identifies the source too: its number is in the bits from 56 on, so that the ids of
+    the first source are those of its table. `update_priorities`, `update` and `delete`, also those
+    of a loader, pass each row to its own source; see `numbers` and `ids` too.
+
+    Weights correct, within the rows of each source, for how that source's sampler chose them, and
+    are normalised by it alone: that one source has more rows than another is what the shares ask
+    for, and is not corrected, and large weights of one source do not shrink those of another. A
+    source without weights has weight 1 where another has some, and ``redelivered`` is False where a
+    source does not say it.
+
+    The mixture ends when one of its sources ends. A source that delivers batches which were made
+    elsewhere (a table of a feeder) is asked for ``ceil(n * share)`` rows each time; what is over
+    goes into the next batch. The sources are waited for one after the other; `waiting_for` names
+    the one that is waited for.
+
+    Threads: as a `Source`, `draw_now` included. Cost: those of the sources, and some 50 us a batch;
+    where one of them delivers batches that were made already, the rows are copied once more.
+
+    Parameters
+    ----------
+    shares : mapping of Table or Source to float, or sequence of (Table, Source or dict, float)
+        Above 0, in any unit: they are divided by their sum. A sequence may name one table several
+        times, through sources with views or samplers of their own, and may hold dicts of columns.
+    seed : int, optional
+        For the rounding, and for the sources that are made here of tables and columns; sources that
+        were given have seeds of their own.
+
+    Raises
+    ------
+    ConfigError
+        For shares that are no numbers above 0, sources that cannot be mixed, another Mixture, and
+        sources whose rows differ in name, shape or dtype of a field. What is not
+        known yet is compared when the first batch is planned.
+    """
+
+    @explain_wrong_names
+    def __init__(
+        self,
+        shares: Mapping[Table | Source, float] | Sequence[tuple[Member, float]],
+        *,
+        seed: int | None = None,
+    ) -> None:
+        if seed is not None:
+            seed = whole("seed", seed, 0)
+        pairs = _pairs(shares)
+        total = sum((share for _, share in pairs), Fraction(0))
+        seeds = np.random.SeedSequence(seed).spawn(len(pairs) + 1)
+        self._rng = np.random.default_rng(seeds[-1])
+        self._seed = int(seeds[-1].generate_state(1)[0])
+        self._members: list[MixtureMember] = []
+        self._made = contextlib.ExitStack()  # closes the sources that are made here
+        self._closed = False
+        self._ended = False
+        self._counts: tuple[int, list[int]] | None = None  # of the batch that is being planned
+        self._bounds: tuple[int, list[tuple[int, float]]] = (0, [])
+        self._at: MixtureMember | None = None
+        self._mixed: MixedSchema | None = None
+        self._arrays, self._batches = ArrayPool(), 0
+        with contextlib.ExitStack() as undo:
+            undo.push(self._made)
+            for number, (what, share) in enumerate(pairs):
+                own = None if seed is None else int(seeds[number].generate_state(1, np.uint64)[0])
+                source = self._source(number, what, None if own is None else own >> 1)
+                table = what if is_table(what) else None
+                self._members.append(MixtureMember(number, source, share / total, table))
+            self._mix()
+            undo.pop_all()
+
+    def _source(self, number: int, what: Any, seed: int | None) -> Source:
+        if isinstance(what, Mixture):
+            raise ConfigError(
+                f"source {number} of the mixture is a Mixture: name its tables here, each with its "
+                "share multiplied by that of the mixture"
+            )
+        if is_table(what):
+            made = what.source(seed=seed)
+            close = getattr(made, "close", None)
+            if close is not None:
+                self._made.callback(close)
+            return made
+        if isinstance(what, Mapping):
+            return ColumnsSource(what, seed)
+        if not isinstance(what, type) and isinstance(what, Source) and isinstance(what, AnyThread):
+            return what
+        raise ConfigError(
+            f"source {number} of the mixture is {what!r}: give a table, a dict of columns, or a "
+            "Source with draw_now, such as table.source(view=...)"
+        )
+
+    # -- planning ----------------------------------------------------------------------------------
+
+    def plan(self, batch_size: int, patience: Patience) -> Plan:
+        """Plan a batch: rows of all sources, or the batch itself if one of them delivers batches.
+
+        Waits for one source after the other.
+        """
+        plan = self._planned(
+            batch_size, lambda member, count: member.fill(count, batch_size, patience)
+        )
+        assert plan is not None
+        return plan
+
+    def draw_now(self, batch_size: int) -> Plan | None:
+        """See `AnyThread`."""
+        return self._planned(batch_size, lambda member, count: member.fill_now(count, batch_size))
+
+    def _planned(
+        self, batch_size: int, fill: Callable[[MixtureMember, int], bool | None]
+    ) -> Plan | None:
+        if self._closed:
+            raise Closed("this mixture was closed: make another")
+        if self._ended:
+            return END
+        counts = self._rounded(batch_size)
+        for member, count in zip(self._members, counts, strict=True):
+            # also of a source that gives no row this time: its fields have to be known
+            count = max(count, int(member.schema is None))
+            if not member.missing(count):
+                continue
+            self._at = member
+            there = fill(member, count)
+            if there is None:
+                return None
+            if not there:
+                self._ended, self._at = True, None
+                return END
+        self._at = None
+        mixed = self._mix()
+        assert mixed is not None
+        self._counts = None
+        pieces = [
+            (member, piece)
+            for member, count in zip(self._members, counts, strict=True)
+            for piece in member.take(count)
+        ]
+        index = [piece.index for _, piece in pieces if piece.index is not None]
+        if len(index) == len(pieces):
+            return Rows(stacked(index))
+        return self._ready(mixed, pieces, batch_size)
+
+    def _rounded(self, batch_size: int) -> list[int]:
+        """Return how many rows of each source the next batch has."""
+        if self._counts is None or self._counts[0] != batch_size:
+            if self._bounds[0] != batch_size:
+                cumulated = accumulate(member.share * batch_size for member in self._members)
+                self._bounds = batch_size, [(int(one), float(one % 1)) for one in cumulated]
+            shift = float(self._rng.random())
+            bounds = [0, *(low + int(part + shift) for low, part in self._bounds[1])]
+            self._counts = batch_size, [high - low for low, high in pairwise(bounds)]
+        return self._counts[1]
+
+    def _mix(self) -> MixedSchema | None:
+        """Return what the sources have in common; ``None`` while not all of them know their rows.
+
+        Compares those that do.
+        """
+        if self._mixed is None:
+            for member in self._members:
+                if member.schema is None:
+                    _ = member.reader
+            known = [member for member in self._members if member.schema is not None]
+            if known:
+                schemas = [cast(Schema, member.schema) for member in known]
+                mixed = MixedSchema(schemas, [member.name for member in known])
+                self._mixed = mixed if len(known) == len(self._members) else None
+        return self._mixed
+
+    def _ready(
+        self, mixed: MixedSchema, pieces: Sequence[tuple[MixtureMember, Piece]], count: int
+    ) -> Ready:
+        schema = mixed.schema
+        arrays = [
+            self._arrays.array((count, *one.shape), one.dtype)
+            if count * one.nbytes >= _LARGE
+            else np.empty((count, *one.shape), one.dtype)
+            for one in schema.fields
+        ]
+        at = 0
+        for member, piece in pieces:
+            into = [array[at : at + piece.rows] for array in arrays]
+            at += piece.rows
+            if piece.index is None:
+                mixed.write(member.number, into, piece.arrays)
+            else:
+                assert member.reader is not None
+                seed: Seed = (self._seed, self._batches)
+                mixed.read(member.number, member.reader, piece.index, into, seed)
+        self._batches += 1
+        leases = tuple(
+            (member.number, piece.lease) for member, piece in pieces if piece.lease is not None
+        )
+        return Ready(
+            schema.rebuild(arrays), True, leases or None, partial(samples_of, schema, arrays)
+        )
+
+    def reader(self) -> Reader | None:
+        """Make a reader of the rows of all sources, for this or any other process.
+
+        ``None`` while one of them has none: always, if one of them delivers batches.
+        """
+        readers = [member.source.reader() for member in self._members]
+        found = [reader for reader in readers if reader is not None]
+        mixed = self._mix()
+        if len(found) < len(readers) or mixed is None:
+            return None
+        return MixtureReader(found, mixed)
+
+    def waiting_for(self) -> str | None:
+        """Name the source that `plan` waits for, and say what it waits for."""
+        member = self._at
+        return None if member is None else member.waiting_for()
+
+    def note_ahead(self, batch_size: int, batches: int) -> None:
+        """See `Foresighted`: each source is told of its rows."""
+        for member in self._members:
+            if isinstance(member.source, Foresighted):
+                member.source.note_ahead(member.most(batch_size), batches)
+
+    # -- leases, see `Leasing` ---------------------------------------------------------------------
+
+    def hand_out(self, lease: object) -> bool:
+        """See `Leasing.hand_out`.
+
+        If one part of a batch was delivered again elsewhere, the others return to their sources
+        when the loader closes.
+        """
+        handed_out = [source.hand_out(one) for source, one in self._leased(lease)]
+        return all(handed_out)
+
+    def settle(self, lease: object) -> None:
+        """See `Leasing.settle`."""
+        for source, one in self._leased(lease):
+            source.settle(one)
+
+    def _leased(self, lease: object) -> list[tuple[Leasing, object]]:
+        parts = cast(tuple[tuple[int, object], ...], lease)
+        return [(cast(Leasing, self._members[number].source), one) for number, one in parts]
+
+    def release(self, timeout_s: float) -> None:
+        """See `Leasing.release`. Rows of other sources are kept for the next loader."""
+        for member in self._members:
+            member.release(timeout_s)
+
+    # -- by index ----------------------------------------------------------------------------------
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of each source; their sum is 1."""
+        return tuple(float(member.share) for member in self._members)
+
+    def numbers(self, index: Any) -> Ids:
+        """Return the number of each row's source, counted from 0: int64, the shape of ``index``."""
+        return numbers_of(_ids(index))
+
+    def ids(self, index: Any) -> Ids:
+        """Return the ids that the rows have in their own tables: int64, the shape of ``index``."""
+        return own_ids(_ids(index))
+
+    @explain_wrong_names
+    def update_priorities(self, index: Any, priority: Any) -> Applied:
+        """Set the priorities of rows by index, each in its own source.
+
+        Rows of sources without priorities are left out, and not counted.
+
+        Raises
+        ------
+        Unsupported
+            If none of the rows is of a source with priorities.
+        """
+        applied, refused = [], None
+        for member, ids, (values,) in self._by_source(index, priority=priority):
+            try:
+                applied.append(member.source.update_priorities(ids, np.asarray(values, np.float64)))
+            except Unsupported as error:
+                refused = error
+        if refused is not None and not applied:
+            raise refused
+        return _sum(applied)
+
+    def update(self, index: Any, /, **fields: Any) -> Applied:
+        """Set some fields of rows by index, each in its own source: see `Table.update`.
+
+        Raises
+        ------
+        Unsupported
+            Before anything is changed, if one of the sources cannot be changed.
+        """
+        parts = [
+            (member.need(Updating, "rows"), ids, values)
+            for member, ids, values in self._by_source(index, **fields)
+        ]
+        return _sum(
+            [
+                source.update(ids, **dict(zip(fields, values, strict=True)))
+                for source, ids, values in parts
+            ]
+        )
+
+    @explain_wrong_names
+    def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
+        """Remove rows by index, each from its own table: see `Table.delete`.
+
+        Raises
+        ------
+        Unsupported
+            Before anything is removed, if one of the sources was not given as a table.
+        """
+        parts = list(self._by_source(index))
+        for member, _, _ in parts:
+            if member.table is None:
+                raise Unsupported(
+                    f"{member.name} was not given as a table: say table.delete(mixture.ids(index))"
+                )
+        return _sum(
+            [cast(Table, member.table).delete(ids, timeout_s=timeout_s) for member, ids, _ in parts]
+        )
+
+    def _by_source(self, index: Any, **values: Any) -> list[tuple[MixtureMember, Ids, list[Any]]]:
+        """Split rows, and values of them, by their sources. Raises ConfigError for other rows."""
+        ids = _ids(index).reshape(-1)
+        numbers, parts = numbers_of(ids), []
+        for number in np.unique(numbers).tolist():
+            if not 0 <= number < len(self._members):
+                raise ConfigError(
+                    f"index {ids[numbers == number][0]} is of source {number}, and this mixture "
+                    f"has {len(self._members)}: give the index of one of its batches"
+                )
+            here = numbers == number
+            picked = [
+                tree.transform(value, partial(_picked, name, here=here))
+                for name, value in values.items()
+            ]
+            parts.append((self._members[number], own_ids(ids[here]), picked))
+        return parts
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Close the sources that were made here of tables. May be called again.
+
+        Sources that were given stay open.
+        """
+        self._closed = True
+        self._made.close()
+
+    def __enter__(self) -> Mixture:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        parts = ", ".join(
+            f"{float(member.share):.3g} of "
+            f"{type(member.source if member.table is None else member.table).__name__}"
+            for member in self._members
+        )
+        return f"<Mixture {parts} {state}>"
+
+    def __reduce__(self) -> Any:
+        raise CannotSend(
+            "a mixture stays in the process of its tables: hand it to a loader there, or send its "
+            "reader()"
+        )
+
+
+def _pairs(shares: Any) -> list[tuple[Any, Fraction]]:
+    pairs = list(shares.items()) if isinstance(shares, Mapping) else shares
+    remedy = "say Mixture({table: 0.5, other: 0.5}), or give a list of pairs"
+    if not isinstance(pairs, list | tuple) or not all(
+        isinstance(one, list | tuple) and len(one) == 2 for one in pairs
+    ):
+        raise ConfigError(f"shares is {shares!r}: {remedy}")
+    if not 1 <= len(pairs) <= MOST_SOURCES:
+        raise ConfigError(f"{len(pairs)} sources: a mixture has 1 to {MOST_SOURCES}, {remedy}")
+    for number, (_, share) in enumerate(pairs):
+        if (
+            isinstance(share, bool)
+            or not isinstance(share, int | float | Fraction | np.integer | np.floating)
+            or not (math.isfinite(share) and share > 0)
+        ):
+            raise ConfigError(
+                f"the share of source {number} is {share!r}: give a number above 0, and leave out "
+                "a source of which there shall be none"
+            )
+    # as it is written: a share of 0.1 is a tenth
+    return [(what, Fraction(repr(float(share)))) for what, share in pairs]
+
+
+def _ids(index: Any) -> Ids:
+    array = tensors.as_array(index)
+    ids: Ids = np.asarray(index if array is None else array).astype(np.int64, copy=False)
+    return ids
+
+
+def _picked(name: str, value: Any, here: Array) -> Any:
+    array = tensors.as_array(value)
+    array = np.asarray(value) if array is None else array
+    if array.ndim == 0:
+        return array
+    if len(array) != len(here) and array.size == len(here):
+        array = array.reshape(-1)
+    if len(array) != len(here):
+        raise ConfigError(f"{len(here)} rows, and {name} has {len(array)}: one for each")
+    return array[here]
+
+
+def _sum(parts: Sequence[Applied]) -> Applied:
+    return Applied(sum(one.applied for one in parts), sum(one.stale for one in parts))

@@ -1,0 +1,225 @@
+"""One source of a mixture, with the rows that it has planned and no batch has taken yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, cast
+
+import numpy as np
+
+from async_loader import tensors, tree
+from async_loader.errors import ConfigError, Unsupported
+from async_loader.lifecycle import Patience
+from async_loader.schema import Field, Schema
+from async_loader.source import (
+    END,
+    AnyThread,
+    Leasing,
+    Plan,
+    Reader,
+    Ready,
+    Rows,
+    Source,
+    waiting_for,
+)
+from async_loader.sources.mixture_rows import Array, Ids, join_words
+from async_loader.table import Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Rows of one source in a row.
+
+    Attributes
+    ----------
+    index : int64 array [rows, 2 + words] | None
+        To be read; see `join_words`.
+    arrays : sequence of arrays [rows, ...]
+        Read already, one for each field of the source's schema.
+    lease : object
+        Of the batch that ends with these rows, if it has one.
+    """
+
+    rows: int
+    index: Ids | None = None
+    arrays: Sequence[Array] = ()
+    lease: object = None
+
+    def split(self, rows: int) -> tuple[Piece, Piece]:
+        """Return the first ``rows`` and the others, which keep the lease."""
+        index = (None, None) if self.index is None else (self.index[:rows], self.index[rows:])
+        first, others = ([a[part] for a in self.arrays] for part in (np.s_[:rows], np.s_[rows:]))
+        return (
+            Piece(rows, index[0], first),
+            Piece(self.rows - rows, index[1], others, self.lease),
+        )
+
+
+class MixtureMember:
+    """A source, its share, and rows of it that were planned and not taken.
+
+    What was planned is kept when a wait for another source of the mixture ends in an error: the
+    next plan goes on with it. Thread rule: that of `Source.plan`.
+
+    Parameters
+    ----------
+    number : int
+    source : Source
+    share : Fraction
+    table : Table | None
+        That the source was made of.
+    """
+
+    def __init__(self, number: int, source: Source, share: Fraction, table: Table | None) -> None:
+        self.number, self.source, self.share, self.table = number, source, share, table
+        self.schema: Schema | None = None
+        self._own_reader: Reader | None = None
+        self._pieces: deque[Piece] = deque()
+        self._held = self._same = 0
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        what = self.source if self.table is None else self.table
+        return f"source {self.number} of the mixture ({type(what).__name__})"
+
+    @property
+    def reader(self) -> Reader | None:
+        """The reader of its rows in this process; ``None`` before the source has a reader."""
+        if self._own_reader is None:
+            self._own_reader = self.source.reader()
+            if self._own_reader is not None and self.schema is None:
+                self.schema = self._own_reader.schema
+        return self._own_reader
+
+    def most(self, batch_size: int) -> int:
+        """Return how many rows of a batch it gives at most."""
+        whole = self.share * batch_size
+        return -(-whole.numerator // whole.denominator)
+
+    def missing(self, count: int) -> int:
+        """Return how many of the next ``count`` rows have to be planned."""
+        return max(0, count - self._held)
+
+    def _asked(self, count: int, batch_size: int) -> int:
+        """Return how many rows to plan: those that are missing.
+
+        A source without a reader delivers batches that were made elsewhere: it is asked for the
+        same number each time.
+        """
+        if self._same == 0 and self.reader is None:
+            self._same = self.most(batch_size)
+        return self._same if self._own_reader is None else self.missing(count)
+
+    def fill(self, count: int, batch_size: int, patience: Patience) -> bool:
+        """Plan until the next ``count`` rows are there. Return False if the source has ended."""
+        while self._held < count:
+            plan = self.source.plan(self._asked(count, batch_size), patience)
+            if plan is END:
+                return False
+            self._keep(plan)
+        return True
+
+    def fill_now(self, count: int, batch_size: int) -> bool | None:
+        """As `fill`, without a wait. ``None``: that needs one."""
+        source = cast(AnyThread, self.source)
+        while self._held < count:
+            plan = source.draw_now(self._asked(count, batch_size))
+            if plan is None:
+                return None
+            if plan is END:
+                return False
+            self._keep(plan)
+        return True
+
+    def _keep(self, plan: Plan) -> None:
+        if isinstance(plan, Rows):
+            if self.reader is None or self.schema is None:
+                raise ConfigError(
+                    f"{self.name} plans rows and has no reader of fixed fields for them"
+                )
+            piece = Piece(len(plan), join_words(plan.index, self.number))
+        elif isinstance(plan, Ready):
+            piece = self._ready(plan)
+        else:
+            raise ConfigError(
+                f"{self.name} plans {type(plan).__name__}: a mixture takes rows and batches, give "
+                "a table or a dict of columns"
+            )
+        if piece.rows == 0:
+            raise ConfigError(f"{self.name} has planned no rows at all")
+        self._pieces.append(piece)
+        self._held += piece.rows
+
+    def _ready(self, plan: Ready) -> Piece:
+        if self.schema is None:
+            self.schema = _schema_of(plan.batch, self.name)
+        fields = self.schema.fields
+        try:
+            leaves = list(tree.leaves(plan.batch, self.schema.structure))
+        except tree.Misfit as error:
+            raise ConfigError(
+                f"{self.name} delivers batches of different fields: {error}"
+            ) from None
+        arrays = [_array(one, self.name) for one in leaves]
+        rows = len(arrays[0])
+        for array, field in zip(arrays, fields, strict=True):
+            if array.shape != (rows, *field.shape) or array.dtype != field.dtype:
+                raise ConfigError(
+                    f"{self.name} delivers {field.name!r} as {array.dtype}{list(array.shape)} in a "
+                    f"batch of {rows} rows, and it is ({field})"
+                )
+        lasting = arrays if plan.lent else [one.copy() for one in arrays]
+        return Piece(rows, None, lasting, plan.lease)
+
+    def take(self, count: int) -> list[Piece]:
+        """Take the next ``count`` rows, which are there."""
+        taken: list[Piece] = []
+        while count:
+            piece = self._pieces.popleft()
+            if piece.rows > count:
+                piece, others = piece.split(count)
+                self._pieces.appendleft(others)
+            taken.append(piece)
+            self._held -= piece.rows
+            count -= piece.rows
+        return taken
+
+    def waiting_for(self) -> str | None:
+        """Say what its plan waits for, with its name."""
+        reason = waiting_for(self.source)
+        return None if reason is None else f"{self.name}: {reason}"
+
+    def release(self, timeout_s: float) -> None:
+        """Give leased batches back, with the rows of them that are kept. See `Leasing.release`."""
+        if any(piece.lease is not None for piece in self._pieces):
+            self._pieces.clear()
+            self._held = 0
+        if isinstance(self.source, Leasing):
+            self.source.release(timeout_s)
+
+    def need(self, protocol: type, what: str) -> Any:
+        """Return the source if it is of a protocol. Raises Unsupported."""
+        if not isinstance(self.source, protocol):
+            raise Unsupported(f"{what} of {self.name} cannot be changed: give a table there")
+        return self.source
+
+
+def _array(value: object, name: str) -> Array:
+    array = value if type(value) is np.ndarray else tensors.as_array(value)
+    if array is None or not array.ndim:
+        raise ConfigError(f"{name} delivers a batch that is not of arrays [rows, ...]")
+    return array
+
+
+def _schema_of(batch: Any, name: str) -> Schema:
+    structure = tree.structure_of(batch)
+    arrays = [_array(one, name) for one in tree.leaves(batch, structure)]
+    fields = tuple(
+        Field(one.shape[1:], one.dtype, name=of)
+        for of, one in zip(tree.names(structure), arrays, strict=True)
+    )
+    return Schema(structure, fields)
