@@ -427,7 +427,7 @@ def test_a_callable_is_checked_at_its_first_batch():
 
 def test_names_of_other_libraries_are_explained():
     with pytest.raises(TypeError, match="say into"):
-        AsyncDataLoader(columns(), B, out=given_tensors())
+        AsyncDataLoader(columns(), B, **{"out": given_tensors()})
 
 
 # -- on a device -----------------------------------------------------------------------------------
