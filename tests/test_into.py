@@ -426,8 +426,9 @@ def test_a_callable_is_checked_at_its_first_batch():
 
 
 def test_names_of_other_libraries_are_explained():
+    wrong = {"out": given_tensors()}
     with pytest.raises(TypeError, match="say into"):
-        AsyncDataLoader(columns(), B, **{"out": given_tensors()})
+        AsyncDataLoader(columns(), B, **wrong)
 
 
 # -- on a device -----------------------------------------------------------------------------------
