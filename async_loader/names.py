@@ -104,6 +104,7 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("weights params state_dict", "tensors"),
     ("weights probs probabilities p ratios proportions fractions sources tables", "shares"),
     ("decay eta tau age recency_factor", "half_life"),
+    ("key label labels by column name class_field stratify group", "field"),
     ("max_in_flight max_in_flight_samples_per_worker num_prefetch", "prefetch"),
 )
 """Names in other libraries and before the first release, with ours.
@@ -275,6 +276,10 @@ PUBLIC: dict[str, str] = {
         "say Mixture({table: share, ...})",
     ),
     "ERE": "say sampler=Recency(half_life)",
+    **dict.fromkeys(
+        ("WeightedRandomSampler", "BalancedSampler", "ClassBalanced", "Stratified"),
+        "say sampler=Balanced(field), for every value of a field equally often",
+    ),
     "MultiStepTransform": "say ReplayBuffer(view=Transitions(n_steps=...))",
 }
 """Names that a user might expect in `async_loader`, and the replacement."""

@@ -195,6 +195,7 @@ OBJECTS = {
             resort_every=st.none() | st.integers(1, 99),
         ),
         st.builds(samplers.Recency, st.floats(0.1, 1e6)),
+        st.sampled_from(["task", "info.success"]).map(samplers.Balanced),
     ),
     "limiter": st.one_of(
         st.integers(1, 50).map(MinSize),

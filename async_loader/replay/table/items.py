@@ -57,7 +57,11 @@ class TableItems:
         self._k = kernels
         self.storage = storage
         layout = storage.layout
-        self.items: Items = Items(layout.rows) if successor_of is None else successor_of.items
+        self.items: Items = (
+            Items(layout.rows, column=storage.column)
+            if successor_of is None
+            else successor_of.items
+        )
         self.held = np.zeros(layout.rows, np.uint8)
         self.dirty = np.zeros(layout.rows, np.uint8)
         self.given: Floats = _NO_FLOATS
@@ -116,6 +120,7 @@ class TableItems:
         self.leaving: deque[Sampler] = deque()
         self.prioritized: list[Sampler] = []  # those that use priorities
         self._update_by_id: Callable[..., Any] | None = None
+        self._reads_fields: list[Callable[[Ids], None]] = []
         if self.free is not None:
             if successor_of is None:
                 remover.bind(self.items, seed)
@@ -158,6 +163,9 @@ class TableItems:
         self._update_by_id = (
             shortcut(self.prioritized[0], "update_by_id", "update") if alone else None
         )
+
+        changed = [getattr(one, "changed", None) for one in self._told]
+        self._reads_fields = [one for one in changed if one is not None]
 
     def attach(self, sampler: Sampler) -> None:
         """Add a sampler, which is bound, and tell it of all items."""

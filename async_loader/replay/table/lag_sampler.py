@@ -57,7 +57,7 @@ class LagSampler:
     sampler : Sampler
         Bound to no table.
     max_lag : int
-    rows : int
+    items : Items
         Of the table.
     versions : callable
         Returns the version that made the step in each row, ``[rows]``, as it is now.
@@ -75,7 +75,7 @@ class LagSampler:
         self,
         sampler: Sampler,
         max_lag: int,
-        rows: int,
+        items: Items,
         versions: Callable[[], Array],
         seed: np.random.SeedSequence,
     ) -> None:
@@ -88,7 +88,8 @@ class LagSampler:
             sampler.weighted,
             sampler.repeats,
         )
-        self.own_items = Items(rows)
+        rows = items.rows
+        self.own_items = Items(rows, column=items.column)
         sampler.bind(self.own_items, seed)
         self.newest: int | None = None
         self.stale = 0
@@ -158,6 +159,12 @@ class LagSampler:
         here = self.own_items.alive[rows] != 0
         if here.any():
             self.sampler.update(rows[here], priority[here])
+
+    def changed(self, rows: Rows) -> None:
+        """See sampler.py, NOTE [fields of steps]."""
+        changed = getattr(self.sampler, "changed", None)
+        if changed is not None:
+            changed(rows)
 
     def draw(self, count: int) -> Draw:
         return self.sampler.draw(count)

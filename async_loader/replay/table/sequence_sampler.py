@@ -31,7 +31,7 @@ class SequenceSampler:
     view : Sequences
     sampler : Sampler
         Bound to no table.
-    rows : int
+    items : Items
         Of the table.
     geometry : callable
         Returns the geometry of the table, as it is now.
@@ -42,7 +42,7 @@ class SequenceSampler:
         self,
         view: Sequences,
         sampler: Sampler,
-        rows: int,
+        items: Items,
         geometry: Callable[[], Ids],
         seed: np.random.SeedSequence,
     ) -> None:
@@ -55,7 +55,8 @@ class SequenceSampler:
             sampler.weighted,
             sampler.repeats,
         )
-        self.own_items = Items(rows)
+        rows = items.rows
+        self.own_items = Items(rows, column=items.column)
         sampler.bind(self.own_items, seed)
         self._shape = np.zeros(q.TRACKING, np.int64)
         self._shape[q.SPAN] = 1 << 40 if view.whole else view.span
@@ -126,6 +127,12 @@ class SequenceSampler:
         begins = self.own_items.alive[rows] != 0
         if begins.any():
             self.sampler.update(rows[begins], priority[begins])
+
+    def changed(self, rows: Rows) -> None:
+        """See sampler.py, NOTE [fields of steps]."""
+        changed = getattr(self.sampler, "changed", None)
+        if changed is not None:
+            changed(rows)
 
     def draw(self, count: int) -> Draw:
         return self.sampler.draw(count)

@@ -182,9 +182,7 @@ class TableState(TableAccess):
                     f"of {view.span:,}: use min_size_to_sample={view.span + 1} or "
                     "more for each stream"
                 )
-        return SequenceSampler(
-            view, sampler, table.storage.layout.rows, lambda: self.table.g, seeds
-        )
+        return SequenceSampler(view, sampler, table.items, lambda: self.table.g, seeds)
 
     def look_ahead(self, read_plan: ReadPlan, table: Table | None = None) -> None:
         """Keep the successors that a read plan shows with each item from now on.
