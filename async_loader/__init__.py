@@ -22,6 +22,7 @@ __all__ = [
     "DataLoader",
     "Field",
     "Fifo",
+    "Hindsight",
     "Lifo",
     "Linear",
     "MaxHeap",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from async_loader.feeder import connect
     from async_loader.loader import AsyncDataLoader
     from async_loader.replay.buffer import ReplayBuffer
+    from async_loader.replay.hindsight_view import Hindsight
     from async_loader.replay.rate_limiter import MinSize, RateLimiter
     from async_loader.replay.samplers import (
         Balanced,
@@ -74,6 +76,7 @@ else:
     _HOMES = {
         "AsyncDataLoader": "async_loader.loader",
         "DataLoader": "async_loader.dataset.data_loader",
+        "Hindsight": "async_loader.replay.hindsight_view",
         "Mixture": "async_loader.sources.mixture",
         "ReplayBuffer": "async_loader.replay.buffer",
         "Sequences": "async_loader.replay.views",

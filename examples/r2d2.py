@@ -69,10 +69,8 @@ class Network(nn.Module):
 def errors(net: Network, target: Network, batch: dict[str, Tensor]) -> Tensor:
     """Return the errors of n steps' double Q-learning, ``[batch, LENGTH]``, 0 beyond the end."""
     with torch.no_grad():
-        state, target_state = batch["state"], batch["state"]
-        if BURN_IN:
-            state = net(batch["obs"][:, :BURN_IN], state)[1]
-            target_state = target(batch["obs"][:, :BURN_IN], target_state)[1]
+        state = net(batch["obs"][:, :BURN_IN], batch["state"])[1]
+        target_state = target(batch["obs"][:, :BURN_IN], batch["state"])[1]
         there = batch["mask"][:, BURN_IN:]
         obs, reward = batch["obs"][:, BURN_IN:], batch["reward"][:, BURN_IN:]
         ends = batch["terminated"][:, BURN_IN:]
@@ -190,11 +188,8 @@ def main(
             )
             if mean >= goal:
                 break
-    if loader is not None:
-        loader.close()
-    writer.close()
-    envs.close()
-    table.close()
+    for one in (loader, writer, envs, table):
+        one is None or one.close()
     if curve is not None:
         curve.write_text(json.dumps({"memoryless": memoryless, "seed": seed, "points": points}))
 

@@ -5,11 +5,6 @@
 
 A thread plays through a `Recorder`, which adds each step to the table. The main thread learns from
 batches that the loader has made meanwhile. The table's limiter keeps them in step.
-
-    actor thread                              table                        main thread
-    HalfCheetah -> Recorder (env.step) -> ReplayBuffer -> AsyncDataLoader -> SAC update
-       ^                                                                        |
-       '----------------------- the newest policy ------------------------------'
 """
 
 from __future__ import annotations
@@ -52,8 +47,7 @@ class Policy(nn.Module):
         """float32 [batch, obs] -> actions [batch, action], log probabilities [batch]."""
         mean, log_std = self.body(obs).chunk(2, -1)
         log_std = log_std.clamp(-5, 2)
-        noise = torch.randn_like(mean)
-        raw = mean + log_std.exp() * noise
+        raw = mean + log_std.exp() * (noise := torch.randn_like(mean))
         log_prob = -0.5 * (noise**2 + math.log(2 * math.pi)) - log_std
         # log(1 - tanh(raw) ** 2), in a form that stays finite (appendix C of the paper)
         squash = 2 * (math.log(2) - raw - nn.functional.softplus(-2 * raw))
@@ -162,13 +156,12 @@ def main(
     env: Annotated[
         str, typer.Option(help="An environment with actions in [-1, 1].")
     ] = "HalfCheetah-v5",
-    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
     seed: int = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw the returns into this PNG.")] = None,
 ) -> None:
     """Learn from one environment that records itself, one update a step; print the returns."""
     torch.manual_seed(seed)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     game = gymnasium.make(env)
     (obs,), (action,) = game.observation_space.shape, game.action_space.shape
     # float64 in the environment; the networks compute in float32
@@ -187,24 +180,17 @@ def main(
                 learner.update(batch)
                 if learner.updates % UPDATES_PER_ACTOR == 0:
                     actor.policy = copy.deepcopy(learner.policy)
+                spent = time.monotonic() - started
                 for done, total in actor.curve[told:]:
-                    spent = time.monotonic() - started
                     typer.echo(f"{spent:6.0f} s  {done:7,} steps  return {total:8.1f}")
                     told += 1
-                late = time.monotonic() - started > 60 * minutes
-                if actor.steps >= steps or late or not actor.is_alive():
+                if actor.steps >= steps or spent > 60 * minutes or not actor.is_alive():
                     break
     actor.join()  # closing the table has woken it
     game.close()
     if actor.error is not None:
         raise actor.error
-    last = [total for _, total in actor.curve[-10:]]
-    mean = f"{np.mean(last):.0f}" if last else "none"
-    spent = time.monotonic() - started
-    typer.echo(
-        f"{actor.steps:,} steps, {learner.updates:,} updates in {spent:.0f} s; "
-        f"mean return of the last {len(last)} episodes: {mean}"
-    )
+    typer.echo(f"{actor.steps:,} steps, {learner.updates:,} updates in {spent:.0f} s")
     if plot is not None and actor.curve:
         draw(actor.curve, plot)
 

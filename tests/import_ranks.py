@@ -8,17 +8,19 @@ RANKS: dict[str, list[str]] = {}
 from lines above its own: also late, also for types.
 """
 RANKS["replay"] = [
-    "array_types rate_limiter stream_names views",
+    "array_types rate_limiter return_arguments stream_names",
+    "hindsight_view",
+    "goal_fields views",
     "arguments read_plan",
-    "limiter_state queues",
-    "base base.array_address base.field_table base.grant_log base.kernel_cache base.link_table "
-    "base.ring_format base.row_format base.sequence_table",
+    "limiter_state queues sequence_limits",
+    "base base.array_address base.field_table base.goal_table base.grant_log base.kernel_cache "
+    "base.link_table base.ring_format base.row_format base.sequence_table",
     "base.compiled",
     "kernels.machine",
     "kernels.row_address",
     "kernels.linked_rows kernels.publish_ring kernels.sequence_starts kernels.writing",
     "kernels.reading",
-    "kernels.sequences",
+    "kernels.goals kernels.sequences",
     "kernels.items kernels.row_grants",
     "kernels",
     "samplers.sampler samplers.random_numbers samplers.schedule",
@@ -29,12 +31,12 @@ RANKS["replay"] = [
     "samplers.arrivals samplers.heaps samplers.prioritized samplers.uniform samplers.value_lists",
     "samplers.balanced samplers.rank samplers.recency",
     "samplers",
-    "table table.batch_arrays table.field_validator table.free_rows table.storage "
-    "table.undelivered table.waiters",
+    "table table.batch_arrays table.field_validator table.free_rows table.inner_sampler "
+    "table.storage table.undelivered table.waiters",
     "table.readahead",
     "stats table.episode_ends table.last_streams table.lag_sampler table.process_writers "
     "table.reader table.sequence_sampler table.step_packer",
-    "table.sequence_reader",
+    "table.hindsight_reader table.sequence_reader",
     "step_writer table.items vector_writer",
     "table.streams",
     "table.room",
@@ -44,7 +46,7 @@ RANKS["replay"] = [
     "table.staged_steps",
     "table.table_access",
     "table.table_state",
-    "table.draw_checks table.insert table.source_sampler",
+    "table.draw_checks table.insert table.readers table.source_sampler",
     "table.read_plans",
     "table.sample",
     "table.by_id table.table_parts",
@@ -105,7 +107,7 @@ RANKS["feeder"] = [
     "wire.batches wire.control_codec zmtp",
     "wire.message server.peer_connection",
     "wire",
-    "addresses",
+    "addresses wire_views",
     "client.batch_copies client.errors client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.receipt server.message_queues "
     "server.producer_streams server.send_buffers",

@@ -530,8 +530,9 @@ def test_wrong_shares_are_refused(shares, message):
 def test_a_loader_given_shares_names_mixture():
     with pytest.raises(ConfigError, match=r"say Mixture\(\{table: share"):
         AsyncDataLoader({filled(0): 1, filled(0): 1}, 4)
+    of_torch = {"weights": {filled(0): 1}}
     with pytest.raises(TypeError, match="say shares"):
-        Mixture(weights={filled(0): 1})
+        Mixture(**of_torch)
 
 
 def test_closing_ends_the_sources_made_here_and_no_other():

@@ -29,6 +29,7 @@ from async_loader.feeder.settings_errors import Bytes
 from async_loader.replay import samplers
 from async_loader.replay.arguments import storable
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.queues import check_stack
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers.binding import Binding
@@ -46,7 +47,8 @@ part_of(samplers.Linear)
 SamplerSettings = union_of(samplers.Sampler, KINDS)
 part_of(RateLimiter)
 part_of(Transitions)
-not_served(Sequences)
+not_served(Hindsight)
+part_of(Sequences)
 
 _Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -66,7 +68,7 @@ else:
 
 _FIELD = frozenset(FieldSettings.__struct_fields__)
 _ALONE = {"limiter": RateLimiter, "view": Transitions, "beta": samplers.Linear}
-"""The class of a map without ``kind``."""
+"""The class of a map without ``kind``; a view with a ``length`` shows sequences."""
 
 
 class _Table(Settings, frozen=True, kw_only=True):
@@ -249,11 +251,10 @@ def _with_kind(name: str, value: object) -> Any:
     inner = {
         key: _with_kind(key, one) if isinstance(key, str) else one for key, one in value.items()
     }
-    return (
-        {"kind": snake(_ALONE[name].__name__), **inner}
-        if name in _ALONE and "kind" not in inner
-        else inner
-    )
+    if name not in _ALONE or "kind" in inner:
+        return inner
+    alone = Sequences if name == "view" and "length" in inner else _ALONE[name]
+    return {"kind": snake(alone.__name__), **inner}
 
 
 def _schema(spec: Any) -> Any:

@@ -289,12 +289,18 @@ def named(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
+def per_step(priority: object, items: int) -> bool:
+    """Return whether these are errors ``[items, time]``, rather than one priority for each item."""
+    errors = tensors.as_array(priority)
+    return errors is not None and errors.ndim > 1 and len(errors) == items and errors.size != items
+
+
 def per_item(priority: object, items: int, eta: float) -> object:
     """Return one priority for each item: errors ``[items, time]`` become ``eta * max + (1 - eta) *
     mean`` of each sequence (Kapturowski et al. 2019, section 2.3), without those that are NaN.
     """
     errors = tensors.as_array(priority)
-    if errors is None or errors.ndim < 2 or len(errors) != items or errors.size == items:
+    if errors is None or not per_step(errors, items):
         return priority
     errors = errors.reshape(items, -1).astype(np.float64)
     there = ~np.isnan(errors)

@@ -77,7 +77,7 @@ class ReplayBuffer(Table):
         ``next`` and there are no n-step returns.
     limiter : RateLimiter, optional
         How far sampling and inserting may run ahead of each other.
-    view : Transitions | Sequences, optional
+    view : Transitions | Sequences | Hindsight, optional
         What batches show unless `sample`, `source` or `get` say otherwise. With n-step returns a
         step can be drawn when its n successors are there, from the beginning.
     max_times_sampled : int
@@ -566,9 +566,10 @@ class ReplayBuffer(Table):
 
         Parameters
         ----------
-        view : Transitions | Sequences, optional
-            n-step returns, ``discount``; or sequences of steps. By default the table's; without
-            one, steps as they are (with their stacks, and what followed them).
+        view : Transitions | Sequences | Hindsight, optional
+            n-step returns, ``discount``, also with hindsight goals; or sequences of steps. By
+            default the table's; without one, steps as they are (with their stacks, and what
+            followed them).
         timeout_s : float, optional
             How long to wait for enough items, and for the limiter. ``None``: without a limiter too
             few items raise NotEnoughData at once; with one, as long as it takes, with a warning
@@ -631,7 +632,7 @@ class ReplayBuffer(Table):
 
         Parameters
         ----------
-        view : Transitions | Sequences, optional
+        view : Transitions | Sequences | Hindsight, optional
             As in `sample`.
         sampler : Sampler, optional
             One of its own beside the table's; it is told of every item for as long as the source is
@@ -661,16 +662,14 @@ class ReplayBuffer(Table):
             For a view that the schema does not allow, ranks out of range, a ``min_size`` beyond the
             capacity.
         """
-        made, own = sampler_for(
+        chosen = sampler_for(
             self._table_state, sampler, seed, rank, world_size, checked_view(view), max_lag
         )
         try:
-            return ReplaySource(
-                self._table_state, self._out, self._by_id, view, made, min_size, own=own
-            )
+            return ReplaySource(self._table_state, self._out, self._by_id, view, chosen, min_size)
         except BaseException:
-            if own:
-                self._table_state.let_go_of(made)
+            if chosen.own:
+                self._table_state.let_go_of(chosen.sampler)
             raise
 
     # -- by id -------------------------------------------------------------------------------------
@@ -683,7 +682,7 @@ class ReplayBuffer(Table):
         ----------
         index : int64 array or tensor [rows]
             Ids, as in a batch's ``index``.
-        view : Transitions | Sequences, optional
+        view : Transitions | Sequences | Hindsight, optional
             As in `sample`.
 
         Returns

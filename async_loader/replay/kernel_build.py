@@ -13,6 +13,7 @@ import numpy as np
 
 from async_loader.errors import Unsupported
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.kernel_warmup import warm
 from async_loader.replay.samplers import (
     Balanced,
@@ -56,6 +57,7 @@ def build() -> None:
     _use_sampler(Uniform(), 4, remover=MaxHeap())
     _use_views()
     _use_sequences()
+    _use_hindsight()
     _use_limits()
     _write_by_a_handle()
 
@@ -117,6 +119,19 @@ def _use_sequences() -> None:
                 buffer.add(obs=obs, terminated=step % 8 == 7, priority=priority)
             buffer.sample(4)
             buffer.sample(8192)
+
+
+def _use_hindsight() -> None:
+    goal = Field((3,), "float32", next="next_obs")
+    schema = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "reward": "float32"}
+    view = Hindsight(lambda achieved, desired, info: np.zeros(len(achieved)))
+    steps = _MANY * 32  # so far that the GIL is released
+    with ReplayBuffer(steps, schema, view=view, seed=0) as buffer:
+        goals = np.zeros((steps, 3), np.float32)
+        obs = {"achieved_goal": goals, "desired_goal": goals}
+        buffer.extend(obs=obs, reward=goals[:, 0], stream=0)
+        for _ in range(2):
+            buffer.sample(64)
 
 
 def _use_limits() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from async_loader.replay.base.compiled import note_kept
 from async_loader.replay.base.row_format import FINAL, TRUNCATED
 from async_loader.replay.buffer import ReplayBuffer, parts_of
-from async_loader.replay.samplers import Fifo, Prioritized, Uniform
+from async_loader.replay.samplers import Fifo, Prioritized, Sampler, Uniform
 from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import Sequences, Transitions, View
 from async_loader.schema import Field
 
 _warm = False
@@ -34,34 +36,35 @@ def warm() -> None:
         "big": ((1 << 10,), np.float32),
         "reward": np.float32,
     }
-    for made, sampler in (
-        ({"x": np.float32}, Uniform()),
-        (schema, Prioritized(0.5)),
-        ({"x": np.float32}, Fifo()),
-    ):
-        buffer = ReplayBuffer(16, made, sampler=sampler, seed=0)
-        table = NonblockingTable(parts_of(buffer))
-        columns = (
-            [np.zeros((4, *field.shape), field.dtype) for field in table.schema.fields]
-            if table.schema
-            else []
-        )
-        flags = np.array([0, 0, TRUNCATED, FINAL])
-        table.insert(Incoming(np.full(4, table.stream(0)), flags, np.full(4, np.nan), columns), 0)
-        table.insert(
-            Incoming(
-                np.full(4, table.stream(0)), np.zeros(4, np.int64), np.full(4, np.nan), columns
-            ),
-            0,
-        )
-        table.end([0])
-        for view in (None, Transitions(n_steps=2, gamma=0.9)) if len(columns) > 1 else (None,):
-            drawing = table.drawing(view, 0, 1, None)
-            drawing.why_not(2)
-            drawing.arrays(2)
-            drawing.close()
-        if type(sampler) is Prioritized:
-            table.prioritize(np.zeros(1, np.int64), np.ones(1))
+    ends = {**schema, "terminated": np.bool_}
+    sequences = Sequences(2, boundary="pad")
+    uses: list[tuple[dict[str, Any], Sampler, View | None]] = [
+        ({"x": np.float32}, Uniform(), None),
+        (schema, Prioritized(0.5), None),
+        ({"x": np.float32}, Fifo(), None),
+        (ends, Prioritized(0.5), sequences),
+    ]
+    for made, sampler, own in uses:
+        buffer = ReplayBuffer(16, made, sampler=sampler, view=own, seed=0)
+        _use(buffer, Transitions(n_steps=2, gamma=0.9) if made is schema else None)
         buffer.close()
     note_kept()
     _warm = True
+
+
+def _use(buffer: ReplayBuffer, other: View | None) -> None:
+    """Insert and draw as a server does; with another view too, unless it is ``None``."""
+    table = NonblockingTable(parts_of(buffer))
+    assert table.schema is not None
+    columns = [np.zeros((4, *field.shape), field.dtype) for field in table.schema.fields]
+    given = np.full(4, 1.0 if buffer.view is not None else np.nan)
+    for flags in (np.array([0, 0, TRUNCATED, FINAL]), np.zeros(4, np.int64)):
+        table.insert(Incoming(np.full(4, table.stream(0)), flags, given, columns), 0)
+    table.end([0])
+    for view in (None,) if other is None else (None, other):
+        drawing = table.drawing(view, 0, 1, None)
+        drawing.why_not(2)
+        drawing.arrays(2)
+        drawing.close()
+    if table.sampler.prioritized:
+        table.prioritize(np.zeros(1, np.int64), np.ones(1))

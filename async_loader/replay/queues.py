@@ -17,6 +17,7 @@ from typing import Final
 
 from async_loader.errors import ConfigError
 from async_loader.replay.arguments import positive
+from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.views import Sequences, View, depth_and_lookahead
 from async_loader.schema import Schema
@@ -35,6 +36,11 @@ def capacity_of(size: int, schema: Schema | None, view: View | None = None) -> i
     See NOTE [capacity of a queue].
     """
     size = positive("size", size)
+    if isinstance(view, Hindsight):
+        raise ConfigError(
+            "a queue gives each step once, before its episode has achieved much: use a "
+            "ReplayBuffer with view=Hindsight(...)"
+        )
     if isinstance(view, Sequences):
         raise ConfigError(
             "a queue gives each step once, and a step is in several sequences: store each sequence "

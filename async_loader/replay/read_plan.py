@@ -10,6 +10,8 @@ import numpy as np
 
 from async_loader import tree
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.replay.goal_fields import GoalFields
+from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, Transitions, View, checked_view
 from async_loader.schema import RESERVED, Field, Schema
 
@@ -68,6 +70,9 @@ class ReadPlan:
     sequence : Sequences | None
         The view, if an item is a sequence of steps: the schema has ``mask``, ``is_first`` and
         ``step_index`` then, before the index.
+    goals : GoalFields | None
+        What a view of hindsight goals reads: the schema has ``relabelled`` then, before the
+        ``discount``.
     """
 
     schema: Schema
@@ -80,6 +85,7 @@ class ReadPlan:
     discounts: bool
     weighted: bool
     sequence: Sequences | None = None
+    goals: GoalFields | None = None
 
     @property
     def single(self) -> bool:
@@ -89,17 +95,20 @@ class ReadPlan:
     @property
     def computed(self) -> int:
         """Fields that stand between those of the outputs and the index."""
-        return int(self.discounts) if self.sequence is None else len(_OF_SEQUENCES)
+        if self.sequence is not None:
+            return len(_OF_SEQUENCES)
+        return int(self.discounts) + (self.goals is not None)
 
     @property
     def lookahead(self) -> int:
         """Steps that must follow a step, in its open episode, before it can be drawn.
 
         With sequences it is one, so that a step that can be drawn says whether its episode ends.
+        With hindsight goals it is one at least: the table links steps then.
         """
         if self.sequence is not None:
             return 1
-        return self.n if self.successor else self.n - 1
+        return max(self.n if self.successor else self.n - 1, int(self.goals is not None))
 
     @classmethod
     def of(cls, stored: Schema, view: View | None = None, *, weighted: bool = False) -> ReadPlan:
@@ -124,12 +133,17 @@ class ReadPlan:
         if sequence is not None:
             outputs = _in_sequences(sequence, stored, outputs)
         delivered = Schema(structure, tuple(one.field for one in outputs))
-        reward = -1
+        reward, goals = -1, None
         if sequence is not None:
             for name, dtype in _OF_SEQUENCES.items():
                 delivered = _with(delivered, name, np.dtype(dtype), (sequence.steps,))
         if view is not None:
-            reward = _reward(view, outputs)
+            rewarded = _reward(view, outputs)
+            reward = rewarded if view.n_steps > 1 else -1
+            if isinstance(view, Hindsight):
+                shown = [(one.name, one.source) for one in outputs]
+                goals = GoalFields.of(view, stored, shown, rewarded)
+                delivered = _with(delivered, "relabelled", np.dtype(np.bool_))
             delivered = _with(delivered, "discount", np.dtype(np.float32))
         delivered = _with(delivered, "index", np.dtype(np.int64))
         if weighted:
@@ -147,10 +161,11 @@ class ReadPlan:
             view is not None,
             weighted,
             sequence,
+            goals,
         )
 
 
-def _anchor(stored: Field, view: Transitions | None) -> int:
+def _anchor(stored: Field, view: Transitions | Hindsight | None) -> int:
     top = stored.name.split(".")[0]
     ends = top.startswith("next_") or top in ("terminated", "truncated", "done")
     return LAST if view is not None and ends else STEP
@@ -221,7 +236,8 @@ def _in_sequences(view: Sequences, stored: Schema, outputs: Sequence[Output]) ->
     return made
 
 
-def _reward(view: Transitions, outputs: Sequence[Output]) -> int:
+def _reward(view: Transitions | Hindsight, outputs: Sequence[Output]) -> int:
+    """Return the output of the reward."""
     found = [i for i, one in enumerate(outputs) if one.name == view.reward and one.anchor == STEP]
     if not found:
         raise ConfigError(
@@ -237,7 +253,7 @@ def _reward(view: Transitions, outputs: Sequence[Output]) -> int:
             f"{one.field}: a return is summed up over float32 or float64, a number or a vector for "
             "each step"
         )
-    return found[0] if view.n_steps > 1 else -1
+    return found[0]
 
 
 def _with(schema: Schema, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Schema:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from async_loader.errors import CannotSend, Closed, ConfigError
 from async_loader.lifecycle import EventFd, Patience
 from async_loader.names import stacklevel
@@ -15,14 +17,14 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.read_plan import ReadPlan
-from async_loader.replay.samplers import Sampler
+from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.table.batch_arrays import join_index
 from async_loader.replay.table.by_id import ById
 from async_loader.replay.table.lag_sampler import LagSampler
 from async_loader.replay.table.reader import ReplayReader
+from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.sample import TableSampler, assembled
-from async_loader.replay.table.sequence_reader import reader_of
-from async_loader.replay.table.source_sampler import drawing_sampler
+from async_loader.replay.table.source_sampler import SourceSampler, drawing_sampler
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.table.undelivered import UndeliveredItems
 from async_loader.replay.views import View
@@ -42,11 +44,10 @@ class ReplaySource:
     ----------
     table_state, table_sampler, by_id : TableState, TableSampler, ById
     view : View | None
-    sampler : Sampler
+    chosen : SourceSampler
+        Detached by `close` if it is the source's own.
     min_size : int
         Items that `plan` waits for.
-    own : bool
-        Whether the sampler is the source's own, attached to the table for it.
 
     Raises
     ------
@@ -60,10 +61,10 @@ class ReplaySource:
         table_sampler: TableSampler,
         by_id: ById,
         view: View | None,
-        sampler: Sampler,
+        chosen: SourceSampler,
         min_size: int,
-        own: bool = False,
     ) -> None:
+        sampler = chosen.sampler
         most = table_state.capacity
         min_size = positive("min_size", min_size)
         if most is not None and min_size > most:
@@ -72,7 +73,8 @@ class ReplaySource:
                 "capacity"
             )
         self._table_state, self._out, self._by_id = table_state, table_sampler, by_id
-        self._view, self._sampler = view, sampler
+        self._view, self._sampler, self._seed = view, sampler, chosen.words
+        self._goal_numbers: RandomNumbers | None = None
         self._own_reader: ReplayReader | None = None
         self._min_size = min_size
         self._batch_size = 1
@@ -83,7 +85,7 @@ class ReplaySource:
             table_sampler.read_plan(view, sampler, min_size=min_size)
             with table_state.lock:
                 table_sampler.check_size(min_size, table_sampler.ahead())
-        if own:
+        if chosen.own:
             self._own = weakref.finalize(self, table_state.let_go_of, sampler)
             self._own.atexit = False
 
@@ -175,7 +177,8 @@ class ReplaySource:
         """Return the source's own reader."""
         reader = self._own_reader
         if reader is None or reader.read_plan is not read_plan:
-            reader = self._own_reader = reader_of(self._table_state.table.storage, read_plan)
+            numbers = None if read_plan.goals is None else self._numbers()
+            reader = self._own_reader = reader_of(self._table_state, read_plan, numbers)
         return reader
 
     def _settle(self) -> None:
@@ -203,12 +206,27 @@ class ReplaySource:
         if drawn is not None:
             if table_state.table.storage.on_disk:
                 self._reader_of(read_plan).announce(drawn.ids)
-            return Rows(join_index(drawn.ids, drawn.weight))
+            index = join_index(drawn.ids, drawn.weight)
+            if read_plan.goals is not None:
+                chances = self._numbers().take(batch_size).view(np.int64)
+                index = np.column_stack((index, chances))
+            return Rows(index)
         return Ready(
             assembled(read_plan, taken.arrays),
             lent=True,
             samples=partial(_samples, read_plan.schema, taken.arrays),
         )
+
+    def _numbers(self) -> RandomNumbers:
+        """Return the numbers that choose hindsight goals: of the source's seed or the table's."""
+        if self._goal_numbers is None:
+            words = self._seed
+            self._goal_numbers = RandomNumbers(
+                self._table_state.goal_seeds()
+                if words is None
+                else np.random.SeedSequence(words, spawn_key=(0,))
+            )
+        return self._goal_numbers
 
     def _why_not(self, batch_size: int) -> str | None:
         key = None
@@ -226,9 +244,8 @@ class ReplaySource:
         if not self._table_state.ready:
             return None
         self._settle()
-        return reader_of(
-            self._table_state.table.storage, self._out.read_plan(self._view, self._sampler)
-        ).warm()
+        read_plan = self._out.read_plan(self._view, self._sampler)
+        return reader_of(self._table_state, read_plan).warm()
 
     def update_priorities(self, index: Ids, priority: Floats) -> Applied:
         """See `ReplayBuffer.update_priorities`."""

@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
+from async_loader.replay.hindsight_view import Hindsight
+from async_loader.replay.return_arguments import check_return
 from async_loader.schema import Schema
 
 Boundary = Literal["stop", "pad"]
@@ -52,15 +54,7 @@ class Transitions:
 
     @explain_wrong_names
     def __init__(self, n_steps: int = 1, gamma: float = 0.99, *, reward: str = "reward") -> None:
-        if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
-            raise ConfigError(
-                f"n_steps={n_steps!r}: the number of steps that a return sums up is a Python int, "
-                "1 or more"
-            )
-        if isinstance(gamma, bool | str) or not hasattr(gamma, "__float__") or not 0 <= gamma <= 1:
-            raise ConfigError(f"gamma={gamma!r}: a discount is 0 to 1")
-        if not isinstance(reward, str) or not reward:
-            raise ConfigError(f"reward={reward!r}: it is the name of a field, as in 'reward'")
+        check_return(n_steps, gamma, reward)
         for name, value in (("n_steps", n_steps), ("gamma", gamma), ("reward", reward)):
             object.__setattr__(self, name, value)
 
@@ -155,7 +149,7 @@ class Sequences:
             raise ConfigError(f"boundary={boundary!r}: it is one of 'stop', 'pad'")
         if not isinstance(whole, bool):
             raise ConfigError(f"whole={whole!r}: it is True or False")
-        if whole and (burn_in or bootstrap or dilation > 1 or stride is not None):
+        if whole and (burn_in or bootstrap or dilation > 1 or stride not in (None, length)):
             raise ConfigError(
                 "whole=True shows each episode once, with all of its steps: leave out burn_in, "
                 "stride, bootstrap and dilation"
@@ -191,7 +185,7 @@ class Sequences:
         return (self.steps - 1) * self.dilation + 1
 
 
-View: TypeAlias = Transitions | Sequences
+View: TypeAlias = Transitions | Sequences | Hindsight
 
 
 def _steps(name: str, value: Any, least: int) -> int:
@@ -211,7 +205,7 @@ def checked_view(view: object) -> View | None:
 
 def links(view: View | None) -> bool:
     """Return whether items of this view need later steps, whatever the schema."""
-    return isinstance(view, Sequences) or (view is not None and view.n_steps > 1)
+    return isinstance(view, Sequences | Hindsight) or (view is not None and view.n_steps > 1)
 
 
 def depth_and_lookahead(stored: Schema) -> tuple[int, int]:

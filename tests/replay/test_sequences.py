@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from typing import Any, NamedTuple
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,149 +24,14 @@ from async_loader import (
     Sequences,
     Transitions,
     Uniform,
-    connect,
     errors,
 )
-
-PLAIN = {"obs": Field((), "float64"), "h": Field((2,), "float32"), "terminated": Field((), bool)}
-LINKED = {**PLAIN, "obs": Field((), "float64", stack=3, next="next_obs")}
-
-
-class Step(NamedTuple):
-    name: int
-    value: float
-
-
-class Episode:
-    """Steps that follow each other; ``after``: what was seen when it had ended."""
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.after: float | None = None
-
-    @property
-    def drawable(self) -> int:
-        """Steps that have a successor, or are the last of their episode."""
-        return len(self.steps) - (self.after is None)
-
-    def seen_after(self, at: int) -> float | None:
-        return self.steps[at + 1].value if at + 1 < len(self.steps) else self.after
-
-
-class Sequence(NamedTuple):
-    episode: Episode
-    places: list[int]
-
-
-class Episodes:
-    """What a table holds, as lists; and the same in the table."""
-
-    def __init__(self, buffer: ReplayBuffer, linked: bool) -> None:
-        self.buffer, self.linked = buffer, linked
-        self.open: dict[int, Episode] = {}
-        self.all: list[Episode] = []
-        self.deleted: set[int] = set()
-        self.cursor = 0
-
-    def add(self, stream: int, terminated: bool) -> None:
-        value = float(self.cursor)
-        name = self.buffer.add(obs=value, h=np.full(2, value), terminated=terminated, stream=stream)
-        assert name == self.cursor
-        self.cursor += 1
-        if stream not in self.open:
-            self.open[stream] = Episode()
-            self.all.append(self.open[stream])
-        self.open[stream].steps.append(Step(name, value))
-        if terminated:  # its last observation stands for the one after it
-            self.open.pop(stream).after = value
-
-    def truncate(self, stream: int) -> None:
-        if stream not in self.open:
-            return
-        seen = -1.0 - self.cursor
-        if self.linked:
-            self.buffer.end_episode(final_obs=seen, stream=stream)
-            self.cursor += 1  # the final observation has an id of its own
-        else:
-            self.buffer.end_episode(stream=stream)
-        self.open.pop(stream).after = seen
-
-    def delete(self, name: int) -> None:
-        items = {step.name for one in self.all for step in one.steps[: one.drawable]}
-        if name in items and self.buffer.delete([name]).applied:
-            self.deleted.add(name)
-
-    def sequences(self, view: Sequences) -> dict[int, Sequence]:
-        """Return every sequence that can be drawn, by its id."""
-        found = {}
-        depth = 3 if self.linked else 1
-        oldest = self.cursor - int(self.buffer.capacity or 0)
-        for episode in self.all:
-            ended, there = episode.after is not None, episode.drawable
-            for at in range(0, there, view.stride):
-                name = episode.steps[at].name
-                past = episode.steps[max(0, at - depth + 1)].name
-                if past < oldest or name in self.deleted:
-                    continue
-                places = list(range(at, there, view.dilation))[: view.steps]
-                if view.whole:
-                    if ended and at == 0 and there <= view.length:
-                        found[name] = Sequence(episode, places)
-                elif len(places) == view.steps or (ended and len(places) >= view.least):
-                    found[name] = Sequence(episode, places)
-        return found
-
-    def check(self, batch: dict[str, Any], view: Sequences) -> None:
-        """Compare each sequence of a batch with the one of its id."""
-        wanted = self.sequences(view)
-        for i, name in enumerate(np.asarray(batch["index"]).tolist()):
-            episode, places = wanted[name]
-            rest = [0] * (view.steps - len(places))
-            of = {field: np.asarray(values)[i] for field, values in batch.items()}
-            assert of["mask"].tolist() == [True] * len(places) + rest
-            assert of["is_first"].tolist() == [at == 0 for at in places] + rest
-            names = [episode.steps[at].name for at in places]
-            assert of["step_index"].tolist() == names + [-1] * len(rest)
-            assert of["h"].tolist() == [episode.steps[places[0]].value] * 2
-            assert not of["obs"][len(places) :].any()
-            values = [episode.steps[at].value for at in places]
-            if not self.linked:
-                assert of["obs"][: len(places)].tolist() == values
-                continue
-            for t, at in enumerate(places):
-                stack = [episode.steps[max(0, at - k)].value for k in (2, 1, 0)]
-                assert of["obs"][t].tolist() == stack
-                assert of["next_obs"][t, -1] == episode.seen_after(at)
-
-
-VIEWS = st.one_of(
-    st.builds(
-        Sequences,
-        st.integers(1, 5),
-        burn_in=st.integers(0, 2),
-        stride=st.integers(1, 4),
-        bootstrap=st.integers(0, 2),
-        dilation=st.integers(1, 3),
-        boundary=st.sampled_from(["stop", "pad"]),
-        state=st.just("h"),
-    ),
-    st.builds(Sequences, st.integers(1, 8), whole=st.just(True), state=st.just("h")),
-)
-MOVES = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.integers(0, 2), st.sampled_from([False] * 6 + [True])),
-        st.tuples(st.just("truncate"), st.integers(0, 2), st.none()),
-        st.tuples(st.just("delete"), st.integers(0, 80), st.none()),
-    ),
-    min_size=1,
-    max_size=100,
-)
+from tests.sequence_rig import MOVES, PLAIN, VIEWS, Episodes, buffered, play
 
 
 def played(moves: list[Any], linked: bool, **settings: Any) -> Episodes:
-    model = Episodes(ReplayBuffer(schema=LINKED if linked else PLAIN, seed=0, **settings), linked)
-    for move, which, flag in moves:
-        getattr(model, move)(*((which, flag) if move == "add" else (which,)))
+    model = buffered(linked, **settings)
+    play(model, moves)
     return model
 
 
@@ -173,7 +40,7 @@ def played(moves: list[Any], linked: bool, **settings: Any) -> Episodes:
 def test_draws_show_the_sequences_of_a_list_of_episodes_and_no_others(view, moves, linked):
     each_once = Uniform(replacement=False)
     model = played(moves, linked, capacity=40, view=view, sampler=each_once)
-    wanted, buffer = model.sequences(view), model.buffer
+    wanted, buffer = model.sequences(view), model.table
     if not wanted:
         with pytest.raises(errors.NotEnoughData, match="sequences"):
             buffer.sample(1)
@@ -189,10 +56,10 @@ def test_a_view_that_comes_after_the_steps_shows_the_same_sequences(view, moves,
     model = played(moves, linked, capacity=300)
     wanted = model.sequences(view)
     if wanted:
-        batch = model.buffer.sample(20 * len(wanted), view=view)
+        batch = model.table.sample(20 * len(wanted), view=view)
         assert set(batch["index"].tolist()) <= set(wanted)
         model.check(batch, view)
-        model.check(model.buffer.get(list(wanted), view=view), view)
+        model.check(model.table.get(list(wanted), view=view), view)
 
 
 def episodes_of(lengths: list[int], **settings: Any) -> ReplayBuffer:
@@ -307,6 +174,19 @@ def test_steps_that_are_told_twice_make_no_second_sequence():
     assert sampler.own_items.count == 2
 
 
+def test_the_memory_of_a_table_is_freed_with_its_last_reference():
+    gc.collect()
+    gc.disable()
+    try:
+        buffer = episodes_of([8], view=Sequences(4))
+        buffer.sample(2)
+        storage = weakref.ref(buffer._table_state.table.storage)
+        del buffer
+        assert storage() is None
+    finally:
+        gc.enable()
+
+
 def test_a_checkpoint_keeps_the_view_and_its_sequences(tmp_path):
     view = Sequences(4, stride=2, boundary="pad", state=("h",))
     buffer = episodes_of([9, 5], view=view)
@@ -380,14 +260,3 @@ def test_a_table_shows_steps_and_sequences_to_two_learners():
     steps = buffer.sample(4, view=Transitions(reward="obs"))
     assert steps["obs"].shape == (4,)
     assert buffer.sample(4)["obs"].shape == (4,)
-
-
-def test_a_feeder_refuses_sequences_and_says_where_they_are():
-    with connect(
-        "embedded", tables={"replay": {"capacity": 100, "schema": {"x": "float32"}}}
-    ) as client:
-        table = client.table("replay")
-        with pytest.raises(errors.Unsupported, match="ReplayBuffer"):
-            table.sample(4, view=Sequences(3))
-    with pytest.raises(errors.ConfigError, match="view"):
-        connect("embedded", tables={"replay": {"capacity": 100, "view": Sequences(3)}})

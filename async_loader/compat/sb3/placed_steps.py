@@ -11,7 +11,7 @@ from async_loader.errors import Broken
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.buffer import parts_of
-from async_loader.replay.table.sequence_reader import reader_of
+from async_loader.replay.table.readers import reader_of
 
 _OTHERS = (
     "the table of this buffer has other steps than those of add(), or lacks some of them: nothing "
@@ -51,7 +51,7 @@ class PlacedSteps:
         self._state = parts.state
         self._storage = self._state.table.storage
         self._rows = self._storage.layout.rows
-        self._reader = reader_of(self._storage, parts.table_sampler.read_plan(None))
+        self._reader = reader_of(self._state, parts.table_sampler.read_plan(None))
 
     def add(self) -> None:
         """Add what `block` holds, a transition of each environment."""

@@ -8,16 +8,27 @@ from collections.abc import Callable
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.plain_values import plain_of
-from async_loader.feeder.wire import MOST_AHEAD, MOST_ROWS, NAME_CHARACTERS, OpenReader, View
+from async_loader.feeder.wire import (
+    MOST_AHEAD,
+    MOST_ROWS,
+    NAME_CHARACTERS,
+    OpenReader,
+    View,
+)
+from async_loader.feeder.wire_views import wire_of
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.arguments import positive, whole_seed
+from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.samplers import Sampler
-from async_loader.replay.views import Sequences, Transitions
+from async_loader.replay.views import Transitions
+from async_loader.replay.views import View as AnyView
 
 _NO_SAVE = (1 << 63) - 1
 """The highest number that can be sent; no save has it."""
 TRY_ONCE_S = 1e-3
 """A timeout of 0 in an OPEN_READER, which has no time limit of 0."""
+_COUNTS = ("length", "burn_in", "stride", "bootstrap", "dilation")
+"""Settings of `Sequences` that are numbers of steps."""
 
 
 def batch_size_of(value: object) -> int:
@@ -29,31 +40,37 @@ def batch_size_of(value: object) -> int:
     return size
 
 
-def view_of(view: Transitions | Sequences | View | None) -> View | None:
-    """Convert to wire form. Raises ConfigError for what is no view, Unsupported for sequences."""
+def view_of(view: AnyView | View | None) -> View | None:
+    """Convert to wire form. Raises ConfigError for what is no view, and for numbers beyond it."""
     if view is None or isinstance(view, View):
         return view
-    if isinstance(view, Sequences):
+    if isinstance(view, Hindsight):
         raise Unsupported(
-            "a feeder's table shows no sequences: use view=Sequences(...) on a ReplayBuffer in the "
-            "learner's process"
+            "a feeder's table shows no hindsight goals, as compute_reward stays in the learner's "
+            "process: use view=Hindsight(...) on a ReplayBuffer there, or have actors write "
+            "relabelled episodes to the feeder as steps of their own"
         )
-    if not isinstance(view, Transitions):
+    if not isinstance(view, AnyView):
         raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
-    if view.n_steps > MOST_ROWS:
-        text = f"the views of a feeder sum up {MOST_ROWS:,} steps at most"
-        raise ConfigError(f"n_steps={view.n_steps:,}: {text}")
-    if len(view.reward) > NAME_CHARACTERS:
-        text = f"fields of a feeder's steps have names of {NAME_CHARACTERS} at most"
-        raise ConfigError(f"the view sums up {view.reward!r}: {text}")
-    return View(n=view.n_steps, gamma=float(view.gamma), reward=view.reward)
+    for name in ("n_steps",) if isinstance(view, Transitions) else _COUNTS:
+        number = getattr(view, name)
+        if number > MOST_ROWS:
+            text = f"the views of a feeder have {MOST_ROWS:,} steps at most"
+            raise ConfigError(f"{name}={number:,}: {text}")
+    for name in (view.reward,) if isinstance(view, Transitions) else view.state:
+        if len(name) > NAME_CHARACTERS:
+            text = f"fields of a feeder's steps have names of {NAME_CHARACTERS} at most"
+            raise ConfigError(f"the view names {name!r}: {text}")
+    return wire_of(view)
 
 
-def wire_view(connection: Connection, view: Transitions | Sequences | None) -> View | None:
+def wire_view(connection: Connection, view: AnyView | None) -> View | None:
     """As `view_of`. Raises Unsupported if the session's version does not have the view."""
     seen = view_of(view)
     if seen is not None and seen.reward != "reward":
         connection.check_version("a view of another reward")
+    if seen is not None and seen.sequences is not None:
+        connection.check_version("a view of sequences", 4)
     return seen
 
 
@@ -75,7 +92,7 @@ def reader_wanted(
     connection: Connection,
     table: str,
     *,
-    view: Transitions | Sequences | None,
+    view: AnyView | None,
     sampler: Sampler | None,
     min_size: int,
     seed: int | None,

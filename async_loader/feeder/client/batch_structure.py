@@ -22,11 +22,15 @@ class BatchStructure:
     ----------
     schema : Schema
         Of a batch's rows, with ``index``.
+    sequences : bool
+        Whether a row is a sequence, whose ``step_index`` holds ids too.
     """
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, sequences: bool = False) -> None:
         self.schema = schema
-        self._index = [field.name for field in schema.fields].index("index")
+        names = [field.name for field in schema.fields]
+        self._index = names.index("index")
+        self._steps = names.index("step_index") if sequences else None
         root = schema.structure
         flat = type(root) is tree.Node and root.kind is dict and not any(root.children)
         self._names = root.keys if flat and root is not None else None
@@ -42,10 +46,18 @@ class BatchStructure:
             ids = columns[self._index]
             into = ids if ids.flags.writeable else None
             columns[self._index] = np.add(ids, server << SERVER_BITS, out=into)
+            if self._steps is not None:
+                columns[self._steps] = _steps_of(columns[self._steps], server)
         if self._names is not None:
             return dict(zip(self._names, columns, strict=True))
         batch: dict[str, Any] = self.schema.rebuild(columns)
         return batch
+
+
+def _steps_of(ids: npt.NDArray[np.int64], server: int) -> npt.NDArray[np.int64]:
+    """Return ids of steps as this client has them; -1, where there is no step, stays."""
+    into = ids if ids.flags.writeable else ids.copy()
+    return np.add(ids, server << SERVER_BITS, out=into, where=ids >= 0)
 
 
 def local_ids(index: npt.NDArray[np.int64], server: int) -> npt.NDArray[np.bool_]:

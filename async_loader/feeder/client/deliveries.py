@@ -215,7 +215,7 @@ class Deliveries:
         """Take the answer to OPEN_READER."""
         opening, credit, options = self.opening, self.credit, self._options
         schema = opening.schema = schema_of(body.schema)
-        opening.leased, opening.later_s = body.leased, LATER_S
+        opening.leased, opening.eta, opening.later_s = body.leased, body.eta, LATER_S
         form = BatchForm.of(schema, batch_size)
         opening.unpacking, nbytes = Unpacking(form), form.nbytes
         wished = options.prefetch

@@ -44,7 +44,6 @@ from async_loader.feeder.curve_keys import ClientKeys
 from async_loader.feeder.wire import (
     NEWEST,
     OLDEST,
-    SINCE_3,
     Control,
     Data,
     End,
@@ -59,6 +58,7 @@ from async_loader.feeder.wire import (
     Welcome,
     decode,
     encode,
+    needs,
 )
 from async_loader.feeder.wire.data import Buffer
 
@@ -157,12 +157,13 @@ class IoThread:
     def check_version(self, what: str, needed: int = 3) -> None:
         """Raise Unsupported for a feature that the session's version does not have."""
         if self.version < needed:
-            raise self._too_old(what, needed)
+            text = f"{what} is of version {needed} of the wire, and the feeder at {self.address}"
+            raise Unsupported(f"{text} speaks version {self.version}: update the feeder")
 
-    def _too_old(self, what: Type | str, needed: int = 3) -> Unsupported:
-        name = what.name if isinstance(what, Type) else what
-        text = f"{name} is of version {needed} of the wire, and the feeder at {self.address}"
-        return Unsupported(f"{text} speaks version {self.version}: update the feeder")
+    def check_needs(self, body: object) -> None:
+        """As `check_version`, for a message."""
+        needed, what = needs(body)
+        self.check_version(what, needed)
 
     @property
     def is_open(self) -> bool:
@@ -301,8 +302,8 @@ class IoThread:
                 if call.ready is not None and not call.ready():
                     continue
                 unsent.pop(call.sequence, None)
-                if call.body.TYPE in SINCE_3 and self.version < 3:
-                    raise self._too_old(call.body.TYPE)
+                if self.version < NEWEST:
+                    self.check_needs(call.body)
                 body = call.body if call.make is None else call.make()
                 self.send(call.plane, body, call.number, call.sequence, call.data)
             except AsyncLoaderError as error:  # a peer would refuse it, or its reader failed

@@ -77,6 +77,8 @@ class Opening:
         See `Connection.servers`.
     leased : bool
         Whether batches have to be returned.
+    eta : float | None
+        Of sequences: the share of the largest error in a priority.
     transport : "shm" | "tcp" | None
     barred : str | None
         Why this session uses tcp although memory was wanted.
@@ -90,6 +92,7 @@ class Opening:
     server: int = 0
     schema: Schema | None = None
     leased: bool = False
+    eta: float | None = None
     transport: Literal["shm", "tcp"] | None = None
     unpacking: Unpacking | None = None
     limits: Limits = field(default_factory=Limits)

@@ -191,7 +191,8 @@ class SampleChannel:
         schema = schema_of(body.schema)
         form = BatchForm.of(schema, self.wanted.batch_size)
         if self._unpacking is None or form.schema_id != self._unpacking.form.schema_id:
-            self._shown, self._unpacking = BatchStructure(schema), Unpacking(form)
+            self._shown = BatchStructure(schema, body.eta is not None)
+            self._unpacking = Unpacking(form)
             self._missed = _MISSED  # the memory is for batches of the old schema
 
     # -- the IO thread -----------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from async_loader.feeder.client.slots import FilledSlot
 from async_loader.feeder.wire import MOST_AHEAD, OpenReader
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EventFd, Patience
+from async_loader.replay.arguments import per_item
 from async_loader.shm.batch_buffer import ReadySlot
 from async_loader.source import END, Applied, Plan, Ready
 
@@ -246,6 +247,8 @@ class RemoteSource:
     ) -> Applied:
         """Set new priorities for rows of earlier batches; waits for the result.
 
+        Errors ``[rows, time]`` of sequences become the priority of each: see `Sequences`.
+
         Raises
         ------
         ConfigError, Unsupported, Timeout, Closed, Broken
@@ -255,8 +258,9 @@ class RemoteSource:
         if self._channel is None:
             text = "there is nothing to give new priorities to"
             raise ConfigError(f"update_priorities before the first batch: {text}")
-        deadline = Deadline(self._timeout_s)
-        return update(self._connection, self._channel, index, priority, deadline)
+        eta, deadline = self._channel.deliveries.opening.eta, Deadline(self._timeout_s)
+        values: Any = priority if eta is None else per_item(priority, np.size(index), eta)
+        return update(self._connection, self._channel, index, values, deadline)
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set new values of some fields, by id: see `TableClient.update`."""
@@ -333,10 +337,11 @@ class RemoteSource:
         self._on_open(channel)
 
     def _ready(self, channel: ReaderChannel, received: ReceivedBatch) -> Ready:
-        schema, structure = channel.deliveries.opening.schema, self._structure
+        opening, structure = channel.deliveries.opening, self._structure
+        schema = opening.schema
         assert schema is not None
         if structure is None or schema is not structure.schema:
-            structure = self._structure = BatchStructure(schema)
+            structure = self._structure = BatchStructure(schema, opening.eta is not None)
         body, lease = received.body, received.lease
         batch = structure.batch(body.arrays(), received.server)
         if type(body) is FilledSlot and (buffer := body.buffer) is not None:

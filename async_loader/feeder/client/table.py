@@ -13,7 +13,6 @@ from async_loader.feeder.client.arguments import (
     path_of,
     reader_wanted,
     save_number,
-    view_of,
     wire_view,
 )
 from async_loader.feeder.client.connection import Connection
@@ -197,7 +196,7 @@ class TableClient:
 
         Parameters
         ----------
-        view : Transitions, optional
+        view : Transitions | Sequences, optional
             By default the table's.
         timeout_s : float, optional
             How long to wait for enough items, and for the limiter. ``None``: without a limiter too
@@ -247,7 +246,7 @@ class TableClient:
 
         Parameters
         ----------
-        view : Transitions, optional
+        view : Transitions | Sequences, optional
             By default the table's.
         sampler : Sampler, optional
             A sampler of the source's own, which the feeder makes from these settings.
@@ -299,7 +298,7 @@ class TableClient:
         ------
         ConfigError, Timeout, Closed, Broken, Unsupported
         """
-        ids, wanted = ids_of(index), view_of(view)
+        ids, wanted = ids_of(index), wire_view(self._connection, view)
         return self._calls.get(ids, wanted, self.schema if len(ids) > 1 else None)
 
     @explain_wrong_names
@@ -313,7 +312,8 @@ class TableClient:
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
         deadline = self._calls.deadline(timeout_s)
-        ids, values = ids_of(index), floats_of(priority, "priority")
+        ids = ids_of(index)
+        values = floats_of(self._calls.per_item(priority, len(ids), deadline), "priority")
         if len(ids) != len(values):
             raise ConfigError(f"{len(ids)} ids and {len(values)} priorities: one for each")
         return self._calls.update_priorities(ids, values, deadline)

@@ -38,6 +38,7 @@ from async_loader.feeder.wire import Applied as WireApplied
 from async_loader.feeder.wire import Batch as WireBatch
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds_or_none
+from async_loader.replay.arguments import per_item, per_step
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table import by_id
@@ -145,27 +146,32 @@ class TableCalls:
         """Read rows by id, in as many messages as they take. ``schema``: the table's."""
         server = self.connection.servers
         ids = remote_ids(ids[local_ids(ids, server)], server)
-        most = self._rows_of_an_answer(schema) if len(ids) > 1 else 1
+        most = self._rows_of_an_answer(schema, view) if len(ids) > 1 else 1
         parts: list[Columns] = []
         found: Schema | None = None
+        eta: float | None = None
         for at in range(0, max(1, len(ids)), most):
             some = np.ascontiguousarray(ids[at : at + most]) if len(ids) else _GONE
             body = Get(table=self.table, count=len(some), view=view)
             reply = self.send(body, None, Plane.PULL, some)
             assert isinstance(reply.body, Got)
-            found = schema_of(reply.body.schema)
+            found, eta = schema_of(reply.body.schema), reply.body.eta
             parts.append(_columns(reply, found))
         assert found is not None
         columns = parts[0]
         if len(parts) > 1:
             columns = [np.concatenate(one) for one in zip(*parts, strict=True)]
-        return BatchStructure(found).batch(columns, server)
+        return BatchStructure(found, eta is not None).batch(columns, server)
 
-    def _rows_of_an_answer(self, schema: Schema | None) -> int:
-        """Return how many rows surely fit into an answer, whatever the view."""
+    def _rows_of_an_answer(self, schema: Schema | None, view: View | None) -> int:
+        """Return how many rows surely fit into an answer."""
         if schema is None:
             return _IDS
         row = sum(one.nbytes * one.stack * (2 if one.next else 1) + 64 for one in schema.fields)
+        shown = self.known().view if view is None else view
+        sequences = None if shown is None else shown.sequences
+        if sequences is not None:
+            row = (row + 64) * (sequences.burn_in + sequences.length + sequences.bootstrap)
         return max(1, min(_IDS, self.connection.limits.message_bytes // (row + 64)))
 
     def update_priorities(
@@ -185,6 +191,14 @@ class TableCalls:
         return self.by_id(
             lambda count: Prioritize(table=self.table, count=count), ids, [values], timeout_s
         )
+
+    def per_item(self, priority: object, items: int, timeout_s: Timeout) -> object:
+        """Return one priority for each item, also of errors ``[items, time]`` of sequences."""
+        if not per_step(priority, items):
+            return priority
+        eta = None if self.last_about is None else self.last_about.eta
+        eta = self.about(timeout_s).eta if eta is None else eta
+        return priority if eta is None else per_item(priority, items, eta)
 
     def _check_priorities(self, timeout_s: Timeout) -> None:
         """Raise the table's Unsupported if it has no priorities: update the one of no row."""

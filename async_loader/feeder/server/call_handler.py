@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from async_loader import source, tree
@@ -41,6 +42,8 @@ from async_loader.feeder.wire import (
     spec_of,
     tensors_of,
 )
+from async_loader.feeder.wire_views import wire_of
+from async_loader.replay.views import Sequences
 from async_loader.schema import Field, Schema
 
 _MOST_WAITING = 8
@@ -125,6 +128,9 @@ class CallHandler:
             stats={**numbers, **waits},
             no_priorities=table.table.no_priorities,
         )  # fmt: skip
+        if session.version >= 4:
+            view = None if buffer.view is None else wire_of(buffer.view)
+            reply = msgspec.structs.replace(reply, view=view, eta=table.table.eta)
         return message.reply(reply)
 
     # -- by id -----------------------------------------------------------------------------------
@@ -134,6 +140,7 @@ class CallHandler:
         assert isinstance(body, Get)
         view = table.scheduler.views.of(body.view)
         batch = table.buffer.get(_ids(message), view=view)
+        table.scheduler.views.use(view)
         structure = tree.structure_of(batch)
         columns = [np.ascontiguousarray(one) for one in tree.leaves(batch, structure)]
         rows = len(columns[0])
@@ -144,7 +151,9 @@ class CallHandler:
         )
         form = BatchForm.of(schema, max(1, rows))
         self._check_size(form, rows)
-        reply = Got(rows=rows, schema=spec_of(schema))
+        shown = table.buffer.view if view is None else view
+        eta = shown.eta if isinstance(shown, Sequences) and session.version >= 4 else None
+        reply = Got(rows=rows, schema=spec_of(schema), eta=eta)
         data = form.batch(columns).frames[0] if rows else None
         return message.reply(reply, schema=form.schema_id, data=data)
 

@@ -242,7 +242,10 @@ class ControlHandler:
         )
         transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
         reply = Reader(
-            schema=spec_of(reader.schema), leased=scheduler.table.leased, transport=transport
+            schema=spec_of(reader.schema),
+            leased=scheduler.table.leased,
+            transport=transport,
+            eta=reader.drawing.eta if session.version >= 4 else None,
         )
         return message.reply(reply, schema=reader.form.schema_id)
 

@@ -184,12 +184,15 @@ class SampleQueue:
         assert send_buffer is not None
         if table.table.leased:
             lease = reader.sent
-        schema = None if one.body.known == reader.form.schema_id else spec_of(reader.schema)
+        known = one.body.known == reader.form.schema_id
+        schema = None if known else spec_of(reader.schema)
+        eta = None if known or one.session.version < 4 else reader.drawing.eta
         body = Sampled(
             rows=outgoing_batch.rows,
             schema=schema,
             slot=batch_slot.slot if shared else None,
             lease=lease,
+            eta=eta,
         )
         data = None if shared else send_buffer.frames([batch_slot])[0]
         number, outgoing_batch.batch_slot = reader.sent, None
@@ -210,7 +213,9 @@ class SampleQueue:
         if not at_once and not over:
             return False
         if at_once:
-            self._refuse(one, refused(table.table.nothing(count)))
+            reader = one.session.readers.get(one.message.number)
+            what = table.table if reader is None else reader.drawing
+            self._refuse(one, refused(what.nothing(count)))
         else:
             why = (
                 f"{one.body.timeout_s:g} s have passed, and still cannot sample: "

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from async_loader.errors import ConfigError, Malformed
 from async_loader.feeder.wire import ErrorCode, View
-from async_loader.replay.views import Transitions
+from async_loader.feeder.wire_views import view_from
+from async_loader.replay.views import Sequences
+from async_loader.replay.views import View as TableView
 
 MOST_STEPS, MOST_VIEWS = 1024, 64
 """Steps of an n-step return: an item exists only when that many steps have followed. Views are kept
 as long as their table."""
+MOST_OF_SEQUENCES = 16
+"""Views of sequences, each of which takes some memory for each row, and some time for each step."""
 
 
 class TableViews:
@@ -21,21 +25,29 @@ class TableViews:
 
     def __init__(self, table: str) -> None:
         self._table = table
-        self._used: set[Transitions | None] = set()
+        self._used: set[TableView | None] = set()
 
-    def of(self, said: View | None) -> Transitions | None:
+    def of(self, said: View | None) -> TableView | None:
         """Return a view of the wire as the table's. Raises ConfigError; Malformed, LIMIT."""
         if said is None:
             return None
-        if said.n > MOST_STEPS:
+        if said.n is not None and said.n > MOST_STEPS:
             text = f"a server sums up {MOST_STEPS} at most: no step is drawn before they followed"
             raise ConfigError(f"n_steps={said.n}: {text}")
-        view = Transitions(n_steps=said.n, gamma=said.gamma, reward=said.reward)
-        if view not in self._used and len(self._used) >= MOST_VIEWS:
-            text = f"readers of table {self._table!r} use {MOST_VIEWS} views, which is the limit"
-            raise Malformed(text, ErrorCode.LIMIT)
+        view = view_from(said)
+        if view in self._used:
+            return view
+        self._check_count(len(self._used), MOST_VIEWS, "views")
+        if isinstance(view, Sequences):
+            there = sum(isinstance(one, Sequences) for one in self._used)
+            self._check_count(there, MOST_OF_SEQUENCES, "views of sequences")
         return view
 
-    def use(self, view: Transitions | None) -> None:
+    def _check_count(self, there: int, most: int, what: str) -> None:
+        if there >= most:
+            text = f"readers of table {self._table!r} use {most} {what}, which is the limit"
+            raise Malformed(text, ErrorCode.LIMIT)
+
+    def use(self, view: TableView | None) -> None:
         """Count a view, which the table keeps."""
         self._used.add(view)

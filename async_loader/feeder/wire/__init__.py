@@ -53,6 +53,7 @@ from async_loader.feeder.wire.calls import (
     Save,
     Saved,
     Update,
+    needs,
 )
 from async_loader.feeder.wire.codes import (
     ACK_NOW,
@@ -82,6 +83,7 @@ from async_loader.feeder.wire.control import (
     Publish,
     Published,
     Reader,
+    SequenceView,
     StatusReply,
     TensorSpec,
     View,
@@ -186,6 +188,7 @@ __all__ = [
     "Save",
     "Saved",
     "SchemaSpec",
+    "SequenceView",
     "SlotBatches",
     "SlotInsert",
     "Status",
@@ -204,6 +207,7 @@ __all__ = [
     "decode",
     "encode",
     "insert",
+    "needs",
     "read_insert",
     "refuse",
     "schema_id",

@@ -13,8 +13,17 @@ from async_loader.errors import Malformed
 from async_loader.feeder.wire import bounds, codes
 from async_loader.feeder.wire.bounds import U32, U64, Count, Name, Path, Text
 from async_loader.feeder.wire.codes import Type
-from async_loader.feeder.wire.control import Control, TensorSpec, View, one_or_none
+from async_loader.feeder.wire.control import Control, Share, TensorSpec, View, one_or_none
+from async_loader.feeder.wire.header import OLDEST
 from async_loader.feeder.wire.schema_codec import SchemaSpec
+
+
+def needs(body: object) -> tuple[int, str]:
+    """Return the oldest version of the wire that has this message, and what of it is so new."""
+    kind, view = getattr(body, "TYPE", None), getattr(body, "view", None)
+    if isinstance(view, View) and view.sequences is not None:
+        return 4, "a view of sequences"
+    return (3, kind.name) if kind in codes.SINCE_3 else (OLDEST, "")
 
 
 class OfTable(Control, frozen=True, kw_only=True):
@@ -33,6 +42,9 @@ class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
     """``limiter``: least size, samples per insert, error buffer; ``stats``: plain values by name.
 
     ``no_priorities``: why the table uses none.
+
+    Since version 4: ``view``, the table's own, and ``eta``, by which it mixes the errors of the
+    steps of a sequence.
     """
 
     TYPE = Type.ABOUT_REPLY
@@ -43,6 +55,8 @@ class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
     sampler: Text
     stats: dict[str, Any]
     no_priorities: Text | None = None
+    view: View | None = None
+    eta: Share | None = None
 
 
 class Clear(OfTable, frozen=True, kw_only=True):
@@ -107,7 +121,7 @@ class Sample(OfTable, frozen=True, kw_only=True):
     unused: Annotated[tuple[U64, ...], Meta(max_length=64)] = ()
 
 
-class Sampled(Control, frozen=True, kw_only=True):
+class Sampled(Control, frozen=True, kw_only=True, omit_defaults=True):
     """A batch: a block in the data frame, or in ``slot`` of shared memory.
 
     Attributes
@@ -117,6 +131,8 @@ class Sampled(Control, frozen=True, kw_only=True):
         Of its rows, if the caller does not know it.
     lease : int | None
         Its number, if a draw uses rows up: returned (RETURN) when user code has them.
+    eta : float | None
+        Since version 4: as in `Reader`, beside the schema.
     """
 
     TYPE = Type.SAMPLED
@@ -124,6 +140,7 @@ class Sampled(Control, frozen=True, kw_only=True):
     schema: SchemaSpec | None = None
     slot: U32 | None = None
     lease: U64 | None = None
+    eta: Share | None = None
 
     def check_data(self, nbytes: int | None) -> None:
         """See `Control`."""
@@ -158,12 +175,16 @@ class Get(ById, frozen=True, kw_only=True):
     view: View | None = None
 
 
-class Got(Control, frozen=True, kw_only=True):
-    """``rows`` rows, as the block of a batch of that size, if there are any."""
+class Got(Control, frozen=True, kw_only=True, omit_defaults=True):
+    """``rows`` rows, as the block of a batch of that size, if there are any.
+
+    Since version 4: ``eta``, as in `Reader`.
+    """
 
     TYPE = Type.GOT
     rows: Annotated[int, Meta(ge=0, le=2**20)]
     schema: SchemaSpec
+    eta: Share | None = None
 
     def check_data(self, nbytes: int | None) -> None:
         """See `Control`."""

@@ -30,6 +30,8 @@ from async_loader.feeder.wire.codes import ErrorCode, Type
 from async_loader.feeder.wire.schema_codec import SchemaSpec
 
 Transport = Literal["tcp", "shm"]
+Share = Annotated[float, Meta(ge=0, le=1)]
+OrNone = Annotated[int, Meta(ge=0, le=bounds.MOST_ROWS)]
 
 
 class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -121,17 +123,40 @@ class CloseWriter(Control, frozen=True, kw_only=True):
     last: U64
 
 
+class SequenceView(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """Sequences of steps; the fields are the settings of `async_loader.Sequences`."""
+
+    length: Count
+    stride: Count
+    burn_in: OrNone = 0
+    bootstrap: OrNone = 0
+    dilation: Count = 1
+    boundary: Literal["stop", "pad"] = "stop"
+    state: Annotated[tuple[Name, ...], Meta(max_length=bounds.FIELDS)] = ()
+    whole: bool = False
+    eta: Share = 0.9
+
+
 class View(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """Transitions over ``n`` steps, discounted by ``gamma``.
+    """Transitions over ``n`` steps, discounted by ``gamma``; or sequences.
 
-    Since version 3: of the field ``reward``.
+    Since version 3: of the field ``reward``. Since version 4: ``sequences``, with which the others
+    are left out.
     """
 
-    n: Count
-    gamma: Annotated[float, Meta(ge=0, le=1)]
+    n: Count | None = None
+    gamma: Share | None = None
     reward: Name = "reward"
+    sequences: SequenceView | None = None
+
+    def __post_init__(self) -> None:
+        given = self.n is not None, self.gamma is not None
+        if given != ((True, True) if self.sequences is None else (False, False)):
+            raise ValueError("a view has n and gamma, or sequences")
 
 
 class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
@@ -160,16 +185,19 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"rank {self.rank} is not below world_size {self.world_size}")
 
 
-class Reader(Control, frozen=True, kw_only=True):
+class Reader(Control, frozen=True, kw_only=True, omit_defaults=True):
     """``schema`` is that of a batch's rows, with index and weight.
 
     ``leased`` rows must be returned.
+
+    Since version 4: ``eta``, if each row is a sequence; see `SequenceView`.
     """
 
     TYPE = Type.READER
     schema: SchemaSpec
     leased: bool
     transport: Transport
+    eta: Share | None = None
 
 
 class StatusReply(Control, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.replay import samplers
+from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.rate_limiter import Queue, RateLimiter
 from async_loader.replay.views import Sequences, Transitions, View
 
@@ -39,6 +40,8 @@ def view_json(view: View | None) -> Any:
     """Convert a view's settings to JSON."""
     if view is None:
         return None
+    if isinstance(view, Hindsight):
+        return {"hindsight": _hindsight_text(view)}
     if isinstance(view, Sequences):
         settings = dataclasses.asdict(view)
         if view.whole:
@@ -48,12 +51,33 @@ def view_json(view: View | None) -> Any:
 
 
 def view_of(saved: Mapping[str, Any] | None) -> View | None:
-    """Make the view of `view_json`."""
+    """Make the view of `view_json`.
+
+    Raises
+    ------
+    ConfigError
+        For one that has functions: then a view has to be passed.
+    """
     if saved is None:
         return None
+    if "hindsight" in saved:
+        raise ConfigError(
+            "the checkpoint's table shows hindsight goals, whose functions are not saved: pass "
+            f"view={saved['hindsight']}, or another view"
+        )
     if "sequences" in saved:
         return Sequences(**saved["sequences"])
     return Transitions(saved["n_steps"], saved["gamma"], reward=saved["reward"])
+
+
+def _hindsight_text(view: Hindsight) -> str:
+    """Return the call that makes the view, with its functions by their names."""
+    settings = []
+    for field in dataclasses.fields(view):
+        value = getattr(view, field.name)
+        text = getattr(value, "__name__", type(value).__name__) if callable(value) else repr(value)
+        settings.append(f"{field.name}={text}")
+    return f"Hindsight({', '.join(settings)})"
 
 
 def seeds_json(seeds: np.random.SeedSequence) -> dict[str, Any]:

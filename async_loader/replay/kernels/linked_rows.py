@@ -59,7 +59,7 @@ from async_loader.replay.kernels.row_address import AHEAD, fetch, holds
 
 
 @kernel(inline=True)
-def _neighbour(row: int, name: int, other: int, rows: int) -> int:
+def neighbour(row: int, name: int, other: int, rows: int) -> int:
     """Return the row of the id ``other``, from the row of the id ``name``: a division takes longer
     than to read a small row.
     """
@@ -79,7 +79,7 @@ def _fetch_run(g: Any, row: int, name: int, other: int, count: int) -> None:
     """
     if other < 0:
         return
-    step, place = _neighbour(row, name, other, g[ROWS]) - row, row
+    step, place = neighbour(row, name, other, g[ROWS]) - row, row
     for _ in range(count):
         place += step
         if not 0 <= place < g[ROWS]:
@@ -111,7 +111,7 @@ def _find_before(g: Any, row: int, name: int, before: int, shown: int) -> bool:
             if earlier < 0:
                 row = -1
             else:
-                row, name = _neighbour(row, name, earlier, g[ROWS]), earlier
+                row, name = neighbour(row, name, earlier, g[ROWS]), earlier
                 address = base + row * stride
                 if not holds(address, name) or load(address + FLAGS) & VERSION_ONE:
                     return False
@@ -140,7 +140,7 @@ def _find_after(
         if after < 0:
             poke64(shown + 8 * place, row)
             return taken if ends and flags & TERMINATED else 0, flags
-        row, name = _neighbour(row, name, after, g[ROWS]), after
+        row, name = neighbour(row, name, after, g[ROWS]), after
         address = base + row * stride
         following = load(address + FLAGS)
         if not holds(address, name) or following & VERSION_ONE:

@@ -37,9 +37,9 @@ class Balanced(Binding):
     Raises
     ------
     ConfigError
-        For a value that is no name, and for ``terminated``, ``truncated`` and ``done``, which change
-        when an episode ends. When the table gets its schema: for a field that is not there, of
-        floats, or of several numbers for a step.
+        For a value that is no name, and for ``terminated``, ``truncated`` and ``done``, which may
+        change when an episode ends. When the table gets its schema: for a field that is not there,
+        of floats, or of several numbers for a step.
     """
 
     prioritized = False

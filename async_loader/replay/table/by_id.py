@@ -16,7 +16,7 @@ from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.views import Sequences, View, checked_view
+from async_loader.replay.views import View, checked_view
 from async_loader.schema import Field
 from async_loader.source import Applied
 from async_loader.table import Batch
@@ -51,20 +51,10 @@ class ById:
         self, index: object, priority: object, view: View | None = None
     ) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
-        ids, eta = ids_of(index), self._eta(view)
+        ids, eta = ids_of(index), self._table_state.eta_of(view)
         if eta is not None:
             priority = per_item(priority, len(ids), eta)
         return self._in.prioritize(ids, floats_of(priority, "priority"))
-
-    def _eta(self, view: View | None) -> float | None:
-        """Return the share of the largest error in the priority of a sequence; ``None`` where no
-        view shows sequences.
-        """
-        table_state = self._table_state
-        for one in (view, table_state.view, *table_state.sequence_samplers):
-            if isinstance(one, Sequences):
-                return one.eta
-        return None
 
     def update(self, index: object, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""

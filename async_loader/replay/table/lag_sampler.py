@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.replay.array_types import Array, Ids
-from async_loader.replay.samplers import Draw, Items, Sampler, shortcut
+from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
+from async_loader.replay.table.inner_sampler import InnerSampler
 from async_loader.schema import Schema
 
 VERSION = "policy_version"
@@ -41,7 +41,7 @@ def version_field(schema: Schema) -> int:
     return next(iter(found.values()))
 
 
-class LagSampler:
+class LagSampler(InnerSampler):
     """Has a sampler choose among the steps of recent policies.
 
     It is told of all steps, as any sampler of the table is, and tells ``sampler`` of those that are
@@ -82,24 +82,15 @@ class LagSampler:
         from async_loader.replay.samplers import order  # late: see compiled.py
 
         self._k, self._versions = order, versions
-        self.sampler, self.max_lag = sampler, max_lag
-        self.prioritized, self.weighted, self.repeats = (
-            sampler.prioritized,
-            sampler.weighted,
-            sampler.repeats,
-        )
+        self.max_lag = max_lag
+        super().__init__(sampler, items, seed)
         rows = items.rows
-        self.own_items = Items(rows, column=items.column)
-        sampler.bind(self.own_items, seed)
         self.newest: int | None = None
         self.stale = 0
         self._of = np.zeros(rows, np.int64)
         self._before, self._after, _ = order.fresh(rows)
         # of each version that is drawn from, its first and its last row: at most max_lag + 1
         self._ends: dict[int, Ids] = {}
-
-    def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
-        """Do nothing: it was made for its table."""
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.insert`."""
@@ -153,35 +144,6 @@ class LagSampler:
     def forget(self) -> None:
         """Forget the newest version: the table's contents are replaced."""
         self.newest = None
-
-    def update(self, rows: Rows, priority: Priorities) -> None:
-        """See `Sampler.update`. Steps that are left out keep none."""
-        here = self.own_items.alive[rows] != 0
-        if here.any():
-            self.sampler.update(rows[here], priority[here])
-
-    def changed(self, rows: Rows) -> None:
-        """See sampler.py, NOTE [fields of steps]."""
-        changed = getattr(self.sampler, "changed", None)
-        if changed is not None:
-            changed(rows)
-
-    def draw(self, count: int) -> Draw:
-        return self.sampler.draw(count)
-
-    def draw_more(self, count: int) -> Draw:
-        """See sampler.py, NOTE [shortcuts]."""
-        drawn: Draw = (shortcut(self.sampler, "draw_more", "draw") or self.sampler.draw)(count)
-        return drawn
-
-    def check(self, priority: Priorities) -> None:
-        self.sampler.check(priority)
-
-    def state(self) -> dict[str, Any]:
-        return self.sampler.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.sampler.restore(state)
 
     @property
     def left_out(self) -> str:

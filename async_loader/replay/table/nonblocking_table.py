@@ -23,6 +23,7 @@ from async_loader.replay.base.field_table import (
 )
 from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL, SHOWN, TRUNCATED
 from async_loader.replay.rate_limiter import UNLIMITED
+from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.sampler_session import SamplerSession
 from async_loader.replay.table.source_sampler import sampler_for
@@ -126,6 +127,11 @@ class NonblockingTable:
         """Why steps have no priorities here, cut to a message's length; ``None`` if they may."""
         why = self._table_state.no_priorities
         return None if why is None else why[:_TEXT]
+
+    @property
+    def eta(self) -> float | None:
+        """See `TableState.eta_of`."""
+        return self._table_state.eta_of()
 
     def nothing(self, count: int) -> Exception:
         """Return what `ReplayBuffer.sample` raises for too few items without a limiter."""
@@ -358,10 +364,19 @@ class NonblockingTable:
         check : callable, optional
             Called with the schema of its batches before the table adapts to ``view``; may raise.
         """
+        if check is not None:
+            check(self._shown(view, self.sampler if given is None else given))
         chosen = sampler_for(self._table_state, given, seed, rank, world_size, view)
         try:
-            return SamplerSession(self._parts, view, chosen, min_size, count, check)
+            return SamplerSession(self._parts, view, chosen, min_size, count)
         except BaseException:
             if chosen.own:
                 self._table_state.let_go_of(chosen.sampler)
             raise
+
+    def _shown(self, view: View | None, sampler: Sampler) -> Schema:
+        """Return the schema of batches that show a view."""
+        stored, own = self._table_state.schema, self._table_state.view
+        assert stored is not None
+        shown = own if view is None else view
+        return ReadPlan.of(stored, shown, weighted=sampler.weighted).schema

@@ -296,19 +296,29 @@ class ReplayReader:
         return int(read(self._storage.geometry, ids, fields, taken))
 
     def _linked(self, ids: Ids, fields: Ids, taken: Ids, into: Window) -> int:
-        read_plan, kernels, geometry = self.read_plan, self._kernels, self._storage.geometry
+        self._walk(ids, taken)
+        if self.read_plan.discounts:
+            self._returns(taken, into)
+        return self._copy(fields, taken)
+
+    def _walk(self, ids: Ids, taken: Ids) -> None:
+        read_plan = self.read_plan
         if self._scratch_rows != len(ids):
             fresh = np.empty((len(ids), read_plan.depth + read_plan.n), np.int64)
             stamps, count = np.empty_like(fresh), len(ids)
             # no call between: all or none
             self._names, self._stamps, self._scratch_rows = fresh, stamps, count
-        names, stamps, depth = self._names, self._stamps, read_plan.depth
-        walk = kernels.walk_on_disk if self._storage.on_disk else kernels.walk
-        walk(geometry, ids, read_plan.n, read_plan.successor, depth, names, stamps, taken)
-        if read_plan.discounts:
-            self._returns(taken, into)
-        copy = kernels.copy_items if len(ids) <= self._short else kernels.copy_many_items
-        return int(copy(geometry, fields, names, stamps, taken, depth, read_plan.successor))
+        n, successor, depth = read_plan.n, read_plan.successor, read_plan.depth
+        names, stamps, geometry = self._names, self._stamps, self._storage.geometry
+        walk = self._kernels.walk_on_disk if self._storage.on_disk else self._kernels.walk
+        walk(geometry, ids, n, successor, depth, names, stamps, taken)
+
+    def _copy(self, fields: Ids, taken: Ids) -> int:
+        read_plan, kernels, few = self.read_plan, self._kernels, len(taken) <= self._short
+        copy = kernels.copy_items if few else kernels.copy_many_items
+        names, stamps, geometry = self._names, self._stamps, self._storage.geometry
+        depth, successor = read_plan.depth, read_plan.successor
+        return int(copy(geometry, fields, names, stamps, taken, depth, successor))
 
     def _returns(self, taken: Ids, into: Window) -> None:
         read_plan, count = self.read_plan, len(taken)

@@ -20,7 +20,7 @@ from async_loader.replay.samplers import Sampler, Uniform, one_scale, shortcut
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.read_plans import ReadPlans
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.sequence_reader import reader_of
+from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.source_sampler import drawing_sampler
 from async_loader.replay.table.table import Drawn
 from async_loader.replay.table.undelivered import UndeliveredItems, joined
@@ -101,7 +101,7 @@ class TableSampler(ReadPlans):
         try:
             reader = readers.pop()
         except IndexError:
-            reader = reader_of(table_state.table.storage, read_plan)
+            reader = reader_of(table_state, read_plan)
         arrays = self.at_once(reader, sampler, batch_size) if reader.at_once(batch_size) else None
         if arrays is None:
             arrays = self._in_turn(
@@ -351,7 +351,7 @@ class TableSampler(ReadPlans):
             table_state.check_open()
             table_state.catch_up()
             ids = ids[table_state.table.find(ids) >= 0]
-        into, gone = reader_of(table_state.table.storage, read_plan).take(ids)
+        into, gone = reader_of(table_state, read_plan).take(ids)
         arrays = (
             [np.delete(array, gone, axis=0) for array in into.fields] if len(gone) else into.fields
         )
@@ -360,9 +360,11 @@ class TableSampler(ReadPlans):
     def forget(self) -> None:
         """Drop the rows that interrupted calls have left: their steps were taken out.
 
-        Under the lock.
+        Readers that a load has come between begin anew. Under the lock.
         """
         self._interrupted.by_plan = {}
+        for readers in self._idle.values():
+            readers.clear()
 
 
 def _one_weight(weight: Array, gone: Ids, first: Drawn, again: Drawn) -> tuple[Array, Drawn]:

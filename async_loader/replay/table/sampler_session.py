@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from async_loader.replay.array_types import Array
-from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.sequence_reader import reader_of
+from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.source_sampler import SourceSampler
 from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.views import View
@@ -28,8 +27,6 @@ class SamplerSession:
         Items that its batches wait for.
     count : int
         Rows of its batches, 0 if they are unknown.
-    check : callable, optional
-        Called with the schema of its batches before the table adapts to ``view``.
     """
 
     def __init__(
@@ -39,16 +36,10 @@ class SamplerSession:
         chosen: SourceSampler,
         min_size: int = 1,
         count: int = 0,
-        check: Callable[[Schema], None] | None = None,
     ) -> None:
         self._table_state, _, self._table_sampler = parts
         self._view, self._chosen, self._min_size = view, chosen, min_size
         sampler = self._sampler = chosen.sampler
-        if check is not None:
-            stored, shown = self._table_state.schema, self._table_state.view
-            assert stored is not None
-            shown = shown if view is None else view
-            check(ReadPlan.of(stored, shown, weighted=sampler.weighted).schema)
         self._read_plan = self._table_sampler.read_plan(view, sampler, count, min_size)
         self._reader: ReplayReader | None = None
 
@@ -56,6 +47,12 @@ class SamplerSession:
     def schema(self) -> Schema:
         """Of a batch's rows, with ``index``, and ``weight`` where the sampler has weights."""
         return self._read_plan.schema
+
+    @property
+    def eta(self) -> float | None:
+        """The share of the largest error in the priority of a sequence; ``None`` for steps."""
+        sequence = self._read_plan.sequence
+        return None if sequence is None else sequence.eta
 
     @property
     def index_place(self) -> int:
@@ -71,6 +68,11 @@ class SamplerSession:
         with table_state.lock:
             table_state.check_open()
             return self._table_sampler.why_not(self._sampler, count, self._min_size)
+
+    def nothing(self, count: int) -> Exception:
+        """Return what `ReplayBuffer.sample` raises for too few items without a limiter."""
+        with self._table_state.lock:
+            return self._table_sampler.not_enough(count, self._sampler)
 
     def most(self, count: int) -> int:
         """Return how many items can be drawn at once now, up to ``count``."""
@@ -94,7 +96,7 @@ class SamplerSession:
         One array ``[count, *shape]`` for each field of `schema`, in C order.
         """
         if self._reader is None:
-            self._reader = reader_of(self._table_state.table.storage, self._read_plan)
+            self._reader = reader_of(self._table_state, self._read_plan)
         return self._reader.target(arrays)
 
     def fill(self, target: Target) -> None:

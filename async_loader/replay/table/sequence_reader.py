@@ -57,8 +57,3 @@ class SequenceReader(ReplayReader):
 
     def _set(self, place: int, array: Array) -> None:
         self._shape[place : place + 2] = address_of(array), array.strides[0]
-
-
-def reader_of(storage: Storage, read_plan: ReadPlan) -> ReplayReader:
-    """Make the reader of a read plan."""
-    return (ReplayReader if read_plan.sequence is None else SequenceReader)(storage, read_plan)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import sequence_table as q
-from async_loader.replay.samplers import Draw, Items, Sampler, shortcut
+from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Priorities, Rows
+from async_loader.replay.table.inner_sampler import InnerSampler
 from async_loader.replay.views import Sequences
 
 _FOUND = 4096
 """Sequences that are noted in one call of a kernel, where no step completes more."""
 
 
-class SequenceSampler:
+class SequenceSampler(InnerSampler):
     """Keeps track of which sequences there are, and has a sampler choose among them.
 
     It is told of steps, as any sampler of the table is. Its items are sequences, each in the row of
@@ -49,15 +49,9 @@ class SequenceSampler:
         from async_loader.replay.kernels import sequence_starts  # late: see compiled.py
 
         self._k, self._geometry = sequence_starts, geometry
-        self.view, self.sampler = view, sampler
-        self.prioritized, self.weighted, self.repeats = (
-            sampler.prioritized,
-            sampler.weighted,
-            sampler.repeats,
-        )
+        self.view = view
+        super().__init__(sampler, items, seed)
         rows = items.rows
-        self.own_items = Items(rows, column=items.column)
-        sampler.bind(self.own_items, seed)
         self._shape = np.zeros(q.TRACKING, np.int64)
         self._shape[q.SPAN] = 1 << 40 if view.whole else view.span
         self._shape[q.SHORTEST] = (view.least - 1) * view.dilation + 1
@@ -71,9 +65,6 @@ class SequenceSampler:
         self._start = np.empty(rows, np.int64)
         self._given = np.full(rows if self.prioritized else 0, np.nan)
         self._any_given = False
-
-    def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
-        """Do nothing: it was made for its table."""
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.insert`. ``rows`` are steps."""
@@ -121,35 +112,6 @@ class SequenceSampler:
         """Forget which steps came: ids may return as those of other steps."""
         self._seen[:] = -1
         self._given[:] = np.nan
-
-    def update(self, rows: Rows, priority: Priorities) -> None:
-        """See `Sampler.update`. Steps at which no sequence begins are left out."""
-        begins = self.own_items.alive[rows] != 0
-        if begins.any():
-            self.sampler.update(rows[begins], priority[begins])
-
-    def changed(self, rows: Rows) -> None:
-        """See sampler.py, NOTE [fields of steps]."""
-        changed = getattr(self.sampler, "changed", None)
-        if changed is not None:
-            changed(rows)
-
-    def draw(self, count: int) -> Draw:
-        return self.sampler.draw(count)
-
-    def draw_more(self, count: int) -> Draw:
-        """See sampler.py, NOTE [shortcuts]."""
-        drawn: Draw = (shortcut(self.sampler, "draw_more", "draw") or self.sampler.draw)(count)
-        return drawn
-
-    def check(self, priority: Priorities) -> None:
-        self.sampler.check(priority)
-
-    def state(self) -> dict[str, Any]:
-        return self.sampler.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.sampler.restore(state)
 
     @property
     def _numbers(self) -> RandomNumbers | None:

@@ -23,6 +23,7 @@ class SourceSampler(NamedTuple):
 
     sampler: Any  # a Sampler, or a `Seeded` in front of the table's
     own: bool
+    words: list[int] | None = None  # of the learner's seed, if it has one
 
 
 def drawing_sampler(table_state: TableState, sampler: Any, view: View | None) -> Any:
@@ -69,7 +70,7 @@ def _chosen(
         whole("max_lag", max_lag, 0)
         sampler = like(table_state.sampler) if sampler is None else sampler
     if sampler is None and words is not None:
-        return SourceSampler(Seeded(table_state.sampler, words), False)
+        return SourceSampler(Seeded(table_state.sampler, words), False, words)
     if sampler is None and world_size > 1 and type(table_state.sampler) is Uniform:
         sampler = Uniform()
     if sampler is None:
@@ -90,7 +91,7 @@ def _chosen(
         else:
             sampler.bind(table_state.table.items, seeds)
         table_state.attach(sampler)
-    return SourceSampler(sampler, True)
+    return SourceSampler(sampler, True, words)
 
 
 def _within_lag(

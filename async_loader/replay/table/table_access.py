@@ -4,9 +4,11 @@ waiting calls.
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 import weakref
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from async_loader.replay.limiter_state import LimiterState, check_room
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.priority_rules import unused
+from async_loader.replay.sequence_limits import check_sequences
 from async_loader.replay.table.process_writers import ProcessWriters
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.staged_steps import StagedSteps
@@ -27,6 +30,8 @@ from async_loader.replay.views import Sequences, View, links
 from async_loader.schema import Schema
 
 _FORK_WAIT_S = 1.0
+_GOALS = 0x676F616C
+"""The kind of seeds for hindsight goals: samplers and sources have those with lower keys."""
 
 
 class TableAccess:
@@ -60,6 +65,9 @@ class TableAccess:
     ) -> None:
         if capacity is not None:
             check_room(limiter, capacity, capacity)
+        if isinstance(view, Sequences):  # of a number of bytes it is known with the schema
+            steps = sys.maxsize if capacity is None else capacity
+            check_sequences(view, steps, steps, limiter, max_times_sampled)
         self.capacity, self.max_bytes = capacity, max_bytes
         self.sampler, self.remover = sampler, remover
         self.max_times_sampled = max_times_sampled
@@ -82,6 +90,8 @@ class TableAccess:
         self.may_stage = True
         # What draws the sequences of each view; see TableState.sequence_sampler.
         self.sequence_samplers: dict[Sequences, SequenceSampler] = {}
+        # How many have random numbers for hindsight goals, since the table had its seed.
+        self._goal_seeds: tuple[np.random.SeedSequence, Iterator[int]] | None = None
         self.default_thread = 0  # the thread that adds to the default stream of a linked table
         _all.add(self)
 
@@ -97,6 +107,17 @@ class TableAccess:
         if self.writers is not None:
             self.writers.forget()
             self.writers = None
+
+    def goal_seeds(self) -> np.random.SeedSequence:
+        """Return the seed of the next random numbers for hindsight goals.
+
+        Other seeds that are made of the table's stay as they are.
+        """
+        seeds, known = self.seeds, self._goal_seeds
+        if known is None or known[0] is not seeds:  # a load has other seeds
+            known = self._goal_seeds = seeds, itertools.count()
+        key = (*seeds.spawn_key, _GOALS, next(known[1]))
+        return np.random.SeedSequence(seeds.entropy, spawn_key=key, pool_size=seeds.pool_size)
 
     @property
     def no_priorities(self) -> str | None:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 
 import numpy as np
 
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
+from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
 from async_loader.replay.limiter_state import check_room
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Fifo, Sampler
 from async_loader.replay.samplers.binding import like
+from async_loader.replay.sequence_limits import check_sequences
 from async_loader.replay.table.lag_sampler import LagSampler
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_access import TableAccess
-from async_loader.replay.views import Sequences
+from async_loader.replay.views import Sequences, View
 from async_loader.schema import Schema
 
 
@@ -115,6 +118,8 @@ class TableState(TableAccess):
             self.max_times_sampled,
             self._keeps(layout.capacity),
         )
+        if isinstance(self.view, Sequences) and not loaded:
+            self._check_sequences(self.view, table)
         try:
             self.check_view(table, table.schema_lookahead)
         except ConfigError as error:
@@ -146,6 +151,7 @@ class TableState(TableAccess):
 
     def _follow(self, view: Sequences) -> SequenceSampler:
         plan = ReadPlan.of(self.table.storage.layout.schema, view)
+        self._check_sequences(view, self.table)
         self.catch_up()
         self.look_ahead(plan)
         (seeds,) = self.seeds.spawn(1)
@@ -161,28 +167,34 @@ class TableState(TableAccess):
 
         Raises ConfigError if the table cannot show them.
         """
-        if self.max_times_sampled:
-            raise ConfigError(
-                "this table counts the draws of each step, and a step is in several sequences: "
-                "leave out max_times_sampled, or store each sequence as one step"
-            )
-        table = self.table
-        if view.span > table.surely(1) and not view.whole:
-            raise ConfigError(
-                f"a sequence of {view.span:,} steps does not fit: the table keeps "
-                f"{table.storage.layout.capacity:,}, raise the capacity"
-            )
-        limiter = self.limiter
-        if limiter is not None and not view.whole:
-            _, most = limiter.bounds
-            first = max(limiter.min_size_to_sample, most / limiter.samples_per_insert)
-            if first <= view.span:  # its last step waits for the one after it
-                raise ConfigError(
-                    f"{limiter} stop inserting at {first:,.0f} steps, before there is a sequence "
-                    f"of {view.span:,}: use min_size_to_sample={view.span + 1} or "
-                    "more for each stream"
-                )
-        return SequenceSampler(view, sampler, table.items, lambda: self.table.g, seeds)
+        self._check_sequences(view, self.table)
+        of_this = weakref.ref(self)  # the memory of a table is freed with its last reference
+
+        def geometry() -> Ids:
+            table_state = of_this()
+            assert table_state is not None
+            return table_state.table.g
+
+        return SequenceSampler(view, sampler, self.table.items, geometry, seeds)
+
+    def _check_sequences(self, view: Sequences, table: Table) -> None:
+        """Raise ConfigError if the table cannot show these sequences."""
+        check_sequences(
+            view,
+            table.storage.layout.capacity,
+            table.surely(1),
+            self.limiter,
+            self.max_times_sampled,
+        )
+
+    def eta_of(self, view: View | None = None) -> float | None:
+        """Return the share of the largest error in the priority of a sequence: of this view, the
+        table's, or any that was used. ``None`` where no view shows sequences.
+        """
+        for one in (view, self.view, *self.sequence_samplers):
+            if isinstance(one, Sequences):
+                return one.eta
+        return None
 
     def look_ahead(self, read_plan: ReadPlan, table: Table | None = None) -> None:
         """Keep the successors that a read plan shows with each item from now on.
@@ -202,7 +214,13 @@ class TableState(TableAccess):
         table = self.table if table is None else table
         self.check_view(table, read_plan.lookahead)
         if table.free is not None:
-            wanted = "a view of sequences" if read_plan.sequence else f"n_steps={read_plan.n}"
+            wanted = (
+                "a view of sequences"
+                if read_plan.sequence
+                else "a view of hindsight goals"
+                if read_plan.goals
+                else f"n_steps={read_plan.n}"
+            )
             raise ConfigError(
                 f"{wanted} needs steps that follow each other, and {self.remover!r} "
                 "takes them out of order"

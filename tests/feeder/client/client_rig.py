@@ -41,8 +41,10 @@ class FakeFeeder:
         silence_s=30.0,
         window=(1 << 24, 1 << 16),
         incarnation=None,
+        version=2,
     ):
         self.address, self.schema, self.window = address, schema, window
+        self.version = version
         self.heartbeat_s, self.silence_s = heartbeat_s, silence_s
         self.incarnation = incarnation or secrets.token_bytes(16)
         self.hooks, self.seen, self.messages = {}, Counter(), []
@@ -148,7 +150,7 @@ class FakeFeeder:
         session = secrets.randbits(63)
         self.sessions[session] = {}
         body = wire.Welcome(
-            version=2,
+            version=self.version,
             incarnation=self.incarnation,
             heartbeat_s=self.heartbeat_s,
             silence_s=self.silence_s,

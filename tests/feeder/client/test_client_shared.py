@@ -11,12 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 from client_rig import FakeFeeder
 from msgspec.structs import replace
+from thread_rig import Feeder
 
 from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
@@ -24,9 +24,7 @@ from async_loader.feeder import connect, wire
 from async_loader.feeder.client import reader_channel
 from async_loader.feeder.client.batch_structure import SERVER_BITS
 from async_loader.feeder.client.reader_channel import ReaderPhase
-from async_loader.feeder.server import Server
-from async_loader.feeder.settings import LimitSettings, ServiceSettings
-from async_loader.feeder.wire import Plane
+from async_loader.feeder.settings import LimitSettings
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized
@@ -62,31 +60,6 @@ def rows(count, schema=SMALL, first=0):
 def check(batch, count=None):
     assert count is None or len(batch["x"]) == count
     assert (batch["obs"] == batch["x"][:, None]).all()
-
-
-class Feeder:
-    """A server in a thread, on ipc, that can be stopped and followed by another one."""
-
-    def __init__(self, folder, tables, memory=True, **settings):
-        self.address = f"ipc://{folder}/f"
-        endpoints = {
-            Plane.CONTROL: self.address,
-            Plane.INSERT: f"{self.address}.insert",
-            Plane.PULL: f"{self.address}.pull",
-        }
-        self.memory = f"{folder}/f.memory" if memory else None
-        self.server = Server(
-            tables, endpoints, memory=self.memory, settings=ServiceSettings(drain_s=0.0, **settings)
-        )
-        self._thread = threading.Thread(target=self.server.run)
-        self._thread.start()
-
-    def close(self):
-        if self._thread.is_alive():
-            self.server.stop()
-            self.server.stop()
-            self._thread.join()
-        self.server.__dict__.clear()  # pytest keeps it until after it was looked at what is left
 
 
 @contextlib.contextmanager

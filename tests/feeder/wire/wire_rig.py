@@ -131,6 +131,16 @@ def examples() -> dict[str, wire.Message]:
         "DELETE": wire.Delete(table="replay", count=2),
         "PRIORITIZE": wire.Prioritize(table="replay", count=2),
         "INSERT in shared memory": wire.SlotInsert(60, 3, 74),
+        "OPEN_READER of sequences": wire.OpenReader(
+            table="replay",
+            batch_size=64,
+            view=wire.View(
+                sequences=wire.SequenceView(length=80, stride=40, burn_in=40, state=("h",))
+            ),
+        ),
+        "READER of sequences": wire.Reader(
+            schema=wire.spec_of(PIXELS), leased=False, transport="tcp", eta=0.9
+        ),
     }
     schemas = {
         "INSERT": small.schema_id,
@@ -156,7 +166,7 @@ def examples() -> dict[str, wire.Message]:
     return {
         name: wire.Message(
             body, 0 if at == 0 else 81, at, min(at, 1), schemas.get(name.split(" of ")[0], 0),
-            version=3 if body.TYPE in wire.SINCE_3 else 2, data=data.get(name),
+            version=4 if name.endswith("sequences") else wire.needs(body)[0], data=data.get(name),
         )
         for at, (name, body) in enumerate(bodies.items())
     }  # fmt: skip

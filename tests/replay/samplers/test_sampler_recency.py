@@ -175,5 +175,6 @@ def test_its_settings_show_and_it_belongs_to_one_table():
     ReplayBuffer(10, {"x": "int64"}, sampler=sampler)
     with pytest.raises(ConfigError, match="another table"):
         ReplayBuffer(10, {"x": "int64"}, sampler=sampler)
+    other = {"decay": 0.99}
     with pytest.raises(TypeError, match="say half_life"):
-        Recency(decay=0.99)
+        Recency(**other)

@@ -1,0 +1,70 @@
+"""What samplers have in common that have another sampler choose among items of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from async_loader.replay.samplers import Draw, Items, Sampler, shortcut
+from async_loader.replay.samplers.sampler import Priorities, Rows
+
+
+class InnerSampler:
+    """Has ``sampler`` choose among the items that a subclass tells it of.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        Bound to no table.
+    items : Items
+        Of the table.
+    seed : SeedSequence
+
+    Attributes
+    ----------
+    own_items : Items
+        What the sampler chooses among.
+    """
+
+    def __init__(self, sampler: Sampler, items: Items, seed: np.random.SeedSequence) -> None:
+        self.sampler = sampler
+        self.prioritized, self.weighted, self.repeats = (
+            sampler.prioritized,
+            sampler.weighted,
+            sampler.repeats,
+        )
+        self.own_items = Items(items.rows, column=items.column)
+        sampler.bind(self.own_items, seed)
+
+    def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
+        """Do nothing: it was made for its table."""
+
+    def update(self, rows: Rows, priority: Priorities) -> None:
+        """See `Sampler.update`. Rows that hold none of its items are left out."""
+        here = self.own_items.alive[rows] != 0
+        if here.any():
+            self.sampler.update(rows[here], priority[here])
+
+    def changed(self, rows: Rows) -> None:
+        """See sampler.py, NOTE [fields of steps]."""
+        changed = getattr(self.sampler, "changed", None)
+        if changed is not None:
+            changed(rows)
+
+    def draw(self, count: int) -> Draw:
+        return self.sampler.draw(count)
+
+    def draw_more(self, count: int) -> Draw:
+        """See sampler.py, NOTE [shortcuts]."""
+        drawn: Draw = (shortcut(self.sampler, "draw_more", "draw") or self.sampler.draw)(count)
+        return drawn
+
+    def check(self, priority: Priorities) -> None:
+        self.sampler.check(priority)
+
+    def state(self) -> dict[str, Any]:
+        return self.sampler.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.sampler.restore(state)

@@ -1,0 +1,27 @@
+"""The reader of each view."""
+
+from __future__ import annotations
+
+from async_loader.replay.read_plan import ReadPlan
+from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.table.hindsight_reader import HindsightReader
+from async_loader.replay.table.reader import ReplayReader
+from async_loader.replay.table.sequence_reader import SequenceReader
+from async_loader.replay.table.table_state import TableState
+
+
+def reader_of(
+    table_state: TableState, read_plan: ReadPlan, numbers: RandomNumbers | None = None
+) -> ReplayReader:
+    """Make the reader of a read plan.
+
+    ``numbers`` choose hindsight goals; by default the reader has its own, from the table's seed.
+    """
+    storage = table_state.table.storage
+    if read_plan.sequence is not None:
+        return SequenceReader(storage, read_plan)
+    if read_plan.goals is not None:
+        return HindsightReader(
+            storage, read_plan, numbers or RandomNumbers(table_state.goal_seeds())
+        )
+    return ReplayReader(storage, read_plan)

@@ -1,0 +1,335 @@
+"""Sequences of steps through a feeder, against a list of episodes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+
+import numpy as np
+import pytest
+from client_rig import FakeFeeder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thread_rig import Feeder
+
+from async_loader import AsyncDataLoader, Prioritized, ReplayBuffer, Sequences, Transitions, Uniform
+from async_loader.errors import AsyncLoaderError, ConfigError, NotEnoughData, Unsupported
+from async_loader.feeder import connect
+from async_loader.feeder.client.batch_structure import SERVER_BITS
+from async_loader.feeder.server.table_views import MOST_OF_SEQUENCES
+from async_loader.feeder.settings import LimitSettings
+from async_loader.lifecycle import Deadline, Patience
+from tests.sequence_rig import LINKED, MOVES, PLAIN, VIEWS, Episodes, play
+
+
+@contextlib.contextmanager
+def serving(buffer, memory=True, **limits):
+    """A client of a feeder with one table."""
+    with tempfile.TemporaryDirectory() as folder:
+        feeder = Feeder(folder, {"t": buffer}, memory, limits=LimitSettings(**limits))
+        try:
+            with connect(feeder.address) as client:
+                yield client
+        finally:
+            feeder.close()
+
+
+@contextlib.contextmanager
+def played(moves, linked, memory=True, **made):
+    """A model of a feeder's table, whose writer has made these moves."""
+    buffer = ReplayBuffer(schema=LINKED if linked else PLAIN, seed=0, **made)
+    with serving(buffer, memory) as client, client.table("t").writer() as writer:
+        table = client.table("t")
+        model = Episodes(table, linked, writer.append, writer.end_episode, writer.flush)
+        play(model, moves)
+        yield model
+
+
+def patience():
+    return Patience(deadline=Deadline(60.0))
+
+
+def planned(source, batch_size):
+    """A batch of a source, whose ids are checked like those of a sample."""
+    batch = source.plan(batch_size, patience()).batch
+    return {name: np.array(value) for name, value in batch.items()}
+
+
+@settings(max_examples=40)
+@given(view=VIEWS, moves=MOVES, linked=st.booleans(), memory=st.booleans(), own=st.booleans())
+def test_draws_show_the_sequences_of_a_list_of_episodes_and_no_others(
+    view, moves, linked, memory, own
+):
+    each_once = Uniform(replacement=False)
+    made = {"view": view} if own else {}
+    asked = None if own else view
+    with played(moves, linked, memory, capacity=40, sampler=each_once, **made) as model:
+        table = model.table
+        # A view that comes after the steps counts from the oldest step there is.
+        wanted = model.sequences(view) if own or model.cursor <= 40 else {}
+        if not wanted:
+            if own:
+                with pytest.raises(NotEnoughData, match="sequences"):
+                    table.sample(1)
+            return
+        for _ in range(2):  # over the socket, then in memory where that is taken
+            batch = table.sample(len(wanted), view=asked)
+            assert sorted(batch["index"].tolist()) == sorted(wanted)
+            model.check(batch, view)
+        source = table.source(view=asked, transport="auto" if memory else "tcp")
+        model.check(planned(source, len(wanted)), view)
+        assert source.transport == ("shm" if memory else "tcp")
+        source.close()
+        model.check(table.get(list(wanted), view=asked), view)
+
+
+@settings(max_examples=15)
+@given(view=VIEWS, moves=MOVES, linked=st.booleans(), memory=st.booleans())
+def test_prioritized_draws_follow_the_errors_of_steps(view, moves, linked, memory):
+    sampler = Prioritized(alpha=1.0, eps=0.0)
+    with played(moves, linked, memory, capacity=40, sampler=sampler, view=view) as model:
+        wanted = model.sequences(view)
+        if len(wanted) < 2:
+            return
+        chosen, *others = wanted
+        ids = np.array([chosen, *others])
+        errors = np.full((len(ids), view.steps + 1), np.nan)  # never one error for each sequence
+        errors[:, 0] = 0.0
+        errors[0, :2] = 4.0
+        source = model.table.source()
+        model.check(planned(source, 8), view)
+        for update in (model.table.update_priorities, source.update_priorities):
+            assert update(ids, errors).applied == len(ids)
+            batch = model.table.sample(32)
+            assert set(batch["index"].tolist()) == {chosen}
+            model.check(batch, view)
+            assert model.table.update_priorities(ids, np.ones(len(ids))).applied == len(ids)
+            assert len(set(model.table.sample(256)["index"].tolist())) > 1
+        source.close()
+
+
+def episodes_of(lengths, **made):
+    made = {"capacity": 1000, **made}
+    buffer = ReplayBuffer(schema={**PLAIN, "policy_version": "int64"}, seed=0, **made)
+    for length in lengths:
+        for t in range(length):
+            h, last = np.full(2, t), t == length - 1
+            buffer.add(obs=float(t), h=h, terminated=last, policy_version=t)
+    return buffer
+
+
+@pytest.mark.parametrize(("transport", "num_workers"), [("shm", 0), ("tcp", 2)])
+def test_a_loader_shows_sequences_and_sets_their_priorities(transport, num_workers):
+    view = Sequences(4, burn_in=1, boundary="pad", state="h", eta=0.5)
+    buffer = episodes_of([9, 3, 12], sampler=Prioritized(alpha=1.0, eps=0.0))
+    with serving(buffer) as client:
+        table = client.table("t")
+        source = table.source(view=view, transport=transport, prefetch=1)
+        with AsyncDataLoader(source, 16, num_workers=num_workers) as loader:
+            for _ in range(3):
+                batch = {name: value.numpy() for name, value in next(loader).items()}
+                there = batch["mask"]
+                steps = batch["h"][:, :1] + np.arange(5)
+                assert (batch["obs"] == steps * there).all()
+                errors = np.where(there, 1.0, np.nan)
+                assert loader.update_priorities(batch["index"], errors).applied == 16
+            new = np.full((2, 5), np.nan)
+            new[0, :2], new[1, 0] = (8.0, 0.0), 2.0  # 0.5 * 8 + 0.5 * 4 = 6, and 2
+            everything = table.sample(200, view=view)["index"]
+            rest = np.setdiff1d(everything, [0, 9])
+            assert table.update_priorities(rest, np.zeros(len(rest))).stale == 0
+            assert loader.update_priorities(np.array([0, 9]), new).applied == 2
+            assert loader.update(np.array([0, 9]), h=np.full((2, 2), 7.0)).applied == 2
+            drawn = table.sample(4000, view=view)
+            assert np.mean(drawn["index"] == 0) == pytest.approx(6 / 8, abs=0.03)
+            assert (drawn["h"] == 7.0).all()
+
+
+def test_an_embedded_feeder_takes_views_of_sequences_as_settings_say_them():
+    schema = {"x": "float32", "h": {"dtype": "float32", "shape": [3]}}
+    tables = {
+        "object": {"capacity": 100, "schema": schema, "view": Sequences(4, whole=True)},
+        "map": {
+            "capacity": 100,
+            "schema": schema,
+            "view": {"kind": "sequences", "length": 4, "stride": 2, "state": ["h"]},
+        },
+        "short": {"capacity": 100, "view": {"length": 3, "boundary": "pad"}},
+        "transitions": {"capacity": 100, "schema": schema, "view": {"reward": "x"}},
+    }
+    with connect("embedded", tables=tables) as client:
+        for name in tables:
+            with client.table(name).writer() as writer:
+                for step in range(9):
+                    writer.append(x=step, h=np.full(3, step, np.float32))
+                    if step % 3 == 2:
+                        writer.end_episode()
+        whole = client.table("object").sample(32)
+        assert whole["x"].shape == (32, 4)
+        assert (whole["mask"].sum(1) == 3).all()
+        stored = client.table("map")
+        with pytest.raises(NotEnoughData, match="sequences"):
+            stored.sample(1)
+        batch = client.table("short").sample(32)
+        assert batch["x"].shape == (32, 3)
+        assert batch["x"][:, 0].max() > 0
+        got = client.table("short").get(np.arange(9))  # of as many as one message may hold
+        assert got["step_index"][4].tolist() == [4, 5, -1]
+        assert client.table("transitions").sample(4)["x"].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        ({"kind": "sequence", "length": 3}, "did you mean 'sequences'"),
+        ({"kind": "sequences"}, "it needs 'length'"),
+        ({"kind": "sequences", "length": 0}, "length=0"),
+        ({"kind": "sequences", "length": 3, "boundary": "wrap"}, "boundary"),
+        ({"length": 3, "burn": 1}, "did you mean 'burn_in'"),
+        (Sequences(400), "does not fit"),
+    ],
+)
+def test_settings_of_views_that_cannot_be_are_refused(view, message):
+    with pytest.raises(ConfigError, match=message):
+        connect(
+            "embedded", tables={"t": {"capacity": 100, "schema": {"x": "float32"}, "view": view}}
+        )
+
+
+@pytest.mark.parametrize("kind", ["queue", "stack"])
+def test_tables_that_give_each_step_once_say_that_they_show_no_sequences(kind):
+    with pytest.raises(ConfigError, match=r"several sequences|a stack sets view itself"):
+        connect("embedded", tables={"t": {kind: 64, "view": Sequences(3)}})
+    with serving(getattr(ReplayBuffer, kind)(64, {"x": "float32"})) as client:
+        with client.table("t").writer() as writer:
+            writer.extend(x=np.zeros(8, np.float32))
+        with pytest.raises(ConfigError, match="several sequences"):
+            client.table("t").sample(2, view=Sequences(3))
+        with pytest.raises(Unsupported, match="several sequences"):
+            client.table("t").source(view=Sequences(3)).plan(2, patience())
+        assert len(client.table("t").sample(8, timeout_s=10)["x"]) == 8
+
+
+def test_a_view_that_the_table_cannot_show_is_refused_in_its_words():
+    with serving(episodes_of([9])) as client:
+        table = client.table("t")
+        for view, message in (
+            (Sequences(4, state="cell"), "no such field"),
+            (Sequences(2000), "does not fit"),
+            (Sequences(1 << 21), "1,048,576 steps at most"),
+            (Sequences(3, state="x" * 300), "names of 256 at most"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                table.sample(2, view=view)
+            with pytest.raises((ConfigError, Unsupported), match=message):
+                table.source(view=view).plan(2, patience())
+        assert table.sample(2, view=Sequences(4))["obs"].shape == (2, 4)
+
+
+def test_batches_beyond_the_limits_are_refused_with_both_numbers_and_leave_no_view():
+    view = Sequences(64, stride=1)
+    buffer = ReplayBuffer(1000, {"x": ((1024,), "float32")}, seed=0)
+    with serving(buffer, message_bytes=1 << 20) as client, client.table("t").writer() as writer:
+        writer.extend(x=np.zeros((200, 1024), np.float32))
+        writer.flush()
+        table = client.table("t")
+        with pytest.raises(ConfigError, match=r"8 rows takes 21\d+ bytes, a message 1048576"):
+            table.sample(8, view=view)
+        assert not buffer._table_state.sequence_samplers
+        refused = table.source(view=view, transport="tcp")
+        with pytest.raises(AsyncLoaderError, match=r"8 rows takes 21\d+ bytes, a message 1048576"):
+            refused.plan(8, patience())
+        assert table.sample(2, view=view)["x"].shape == (2, 64, 1024)
+        source = table.source(view=view, transport="shm")  # no message holds these
+        assert source.plan(8, patience()).batch["x"].shape == (8, 64, 1024)
+        source.close()
+        assert table.get(np.arange(20), view=view)["x"].shape == (20, 64, 1024)  # in parts
+
+
+def test_a_table_shows_some_views_of_sequences_and_no_more():
+    with serving(episodes_of([9])) as client:
+        table = client.table("t")
+        for length in range(1, MOST_OF_SEQUENCES + 1):
+            table.get([0], view=Sequences(length, boundary="pad"))
+        for _ in range(2):
+            with pytest.raises(AsyncLoaderError, match="16 views of sequences, which is the limit"):
+                table.sample(2, view=Sequences(30, boundary="pad"))
+        assert table.sample(2, view=Sequences(2, boundary="pad"))["obs"].shape == (2, 2)
+        assert table.sample(2, view=Transitions(reward="obs"))["obs"].shape == (2,)
+
+
+def test_a_table_refuses_a_schema_whose_steps_do_not_fit_each_time():
+    with serving(ReplayBuffer("100KiB", view=Sequences(40))) as client:
+        for _ in range(2):
+            with pytest.raises(AsyncLoaderError, match="does not fit"):
+                client.table("t").writer().append(x=np.zeros(1024))
+        assert client.table("t").schema is None
+
+
+def test_policy_versions_come_with_each_step_and_the_lag_is_that_of_the_newest():
+    with serving(episodes_of([12])) as client:
+        client.publish("policy", {"w": np.zeros(1)}, version=20)
+        with client.table("t").writer() as writer:
+            for t in range(4):
+                writer.append(obs=0.0, h=np.zeros(2), terminated=False, policy_version=15 + t)
+            writer.flush()
+            batch = client.table("t").sample(64, view=Sequences(4, stride=1))
+            assert batch["policy_version"].shape == (64, 4)
+            assert (np.diff(batch["policy_version"], axis=1) == 1).all()
+            status = client.status()["tables"]["t"]
+        assert status["policies"]["policy"]["lag"] == 2
+        assert (status["inserted"], status["sampled"]) == (15, 64)  # the newest step waits
+
+
+def test_a_resumed_source_shows_sequences_of_the_next_feeder_under_ids_of_its_own(tmp_path, caplog):
+    caplog.set_level(logging.ERROR, "async_loader")
+    view = Sequences(4, boundary="pad")
+    feeder = Feeder(tmp_path, {"t": episodes_of([6], view=view)})
+    with connect(feeder.address) as client:
+        source = client.table("t").source(prefetch=0)
+        first = planned(source, 8)
+        feeder.die()
+        feeder = Feeder(tmp_path, {"t": episodes_of([6], view=view)})
+        try:
+            while (second := planned(source, 8))["index"].max() < 1 << SERVER_BITS:
+                pass
+            there = second["mask"]
+            assert (second["step_index"][~there] == -1).all()
+            assert (second["step_index"][there] >> SERVER_BITS == 1).all()
+            assert (second["step_index"][:, 0] == second["index"]).all()
+            sampled = client.table("t").sample(8)
+            assert (sampled["step_index"][:, 0] == sampled["index"]).all()
+            got = client.table("t").get(second["step_index"][there])
+            assert (got["step_index"][:, 0] == got["index"]).all()
+            assert len(got["index"]) == there.sum()
+            assert (first["step_index"][first["mask"]] < 1 << SERVER_BITS).all()
+            assert not len(client.table("t").get(first["index"])["index"])
+            source.close()
+        finally:
+            feeder.close()
+
+
+def test_a_feeder_that_is_too_old_for_sequences_is_named_with_both_versions(tmp_path):
+    said = r"a view of sequences is of version 4 of the wire, and the feeder at .* speaks version 3"
+    with FakeFeeder(f"ipc://{tmp_path}/f", version=3) as old, connect(old.address) as client:
+        table, view = client.table("replay"), Sequences(3)
+        for call in (
+            lambda: table.sample(4, view=view),
+            lambda: table.source(view=view),
+            lambda: table.get([1], view=view),
+        ):
+            with pytest.raises(Unsupported, match=said):
+                call()
+
+
+def test_a_source_that_is_resumed_at_a_feeder_that_is_too_old_says_so(tmp_path):
+    feeder = Feeder(tmp_path, {"t": episodes_of([9])}, memory=False)
+    with connect(feeder.address) as client:
+        source = client.table("t").source(view=Sequences(3), prefetch=0)
+        planned(source, 4)
+        feeder.die()
+        with FakeFeeder(feeder.address, version=3) as old:
+            old.until(lambda: old.sessions)
+            with pytest.raises(Unsupported, match=r"of version 4 of the wire, .* speaks version 3"):
+                source.plan(4, patience())

@@ -1,0 +1,507 @@
+"""Hindsight goals, against a list of episodes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_loader import (
+    AsyncDataLoader,
+    Field,
+    Hindsight,
+    Lifo,
+    MinSize,
+    Prioritized,
+    ReplayBuffer,
+    Transitions,
+    Uniform,
+    errors,
+)
+from async_loader.feeder.client.arguments import view_of
+from async_loader.feeder.table_settings import spelled_out
+from async_loader.replay.base.goal_table import LANDMARKS
+
+GOAL = ((2,), "float64")
+PLAIN = {"observation": ((), "float64"), "achieved_goal": GOAL, "desired_goal": GOAL}
+REST = {"action": "float64", "reward": "float64", "terminated": "bool"}
+STORED = {"obs": PLAIN, "next_obs": PLAIN, **REST}
+LINKED = {
+    "obs": {
+        "observation": Field((), "float64", stack=3, next="next_obs"),
+        "achieved_goal": Field(*GOAL, next="next_obs"),
+        "desired_goal": Field(*GOAL, stack=2, next="next_obs"),
+    },
+    **REST,
+}
+GAMMA = 0.5
+
+
+def reward_of(achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
+    return achieved[:, 0] - 2 * desired[:, 1] + info["action"]
+
+
+def ended_at(achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
+    return (achieved[:, 0] + desired[:, 0]) % 3 == 0
+
+
+class Step(NamedTuple):
+    name: int
+    reward: float
+    terminated: bool
+
+
+class Episode:
+    """Steps, and the observations before, between and after them; an observation is a number, and
+    what it has achieved is twice that number.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.seen: list[float] = []
+        self.ended = False
+
+
+class Episodes:
+    """What a table holds, as lists; and the same in the table."""
+
+    def __init__(self, buffer: ReplayBuffer, linked: bool) -> None:
+        self.buffer, self.linked = buffer, linked
+        self.open: dict[int, Episode] = {}
+        self.all: list[Episode] = []
+        self.deleted: set[int] = set()
+        self.cursor = 0
+        self.values = iter(range(10_000))
+
+    def obs(self, value: float) -> dict[str, Any]:
+        goal = np.array([-1.0, -1.0])
+        return {"observation": value, "achieved_goal": np.full(2, 2 * value), "desired_goal": goal}
+
+    def add(self, stream: int, end: str) -> None:
+        """Add a step, which goes on, ends, or ends without telling what was seen then."""
+        if stream not in self.open:
+            self.open[stream] = Episode()
+            self.all.append(self.open[stream])
+            self.open[stream].seen.append(float(next(self.values)))
+        episode = self.open[stream]
+        before, after = episode.seen[-1], float(next(self.values))
+        step = {"obs": self.obs(before), "action": before, "reward": before, "stream": stream}
+        if not self.linked:
+            step["next_obs"] = self.obs(after)
+        elif end == "seen":
+            step["final_obs"] = self.obs(after)
+        name = self.buffer.add(**step, terminated=end != "no")
+        assert name == self.cursor
+        self.cursor += 1
+        episode.steps.append(Step(name, before, end != "no"))
+        episode.seen.append(after)
+        if end != "no":
+            self.close(stream, final=self.linked and end == "seen")
+            if self.linked and end == "unseen":
+                episode.seen.pop()
+
+    def truncate(self, stream: int) -> None:
+        if stream in self.open:
+            final = {"final_obs": self.obs(self.open[stream].seen[-1])} if self.linked else {}
+            self.buffer.end_episode(stream=stream, **final)
+            self.close(stream, final=self.linked)
+
+    def close(self, stream: int, final: bool) -> None:
+        self.open.pop(stream).ended = True
+        self.cursor += final  # a final observation has an id of its own
+
+    def delete(self, name: int) -> None:
+        if self.buffer.delete([name]).applied:
+            self.deleted.add(name)
+
+    def known(self, episode: Episode) -> int:
+        """Observations of an episode of which the table knows what they achieved."""
+        waits = self.linked and not episode.ended  # the newest comes with the next step
+        return len(episode.seen) - waits
+
+    def check(self, batch: dict[str, Any], view: Hindsight) -> int:
+        """Check each row of a batch. Return how many have another goal."""
+        places = {
+            step.name: (episode, at)
+            for episode in self.all
+            for at, step in enumerate(episode.steps)
+        }
+        obs, after = batch["obs"], batch["next_obs"]
+        for i, name in enumerate(batch["index"].tolist()):
+            assert name not in self.deleted
+            episode, at = places[name]
+            taken = min(view.n_steps, len(episode.steps) - at)
+            assert episode.ended or taken == view.n_steps
+            unknown = at + taken >= self.known(episode)
+            goal = obs["desired_goal"][i]
+            goal = goal[-1] if self.linked else goal
+            assert (obs["desired_goal"][i] == goal).all()
+            assert (after["desired_goal"][i] == goal).all()
+            if not batch["relabelled"][i]:
+                assert goal.tolist() == [-1.0, -1.0]
+                assert unknown or view.relabel_fraction < 1
+                rewards = [step.reward for step in episode.steps[at : at + taken]]
+                last = episode.steps[at + taken - 1].terminated
+            else:
+                assert not unknown
+                assert goal.tolist() in self.allowed(episode, at, view)
+                info = {"action": np.array(episode.seen[at : at + taken])}
+                achieved = 2 * np.array(episode.seen[at + 1 : at + taken + 1])[:, None].repeat(2, 1)
+                given = achieved, goal[None].repeat(taken, 0), info
+                rewards = reward_of(*given).tolist()
+                last = episode.steps[at + taken - 1].terminated
+                if view.compute_terminated is not None:
+                    ends = ended_at(*given)
+                    last = bool(ends.any())
+                    taken = int(ends.argmax()) + 1 if last else taken
+                    rewards = rewards[:taken]
+            total = sum(GAMMA**k * one for k, one in enumerate(rewards))
+            assert batch["reward"][i] == pytest.approx(total)
+            assert batch["terminated"][i] == last
+            assert batch["discount"][i] == pytest.approx(0 if last else GAMMA**taken)
+            shown = 2 * episode.seen[min(at + taken, len(episode.seen) - 1)]
+            assert after["achieved_goal"][i].tolist() == [shown, shown]
+            if self.linked:
+                stack = [episode.seen[max(0, at - k)] for k in (2, 1, 0)]
+                assert obs["observation"][i].tolist() == stack
+        return int(batch["relabelled"].sum())
+
+    def allowed(self, episode: Episode, at: int, view: Hindsight) -> list[list[float]]:
+        newest = self.known(episode)
+        first = {"future": at + 1, "final": newest - 1, "episode": 1}[view.strategy]
+        return [[2 * value, 2 * value] for value in episode.seen[first:newest]]
+
+    def drawable(self, view: Hindsight) -> int:
+        """How many steps can be drawn, of a table that is not full."""
+        ahead = max(1, view.n_steps - (not self.linked))
+        return sum(
+            step.name not in self.deleted
+            for episode in self.all
+            for step in episode.steps[: None if episode.ended else -ahead]
+        )
+
+
+VIEWS = st.builds(
+    Hindsight,
+    st.just(reward_of),
+    strategy=st.sampled_from(["future", "final", "episode"]),
+    relabel_fraction=st.sampled_from([0.0, 0.5, 1.0]),
+    n_steps=st.integers(1, 4),
+    gamma=st.just(GAMMA),
+    info=st.just("action"),
+    compute_terminated=st.sampled_from([None, ended_at]),
+)
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("add"), st.integers(0, 2), st.sampled_from([*["no"] * 8, "seen", "unseen"])
+        ),
+        st.tuples(st.just("truncate"), st.integers(0, 2), st.none()),
+        st.tuples(st.just("delete"), st.integers(0, 80), st.none()),
+    ),
+    min_size=1,
+    max_size=100,
+)
+
+
+def played(moves: list[Any], linked: bool, **settings: Any) -> Episodes:
+    model = Episodes(ReplayBuffer(schema=LINKED if linked else STORED, seed=0, **settings), linked)
+    for move, which, end in moves:
+        getattr(model, move)(*((which, end) if move == "add" else (which,)))
+    return model
+
+
+@settings(deadline=None, max_examples=150)
+@given(view=VIEWS, moves=MOVES, linked=st.booleans(), prioritized=st.booleans())
+def test_draws_show_goals_that_their_episode_achieved(view, moves, linked, prioritized):
+    sampler = Prioritized() if prioritized else Uniform()
+    model = played(moves, linked, capacity=300, view=view, sampler=sampler)
+    assert len(model.buffer) == model.drawable(view)
+    if len(model.buffer):
+        model.check(model.buffer.sample(60), view)
+        ids = [step.name for episode in model.all for step in episode.steps]
+        batch = model.buffer.get(ids)
+        assert len(batch["index"]) >= len(model.buffer)
+        model.check(batch, view)
+
+
+@settings(deadline=None, max_examples=60)
+@given(view=VIEWS, moves=MOVES, linked=st.booleans())
+def test_goals_are_of_their_episode_where_rows_were_overwritten(view, moves, linked):
+    model = played([*moves, *moves], linked, capacity=30)
+    source = model.buffer.source(view=view, seed=1)  # a view that comes after the steps
+    if len(model.buffer):
+        with AsyncDataLoader(source, 60, prefetch=1) as loader:
+            batch = next(loader)
+        model.check(arrays_of(batch), view)
+
+
+def arrays_of(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {name: arrays_of(value) for name, value in batch.items()}
+    return batch.numpy()
+
+
+def no_reward(achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
+    return np.zeros(len(achieved))
+
+
+FLAT = {
+    "observation": Field((), "float32", next="next_observation"),
+    "achieved_goal": Field((), "int64", next="next_achieved_goal"),
+    "desired_goal": Field((), "int64", next="next_desired_goal"),
+    "reward": "float32",
+    "terminated": "bool",
+    "truncated": "bool",
+}
+
+
+def flat_step(achieved: int) -> dict[str, Any]:
+    return {"observation": 0.0, "achieved_goal": achieved, "desired_goal": -1}
+
+
+def flat_episodes(lengths: list[int], **settings: Any) -> ReplayBuffer:
+    """Episodes whose observation t of episode e achieves 100,000 * e + t."""
+    settings = {"capacity": 20_000, "seed": 0, **settings}
+    buffer = ReplayBuffer(schema=FLAT, **settings)
+    for e, length in enumerate(lengths):
+        for t in range(length):
+            last = t == length - 1
+            final = {"final_obs": flat_step(100_000 * e + length)} if last else {}
+            step = flat_step(100_000 * e + t)
+            buffer.add(**step, reward=-1.0, terminated=False, truncated=last, **final)
+    return buffer
+
+
+def chi_square(counts: np.ndarray[Any, Any]) -> float:
+    expected = counts.sum() / len(counts)
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "goals"),
+    [("future", range(11, 31)), ("final", range(30, 31)), ("episode", range(1, 31))],
+)
+def test_each_goal_of_a_strategy_is_equally_likely(strategy, goals):
+    buffer = flat_episodes([5, 30, 5], view=Hindsight(no_reward, strategy=strategy))
+    batch = buffer.get([6 + 10] * 20_000)  # the step 10 of the second episode
+    assert (batch["achieved_goal"] == 100_010).all()
+    assert np.mean(batch["relabelled"]) == pytest.approx(0.8, abs=0.02)
+    chosen = batch["desired_goal"][batch["relabelled"]] - 100_000
+    counts = np.bincount(chosen, minlength=40)
+    assert counts.sum() == sum(counts[goal] for goal in goals)
+    assert chi_square(counts[goals.start : goals.stop]) < 60  # 29 degrees of freedom: 1 in 1000
+
+
+def test_goals_of_an_episode_that_is_longer_than_what_a_walk_keeps_are_equally_likely():
+    length = 5 * LANDMARKS
+    buffer = flat_episodes([length], view=Hindsight(no_reward, relabel_fraction=1.0))
+    goals = buffer.get([0] * 4000)["desired_goal"]
+    assert goals.min() > 0
+    assert goals.max() <= length
+    assert chi_square(np.bincount((goals - 1) // 256, minlength=20)) < 44  # 19: 1 in 1000
+    assert chi_square(np.bincount(goals % 16, minlength=16)) < 38
+
+
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized()])
+def test_equal_seeds_give_equal_goals_with_any_number_of_workers(sampler):
+    seen = []
+    for num_workers in (0, 2):
+        buffer = flat_episodes([20, 30, 9], sampler=sampler.__class__())
+        buffer.sample(7, view=Hindsight(no_reward))
+        source = buffer.source(view=Hindsight(no_reward, strategy="episode"), seed=3)
+        with AsyncDataLoader(source, 64, num_workers=num_workers, prefetch=1) as loader:
+            batches = [next(loader) for _ in range(3)]
+        seen.append([(one["index"].tolist(), one["desired_goal"].tolist()) for one in batches])
+    assert seen[0] == seen[1]
+
+
+def test_equal_seeds_of_tables_give_equal_goals_in_samples():
+    first, second = (flat_episodes([40, 40], view=Hindsight(no_reward)) for _ in range(2))
+    for _ in range(3):
+        assert (first.sample(50)["desired_goal"] == second.sample(50)["desired_goal"]).all()
+    assert (first.sample(50)["desired_goal"] != second.sample(50)["desired_goal"] + 1).all()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loaders_compute_rewards_where_they_make_batches(num_workers):
+    offset = 0.5
+
+    def reward(achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
+        return torch.as_tensor(achieved == desired).float()[:, None] + offset
+
+    buffer = flat_episodes([30] * 4, view=Hindsight(reward), sampler=Prioritized())
+    with AsyncDataLoader(buffer, 128, num_workers=num_workers) as loader:
+        for _ in range(3):
+            batch = next(loader)
+            reached = batch["next_achieved_goal"] == batch["desired_goal"]
+            wanted = torch.where(batch["relabelled"], reached.float() + offset, -1.0)
+            assert (batch["reward"] == wanted).all()
+            assert reached.any()
+            assert batch["weight"].shape == (128,)
+            loader.update_priorities(batch["index"], torch.ones(128))
+
+
+def test_a_collate_function_gets_steps_with_new_goals():
+    buffer = flat_episodes([30], view=Hindsight(no_reward, relabel_fraction=1.0))
+    with AsyncDataLoader(buffer, 16, collate_fn=list) as loader:
+        assert all(step["desired_goal"] > step["achieved_goal"] for step in next(loader))
+
+
+def test_tables_that_use_steps_up_show_goals():
+    view = Hindsight(no_reward, relabel_fraction=1.0)
+    buffer = flat_episodes([30], view=view, max_times_sampled=2, limiter=MinSize(10))
+    batch = buffer.sample(20)
+    assert (batch["desired_goal"] > batch["achieved_goal"]).all()
+    with AsyncDataLoader(buffer, 20, prefetch=1) as loader:
+        batch = next(loader)
+        assert (batch["desired_goal"] > batch["achieved_goal"]).all()
+
+
+def test_goals_and_rewards_follow_late_updates():
+    view = Hindsight(lambda achieved, desired, info: achieved - desired, relabel_fraction=1.0)
+    buffer = flat_episodes([3], view=view)
+    buffer.update([2], achieved_goal=np.array([700]))
+    batch = buffer.get([1] * 50)
+    assert set(batch["desired_goal"].tolist()) == {700, 3}
+    assert (batch["reward"] == 700 - batch["desired_goal"]).all()
+
+
+def test_no_goal_is_of_another_episode_while_a_thread_overwrites_steps():
+    view = Hindsight(no_reward, strategy="episode", relabel_fraction=1.0, n_steps=2)
+    buffer = flat_episodes([20] * 5, capacity=100, view=view)
+    done = threading.Event()
+
+    def write() -> None:
+        goals = 500_000 + np.arange(20)
+        while not done.is_set():
+            zeros = {name: np.zeros(20, np.float32) for name in ("observation", "reward")}
+            ends = {name: np.zeros(20, np.bool_) for name in ("terminated", "truncated")}
+            buffer.extend(achieved_goal=goals, desired_goal=-goals, **zeros, **ends, stream=0)
+            buffer.end_episode(final_obs=flat_step(int(goals[-1]) + 1), stream=0)
+            goals = goals + 100_000
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(200):
+            batch = buffer.sample(64, timeout_s=30)
+            new = batch["relabelled"]
+            same = batch["desired_goal"] // 100_000 == batch["achieved_goal"] // 100_000
+            assert same[new].all()
+            assert (batch["desired_goal"][new] % 100_000 > 0).all()
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_checkpoint_asks_for_the_functions_of_its_view(tmp_path):
+    view = Hindsight(no_reward, strategy="episode")
+    buffer = flat_episodes([9, 30], view=view)
+    buffer.save(tmp_path)
+    with pytest.raises(errors.ConfigError, match=r"view=Hindsight\(compute_reward=no_reward, stra"):
+        ReplayBuffer.from_checkpoint(tmp_path)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path, view=view)
+    buffer.sample(3)
+    buffer.load(tmp_path)
+    assert buffer.view == view
+    first, second = loaded.sample(100), buffer.sample(100)
+    assert (first["index"] == second["index"]).all()
+    assert (first["desired_goal"] == second["desired_goal"]).all()
+
+
+def test_a_feeder_refuses_hindsight_goals():
+    view = Hindsight(no_reward)
+    with pytest.raises(errors.Unsupported, match="learner's process"):
+        view_of(view)
+    with pytest.raises(errors.ConfigError, match="view: Hindsight"):
+        spelled_out({"capacity": 10, "view": view})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_reward_function_that_is_not_vectorised_is_refused(num_workers):
+    view = Hindsight(lambda achieved, desired, info: 1.0)
+    buffer = flat_episodes([30], view=view)
+    with (
+        AsyncDataLoader(buffer, 32, num_workers=num_workers) as loader,
+        pytest.raises(errors.ConfigError, match="return one number for each"),
+    ):
+        next(loader)
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, *given: Any) -> Any:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"compute_reward": 3}, "compute_reward=3"),
+        ({"compute_reward": Unhashable()}, "cannot be hashed"),
+        ({"compute_terminated": 3}, "compute_terminated=3"),
+        ({"strategy": "random"}, "'future', 'final', 'episode'"),
+        ({"relabel_fraction": 4}, "relabel_fraction=4"),
+        ({"goal": ""}, "goal=''"),
+        ({"n_steps": 0}, "n_steps=0"),
+        ({"gamma": 2}, "gamma=2"),
+        ({"info": [1]}, "info=1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(errors.ConfigError, match=message):
+        Hindsight(**{"compute_reward": no_reward, **settings})
+
+
+TWO_GOALS = {"desired_goal": "int64"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "message"),
+    [
+        ({"achieved_goal": None}, {}, "achieved='achieved_goal': steps have observation"),
+        ({"desired_goal": ((2,), "int64")}, {}, "one shape and dtype"),
+        ({"achieved_goal": ((), "int64")}, {}, "next='next_achieved_goal'"),
+        ({"reward": "int64"}, {}, "the reward of another goal is a float"),
+        ({"reward": ((2,), "float32")}, {}, "the reward of another goal is a float"),
+        ({"relabelled": "bool"}, {}, "'relabelled', which this view adds"),
+        ({}, {"info": "action"}, "info='action'"),
+        (
+            {"a": TWO_GOALS, "b": TWO_GOALS, "desired_goal": None},
+            {},
+            "steps have several: a.desired_goal, b.desired_goal",
+        ),
+    ],
+)
+def test_a_table_that_lacks_what_goals_need_says_why(fields, settings, message):
+    schema = {name: field for name, field in {**FLAT, **fields}.items() if field is not None}
+    with pytest.raises(errors.ConfigError, match=message):
+        ReplayBuffer(100, schema, view=Hindsight(no_reward, **settings))
+
+
+def test_tables_without_episodes_refuse_hindsight_goals():
+    with pytest.raises(errors.ConfigError, match="a queue gives each step once"):
+        ReplayBuffer.queue(100, FLAT, view=Hindsight(no_reward))
+    stored = {"achieved_goal": "int64", "next_achieved_goal": "int64", "desired_goal": "int64"}
+    buffer = ReplayBuffer(100, {**stored, "reward": "float32"}, remover=Lifo())
+    with pytest.raises(errors.ConfigError, match="out of order"):
+        buffer.source(view=Hindsight(no_reward))
+    of_sb3 = {"goal_selection_strategy": "future"}, {"n_sampled_goal": 4}
+    with pytest.raises(TypeError, match="say strategy"):
+        Hindsight(no_reward, **of_sb3[0])
+    with pytest.raises(TypeError, match=r"relabel_fraction=k / \(k \+ 1\)"):
+        Hindsight(no_reward, **of_sb3[1])
+
+
+def test_transitions_of_the_same_table_keep_their_goals():
+    buffer = flat_episodes([30], view=Hindsight(no_reward))
+    batch = buffer.sample(100, view=Transitions())
+    assert (batch["desired_goal"] == -1).all()
+    assert "relabelled" not in batch
