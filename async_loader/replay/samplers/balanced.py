@@ -78,12 +78,12 @@ class Balanced(Binding):
                 f"{column.dtype}: store which class a step is of as an integer, as np.digitize "
                 "makes it of a float"
             )
-        self._column = column
+        self._column = items.column
         self._numbers = RandomNumbers(seed)
         self._lists = ValueLists(items.rows)
 
     def _values(self, rows: Rows) -> Ids:
-        values: Ids = self._column[rows].astype(np.int64)
+        values: Ids = self._column(self.field)[rows].astype(np.int64)
         return values
 
     def insert(self, rows: Rows, priority: Priorities) -> None:

@@ -374,6 +374,11 @@ def test_a_table_without_a_schema_looks_at_its_first_step():
         ReplayBuffer(10).source(sampler=Balanced("task"))
 
 
+@pytest.mark.parametrize("sampler", [Balanced("task")])
+def test_a_sampler_that_is_kept_does_not_keep_the_memory_of_its_table(sampler):
+    filled([1], sampler=sampler).sample(2)
+
+
 def test_its_settings_show_and_it_belongs_to_one_table():
     sampler = Balanced("task")
     assert repr(sampler) == "Balanced('task')"
