@@ -122,6 +122,8 @@ def test_all_samplers_of_the_package_have_a_kind():
         "uniform",
         "prioritized",
         "rank_prioritized",
+        "recency",
+        "balanced",
         "fifo",
         "lifo",
         "min_heap",
@@ -581,7 +583,7 @@ MISTAKES = [
     ),
     (
         "tables: {r: {capacity: 10, sampler: {alpha: 1}}}",
-        "tables.r.sampler: it needs a 'kind': one of fifo, lifo",
+        "tables.r.sampler: it needs a 'kind': one of balanced, fifo",
     ),
     ("tables: {r: {capacity: 10, limiter: 3}}", "tables.r.limiter: expected a map, got 3"),
     (
