@@ -81,6 +81,7 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("autoreset_mode auto_reset", "autoreset"),
     ("num_samples n size batch", "batch_size"),
     ("bs", "batch_size"),
+    ("out out_tensors output outputs output_tensors out_buffers static_inputs", "into"),
     ("as_torch batch_type return_type output_format", "batch_format"),
     ("indices indexes idxs idxes idx ids id keys", "index"),
     ("priorities td_errors td_error prios p", "priority"),
