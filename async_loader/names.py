@@ -112,6 +112,7 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("weights params state_dict", "tensors"),
     ("weights probs probabilities p ratios proportions fractions sources tables", "shares"),
     ("decay eta tau age recency_factor", "half_life"),
+    ("key label labels by column name class_field stratify group", "field"),
     ("max_in_flight max_in_flight_samples_per_worker num_prefetch", "prefetch"),
 )
 """Names in other libraries and before the first release, with ours.
@@ -283,6 +284,10 @@ PUBLIC: dict[str, str] = {
         "say Mixture({table: share, ...})",
     ),
     "ERE": "say sampler=Recency(half_life)",
+    **dict.fromkeys(
+        ("WeightedRandomSampler", "BalancedSampler", "ClassBalanced", "Stratified"),
+        "say sampler=Balanced(field), for every value of a field equally often",
+    ),
     "HER": "say ReplayBuffer(view=Hindsight(compute_reward))",
     "HerReplayBuffer": "say ReplayBuffer(view=Hindsight(compute_reward))",
     "HERReplayBuffer": "say ReplayBuffer(view=Hindsight(compute_reward))",

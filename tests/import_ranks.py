@@ -25,11 +25,11 @@ RANKS["replay"] = [
     "kernels",
     "samplers.sampler samplers.random_numbers samplers.schedule",
     "samplers.binding samplers.seeded samplers.random_rows samplers.order samplers.heap_kernels "
-    "samplers.tree_kernels",
+    "samplers.tree_kernels samplers.value_list_kernels",
     "samplers.heap samplers.ordered samplers.tree samplers.priority_rules "
     "samplers.prioritized_kernels",
-    "samplers.arrivals samplers.heaps samplers.prioritized samplers.uniform",
-    "samplers.rank samplers.recency",
+    "samplers.arrivals samplers.heaps samplers.prioritized samplers.uniform samplers.value_lists",
+    "samplers.balanced samplers.rank samplers.recency",
     "samplers",
     "table table.batch_arrays table.field_validator table.free_rows table.inner_sampler "
     "table.storage table.undelivered table.waiters",
