@@ -388,7 +388,8 @@ def test_its_settings_show_and_it_belongs_to_one_table():
     filled([1], sampler=sampler)
     with pytest.raises(ConfigError, match="another table"):
         filled([1], sampler=sampler)
+    other = {"label": "task"}
     with pytest.raises(TypeError, match="say field"):
-        Balanced(label="task")
+        Balanced(**other)
     with pytest.raises(ConfigError, match="these items have none"):
         Balanced("task").bind(Items(8), np.random.SeedSequence(0))
