@@ -18,6 +18,7 @@ __all__ = [
     "END",
     "Applied",
     "AsyncDataLoader",
+    "Balanced",
     "DataLoader",
     "Field",
     "Fifo",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from async_loader.replay.hindsight_view import Hindsight
     from async_loader.replay.rate_limiter import MinSize, RateLimiter
     from async_loader.replay.samplers import (
+        Balanced,
         Fifo,
         Lifo,
         Linear,
@@ -86,6 +88,7 @@ else:
         **dict.fromkeys(("MinSize", "RateLimiter"), "async_loader.replay.rate_limiter"),
         **dict.fromkeys(
             (
+                "Balanced",
                 "Fifo",
                 "Lifo",
                 "Linear",

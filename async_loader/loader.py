@@ -7,7 +7,7 @@ import secrets
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic
@@ -20,6 +20,7 @@ from async_loader.batch_format import BatchFormat, checked, finisher
 from async_loader.errors import CannotSend, ConfigError, Unsupported
 from async_loader.lifecycle import State, seconds, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.pipeline.iterator import OnError
 from async_loader.pipeline.source_engine import SourceEngine
 from async_loader.pipeline.task_supplier import NOTHING
@@ -129,6 +130,15 @@ class AsyncDataLoader(Generic[B]):
         ``tensordict.TensorDict`` with ``batch_size=[batch_size]``.
     slot_bytes : int | None
         Fixed size of a batch slot in shared memory; default fits the batches.
+    into : dict of tensors | list of dicts of tensors | None
+        Tensors of yours into which batches are copied, each of the shape ``[batch_size, ...]`` and
+        dtype of its field, nested as the batch is: their addresses stay, as a CUDA graph needs it.
+        A batch is a new dict with these same tensors; fields that are not given come beside them,
+        in tensors of their own. Of n dicts the k-th batch fills dict ``k % n``, and it is
+        overwritten by the n-th ``next`` after that, never before. They must be on ``device``
+        (``index`` on the CPU), without gradients, and must not overlap. Fields are checked before
+        anything starts where the source knows them; behind a collate_fn or a transform, and for
+        callables and a feeder's table, by ``next``, which raises SchemaError.
 
     Raises
     ------
@@ -166,6 +176,7 @@ class AsyncDataLoader(Generic[B]):
         on_error: OnError = "raise",
         batch_format: BatchFormat = "torch",
         slot_bytes: int | None = None,
+        into: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         refuse_start_in_child()
         self.batch_size = whole("batch_size", batch_size, 1)
@@ -179,12 +190,14 @@ class AsyncDataLoader(Generic[B]):
         ahead = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1)
         own_seed = secrets.randbits(63) if seed is None else whole("seed", seed, 0)
         check_descriptors(self.num_workers if worker_type == "process" else 0)
+        backend = _backend(device)
+        buffers = _buffers(into, backend, batch_format)
         self._source = as_source(data_source, seed)
         if isinstance(self._source, Foresighted):
             self._source.note_ahead(self.batch_size, ahead)
         self._engine = engine = SourceEngine(
             self._source,
-            _backend(device),
+            backend,
             batch_size=self.batch_size,
             chunk_size=self.chunk_size,
             num_workers=self.num_workers,
@@ -200,6 +213,7 @@ class AsyncDataLoader(Generic[B]):
             worker_init_fn=callable_or_none("worker_init_fn", worker_init_fn),
             context=context_of(multiprocessing_context),
             finish=finish,
+            buffers=buffers,
         )
         self._iterator = engine.iterator
         try:
@@ -420,6 +434,17 @@ def _finish(batch_format: BatchFormat, device: str) -> Callable[[Any], Any] | No
             "out or say batch_format='torch'"
         )
     return finisher(batch_format)
+
+
+def _buffers(into: object, backend: Any, batch_format: BatchFormat) -> OutputBuffers | None:
+    if into is None:
+        return None
+    if batch_format != "torch":
+        raise ConfigError(
+            f"into= and batch_format={batch_format!r}: batches come in the tensors that are given, "
+            "so leave batch_format out"
+        )
+    return OutputBuffers(into, backend)
 
 
 def _backend(device: str | torch.device) -> Any:

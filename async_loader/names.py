@@ -81,6 +81,7 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("autoreset_mode auto_reset", "autoreset"),
     ("num_samples n size batch", "batch_size"),
     ("bs", "batch_size"),
+    ("out out_tensors output outputs output_tensors out_buffers static_inputs", "into"),
     ("as_torch batch_type return_type output_format", "batch_format"),
     ("indices indexes idxs idxes idx ids id keys", "index"),
     ("priorities td_errors td_error prios p", "priority"),
@@ -111,6 +112,7 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("weights params state_dict", "tensors"),
     ("weights probs probabilities p ratios proportions fractions sources tables", "shares"),
     ("decay eta tau age recency_factor", "half_life"),
+    ("key label labels by column name class_field stratify group", "field"),
     ("max_in_flight max_in_flight_samples_per_worker num_prefetch", "prefetch"),
 )
 """Names in other libraries and before the first release, with ours.
@@ -282,6 +284,10 @@ PUBLIC: dict[str, str] = {
         "say Mixture({table: share, ...})",
     ),
     "ERE": "say sampler=Recency(half_life)",
+    **dict.fromkeys(
+        ("WeightedRandomSampler", "BalancedSampler", "ClassBalanced", "Stratified"),
+        "say sampler=Balanced(field), for every value of a field equally often",
+    ),
     "HER": "say ReplayBuffer(view=Hindsight(compute_reward))",
     "HerReplayBuffer": "say ReplayBuffer(view=Hindsight(compute_reward))",
     "HERReplayBuffer": "say ReplayBuffer(view=Hindsight(compute_reward))",

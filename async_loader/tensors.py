@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 _FORK_TIMEOUT_S = 30.0
+_PARALLEL_FROM = 32_768
+"""Elements from which torch divides a copy among threads: at::internal::GRAIN_SIZE."""
 _torch: Any = None  # set once torch is fully imported
 
 
@@ -173,6 +175,22 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     import torch
 
     return torch.from_numpy(array)
+
+
+def copy_on_cpu(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy ``values`` into ``target``, of the same shape and dtype, in this thread alone.
+
+    torch copies large tensors with several threads, which wait for each other: beside workers
+    that takes tens of times as long as one thread does. Autograd learns of the change.
+    """
+    # detached: a copy of values with a gradient would give one to the target
+    if target.numel() < _PARALLEL_FROM or numpy_dtype(target.dtype) is None:
+        target.copy_(values.detach() if values.requires_grad else values)
+        return
+    import torch
+
+    np.copyto(target.numpy(), to_numpy(values), casting="no")
+    torch.autograd.graph.increment_version(target)
 
 
 def is_bfloat16(value: object) -> bool:

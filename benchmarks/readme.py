@@ -20,6 +20,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SUITES = {
     "loader": ("torch", "DI-engine"),
     "replay": ("torch", "cpprb", "torchrl", "stable-baselines3", "tianshou"),
+    "trajectories": ("torchrl", "ray", "flashbax", "minari", "stable-baselines3"),
     "feeder": ("dm-reverb", "tensorflow", "pyzmq"),
     "doors": ("torch", "mxnet", "gluonnlp", "fastai", "DI-engine"),
 }
@@ -27,6 +28,7 @@ SUITES = {
 TITLES = {
     "loader": "The loader",
     "replay": "The replay table",
+    "trajectories": "Sequences and episodes",
     "feeder": "The feeder",
     "doors": "Drop-in modules",
 }

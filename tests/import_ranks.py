@@ -25,11 +25,11 @@ RANKS["replay"] = [
     "kernels",
     "samplers.sampler samplers.random_numbers samplers.schedule",
     "samplers.binding samplers.seeded samplers.random_rows samplers.order samplers.heap_kernels "
-    "samplers.tree_kernels",
+    "samplers.tree_kernels samplers.value_list_kernels",
     "samplers.heap samplers.ordered samplers.tree samplers.priority_rules "
     "samplers.prioritized_kernels",
-    "samplers.arrivals samplers.heaps samplers.prioritized samplers.uniform",
-    "samplers.rank samplers.recency",
+    "samplers.arrivals samplers.heaps samplers.prioritized samplers.uniform samplers.value_lists",
+    "samplers.balanced samplers.rank samplers.recency",
     "samplers",
     "table table.batch_arrays table.field_validator table.free_rows table.inner_sampler "
     "table.storage table.undelivered table.waiters",
@@ -73,8 +73,8 @@ RANKS["replay"] = [
 RANKS["pipeline"] = [
     "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device "
     "device.backend draw_place workers",
-    "batches.host_output batches.transform device.pinned_memory train_queue workers.failures "
-    "workers.seeding",
+    "batches.host_output batches.output_buffers batches.transform device.pinned_memory "
+    "train_queue workers.failures workers.seeding",
     "batches.local_collator device.cuda_queue job_queue workers.work workers.worker_slots",
     "batches.assembler device.streamer task_supplier workers.sample_work workers.worker_main",
     "producer workers.thread_pool workers.worker_handle",

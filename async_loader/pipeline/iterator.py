@@ -59,6 +59,8 @@ class BatchIterator(Iterator[Any]):
         Without a time limit, warn once when there was no batch for ten seconds.
     finish : callable | None
         Makes what is handed out of a batch. Called in the consumer's thread; may be called again.
+    fill : callable | None
+        As ``finish``, and it is also given the number of batches that were handed out before.
 
     Attributes
     ----------
@@ -80,6 +82,7 @@ class BatchIterator(Iterator[Any]):
         on_error: OnError = "raise",
         warns: bool = False,
         finish: Callable[[Any], Any] | None = None,
+        fill: Callable[[Any, int], Any] | None = None,
     ) -> None:
         self.meter = Meter()
         self.held: Any = NOTHING
@@ -109,6 +112,7 @@ class BatchIterator(Iterator[Any]):
         self._timeout_s = timeout_s
         self._warned = not warns
         self._finish = finish
+        self._fill = fill
         self._item: Any = NOTHING  # what was found and paid for, and is not read yet
         self._owed = False  # what was found is still in the queue, and its credit is not given back
         self._outcomes = 0
@@ -221,6 +225,8 @@ class BatchIterator(Iterator[Any]):
             batch = self._read(item)
             if self._finish is not None:
                 batch = self._finish(batch)
+            if self._fill is not None:
+                batch = self._fill(batch, self.meter.batches)
         except Exception as error:
             # of this batch alone, as far as can be known: the next call goes on with the next one
             self.held, self._owed, self._item = Failure(error), owed, NOTHING

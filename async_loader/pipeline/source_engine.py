@@ -13,6 +13,7 @@ from async_loader.lifecycle import EndFlag
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator
+from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.pipeline.batches.transform import Transform
 from async_loader.pipeline.codec import MainModule
 from async_loader.pipeline.dispatch import PlanDispatch
@@ -42,6 +43,8 @@ class SourceEngine:
     ----------
     backend : DeviceBackend | None
         ``None`` delivers on the CPU, straight from the train queue.
+    buffers : OutputBuffers | None
+        The caller's tensors, into which batches are copied.
     others
         The loader's, validated before they get here.
     """
@@ -66,9 +69,14 @@ class SourceEngine:
         worker_init_fn: Callable[[int], Any] | None,
         context: BaseContext,
         finish: Callable[[Any], Any] | None,
+        buffers: OutputBuffers | None = None,
     ) -> None:
         of_batch = None if transform is None else Transform(transform)
         whole = collate_fn is not None or of_batch is not None
+        reader = source.reader()
+        schema = None if reader is None else reader.schema
+        if buffers is not None and schema is not None and not whole:
+            buffers.check(schema, batch_size)
 
         def config(number: int) -> WorkerConfig:
             work = SampleWork(source.reader(), collate_fn, worker_init_fn, seed, transform=of_batch)
@@ -89,11 +97,10 @@ class SourceEngine:
         core = self.core = EngineCore(settings, output, EndFlag())
         slots = core.slots
         work = SampleWork(None, collate_fn, worker_init_fn, seed, slots, output, of_batch)
-        reader = source.reader()
         # Where the source knows its rows already, take the memory now: what does not fit is refused
         # before anything runs.
-        if reader is not None and reader.schema is not None and collate_fn is None:
-            layout = slots.layout(reader.schema, batch_size)
+        if schema is not None and collate_fn is None:
+            layout = slots.layout(schema, batch_size)
             if num_workers > 1:
                 slots.reserve(layout.nbytes)
         assembler: ChunkAssembler | None = None
@@ -118,7 +125,13 @@ class SourceEngine:
             # A user's function may depend on the thread that calls it.
             self.iteration.place = DrawPlace() if isinstance(source, AnyThread) else None
         self.iterator = BatchIterator(
-            None, self.iteration, timeout_s, on_error=on_error, warns=True, finish=finish
+            None,
+            self.iteration,
+            timeout_s,
+            on_error=on_error,
+            warns=True,
+            finish=finish,
+            fill=None if buffers is None else buffers.fill,
         )
 
     def start(self) -> None:

@@ -16,6 +16,7 @@ from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.kernel_warmup import warm
 from async_loader.replay.samplers import (
+    Balanced,
     Fifo,
     Lifo,
     MaxHeap,
@@ -41,7 +42,13 @@ def build() -> None:
     processes.
     """
     warm()
-    repeating: list[Sampler] = [Uniform(), Prioritized(0.5), RankPrioritized(), Recency(9)]
+    repeating: list[Sampler] = [
+        Uniform(),
+        Prioritized(0.5),
+        RankPrioritized(),
+        Recency(9),
+        Balanced("task"),
+    ]
     for sampler in repeating:
         _use_sampler(sampler, _MANY)
     each_once: list[Sampler] = [Uniform(replacement=False), Fifo(), Lifo(), MinHeap()]
@@ -59,6 +66,7 @@ def _steps(rows: int) -> dict[str, np.ndarray]:
     return {
         "obs": np.zeros((rows, _OBS), np.float32),
         "reward": np.zeros(rows, np.float32),
+        "task": np.arange(rows) % 3,
         "terminated": np.arange(rows) % 8 == 7,
     }
 
@@ -66,14 +74,16 @@ def _steps(rows: int) -> dict[str, np.ndarray]:
 def _use_sampler(sampler: Sampler, many: int, remover: Sampler | None = None) -> None:
     with ReplayBuffer(_CAPACITY, sampler=sampler, remover=remover, seed=0) as buffer:
         for value in range(4):
-            buffer.add(obs=np.zeros(_OBS, np.float32), reward=float(value), terminated=False)
+            buffer.add(
+                obs=np.zeros(_OBS, np.float32), reward=float(value), task=value, terminated=False
+            )
         ids = buffer.extend(_steps(_CAPACITY))
         buffer.sample(2)
         buffer.sample(many)
         buffer.source().draw_now(4)
         index = ids[-4:]
         buffer.get(index)
-        buffer.update(index, reward=np.ones(len(index), np.float32))
+        buffer.update(index, reward=np.ones(len(index), np.float32), task=index % 2)
         with contextlib.suppress(Unsupported):  # samplers without priorities
             buffer.update_priorities(index, np.ones(len(index)))
         buffer.delete(index)

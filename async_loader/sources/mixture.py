@@ -319,7 +319,10 @@ class Mixture:
         return tuple(float(member.share) for member in self._members)
 
     def numbers(self, index: Any) -> Ids:
-        """Return the number of each row's source, counted from 0: int64, the shape of ``index``."""
+        """Return the number of each row's source, counted from 0: int64, the shape of ``index``.
+
+        -1 for places of a sequence without a step.
+        """
         return numbers_of(_ids(index))
 
     def ids(self, index: Any) -> Ids:
@@ -345,7 +348,7 @@ class Mixture:
                 refused = error
         if refused is not None and not applied:
             raise refused
-        return _sum(applied)
+        return _sum([*applied, _nowhere(index)])
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set some fields of rows by index, each in its own source: see `Table.update`.
@@ -359,12 +362,11 @@ class Mixture:
             (member.need(Updating, "rows"), ids, values)
             for member, ids, values in self._by_source(index, **fields)
         ]
-        return _sum(
-            [
-                source.update(ids, **dict(zip(fields, values, strict=True)))
-                for source, ids, values in parts
-            ]
-        )
+        applied = [
+            source.update(ids, **dict(zip(fields, values, strict=True)))
+            for source, ids, values in parts
+        ]
+        return _sum([*applied, _nowhere(index)])
 
     @explain_wrong_names
     def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
@@ -381,16 +383,20 @@ class Mixture:
                 raise Unsupported(
                     f"{member.name} was not given as a table: say table.delete(mixture.ids(index))"
                 )
-        return _sum(
-            [cast(Table, member.table).delete(ids, timeout_s=timeout_s) for member, ids, _ in parts]
-        )
+        applied = [
+            cast(Table, member.table).delete(ids, timeout_s=timeout_s) for member, ids, _ in parts
+        ]
+        return _sum([*applied, _nowhere(index)])
 
     def _by_source(self, index: Any, **values: Any) -> list[tuple[MixtureMember, Ids, list[Any]]]:
-        """Split rows, and values of them, by their sources. Raises ConfigError for other rows."""
+        """Split rows, and values of them, by their sources. Raises ConfigError for other rows.
+
+        Places of a sequence without a step, -1, are left out; see `_nowhere`.
+        """
         ids = _ids(index).reshape(-1)
         numbers, parts = numbers_of(ids), []
-        for number in np.unique(numbers).tolist():
-            if not 0 <= number < len(self._members):
+        for number in np.unique(numbers[ids >= 0]).tolist():
+            if number >= len(self._members):
                 raise ConfigError(
                     f"index {ids[numbers == number][0]} is of source {number}, and this mixture "
                     f"has {len(self._members)}: give the index of one of its batches"
@@ -467,6 +473,11 @@ def _ids(index: Any) -> Ids:
     array = tensors.as_array(index)
     ids: Ids = np.asarray(index if array is None else array).astype(np.int64, copy=False)
     return ids
+
+
+def _nowhere(index: Any) -> Applied:
+    """Count the rows that are in no table, as tables do: those of a negative index."""
+    return Applied(0, int((_ids(index) < 0).sum()))
 
 
 def _picked(name: str, value: Any, here: Array) -> Any:

@@ -19,6 +19,7 @@ consumer's current stream as kernels on a real device do. The model is strict ab
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import weakref
@@ -103,6 +104,7 @@ class FakeArray:
         A name if numpy has no such dtype.
     device : str
         "fake".
+    backend : FakeBackend
     """
 
     device = "fake"
@@ -114,11 +116,25 @@ class FakeArray:
         self.region = region
         self.shape = region.shape
         self.dtype: Any = odd_dtype or region.dtype
-        self._backend = backend
+        self.backend = backend
         self._odd = odd_dtype
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element, as a tensor's does."""
+        address: int = self.block.memory.ctypes.data
+        return address + self.region.offset
+
+    def element_size(self) -> int:
+        """Return the bytes of an element."""
+        return self.region.dtype.itemsize
+
+    def stride(self) -> tuple[int, ...]:
+        """Return the steps from element to element of each axis, in elements."""
+        view = _view(self.block.memory, self.region)
+        return tuple(step // view.itemsize for step in view.strides)
 
     def __repr__(self) -> str:
         return f"<FakeArray {list(self.shape)} {self.dtype}>"
@@ -128,8 +144,8 @@ class FakeArray:
 
         Waits, like a device.
         """
-        result = self._backend.launch(self)
-        self._backend.synchronize(result.event)
+        result = self.backend.launch(self)
+        self.backend.synchronize(result.event)
         return result.values[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -249,6 +265,13 @@ class FakeBackend:
                     self._reach(after)
                 self.advance(stream)
 
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> FakeArray:
+        """Return a new array, for example for a loader's ``into``."""
+        kind = np.dtype(dtype)
+        with self._lock:
+            block = self._allocate(math.prod(shape) * kind.itemsize)
+        return FakeArray(self, block, Region("", kind, tuple(shape), 0))
+
     # -- DeviceBackend, in the streamer's thread ---------------------------------------------------
 
     def open(self) -> None:
@@ -335,6 +358,33 @@ class FakeBackend:
             if stream not in users:
                 users.append(stream)
 
+    # -- BufferWriter, in the consumer's thread ----------------------------------------------------
+
+    def holds(self, value: object) -> bool:
+        return isinstance(value, FakeArray) and value.backend is self
+
+    def current(self) -> FakeStream:
+        return self.current_stream()
+
+    def follow(self, stream: FakeStream) -> None:
+        with self._lock:
+            self.wait(self._push_event(FakeEvent(stream)))
+
+    def write(self, target: FakeArray, values: FakeArray) -> None:
+        """Queue a copy on the current stream, which keeps neither array alive."""
+        to, at, source, region = (
+            target.block.memory,
+            target.region,
+            values.block.memory,
+            values.region,
+        )
+
+        def copy() -> None:
+            np.copyto(_view(to, at), _view(source, region), casting="no")
+
+        with self._lock:
+            self.current_stream().ops.append(_Op(copy))
+
     # -- inside ------------------------------------------------------------------------------------
 
     def _push_event(self, event: FakeEvent) -> FakeEvent:
@@ -408,8 +458,12 @@ def _nothing() -> None:
     """Do nothing: the operation of a stream that has waited."""
 
 
+def _view(memory: Bytes, region: Region) -> npt.NDArray[Any]:
+    return np.ndarray(region.shape, region.dtype, memory, region.offset, region.strides)
+
+
 def _read(memory: Bytes, region: Region) -> npt.NDArray[Any]:
-    return np.ndarray(region.shape, region.dtype, memory, region.offset, region.strides).copy()
+    return _view(memory, region).copy()
 
 
 def _poison(pid: int, slot: Bytes) -> None:

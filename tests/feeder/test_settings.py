@@ -122,6 +122,8 @@ def test_all_samplers_of_the_package_have_a_kind():
         "uniform",
         "prioritized",
         "rank_prioritized",
+        "recency",
+        "balanced",
         "fifo",
         "lifo",
         "min_heap",
@@ -195,6 +197,7 @@ OBJECTS = {
             resort_every=st.none() | st.integers(1, 99),
         ),
         st.builds(samplers.Recency, st.floats(0.1, 1e6)),
+        st.sampled_from(["task", "info.success"]).map(samplers.Balanced),
     ),
     "limiter": st.one_of(
         st.integers(1, 50).map(MinSize),
@@ -580,7 +583,7 @@ MISTAKES = [
     ),
     (
         "tables: {r: {capacity: 10, sampler: {alpha: 1}}}",
-        "tables.r.sampler: it needs a 'kind': one of fifo, lifo",
+        "tables.r.sampler: it needs a 'kind': one of balanced, fifo",
     ),
     ("tables: {r: {capacity: 10, limiter: 3}}", "tables.r.limiter: expected a map, got 3"),
     (

@@ -254,14 +254,11 @@ class TableClient:
             Items that each batch waits for.
         seed : int, optional
         rank, world_size : int
-            Of this learner.
-        max_lag : int, optional
-            Unsupported here.
+        max_lag : None
         prefetch : int, optional
-            Batches on their way or waiting here; a loader that plans further ahead raises it. A
-            feeder sends 64 at most, and over a socket no more than its ``in_flight_bytes``. By
-            default 4 to 32, depending on size, and at most 8 if they have weights. With 0 a batch
-            is drawn when `plan` waits for it, with all priorities updated until then.
+            Batches on their way or waiting here: 64 at most, and over a socket no more than the
+            feeder's ``in_flight_bytes``. By default 4 to 32 by size, at most 8 with weights, and
+            as many as a loader plans. With 0 a batch is drawn when `plan` waits for it.
         transport : "auto" | "shm" | "tcp"
             How batches come from a feeder on this machine: written into memory of this process, or
             through its sockets (ipc too). "auto" uses memory, or logs why not; "shm" raises then.

@@ -216,6 +216,20 @@ class TorchBackend:
     def protect(self, block: torch.Tensor) -> None:
         block.record_stream(self._consumers())
 
+    # -- the caller's tensors: see `BufferWriter` --------------------------------------------------
+
+    def holds(self, value: Any) -> bool:
+        return tensors.is_tensor(value) and value.device == self.device
+
+    def current(self) -> Any:
+        return self._consumers()
+
+    def follow(self, stream: Any) -> None:
+        self._consumers().wait_stream(stream)
+
+    def write(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        target.copy_(values.detach(), non_blocking=True)
+
     def _consumers(self) -> Any:
         """The current stream of this thread on our device, which need not be this thread's
         current device.

@@ -3,6 +3,7 @@
 One class a file, behind one Protocol (sampler.py).
 """
 
+from async_loader.replay.samplers.balanced import Balanced
 from async_loader.replay.samplers.heaps import MaxHeap, MinHeap
 from async_loader.replay.samplers.ordered import Fifo, Lifo
 from async_loader.replay.samplers.prioritized import Prioritized
@@ -13,6 +14,7 @@ from async_loader.replay.samplers.schedule import Linear
 from async_loader.replay.samplers.uniform import Uniform
 
 __all__ = [
+    "Balanced",
     "Draw",
     "Fifo",
     "Items",

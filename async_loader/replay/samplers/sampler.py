@@ -33,12 +33,16 @@ class Items:
         Items.
     top : int
         Rows that were ever used: every row with an item is below.
+    column : callable | None
+        Returns a field of the steps by its name, ``[rows, *shape]``, as it is now and will be.
+        Raises ConfigError for an unknown name. ``None``: these items have no fields.
     """
 
     rows: int
     alive: npt.NDArray[np.uint8] = field(init=False)
     count: int = 0
     top: int = 0
+    column: Callable[[str], npt.NDArray[Any]] | None = None
 
     def __post_init__(self) -> None:
         self.alive = np.zeros(self.rows, np.uint8)
@@ -128,6 +132,11 @@ class Sampler(Protocol):
 
     ``draw_more(count) -> Draw``: as `draw`, for the same batch as the draw before: a schedule of
     draws does not go on.
+
+    # NOTE [fields of steps]
+    A sampler may choose by a field of the steps, see ``Items.column``. It has one more method then,
+    ``changed(rows)``, which is called after fields of these rows were overwritten: some may hold no
+    item, and after an interrupted call it may be called again.
     """
 
     prioritized: bool

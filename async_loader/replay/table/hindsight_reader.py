@@ -56,7 +56,7 @@ class HindsightReader(ReplayReader):
         assert read_plan.goals is not None
         self._kernel, self._goals = goals, read_plan.goals
         self._numbers, self._chances = numbers, np.empty(0)
-        self._far = False
+        self._far = storage.on_disk  # a walk that may wait for a disk releases the GIL
         self._shape = np.zeros(t.READING, np.int64)
         self._shape[t.BEFORE] = read_plan.depth
         self._shape[t.FOLLOWING] = self._goals.following
@@ -129,7 +129,7 @@ class HindsightReader(ReplayReader):
             self._marks,
             relabelled,
         )
-        self._far = visited > _FAR
+        self._far = visited > _FAR or self._storage.on_disk
         return relabelled.view(np.bool_)
 
     def _next_chances(self, count: int) -> Floats:

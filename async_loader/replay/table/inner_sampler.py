@@ -17,7 +17,7 @@ class InnerSampler:
     ----------
     sampler : Sampler
         Bound to no table.
-    rows : int
+    items : Items
         Of the table.
     seed : SeedSequence
 
@@ -27,14 +27,14 @@ class InnerSampler:
         What the sampler chooses among.
     """
 
-    def __init__(self, sampler: Sampler, rows: int, seed: np.random.SeedSequence) -> None:
+    def __init__(self, sampler: Sampler, items: Items, seed: np.random.SeedSequence) -> None:
         self.sampler = sampler
         self.prioritized, self.weighted, self.repeats = (
             sampler.prioritized,
             sampler.weighted,
             sampler.repeats,
         )
-        self.own_items = Items(rows)
+        self.own_items = Items(items.rows, column=items.column)
         sampler.bind(self.own_items, seed)
 
     def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
@@ -45,6 +45,12 @@ class InnerSampler:
         here = self.own_items.alive[rows] != 0
         if here.any():
             self.sampler.update(rows[here], priority[here])
+
+    def changed(self, rows: Rows) -> None:
+        """See sampler.py, NOTE [fields of steps]."""
+        changed = getattr(self.sampler, "changed", None)
+        if changed is not None:
+            changed(rows)
 
     def draw(self, count: int) -> Draw:
         return self.sampler.draw(count)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
-from async_loader.replay.array_types import Floats, Ids
+from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Draw, Fifo, Items, Sampler, shortcut
 from async_loader.replay.table.free_rows import FreeRows
@@ -19,6 +20,18 @@ from async_loader.replay.views import depth_and_lookahead
 NO_ROWS: Ids = np.empty(0, np.int64)
 _NO_FLOATS = np.empty(0)
 _FIRST_STREAMS = 64
+
+
+def _column_of(storage: Storage) -> Callable[[str], Array]:
+    """Return `Storage.column`, which does not keep the memory: a sampler may be kept for longer."""
+    of_this = weakref.ref(storage)
+
+    def column(name: str) -> Array:
+        there = of_this()
+        assert there is not None
+        return there.column(name)
+
+    return column
 
 
 class TableItems:
@@ -57,7 +70,11 @@ class TableItems:
         self._k = kernels
         self.storage = storage
         layout = storage.layout
-        self.items: Items = Items(layout.rows) if successor_of is None else successor_of.items
+        self.items: Items = (
+            Items(layout.rows, column=_column_of(storage))
+            if successor_of is None
+            else successor_of.items
+        )
         self.held = np.zeros(layout.rows, np.uint8)
         self.dirty = np.zeros(layout.rows, np.uint8)
         self.given: Floats = _NO_FLOATS
@@ -116,6 +133,7 @@ class TableItems:
         self.leaving: deque[Sampler] = deque()
         self.prioritized: list[Sampler] = []  # those that use priorities
         self._update_by_id: Callable[..., Any] | None = None
+        self._reads_fields: list[Callable[[Ids], None]] = []
         if self.free is not None:
             if successor_of is None:
                 remover.bind(self.items, seed)
@@ -158,6 +176,9 @@ class TableItems:
         self._update_by_id = (
             shortcut(self.prioritized[0], "update_by_id", "update") if alone else None
         )
+
+        changed = [getattr(one, "changed", None) for one in self._told]
+        self._reads_fields = [one for one in changed if one is not None]
 
     def attach(self, sampler: Sampler) -> None:
         """Add a sampler, which is bound, and tell it of all items."""

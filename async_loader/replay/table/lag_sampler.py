@@ -8,7 +8,7 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.replay.array_types import Array, Ids
-from async_loader.replay.samplers import Sampler
+from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
 from async_loader.replay.table.inner_sampler import InnerSampler
 from async_loader.schema import Schema
@@ -57,7 +57,7 @@ class LagSampler(InnerSampler):
     sampler : Sampler
         Bound to no table.
     max_lag : int
-    rows : int
+    items : Items
         Of the table.
     versions : callable
         Returns the version that made the step in each row, ``[rows]``, as it is now.
@@ -75,7 +75,7 @@ class LagSampler(InnerSampler):
         self,
         sampler: Sampler,
         max_lag: int,
-        rows: int,
+        items: Items,
         versions: Callable[[], Array],
         seed: np.random.SeedSequence,
     ) -> None:
@@ -83,7 +83,8 @@ class LagSampler(InnerSampler):
 
         self._k, self._versions = order, versions
         self.max_lag = max_lag
-        super().__init__(sampler, rows, seed)
+        super().__init__(sampler, items, seed)
+        rows = items.rows
         self.newest: int | None = None
         self.stale = 0
         self._of = np.zeros(rows, np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import sequence_table as q
-from async_loader.replay.samplers import Sampler
+from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Priorities, Rows
 from async_loader.replay.table.inner_sampler import InnerSampler
@@ -31,7 +31,7 @@ class SequenceSampler(InnerSampler):
     view : Sequences
     sampler : Sampler
         Bound to no table.
-    rows : int
+    items : Items
         Of the table.
     geometry : callable
         Returns the geometry of the table, as it is now.
@@ -42,7 +42,7 @@ class SequenceSampler(InnerSampler):
         self,
         view: Sequences,
         sampler: Sampler,
-        rows: int,
+        items: Items,
         geometry: Callable[[], Ids],
         seed: np.random.SeedSequence,
     ) -> None:
@@ -50,7 +50,8 @@ class SequenceSampler(InnerSampler):
 
         self._k, self._geometry = sequence_starts, geometry
         self.view = view
-        super().__init__(sampler, rows, seed)
+        super().__init__(sampler, items, seed)
+        rows = items.rows
         self._shape = np.zeros(q.TRACKING, np.int64)
         self._shape[q.SPAN] = 1 << 40 if view.whole else view.span
         self._shape[q.SHORTEST] = (view.least - 1) * view.dilation + 1

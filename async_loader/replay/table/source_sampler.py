@@ -118,5 +118,9 @@ def _within_lag(
     storage = table_state.table.storage
     place = version_field(storage.layout.schema)
     return LagSampler(
-        sampler, max_lag, storage.layout.rows, lambda: table_state.table.storage.cell(place), seeds
+        sampler,
+        max_lag,
+        table_state.table.items,
+        lambda: table_state.table.storage.cell(place),
+        seeds,
     )

@@ -32,6 +32,7 @@ from async_loader.replay.base import row_format as r
 from async_loader.replay.base.array_address import address_of
 from async_loader.replay.base.field_table import ARRAY_STRIDE, NO_FIELDS, NO_PRIORITIES
 from async_loader.replay.samplers import (
+    Balanced,
     Fifo,
     Lifo,
     MaxHeap,
@@ -52,7 +53,7 @@ _MOST = 64
 _ROW_BYTES = 1 << 12
 """Bytes of a row, beyond which a second copy costs more than a call."""
 _KNOWN: frozenset[type] = frozenset(
-    (Fifo, Lifo, MaxHeap, MinHeap, Prioritized, RankPrioritized, Recency, Uniform)
+    (Balanced, Fifo, Lifo, MaxHeap, MinHeap, Prioritized, RankPrioritized, Recency, Uniform)
 )
 _FORMATS = {np.dtype(name).char: sign for name, sign in (
     ("bool", "?"), ("int8", "b"), ("uint8", "B"), ("int16", "h"), ("uint16", "H"),

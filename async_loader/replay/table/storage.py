@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import ConfigError
+from async_loader.names import nearest
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base import row_format
 from async_loader.schema import PackedRow, Schema
@@ -247,6 +248,16 @@ class Storage:
         return np.ndarray(
             (self.layout.rows, *field.shape), field.dtype, self._block, offset, (stride, *within)
         )
+
+    def column(self, name: str) -> Array:
+        """Return the field of a name of all rows, ``[rows, *shape]``.
+
+        Raises ConfigError for an unknown one.
+        """
+        names = [field.name for field in self.layout.schema.fields]
+        if name not in names:
+            raise ConfigError(f"steps have no field {name!r}: {nearest(name, names)}")
+        return self.cell(names.index(name))
 
     def heads(self) -> Ids:
         """Return the heads of all rows, ``[rows, 4]``. See row_format.py."""

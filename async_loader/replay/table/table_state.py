@@ -175,7 +175,7 @@ class TableState(TableAccess):
             assert table_state is not None
             return table_state.table.g
 
-        return SequenceSampler(view, sampler, self.table.storage.layout.rows, geometry, seeds)
+        return SequenceSampler(view, sampler, self.table.items, geometry, seeds)
 
     def _check_sequences(self, view: Sequences, table: Table) -> None:
         """Raise ConfigError if the table cannot show these sequences."""

@@ -164,7 +164,12 @@ class TableWriting(TableRoom):
         return Applied(len(rows), len(ids) - len(rows))
 
     def _end_patch(self) -> None:
-        self._k.turn_version(self.g, self._patching, False)
+        rows = self._patching
+        if rows is None:
+            return
+        self._k.turn_version(self.g, rows, False)
+        for changed in self._reads_fields:
+            changed(rows)
         self._patching = None
 
     def would_wait(self, steps: int) -> Ids:

@@ -13,6 +13,7 @@ from sampler_rig import Rig
 
 from async_loader.errors import ConfigError
 from async_loader.replay.samplers import (
+    Balanced,
     Fifo,
     Items,
     Lifo,
@@ -38,6 +39,7 @@ MADE = {
     ),
     "rank by default": lambda: RankPrioritized(),
     "recency": lambda: Recency(Linear(3.3, 40.0, 25)),
+    "balanced": lambda: Balanced("task"),
     "fifo": Fifo,
     "lifo": Lifo,
     "lowest": MinHeap,

@@ -1,0 +1,524 @@
+"""``AsyncDataLoader(into=...)``: batches in the caller's own tensors."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_loader import (
+    END,
+    AsyncDataLoader,
+    Field,
+    Prioritized,
+    ReplayBuffer,
+    Sequences,
+    connect,
+    tensors,
+)
+from async_loader.errors import ConfigError, SchemaError
+from async_loader.pipeline.batches.output_buffers import OutputBuffers
+from async_loader.testing.fake_device import FakeBackend, FakeStream
+from tests.test_transform import EVERYWHERE, KINDS, SOURCES, WIDE, columns, samples
+
+B = 8
+
+
+def given_tensors(width: int = 3, index: bool = False) -> dict[str, torch.Tensor]:
+    made = {"x": torch.full((B, width), -1.0), "i": torch.full((B,), -1)}
+    return made | ({"index": torch.full((B,), -1)} if index else {})
+
+
+def clones(batch: dict) -> dict:
+    return {name: value.clone() for name, value in batch.items()}
+
+
+def double(batch: dict) -> dict:
+    return {"x": batch["x"] * 2, "i": batch["i"]}
+
+
+def stacked(items: list) -> dict:
+    return {
+        "x": torch.from_numpy(np.stack([np.asarray(s["x"]) for s in items])),
+        "i": torch.tensor([int(s["i"]) for s in items]),
+    }
+
+
+# -- what is delivered -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "width"),
+    [
+        (KINDS["inline"], 3),
+        (KINDS["processes"], WIDE),
+        (KINDS["chunks"], 3),
+        (KINDS["threads"], WIDE),
+    ],
+    ids=["inline", "processes, in slots", "chunks", "threads, in slots"],
+)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_batches_come_in_the_given_tensors_and_are_those_that_come_without(kind, how, width):
+    found = []
+    for into in (None, given_tensors(width)):
+        with AsyncDataLoader(SOURCES[kind](width), B, seed=3, into=into, **how) as loader:
+            found.append([])
+            for batch in itertools.islice(loader, 5):
+                if into is not None:
+                    assert batch["x"] is into["x"]
+                    assert batch["i"] is into["i"]
+                    assert loader.stats().slots_lent == 0
+                found[-1].append(clones(batch))
+    for a, b in zip(*found, strict=True):
+        assert list(a) == list(b)
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("how", [KINDS["inline"], KINDS["processes"]], ids=["inline", "processes"])
+@pytest.mark.parametrize(
+    "function", [{"transform": double}, {"collate_fn": stacked}], ids=["transform", "collate_fn"]
+)
+def test_it_works_behind_functions_of_batches(function, how):
+    into = given_tensors()
+    with AsyncDataLoader(columns(), B, seed=3, into=into, **function, **how) as loader:
+        for _ in range(4):
+            batch = next(loader)
+            factor = 2 if "transform" in function else 1
+            assert batch["x"] is into["x"]
+            assert torch.equal(into["x"], factor * into["i"].float()[:, None].expand(B, 3))
+
+
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [*((how, 2) for how in KINDS.values()), (KINDS["inline"], 1), ({}, 3)],
+    ids=str,
+)
+def test_n_dicts_are_used_in_turn_and_keep_a_batch_until_their_next_turn(how, count):
+    buffers = [given_tensors() for _ in range(count)]
+    with AsyncDataLoader(SOURCES["jobs"](), B, into=buffers, **how) as loader:
+        for number in range(7):
+            batch = next(loader)
+            assert batch["x"] is buffers[number % count]["x"]
+            for back in range(min(count, number + 1)):
+                first = B * (number - back)
+                there = buffers[(number - back) % count]["i"]
+                assert there.tolist() == list(range(first, first + B))
+
+
+def test_what_is_not_given_comes_beside_on_memory_of_its_own():
+    into = {"x": torch.empty(B, WIDE)}
+    with AsyncDataLoader(columns(WIDE), B, into=into, num_workers=2) as loader:
+        first = next(loader)
+        i = first["i"].clone()
+        assert list(first) == ["x", "i", "index"]
+        second = next(loader)
+        assert torch.equal(first["i"], i)
+        assert torch.equal(second["x"][:, 0], second["i"].float())
+        assert loader.stats().slots_lent == 0
+    assert list(into) == ["x"]
+
+
+def test_an_entry_of_a_batch_that_is_replaced_changes_nothing_later():
+    into = given_tensors()
+    with AsyncDataLoader(columns(), B, into=into) as loader:
+        batch = next(loader)
+        batch["x"] = batch["x"] / 255
+        batch["more"] = 1
+        assert next(loader)["x"] is into["x"]
+        assert list(into) == ["x", "i"]
+
+
+def test_nested_fields_and_text_beside():
+    count = itertools.count()
+
+    def source(n):
+        return [
+            {"obs": {"a": np.full(2, next(count), np.float32), "b": 1}, "pair": (k, k), "t": "s"}
+            for k in range(n)
+        ]
+
+    into = {"obs": {"a": torch.empty(B, 2)}, "pair": [torch.empty(B).long(), torch.empty(B).long()]}
+    with AsyncDataLoader(source, B, into=into) as loader:
+        batch = next(loader)
+    assert batch["obs"]["a"] is into["obs"]["a"]
+    assert batch["pair"][1] is into["pair"][1]
+    assert into["pair"][1].tolist() == list(range(B))
+    assert batch["obs"]["b"].tolist() == [1] * B
+    assert batch["t"] == ["s"] * B
+
+
+def test_a_table_with_index_weight_and_stacks():
+    with ReplayBuffer(
+        64,
+        {"obs": Field((2,), "float32", stack=3, next="next_obs")},
+        sampler=Prioritized(),
+    ) as table:
+        writer = table.writer()
+        for t in range(40):
+            writer.append(obs=np.full(2, t, np.float32))
+        sample = table.sample(B, batch_format="torch")
+        into = {name: torch.empty_like(value) for name, value in sample.items()}
+        with AsyncDataLoader(table, B, into=into, seed=0) as loader:
+            for _ in range(20):
+                batch = next(loader)
+                assert all(batch[name] is into[name] for name in into)
+                assert torch.equal(batch["next_obs"][:, -1], batch["obs"][:, -1] + 1)
+                loader.update_priorities(batch["index"], torch.ones(B))
+
+
+def test_sequences_and_batches_that_are_finished_out_of_order():
+    with ReplayBuffer(64) as table:
+        table.extend(obs=np.arange(60.0, dtype=np.float32))
+        source = table.source(view=Sequences(5), seed=0)
+        into = {"obs": torch.empty(B, 5), "index": torch.empty(B, dtype=torch.int64)}
+        with AsyncDataLoader(source, B, into=into, num_workers=2, in_order=False) as loader:
+            for _ in range(5):
+                batch = next(loader)
+                assert batch["obs"] is into["obs"]
+                assert batch["mask"].shape == (B, 5)
+                assert torch.equal(into["obs"], into["obs"][:, :1] + torch.arange(5))
+        refused({"obs": torch.empty(B, 4)}, "the batch has [8, 5] float32", source)
+
+
+def test_a_feeders_table():
+    with connect("embedded") as client:
+        table = client.table("replay")
+        with table.writer(schema={"x": ((3,), "float32")}) as writer:
+            for t in range(40):
+                writer.append(x=np.full(3, t, np.float32))
+        into = {"x": torch.empty(B, 3)}
+        with AsyncDataLoader(table, B, into=[into, {"x": torch.empty(B, 3)}]) as loader:
+            kept = next(loader)
+            x, index = kept["x"].clone(), kept["index"].clone()
+            next(loader)
+            assert torch.equal(into["x"], x)
+            assert torch.equal(kept["index"], index)
+            next(loader)
+            assert torch.equal(into["x"], into["x"][:, :1].expand(B, 3))
+
+
+def test_tensors_may_be_strided_views_of_one_block():
+    block = torch.full((B, 5), -1.0)
+    into = {"x": block[:, :3], "y": block[:, 4]}
+    data = {"x": np.ones((50, 3), np.float32), "y": np.full(50, 2, np.float32)}
+    with AsyncDataLoader(data, B, into=into) as loader:
+        next(loader)
+    assert block[0].tolist() == [1, 1, 1, -1, 2]
+
+
+@pytest.mark.parametrize("width", [3, 5000], ids=["small", "copied in one thread"])
+def test_a_graph_that_needs_an_overwritten_batch_is_refused_by_torch(width):
+    into = given_tensors(width)
+    weight = torch.ones(width, requires_grad=True)
+    with AsyncDataLoader(columns(width), B, into=into) as loader:
+        loss = (next(loader)["x"] * weight).sum()
+        next(loader)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("width", [1, 5000], ids=["small", "copied in one thread"])
+def test_a_gradient_of_what_is_copied_does_not_reach_the_given_tensors(width):
+    into = torch.zeros(B, width)
+    tensors.copy_on_cpu(into, torch.ones(B, width, requires_grad=True))
+    assert into.eq(1).all()
+    assert not into.requires_grad
+
+
+def test_a_dtype_that_numpy_lacks():
+    into = {"x": torch.zeros(B, 5000, dtype=torch.bfloat16)}
+
+    def collate(items):
+        return {"x": torch.ones(B, 5000, dtype=torch.bfloat16)}
+
+    with AsyncDataLoader(samples(), B, into=into, collate_fn=collate) as loader:
+        next(loader)
+    assert into["x"].eq(1).all()
+
+
+# -- ends, errors, interruptions -------------------------------------------------------------------
+
+
+@EVERYWHERE
+def test_the_end_and_close_leave_the_last_batch_in_the_tensors(how):
+    left, into = list(range(3)), given_tensors()
+
+    def source(n):
+        return {"x": np.full((n, 3), left.pop(0), np.float32), "i": np.arange(n)} if left else END
+
+    with AsyncDataLoader(source, B, into=into, **how) as loader:
+        assert [batch["x"][0, 0].item() for batch in loader] == [0.0, 1.0, 2.0]
+    assert into["x"][0, 0] == 2
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_failed_batch_uses_no_turn_and_leaves_the_tensors_alone(on_error):
+    count = itertools.count()
+
+    def broken():
+        raise KeyError("no frame")
+
+    def source(n):
+        number = next(count)
+        job = broken if number == 1 else lambda: {"x": np.full(2, number, np.float32)}
+        return [job] * n
+
+    buffers = [{"x": torch.empty(B, 2)} for _ in range(2)]
+    with AsyncDataLoader(source, B, into=buffers, on_error=on_error) as loader:
+        assert next(loader)["x"] is buffers[0]["x"]
+        if on_error == "raise":
+            with pytest.raises(KeyError):
+                next(loader)
+            assert buffers[0]["x"][0, 0] == 0
+        batch = next(loader)
+        assert batch["x"] is buffers[1]["x"]
+        assert batch["x"][0, 0] == 2
+
+
+def test_a_batch_that_does_not_fit_is_refused_whole_and_the_loader_goes_on():
+    sizes = iter([B, B - 1, B])
+
+    def source(n):
+        size = next(sizes, None)
+        if size is None:
+            return END
+        return {"x": np.full((size, 3), size, np.float32), "i": np.full(size, size)}
+
+    into = given_tensors()
+    with AsyncDataLoader(source, B, into=into) as loader:
+        next(loader)
+        into["x"].fill_(5)
+        with pytest.raises(
+            SchemaError, match=re.escape("into['x'] is [8, 3] float32, and the batch has [7, 3]")
+        ):
+            next(loader)
+        assert into["x"].eq(5).all()
+        assert next(loader)["x"][0, 0] == B
+
+
+class Alarm(KeyboardInterrupt):
+    pass
+
+
+def test_a_call_that_a_signal_interrupts_is_repeated_into_the_same_tensors(monkeypatch):
+    def alarm(*_):
+        raise Alarm
+
+    buffers = [given_tensors() for _ in range(2)]
+    before = signal.signal(signal.SIGUSR1, alarm)
+    original, armed = OutputBuffers.fill, []
+
+    def fill(self, batch, number):
+        made = original(self, batch, number)
+        if armed:
+            armed.clear()
+            signal.raise_signal(signal.SIGUSR1)
+        return made
+
+    monkeypatch.setattr(OutputBuffers, "fill", fill)
+    try:
+        with AsyncDataLoader(SOURCES["samples"](), B, into=buffers) as loader:
+            assert next(loader)["i"][0] == 0
+            armed.append(True)
+            with pytest.raises(Alarm):
+                next(loader)
+            assert buffers[0]["i"][0] == 0
+            batch = next(loader)
+            assert batch["x"] is buffers[1]["x"]
+            assert batch["i"][0] == B
+            assert buffers[0]["i"][0] == 0
+            assert next(loader)["x"] is buffers[0]["x"]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+# -- what is refused before anything starts --------------------------------------------------------
+
+
+def refused(into, match, data=None, **arguments):
+    with pytest.raises(ConfigError, match=re.escape(match)):
+        AsyncDataLoader(columns() if data is None else data, B, into=into, **arguments)
+
+
+def test_wrong_shapes_and_dtypes_of_a_known_schema_are_named_with_the_remedy():
+    good = given_tensors()
+    refused(
+        good | {"x": torch.empty(B, 4)},
+        "into['x'] is [8, 4] float32, and the batch has [8, 3] float32 there: make it "
+        "torch.empty([8, 3], dtype=torch.float32)",
+    )
+    refused(
+        good | {"x": torch.empty(B, 3, dtype=torch.bfloat16)},
+        "into['x'] is [8, 3] bfloat16, and the batch has [8, 3] float32",
+    )
+    refused([good, clones(good) | {"i": torch.empty(B)}], "into[0]['i'] is [8] torch.int64, and")
+    refused(good | {"y": torch.empty(B)}, "into['y']: the batch has no 'y': it has x, i")
+    refused(good | {"idx": torch.empty(B)}, "the batch has no 'idx': did you mean 'index'?")
+    refused({"x": {"a": torch.empty(B)}}, "into['x']['a'] has no counterpart in the batch")
+    with ReplayBuffer(10, {"obs": Field((2,), "uint8")}) as table:
+        refused({"obs": torch.empty(B, 2)}, "torch.empty([8, 2], dtype=torch.uint8)", table)
+
+
+def test_what_is_no_tensor_to_write_into_is_refused():
+    x = torch.empty(B, 3)
+    refused({}, "into is empty")
+    refused([], "into= is an empty list")
+    refused([{"x": x}, x], "a list with a Tensor in it")
+    refused(x, "into= is Tensor")
+    refused({"x": None}, "into['x'] is None")
+    refused({"x": x.numpy()}, "give torch.from_numpy(array)")
+    refused({"x": x.clone().requires_grad_()}, "into['x'] requires a gradient")
+    refused({"x": torch.empty(B, 1).expand(B, 3)}, "expand")
+    refused(
+        {"x": torch.empty(B, 3, device="meta")},
+        "on device 'meta', and this field is delivered on cpu",
+    )
+    refused({"x": torch.empty(B, 3).to_sparse()}, "a sparse coo tensor")
+    with torch.inference_mode():
+        made = torch.empty(B, 3)
+    refused({"x": made}, "torch.inference_mode()")
+    refused({"x": x}, "leave batch_format out", batch_format="numpy")
+
+
+def test_dicts_of_different_fields_or_on_the_same_memory_are_refused():
+    a, b = given_tensors(), given_tensors()
+    refused([a, {"x": b["x"]}], "field 'i' is in into[0] and not in into[1]")
+    refused([a, a], "into[0]['x'] and into[1]['x'] overlap in memory")
+    refused([a, b | {"x": a["x"].T.contiguous().T, "i": a["i"]}], "into[0]['i'] and into[1]['i']")
+    long = torch.empty(2 * B - 1)
+    refused({"x": long[:B], "i": long[B - 1 :]}, "into['x'] and into['i'] overlap")
+
+
+@given(
+    st.integers(0, 8), st.integers(1, 3), st.integers(1, 4), st.integers(0, 8), st.integers(1, 3),
+    st.integers(1, 4),
+)  # fmt: skip
+def test_two_strided_tensors_overlap_exactly_if_they_share_an_element(a, step, n, b, other, m):
+    block = torch.zeros(32)
+    first, second = block[a::step][:n], block[b::other][:m]
+    share = bool({a + step * k for k in range(n)} & {b + other * k for k in range(m)})
+    if share:
+        with pytest.raises(ConfigError, match="overlap"):
+            OutputBuffers({"a": first, "b": second})
+    else:
+        OutputBuffers({"a": first, "b": second})
+
+
+def test_a_callable_is_checked_at_its_first_batch():
+    for source, match in (
+        (lambda n: {"x": ["a"] * n}, "into['x'] is a tensor, and the batch has a list there"),
+        (lambda n: {"y": np.ones(n)}, "the batch has no 'x': it has y"),
+    ):
+        with AsyncDataLoader(source, B, into={"x": torch.empty(B)}) as loader:
+            with pytest.raises(SchemaError, match=re.escape(match)):
+                next(loader)
+    with AsyncDataLoader(
+        samples(), B, into={"x": torch.empty(B)}, collate_fn=lambda s: torch.ones(B)
+    ) as loader:
+        with pytest.raises(SchemaError, match="a batch that is no dict"):
+            next(loader)
+
+
+def test_names_of_other_libraries_are_explained():
+    wrong = {"out": given_tensors()}
+    with pytest.raises(TypeError, match="say into"):
+        AsyncDataLoader(columns(), B, **wrong)
+
+
+# -- on a device -----------------------------------------------------------------------------------
+
+
+def on(fake: FakeBackend) -> dict:
+    return {"x": fake.empty((B, 3), "float32"), "i": fake.empty((B,), "int64")}
+
+
+@pytest.mark.parametrize(
+    ("how", "count"), [*((how, 2) for how in KINDS.values()), (KINDS["inline"], 1)], ids=str
+)
+def test_on_a_device_batches_come_in_the_given_arrays(how, count):
+    fake = FakeBackend()
+    buffers = [on(fake) for _ in range(count)]
+    with AsyncDataLoader(SOURCES["jobs"](), B, device=fake, into=buffers, **how) as loader:
+        for number in range(6):
+            batch = next(loader)
+            assert batch["x"] is buffers[number % count]["x"]
+            assert batch["i"].numpy().tolist() == list(range(B * number, B * number + B))
+            assert np.array_equal(batch["x"].numpy()[:, 0], batch["i"].numpy())
+    assert fake.violations == []
+
+
+def test_next_does_not_wait_for_the_device():
+    fake = FakeBackend()
+    with AsyncDataLoader(columns(), B, device=fake, into=on(fake)) as loader:
+        for _ in range(5):
+            next(loader)
+        assert not {n for n in fake.host_syncs if not n.startswith("async-loader")}
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 3), st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9)), max_size=12))
+def test_kernels_read_the_batch_that_was_current_when_they_were_launched(count, steps):
+    """Whatever stream each `next` and its kernel run on, and however late the device is."""
+    fake = FakeBackend()
+    buffers = [on(fake) for _ in range(count)]
+    streams = [FakeStream("first"), FakeStream("second")]
+    seen = []
+    with AsyncDataLoader(SOURCES["ready"](), B, device=fake, into=buffers) as loader:
+        for number, (which, ran) in enumerate(steps):
+            with fake.stream(streams[which]):
+                batch = next(loader)
+                seen.append((B * number, fake.launch(batch["i"], batch["x"])))
+            fake.advance(streams[which], ran)
+            fake.advance(fake.side, ran)
+        for stream in streams:
+            fake.drain(stream)
+    for first, result in seen:
+        assert result.values[0].tolist() == list(range(first, first + B))
+        assert result.values[1][:, 0].tolist() == list(range(first, first + B))
+    assert fake.violations == []
+
+
+def test_a_buffer_that_returns_on_another_stream_waits_for_the_stream_before():
+    fake = FakeBackend()
+    first, second = FakeStream("first"), FakeStream("second")
+    late = []
+    with AsyncDataLoader(SOURCES["ready"](), B, device=fake, into=on(fake)) as loader:
+        for stream in (first, second, first):
+            with fake.stream(stream):
+                batch = next(loader)
+                fake.drain(stream)
+                late.append(fake.launch(batch["i"]))  # has not run when the next batch comes
+        fake.drain(first)
+    assert [result.values[0][0] for result in late] == [0, B, 2 * B]
+    assert fake.violations == []
+
+
+def test_on_a_device_the_index_stays_on_the_cpu_also_in_a_given_tensor():
+    fake = FakeBackend()
+    with ReplayBuffer(32) as table:
+        table.extend(columns())
+        index = torch.full((B,), -1)
+        into = on(fake) | {"index": index}
+        with AsyncDataLoader(table, B, device=fake, into=into) as loader:
+            batch = next(loader)
+            assert batch["index"] is index
+            assert torch.equal(index % 32, batch["i"].cpu() % 32)
+        refused(
+            on(fake) | {"index": fake.empty((B,), "int64")}, "no tensor on cpu", table, device=fake
+        )
+
+
+def test_tensors_elsewhere_and_on_another_device_are_refused():
+    fake = FakeBackend()
+    refused(given_tensors(), "and this field is delivered on fake", device=fake)
+    refused(on(FakeBackend()), "no tensor on fake", device=fake)
+    wrong = on(fake) | {"x": fake.empty((B, 4), "float32")}
+    refused(wrong, "torch.empty([8, 3], dtype=torch.float32, device='fake')", device=fake)
+    one = on(fake)
+    refused([one, one], "into[0]['x'] and into[1]['x'] overlap", device=fake)
