@@ -209,7 +209,7 @@ class AsyncDataLoader(Generic[B]):
             on_error=on_error,
             slot_bytes=None if slot_bytes is None else whole("slot_bytes", slot_bytes, 1),
             collate_fn=callable_or_none("collate_fn", collate_fn),
-            transform=callable_or_none("transform", transform),
+            transform=_transform(transform),
             worker_init_fn=callable_or_none("worker_init_fn", worker_init_fn),
             context=context_of(multiprocessing_context),
             finish=finish,
@@ -403,6 +403,13 @@ def as_source(data_source: object, seed: int | None) -> Source:
         "table such as ReplayBuffer, "
         "or a Source"
     )
+
+
+def _transform(transform: object) -> Any:
+    if isinstance(transform, type):
+        name = transform.__name__
+        raise ConfigError(f"transform is the class {name}: give an instance, as in {name}(...)")
+    return callable_or_none("transform", transform)
 
 
 def _array(value: object) -> npt.NDArray[Any]:

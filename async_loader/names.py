@@ -174,7 +174,8 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
         "ReplayBuffer",
         "batch_size",
     ): "give it to sample(batch_size) or to AsyncDataLoader(table, batch_size)",
-    ("ReplayBuffer", "device"): "give it to sample(device=...) or to AsyncDataLoader(device=...)",
+    ("ReplayBuffer", "device"): "give it to sample(device=...) or to AsyncDataLoader(device=...); "
+    "for Stable-Baselines3 take the class from async_loader.compat.sb3",
     ("ReplayBuffer", "collate_fn"): "give it to AsyncDataLoader(collate_fn=...)",
     ("ReplayBuffer", "prefetch"): "give it to AsyncDataLoader(prefetch=...)",
     (

@@ -342,6 +342,8 @@ def test_any_mixture_of_kept_and_new_arrays_arrives_as_it_was_made(parts, data):
 def test_what_is_no_function_is_refused_at_once():
     with pytest.raises(ConfigError, match="transform is int: give a callable or None"):
         AsyncDataLoader(columns(), 8, transform=3)
+    with pytest.raises(ConfigError, match="transform is the class dict: give an instance"):
+        AsyncDataLoader(columns(), 8, transform=dict)
 
 
 def test_names_of_other_libraries_are_answered():

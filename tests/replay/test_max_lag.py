@@ -185,7 +185,7 @@ def test_the_field_may_be_named_after_other_weights():
 @pytest.mark.parametrize(
     ("table", "keywords", "message"),
     [
-        (lambda: ReplayBuffer(10, {"x": "int64"}), {}, "has none: name it 'policy_version'"),
+        (lambda: ReplayBuffer(10, {"x": "int64"}), {}, "has none of whole numbers: name it"),
         (lambda: ReplayBuffer(10, {"a_version": "i4", "b_version": "i4"}), {}, "a_version, b_v"),
         (lambda: ReplayBuffer(10, {"policy_version": "float32"}), {}, "has none"),
         (lambda: ReplayBuffer(10), {}, "max_lag needs a table: give a schema"),

@@ -33,7 +33,7 @@ def version_field(schema: Schema) -> int:
     if VERSION in found:
         return found[VERSION]
     if len(found) != 1:
-        which = f"has {', '.join(found)}" if found else "has none"
+        which = f"has {', '.join(found)}" if found else "has none of whole numbers"
         raise ConfigError(
             f"max_lag needs an integer field that says which policy made a step, and ({schema}) "
             f"{which}: name it {VERSION!r}"
