@@ -38,7 +38,8 @@ _UNITS = {
     "idle_us": "us", "busy_us": "us", "us": "us", "busy_p99_ms": "ms", "slower_percent": "%",
     "beyond_percent": "%", "beyond_us": "us",
     "kept_percent": "%", "first_ms": "ms", "socket_bytes": "bytes", "close_s": "s",
-    "start_s": "s", "left": "things", "left_after_exit": "things", "over_gather": "times", "worst": "times", "spread": "of the mean",
+    "start_s": "s", "left": "things", "left_after_exit": "things",
+    "over_gather": "times", "worst": "times", "spread": "of the mean",
 }  # fmt: skip
 
 
