@@ -260,3 +260,20 @@ def test_a_table_shows_steps_and_sequences_to_two_learners():
     steps = buffer.sample(4, view=Transitions(reward="obs"))
     assert steps["obs"].shape == (4,)
     assert buffer.sample(4)["obs"].shape == (4,)
+
+
+def test_a_message_says_how_long_an_episode_has_to_be():
+    buffer = ReplayBuffer(100, {"x": "int64", "terminated": "bool"}, view=Sequences(30), seed=0)
+    for step in range(60):
+        buffer.add(x=step, terminated=step % 20 == 19)
+    with pytest.raises(errors.NotEnoughData, match="needs 30 steps of one episode; with boundary="):
+        buffer.sample(4)
+    with pytest.raises(
+        errors.NotEnoughData, match="an episode of 10 steps or fewer that has ended"
+    ):
+        buffer.sample(4, view=Sequences(10, whole=True))
+    with (
+        AsyncDataLoader(buffer, 4, seed=1, timeout_s=0.1) as loader,
+        pytest.raises(errors.Timeout, match="needs 30 steps of one episode"),
+    ):
+        next(loader)

@@ -7,7 +7,9 @@ from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.samplers.seeded import Seeded
 from async_loader.replay.table.lag_sampler import LagSampler
+from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.table.undelivered import InterruptedRows
 
@@ -78,13 +80,12 @@ class DrawChecks:
             table_state.waiters.ring()  # writers that the ratio has stopped may go on
         if limits is not None and not limits.may_sample(count):
             return limits.why_not_sample(count)
-        what = _noun(sampler)
         if there is None:
-            return _short(0, min_size, what)
+            return _short(0, min_size, sampler)
         items, most = there
         if most is None or most >= count:
-            return None if items >= min_size else _short(items, min_size, what)
-        return _short(items, max(count, min_size) if most or once else min_size, what)
+            return None if items >= min_size else _short(items, min_size, sampler)
+        return _short(items, max(count, min_size) if most or once else min_size, sampler)
 
     def _check_plan(self, sampler: Sampler, count: int, min_size: int, ahead: int) -> None:
         """Raise ConfigError if ``count`` items with ``ahead`` successors can never be drawn."""
@@ -203,14 +204,15 @@ class DrawChecks:
 
     def not_enough(self, count: int, sampler: Sampler | None = None) -> NotEnoughData:
         """Return what a draw of too many items raises. Under the lock."""
-        held, what = 0, "items"
+        held, what, needs = 0, "items", ""
         if self._table_state.ready:
             sampler = sampler or self._table_state.sampler
             held = self._table_state.table.held_for(sampler)
             what = "items" if _noun(sampler) == "steps" else "sequences"
+            needs = _needs(sampler)
         return NotEnoughData(
-            f"cannot draw {count} {what}, the table holds {held} that can be drawn: add steps "
-            "first, give timeout_s, or use a loader, which waits",
+            f"cannot draw {count} {what}, the table holds {held} that can be drawn{needs}: add "
+            "steps first, give timeout_s, or use a loader, which waits",
             count,
             held,
         )
@@ -225,5 +227,22 @@ def _noun(sampler: Sampler) -> str:
     return "steps" if own is None or isinstance(sampler, LagSampler) else "sequences"
 
 
-def _short(held: int, needed: int, what: str) -> str:
-    return f"{what}: the replay buffer holds {held} of the {needed} that sampling needs, add more"
+def _short(held: int, needed: int, sampler: Sampler) -> str:
+    return (
+        f"{_noun(sampler)}: the replay buffer holds {held} of the {needed} that sampling "
+        f"needs{_needs(sampler)}, add more"
+    )
+
+
+def _needs(sampler: Sampler) -> str:
+    """Say what a sequence is made of, as a part of a message."""
+    if isinstance(sampler, Seeded):
+        return _needs(sampler.sampler)
+    if not isinstance(sampler, SequenceSampler):
+        return ""
+    view = sampler.view
+    if view.whole:
+        return f" (each is an episode of {view.length:,} steps or fewer that has ended)"
+    steps = (view.least - 1) * view.dilation + 1
+    fewer = "" if view.boundary == "pad" else "; with boundary='pad' it may be cut short"
+    return f" (each needs {steps:,} steps of one episode{fewer})"
