@@ -12,6 +12,7 @@ import numpy as np
 from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.offline import from_hdf5, from_minari, from_npz
+from async_loader.offline.bad_data import BadData
 from async_loader.offline.table_episodes import EpisodeIndex, episodes_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.samplers import Uniform
@@ -47,9 +48,19 @@ def import_data(
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"--to {to}: it is there already, name a new folder or an empty one")
     read = FORMATS[format_ or _format_of(source)]
-    with read(source, capacity=capacity, missing_ends=missing_ends, progress=progress) as table:
+    try:
+        table = read(source, capacity=capacity, missing_ends=missing_ends, progress=progress)
+    except BadData as error:
+        if "missing_ends='truncate'" not in str(error):
+            raise
+        raise ConfigError(
+            str(error).replace("missing_ends='truncate'", "--missing-ends truncate")
+        ) from error
+    with table:
         table.save(to)
-        return f"{_counts(table, episodes_of(table))} in {to}"
+        older = table.stats().inserted - len(table)
+        rest = f"; {older:,} older steps did not fit --capacity {capacity:,}" if capacity else ""
+        return f"{_counts(table, episodes_of(table))} in {to}{rest if older > 0 else ''}"
 
 
 def _format_of(source: str) -> str:

@@ -353,3 +353,18 @@ def test_one_episode_is_counted_in_the_singular(tmp_path):
     to_npz(from_episodes(episodes()[:1]), tmp_path / "one")
     said = CliRunner().invoke(app, ["import", str(tmp_path / "one"), "--to", str(tmp_path / "to")])
     assert "4 steps of 1 episode in" in said.output
+
+
+def test_import_speaks_as_the_command_line_does(tmp_path):
+    to_npz(from_episodes(episodes()), tmp_path / "in")
+    words = ["import", str(tmp_path / "in"), "--to", str(tmp_path / "to"), "--capacity", "9"]
+    done = CliRunner().invoke(app, words, env=WIDE)
+    with ReplayBuffer.from_checkpoint(tmp_path / "to") as table:
+        left_out = 14 - len(table)
+    assert f"{left_out} older steps did not fit --capacity 9" in " ".join(done.output.split())
+    none = np.zeros(STEPS, bool)
+    path = d4rl(tmp_path / "open.hdf5", timeouts=none, terminals=none)
+    words = ["import", str(path), "--to", str(tmp_path / "other")]
+    assert "--missing-ends truncate" in " ".join(
+        CliRunner().invoke(app, words, env=WIDE).output.split()
+    )
