@@ -97,6 +97,7 @@ def _use_views() -> None:
     schema = {
         "obs": Field((_OBS,), np.dtype(np.float32), stack=2, next="next_obs"),
         "reward": np.float32,
+        "task": np.int64,
         "terminated": np.bool_,
     }
     for n_steps in (1, 3):
