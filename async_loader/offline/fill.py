@@ -30,27 +30,23 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
         ``obs`` (``[steps + 1, ...]``), as ``next_obs`` ``[steps, ...]``, or as ``final_obs``, one
         observation. ``terminated`` and ``truncated`` are ``[steps]``, or one bool for the last
         step.
-    into : ReplayBuffer | table of a feeder, optional
-        The table to fill. All episodes are read and checked before the first is written, so that
-        the whole data is in memory for a moment. By default a new one is made.
-    capacity : int | str, optional
-        Of a new table, as in `ReplayBuffer`; by default it holds all of the data. With it, an
-        iterable is not read ahead.
-    schema : as in ReplayBuffer, optional
-        By default that of the first episode: its fields with their dtypes, ``terminated`` and
-        ``truncated``; observations are followed by ``next_obs`` (``Field(next="next_obs")``).
-        Fields that a schema does not name are left out.
-    missing_ends : "refuse" | "truncate"
-        What becomes of an episode whose last step is neither terminated nor truncated.
-    float_dtype : dtype, optional
-        Of the floating fields of a schema that is taken from the data, as "float32".
-    progress : bool
-        Show a progress bar.
-    timeout_s : float, optional
-        Of each write into a table of a feeder, or with a limiter.
     **options
-        More arguments of a new `ReplayBuffer`: ``sampler=``, ``view=``, ``seed=``... A ``limiter``
-        applies once the table is filled.
+        - ``into``: the table to fill, a ReplayBuffer or a table of a feeder. All episodes are read
+          and checked before the first is written, so that the whole data is in memory for a moment.
+          By default a new one is made;
+        - ``capacity``: of a new table, as in `ReplayBuffer`; by default it holds all of the data.
+          With it, an iterable is not read ahead;
+        - ``schema``: as in `ReplayBuffer`; by default that of the first episode: its fields with
+          their dtypes, ``terminated`` and ``truncated``; observations are followed by ``next_obs``
+          (``Field(next="next_obs")``). Fields that a schema does not name are left out;
+        - ``missing_ends``, "refuse" or "truncate": what becomes of an episode whose last step is
+          neither terminated nor truncated;
+        - ``float_dtype``: of the floating fields of a schema that is taken from the data, as
+          "float32";
+        - ``progress``: whether to show a progress bar;
+        - ``timeout_s``: of each write into a table of a feeder, or with a limiter;
+        - more arguments of a new `ReplayBuffer`: ``sampler=``, ``view=``, ``seed=``... A
+          ``limiter`` applies once the table is filled.
 
     Returns
     -------

@@ -244,14 +244,13 @@ def n_step_returns(
 
     ``G[t] = r[t] + gamma * r[t + 1] + ... + gamma**(n - 1) * r[t + n - 1] + gamma**n *
     V(s[t + n])`` (Sutton and Barto, 2nd ed., equation 7.1; their R[t + 1] is r[t]). Fewer steps
-    where the episode ends before, or no further value is known.
+    where the episode ends before, or no further value is known. The parameters that are not named
+    here are those of `lambda_returns`.
 
     Parameters
     ----------
     n_steps : int
         1 or more.
-    others
-        Those of `lambda_returns`.
 
     Raises
     ------
