@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader import process_hooks, tensors, tree
 from async_loader.batch_format import BatchFormat, checked, finisher
@@ -283,7 +282,7 @@ class AsyncDataLoader(Generic[B]):
         Unsupported
             If the source has no priorities.
         """
-        ids, values = _array(index), _array(priority)
+        ids, values = tensors.to_array(index), tensors.to_array(priority)
         return self._source.update_priorities(
             ids.astype(np.int64, copy=False), values.astype(np.float64, copy=False)
         )
@@ -308,7 +307,7 @@ class AsyncDataLoader(Generic[B]):
                 f"the rows of a {type(source).__name__} cannot be changed: use a table"
             )
         return source.update(
-            _array(index).astype(np.int64, copy=False),
+            tensors.to_array(index).astype(np.int64, copy=False),
             **{name: _arrays(v) for name, v in fields.items()},
         )
 
@@ -412,13 +411,10 @@ def _transform(transform: object) -> Any:
     return callable_or_none("transform", transform)
 
 
-def _array(value: object) -> npt.NDArray[Any]:
-    array = tensors.as_array(value)
-    return np.asarray(value) if array is None else array
-
-
 def _arrays(value: object) -> Any:
-    return tree.transform(value, _array) if isinstance(value, Mapping) else _array(value)
+    if isinstance(value, Mapping):
+        return tree.transform(value, tensors.to_array)
+    return tensors.to_array(value)
 
 
 def _device(device: object) -> str:

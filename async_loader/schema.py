@@ -288,6 +288,11 @@ class Schema:
         return ", ".join(map(str, self.fields))
 
 
+def samples_of(schema: Schema, arrays: Sequence[Any]) -> list[Any]:
+    """Return the rows of a batch as samples; ``arrays [rows, ...]``: one for each field."""
+    return [schema.rebuild([array[i] for array in arrays]) for i in range(len(arrays[0]))]
+
+
 # Union: names above may be strings at run time.
 SchemaLike: TypeAlias = Union[Schema, spaces.Space, Sequence[Field], Mapping[str, Any]]  # noqa: UP007
 """Accepted by `Schema.of`. Values of a mapping are Any: a dict of a Field and a dtype is

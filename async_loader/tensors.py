@@ -123,6 +123,12 @@ def as_array(value: object) -> np.ndarray[Any, Any] | None:
     return None
 
 
+def to_array(value: object) -> np.ndarray[Any, Any]:
+    """As `as_array`; what is none of these is left to numpy."""
+    array = as_array(value)
+    return np.asarray(value) if array is None else array
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
     return (
         not tensor.is_nested

@@ -189,7 +189,8 @@ def main(
             if mean >= goal:
                 break
     for one in (loader, writer, envs, table):
-        one is None or one.close()
+        if one is not None:
+            one.close()
     if curve is not None:
         curve.write_text(json.dumps({"memoryless": memoryless, "seed": seed, "points": points}))
 

@@ -167,7 +167,7 @@ RANKS["shm"] = [
 ]
 RANKS["sources"] = [
     "sources callable columns mixture_rows",
-    "mixture_member",
+    "mixture_index mixture_member",
     "mixture",
 ]
 RANKS["offline"] = [

@@ -11,8 +11,7 @@ from async_loader import tree
 from async_loader.errors import AsyncLoaderError
 from async_loader.interrupts import SignalsDeferred
 from async_loader.offline.episode import Episode
-from async_loader.replay.array_types import Array, Ids
-from async_loader.replay.buffer import ReplayBuffer, parts_of
+from async_loader.replay.array_types import Ids
 from async_loader.schema import Schema
 from async_loader.table import Table
 
@@ -42,7 +41,7 @@ class TableFiller:
         self, table: Table, schema: Schema | None = None, timeout_s: float | None = None
     ) -> None:
         self._table, self._timeout_s = table, timeout_s
-        self._writer = _writer(table, schema)
+        self._writer = table.writer(schema=schema if table.schema is None else None)
         self._stream: Hashable = self._writer.stream
         self._limited = table.limiter is not None
         self._waiting: list[Episode] = []
@@ -101,44 +100,25 @@ class TableFiller:
         self.episodes += len(episodes)
 
 
-def _writer(table: Any, schema: Schema | None) -> Any:
-    """Make a writer; a table without a schema gets this one."""
-    if schema is None or table.schema is not None:
-        return table.writer()
-    if isinstance(table, ReplayBuffer):
-        parts_of(table).state.start(schema)
-        return table.writer()
-    return table.writer(schema=schema)
-
-
 def _joined(episodes: list[Episode]) -> Episode:
     """Return several episodes one after the other."""
-    ends = np.cumsum([len(one) for one in episodes]) - 1
-    following = None
-    if any(one.following is not None for one in episodes):
-        known = next(one.following for one in episodes if one.following is not None)
-        structure = tree.structure_of(known)
-        following = tree.rebuild(
-            structure,
-            [
-                _last_rows(list(tree.leaves(known, structure))[i], episodes, ends, i)
-                for i in range(len(list(tree.names(structure))))
-            ],
-        )
     structure = tree.structure_of(episodes[0].steps)
     columns = tree.columns(structure, [one.steps for one in episodes])
     return Episode(
         tree.rebuild(structure, map(np.concatenate, columns)),
-        following,
+        None if episodes[0].following is None else _last_observations(episodes),
         np.concatenate([one.terminated for one in episodes]),
         np.concatenate([one.truncated for one in episodes]),
     )
 
 
-def _last_rows(like: Array, episodes: list[Episode], ends: Ids, leaf: int) -> Array:
+def _last_observations(episodes: list[Episode]) -> Any:
     """Return final observations at the rows that end episodes; the other rows are not looked at."""
-    rows = np.zeros((int(ends[-1]) + 1, *like.shape[1:]), like.dtype)
-    for at, one in zip(ends.tolist(), episodes, strict=True):
-        leaves = list(tree.leaves(one.following, tree.structure_of(one.following)))
-        rows[at] = leaves[leaf][-1]
-    return rows
+    structure = tree.structure_of(episodes[0].following)
+    finals = [list(tree.leaves(one.following, structure)) for one in episodes]
+    ends = np.cumsum([len(one) for one in episodes]) - 1
+    rows = [np.zeros((int(ends[-1]) + 1, *leaf.shape[1:]), leaf.dtype) for leaf in finals[0]]
+    for at, final in zip(ends.tolist(), finals, strict=True):
+        for into, leaf in zip(rows, final, strict=True):
+            into[at] = leaf[-1]
+    return tree.rebuild(structure, rows)

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
 
 from async_loader.errors import ConfigError
+from async_loader.recording.env_schema import StepFields
 from async_loader.schema import Schema
 from async_loader.table import Table, VectorEnv, VectorWriter, Writer, is_table
 
+W = TypeVar("W", Writer, VectorWriter)
 
-def writer_of(given: object, schema: Schema, stream: Any) -> tuple[Writer, Schema, bool]:
-    """Return a writer, what its table's steps are, and whether it was made here.
+
+@dataclass(frozen=True, slots=True)
+class Opened(Generic[W]):
+    """What a recorder writes with.
+
+    Attributes
+    ----------
+    writer : Writer | VectorWriter
+    schema : Schema
+        Of the table's steps.
+    owned : bool
+        Whether the writer was made here, and is closed here.
+    """
+
+    writer: W
+    schema: Schema
+    owned: bool
+
+    def fields(self, env: Any, *arguments: Any) -> StepFields:
+        """Return the fields of the environment's steps.
+
+        Raises what `StepFields` does if the table does not fit, and closes a writer of our own.
+        """
+        try:
+            return StepFields(self.schema, env, *arguments)
+        except BaseException:
+            if self.owned:
+                self.writer.close()
+            raise
+
+    def finish(self) -> None:
+        """Return when all steps are in the table; a writer of our own is closed then."""
+        self.writer.flush()
+        if self.owned:
+            self.writer.close()
+
+
+def writer_of(given: object, schema: Schema, stream: Any) -> Opened[Writer]:
+    """Return a writer of a table or the writer that was given.
 
     Raises
     ------
@@ -20,25 +60,23 @@ def writer_of(given: object, schema: Schema, stream: Any) -> tuple[Writer, Schem
     if is_table(given):
         table: Table = given
         writer = table.writer(stream, schema=schema if table.schema is None else None)
-        return writer, writer.schema or schema, True
+        return Opened(writer, writer.schema or schema, True)
     if isinstance(given, Writer):
         if stream is not None:
             raise ConfigError(
                 f"stream={stream!r}: a writer has a stream of its own, {given.stream!r}: give the "
                 "stream where the writer is made"
             )
-        return given, _known(given.schema), False
+        return Opened(given, _known(given.schema), False)
     raise _neither(given, "table.writer()")
 
 
-def vector_writer_of(
-    given: object, envs: VectorEnv, schema: Schema
-) -> tuple[VectorWriter, Schema, bool]:
+def vector_writer_of(given: object, envs: VectorEnv, schema: Schema) -> Opened[VectorWriter]:
     """As `writer_of`, for a vector of environments."""
     if is_table(given):
         table: Table = given
         writer = table.vector_writer(envs, schema=schema if table.schema is None else None)
-        return writer, writer.schema or schema, True
+        return Opened(writer, writer.schema or schema, True)
     if hasattr(given, "streams") and hasattr(given, "append"):
         made = cast(VectorWriter, given)
         if len(made.streams) != envs.num_envs:
@@ -46,7 +84,7 @@ def vector_writer_of(
                 f"a writer for {len(made.streams)} environments, and there are {envs.num_envs}: "
                 "make it as table.vector_writer(envs)"
             )
-        return made, _known(made.schema), False
+        return Opened(made, _known(made.schema), False)
     raise _neither(given, "table.vector_writer(envs)")
 
 

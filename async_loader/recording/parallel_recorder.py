@@ -7,7 +7,7 @@ from typing import Any
 
 from async_loader.errors import Closed, ConfigError, SchemaError
 from async_loader.names import explain_wrong_names
-from async_loader.recording.env_schema import StepFields, schema_of
+from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import EpisodeStream
 from async_loader.recording.opening import writer_of
 from async_loader.table import Table, Writer
@@ -63,13 +63,9 @@ class ParallelRecorder:
         wanted = schema_of(env, stack=stack, fields=fields, agents=agents)
         self.env = env
         self.recorded = tuple(env.possible_agents if agents is None else agents)
-        self._writer, schema, self._owned = writer_of(table, wanted, None)
-        try:
-            self._fields = StepFields(schema, env, ("agent",), self.recorded)
-        except BaseException:
-            if self._owned:
-                self._writer.close()
-            raise
+        self._opened = writer_of(table, wanted, None)
+        self._writer = self._opened.writer
+        self._fields = self._opened.fields(env, ("agent",), self.recorded)
         own: Any = self._writer.stream
         self._episodes = {
             agent: EpisodeStream(self._writer, self._fields, (own, place), timeout_s)
@@ -142,9 +138,7 @@ class ParallelRecorder:
             if not self._closed:
                 self._closed = True
                 self._cut()
-                self._writer.flush()
-                if self._owned:
-                    self._writer.close()
+                self._opened.finish()
         finally:
             self.env.close()
 

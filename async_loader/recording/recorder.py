@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import gymnasium
 
 from async_loader.errors import Closed, ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.recording.env_schema import StepFields, schema_of
+from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import EpisodeStream
 from async_loader.recording.opening import writer_of
 from async_loader.table import Table, Writer
@@ -65,10 +65,9 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
                 "pettingzoo"
             )
         super().__init__(env)
-        self._writer, schema, self._owned = writer_of(
-            table, schema_of(env, stack=stack, fields=fields), stream
-        )
-        self._fields = self._checked(lambda: StepFields(schema, env))
+        self._opened = writer_of(table, schema_of(env, stack=stack, fields=fields), stream)
+        self._writer = self._opened.writer
+        self._fields = self._opened.fields(env)
         self._episode = EpisodeStream(self._writer, self._fields, timeout_s=timeout_s)
         self._extra: dict[str, Any] = {}
         # Of a step that the environment has made and the table has not taken yet.
@@ -133,17 +132,6 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
             if not self._closed:
                 self._closed = True
                 self._episode.cut()
-                self._writer.flush()
-                if self._owned:
-                    self._writer.close()
+                self._opened.finish()
         finally:
             self.env.close()
-
-    def _checked(self, make: Callable[[], StepFields]) -> StepFields:
-        """Close a writer of our own if the table does not fit."""
-        try:
-            return make()
-        except BaseException:
-            if self._owned:
-                self._writer.close()
-            raise

@@ -9,7 +9,7 @@ import gymnasium
 
 from async_loader.errors import Closed, ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.recording.env_schema import StepFields, schema_of
+from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import copied
 from async_loader.recording.opening import vector_writer_of
 from async_loader.table import Table, VectorWriter
@@ -55,15 +55,9 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
                 "gymnasium.make_vec(...); Recorder records one environment"
             )
         super().__init__(envs)
-        self._writer, schema, self._owned = vector_writer_of(
-            table, envs, schema_of(envs, stack=stack, fields=fields)
-        )
-        try:
-            self._fields = StepFields(schema, envs)
-        except BaseException:
-            if self._owned:
-                self._writer.close()
-            raise
+        self._opened = vector_writer_of(table, envs, schema_of(envs, stack=stack, fields=fields))
+        self._writer = self._opened.writer
+        self._fields = self._opened.fields(envs)
         self._timeout_s = timeout_s
         self._obs: Any = None
         self._extra: dict[str, Any] = {}
@@ -134,9 +128,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
             if not self._ended:
                 self._ended = True
                 self._cut(None)
-                self._writer.flush()
-                if self._owned:
-                    self._writer.close()
+                self._opened.finish()
         finally:
             self.env.close(**kwargs)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from async_loader.errors import CannotSend, Closed, ConfigError
 from async_loader.lifecycle import EventFd, Patience
 from async_loader.names import stacklevel
 from async_loader.replay.arguments import positive
-from async_loader.replay.array_types import Array, Floats, Ids
+from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers.random_numbers import RandomNumbers
@@ -28,7 +27,7 @@ from async_loader.replay.table.source_sampler import SourceSampler, drawing_samp
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.table.undelivered import UndeliveredItems
 from async_loader.replay.views import View
-from async_loader.schema import Schema
+from async_loader.schema import samples_of
 from async_loader.source import Applied, Ready, Rows
 from async_loader.validation import whole
 
@@ -214,7 +213,7 @@ class ReplaySource:
         return Ready(
             assembled(read_plan, taken.arrays),
             lent=True,
-            samples=partial(_samples, read_plan.schema, taken.arrays),
+            samples=partial(samples_of, read_plan.schema, taken.arrays),
         )
 
     def _numbers(self) -> RandomNumbers:
@@ -270,8 +269,3 @@ class ReplaySource:
         )
         if text is not None:
             warnings.warn(text, UserWarning, stacklevel=stacklevel())
-
-
-def _samples(schema: Schema, arrays: Sequence[Array]) -> list[Any]:
-    """Return the rows of a batch as a list of steps."""
-    return [schema.rebuild([array[i] for array in arrays]) for i in range(len(arrays[0]))]

@@ -206,7 +206,7 @@ class VectorWriter:
                 terminated=over,
                 truncated=cut,
                 final_obs=None,
-                priority=None if priority is None else _rows(priority),
+                priority=None if priority is None else tensors.to_array(priority),
                 timeout_s=timeout_s,
             )
             self._then = None
@@ -224,7 +224,7 @@ class VectorWriter:
             terminated=over[keep],
             truncated=cut[keep],
             final_obs=_pick(after, keep) if about.linked and ends[keep].any() else None,
-            priority=None if priority is None else _rows(priority)[keep],
+            priority=None if priority is None else tensors.to_array(priority)[keep],
             timeout_s=timeout_s,
         )
         self._resetting, self._then = then, None
@@ -304,7 +304,7 @@ class VectorWriter:
     def _ended(self, name: str, values: object) -> Bools:
         if type(values) is np.ndarray and values.dtype is _BOOL and values.shape == self._shape:
             return values
-        ended = np.asarray(_rows(values), np.bool_)
+        ended = np.asarray(tensors.to_array(values), np.bool_)
         if ended.shape != self._shape:
             raise SchemaError(
                 f"{name} has shape {list(ended.shape)} for {self._count} environments: one for each"
@@ -347,7 +347,7 @@ class VectorWriter:
             for leaf, value in zip(
                 tree.leaves(after, structure), tree.leaves(final, structure), strict=True
             ):
-                last = _rows(value)
+                last = tensors.to_array(value)
                 if last.shape != leaf.shape[1:]:
                     raise SchemaError(
                         f"info['final_obs'] of environment {row} has shape {last.shape}, and "
@@ -451,17 +451,12 @@ def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rows(value: object) -> Array:
-    array = tensors.as_array(value)
-    return np.asarray(value) if array is None else array
-
-
 def _row(row: int, values: object) -> Any:
-    return _rows(values)[row]
+    return tensors.to_array(values)[row]
 
 
 def _copied(value: object) -> Array:
-    return np.array(_rows(value))
+    return np.array(tensors.to_array(value))
 
 
 def _pick(value: object, keep: Bools) -> Any:

@@ -59,11 +59,11 @@ class Segment:
             raise
 
     @classmethod
-    def _unmapped(cls, nbytes: int) -> Segment:
+    def _unmapped(cls, nbytes: int, folder: str | None = None) -> Segment:
         segment = cls.__new__(cls)
         segment._map, segment.nbytes = None, nbytes
         with SignalsDeferred():  # an interrupted call would leave a descriptor that no object owns
-            segment._fd = _anonymous_fd()
+            segment._fd = _anonymous_fd() if folder is None else _nameless_file(folder)
         return segment
 
     @classmethod
@@ -126,16 +126,15 @@ class Segment:
                 f"{purpose}: needs {human(nbytes)} on the disk of {folder!r}, where {human(free)} "
                 "are free: lower the capacity, or give the path of a folder on a larger disk"
             )
-        segment = cls.__new__(cls)
-        segment._map, segment.nbytes, segment._fd = None, nbytes, -1
+        segment: Segment | None = None
         try:
-            with SignalsDeferred():  # as in _unmapped
-                segment._fd = _nameless_file(folder)
+            segment = cls._unmapped(nbytes, folder)
             os.posix_fallocate(segment._fd, 0, nbytes)
-            segment._map = mmap.mmap(segment._fd, nbytes)
+            segment._mapped()
             return segment
         except BaseException as error:
-            segment.close()
+            if segment is not None:
+                segment.close()
             if not isinstance(error, OSError):
                 raise
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -12,11 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from async_loader import tensors, tree
 from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.lifecycle import Patience
 from async_loader.names import explain_wrong_names
-from async_loader.schema import Schema
+from async_loader.schema import Schema, samples_of
 from async_loader.shm.array_pool import ArrayPool
 from async_loader.source import (
     END,
@@ -33,16 +32,15 @@ from async_loader.source import (
     Updating,
 )
 from async_loader.sources.columns import ColumnsSource
+from async_loader.sources.mixture_index import as_ids, in_all, split_by_source
 from async_loader.sources.mixture_member import MixtureMember, Piece
 from async_loader.sources.mixture_rows import (
     MOST_SOURCES,
-    Array,
     Ids,
     MixedSchema,
     MixtureReader,
     numbers_of,
     own_ids,
-    samples_of,
     stacked,
 )
 from async_loader.table import Table, is_table
@@ -323,11 +321,11 @@ class Mixture:
 
         -1 for places of a sequence without a step.
         """
-        return numbers_of(_ids(index))
+        return numbers_of(as_ids(index))
 
     def ids(self, index: Any) -> Ids:
         """Return the ids that the rows have in their own tables: int64, the shape of ``index``."""
-        return own_ids(_ids(index))
+        return own_ids(as_ids(index))
 
     @explain_wrong_names
     def update_priorities(self, index: Any, priority: Any) -> Applied:
@@ -348,7 +346,7 @@ class Mixture:
                 refused = error
         if refused is not None and not applied:
             raise refused
-        return _sum([*applied, _nowhere(index)])
+        return in_all(applied, index)
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set some fields of rows by index, each in its own source: see `Table.update`.
@@ -366,7 +364,7 @@ class Mixture:
             source.update(ids, **dict(zip(fields, values, strict=True)))
             for source, ids, values in parts
         ]
-        return _sum([*applied, _nowhere(index)])
+        return in_all(applied, index)
 
     @explain_wrong_names
     def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
@@ -386,28 +384,11 @@ class Mixture:
         applied = [
             cast(Table, member.table).delete(ids, timeout_s=timeout_s) for member, ids, _ in parts
         ]
-        return _sum([*applied, _nowhere(index)])
+        return in_all(applied, index)
 
     def _by_source(self, index: Any, **values: Any) -> list[tuple[MixtureMember, Ids, list[Any]]]:
-        """Split rows, and values of them, by their sources. Raises ConfigError for other rows.
-
-        Places of a sequence without a step, -1, are left out; see `_nowhere`.
-        """
-        ids = _ids(index).reshape(-1)
-        numbers, parts = numbers_of(ids), []
-        for number in np.unique(numbers[ids >= 0]).tolist():
-            if number >= len(self._members):
-                raise ConfigError(
-                    f"index {ids[numbers == number][0]} is of source {number}, and this mixture "
-                    f"has {len(self._members)}: give the index of one of its batches"
-                )
-            here = numbers == number
-            picked = [
-                tree.transform(value, partial(_picked, name, here=here))
-                for name, value in values.items()
-            ]
-            parts.append((self._members[number], own_ids(ids[here]), picked))
-        return parts
+        parts = split_by_source(index, len(self._members), values)
+        return [(self._members[number], ids, picked) for number, ids, picked in parts]
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -467,30 +448,3 @@ def _pairs(shares: Any) -> list[tuple[Any, Fraction]]:
             )
     # as it is written: a share of 0.1 is a tenth
     return [(what, Fraction(repr(float(share)))) for what, share in pairs]
-
-
-def _ids(index: Any) -> Ids:
-    array = tensors.as_array(index)
-    ids: Ids = np.asarray(index if array is None else array).astype(np.int64, copy=False)
-    return ids
-
-
-def _nowhere(index: Any) -> Applied:
-    """Count the rows that are in no table, as tables do: those of a negative index."""
-    return Applied(0, int((_ids(index) < 0).sum()))
-
-
-def _picked(name: str, value: Any, here: Array) -> Any:
-    array = tensors.as_array(value)
-    array = np.asarray(value) if array is None else array
-    if array.ndim == 0:
-        return array
-    if len(array) != len(here) and array.size == len(here):
-        array = array.reshape(-1)
-    if len(array) != len(here):
-        raise ConfigError(f"{len(here)} rows, and {name} has {len(array)}: one for each")
-    return array[here]
-
-
-def _sum(parts: Sequence[Applied]) -> Applied:
-    return Applied(sum(one.applied for one in parts), sum(one.stale for one in parts))

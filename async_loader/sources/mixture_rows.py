@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.errors import ConfigError
-from async_loader.schema import Schema
+from async_loader.schema import Schema, samples_of
 from async_loader.source import Reader, Seed, Window
 
 Array = npt.NDArray[Any]
@@ -189,11 +189,6 @@ def runs(index: Ids) -> Iterator[tuple[int, slice]]:
     for start, stop in pairwise(cuts):
         if stop > start:
             yield int(numbers[start]), slice(start, stop)
-
-
-def samples_of(schema: Schema, arrays: Sequence[Array]) -> list[Any]:
-    """Return the rows of a batch as a list of samples."""
-    return [schema.rebuild([array[i] for array in arrays]) for i in range(len(arrays[0]))]
 
 
 def _names(schema: Schema) -> list[str]:

@@ -134,9 +134,7 @@ def backward(first: Array, factor: Array) -> Array:
 
 
 def _array(name: str, given: Any) -> Array:
-    array = tensors.as_array(given)
-    if array is None:
-        array = np.asarray(given)
+    array = tensors.to_array(given)
     if array.dtype.kind not in "fiub":
         raise SchemaError(f"{name} is {array.dtype}: give numbers")
     return array

@@ -1,14 +1,13 @@
 """Draws of 16 whole episodes of 1,000 small steps."""
 
 import tempfile
-from functools import partial
 
 import numpy as np
 
 from benchmarks.harness import Contender, Figures, Row
 from benchmarks.measure import time_draws
+from benchmarks.replay.uniform import DRAW_METRICS
 from benchmarks.trajectories import tables
-from benchmarks.trajectories.rows import METRICS
 from benchmarks.trajectories.workloads import EPISODE, Steps
 
 WORK = Steps(100_000, 16, EPISODE)
@@ -62,10 +61,10 @@ def minari(seconds: float) -> Figures:
 ROW = Row(
     "episodes",
     f"{WORK.batch} whole episodes of {EPISODE:,} small steps, of {WORK.rows // EPISODE}",
-    METRICS,
+    DRAW_METRICS,
     (
         Contender("async_loader", "project", ours),
-        Contender("Minari", "minari", partial(minari)),
+        Contender("Minari", "minari", minari),
         Contender(
             "RLlib EpisodeReplayBuffer", "rllib",
             lambda seconds: time_draws(tables.rllib_take(WORK), seconds),

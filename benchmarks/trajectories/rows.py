@@ -4,6 +4,7 @@ from functools import partial
 
 from benchmarks.harness import Contender, Figures, Metric, Row, Target
 from benchmarks.measure import time_draws
+from benchmarks.replay.uniform import DRAW_METRICS
 from benchmarks.trajectories import tables
 from benchmarks.trajectories.gather import over_gather
 from benchmarks.trajectories.workloads import Steps
@@ -11,11 +12,6 @@ from benchmarks.trajectories.workloads import Steps
 OURS, OURS_WRITES = "async_loader", "async_loader, after each write"
 SLICE, SLICE_WRITES = "torchrl SliceSampler", "torchrl SliceSampler, after each write"
 UNIT, UNIT_WRITES = "torchrl Sequence", "torchrl Sequence, after each write"
-METRICS = (
-    Metric("us", "us a batch, drawn and read"),
-    Metric("draw_us", "us, drawn only"),
-    Metric("cpu_us", "CPU us a batch"),
-)
 GATHER = Metric("over_gather", "times a gather of the same rows by id", digits=2)
 
 
@@ -78,7 +74,7 @@ def row(key: str, work: Steps, what: str, others: bool = False) -> Row:
     return Row(
         key,
         f"{work.batch} sequences of {work.length} {what}, of {work.rows:,}",
-        (*METRICS, GATHER),
+        (*DRAW_METRICS, GATHER),
         tuple(contenders),
         (
             Target("times a gather by id", "over_gather", 1.5, OURS),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.replay.tables import sb3_empty
 from benchmarks.trajectories.workloads import Columns, Steps, check
 
 Take = Callable[[], Any]
@@ -148,19 +149,7 @@ def flashbax_take(work: Steps, writes: bool) -> Take:
 
 def sb3_take(work: Steps) -> Take:
     """As many single transitions: what its buffer has in place of sequences."""
-    from gymnasium import spaces
-    from stable_baselines3.common.buffers import ReplayBuffer
-
-    (shape, dtype), (action, _) = work.fields["obs"], work.fields["action"]
-    low, high = (0, 255) if work.frames else (-np.inf, np.inf)
-    buffer = ReplayBuffer(
-        work.rows,
-        spaces.Box(low, high, shape, dtype),
-        spaces.Box(-np.inf, np.inf, action, np.float32) if action else spaces.Discrete(18),
-        device="cpu",
-        optimize_memory_usage=True,
-        handle_timeout_termination=False,
-    )
+    buffer = sb3_empty(work, optimize_memory_usage=True)
     start = 0
     for episode in work.episodes():
         end = start + len(episode["obs"])

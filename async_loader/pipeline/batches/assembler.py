@@ -22,7 +22,7 @@ from async_loader.pipeline.batches.slot_allocator import SlotAllocator
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.schema import Schema
+from async_loader.schema import Schema, samples_of
 from async_loader.shm.fd_channel import Record
 from async_loader.source import Jobs, Reader, Rows
 
@@ -196,7 +196,7 @@ class ChunkAssembler:
             if kind == "samples":
                 samples.extend(value)
             elif kind == "chunk":
-                samples.extend(collate.rows_of(*value))
+                samples.extend(samples_of(*value))
             else:
                 samples.extend(self._written(job, number))
         if all(kind == "samples" for kind, _ in results):

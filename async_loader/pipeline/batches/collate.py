@@ -11,7 +11,7 @@ refused instead of cut to the shortest, and a column of several dtypes takes the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -272,11 +272,3 @@ def _has_ignored(structure: tree.Structure) -> bool:
     if structure is None:
         return False
     return any(map(is_ignored, structure.keys)) or any(map(_has_ignored, structure.children))
-
-
-def rows_of(schema: Schema, fields: Sequence[npt.NDArray[Any]]) -> Iterator[Any]:
-    """Samples again, from rows that were written: what a batch falls back to when one of its
-    parts did not fit.
-    """
-    for i in range(len(fields[0])):
-        yield schema.rebuild([field[i] for field in fields])

@@ -26,7 +26,7 @@ from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.workers.seeding import seed_globals
 from async_loader.pipeline.workers.work import Kind, WorkContext
 from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
-from async_loader.schema import Schema
+from async_loader.schema import Schema, samples_of
 from async_loader.shm.batch_buffer import ReadySlot
 from async_loader.source import Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Window
 
@@ -273,7 +273,7 @@ def fetch(reader: Reader, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[
     schema = reader.schema
     if schema is None:
         return reader.fetch(index, seed)
-    return list(collate.rows_of(schema, read_fresh(reader, index, seed)))
+    return samples_of(schema, read_fresh(reader, index, seed))
 
 
 def read_fresh(

@@ -223,8 +223,12 @@ def _too_often(times: int) -> str:
 
 
 def _noun(sampler: Sampler) -> str:
-    own = getattr(sampler, "own_items", None)
-    return "steps" if own is None or isinstance(sampler, LagSampler) else "sequences"
+    return "sequences" if isinstance(_inner(sampler), SequenceSampler) else "steps"
+
+
+def _inner(sampler: Sampler) -> Sampler:
+    """Return what draws, behind a seed of its own."""
+    return sampler.sampler if isinstance(sampler, Seeded) else sampler
 
 
 def _short(held: int, needed: int, sampler: Sampler) -> str:
@@ -236,8 +240,7 @@ def _short(held: int, needed: int, sampler: Sampler) -> str:
 
 def _needs(sampler: Sampler) -> str:
     """Say what a sequence is made of, as a part of a message."""
-    if isinstance(sampler, Seeded):
-        return _needs(sampler.sampler)
+    sampler = _inner(sampler)
     if not isinstance(sampler, SequenceSampler):
         return ""
     view = sampler.view

@@ -116,8 +116,7 @@ def _ended(name: str, said: object, count: int) -> Bools:
         return np.full(count, said)
     if type(said) is np.ndarray and said.dtype is _BOOL and said.shape == (count,):
         return said
-    array = tensors.as_array(said)
-    array = np.asarray(said) if array is None else array
+    array = tensors.to_array(said)
     if array.ndim == 0:
         return np.full(count, bool(array))
     if array.size != count:

@@ -191,9 +191,7 @@ def _called(
     parameter: str, function: GoalFunction, achieved: Array, desired: Array, info: dict[str, Array]
 ) -> Array:
     """Return what a function of goals gives, ``[n]``. Raises ConfigError for any other shape."""
-    given = function(achieved, desired, info)
-    array = tensors.as_array(given)
-    array = np.asarray(given) if array is None else array
+    array = tensors.to_array(function(achieved, desired, info))
     if not array.ndim or array.size != len(achieved) or array.dtype.kind not in "biuf":
         raise ConfigError(
             f"{parameter}={describe(function)} gave {array.dtype.name}{list(array.shape)} for "

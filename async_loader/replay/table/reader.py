@@ -40,7 +40,7 @@ from async_loader.replay.samplers import Reading
 from async_loader.replay.table.batch_arrays import BatchArrays, Large, Small, Target, split_index
 from async_loader.replay.table.readahead import Readahead
 from async_loader.replay.table.storage import COLUMN_BYTES, Storage
-from async_loader.schema import Schema
+from async_loader.schema import Schema, samples_of
 from async_loader.shm.array_pool import ArrayPool
 from async_loader.source import Seed, Window
 
@@ -134,7 +134,7 @@ class ReplayReader:
         """Return the items of ``index`` as a list of samples."""
         into = self.fresh(len(index))
         self.read(index, into, seed)
-        return [self.schema.rebuild(array[i] for array in into.fields) for i in range(len(index))]
+        return samples_of(self.schema, into.fields)
 
     def fresh(self, count: int) -> Window:
         """Return new uninitialised arrays ``[count, *shape]``, one for each field.
