@@ -190,8 +190,8 @@ RANKS["testing"] = [
     "testing conformance debug fake_device fakes",
 ]
 RANKS["recording"] = [
-    "env_schema opening",
-    "episode_stream",
+    "env_schema",
+    "episode_stream opening",
     "parallel_recorder recorder vector_recorder",
     "recording",
 ]
