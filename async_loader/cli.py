@@ -179,7 +179,9 @@ def serve(
             checkpoint=checkpoint,
         )
         commands.log_to(console := Console(stderr=True))
-        raise typer.Exit(commands.serve(settings, console))
+        from async_loader.observe.beside import observed
+
+        raise typer.Exit(commands.serve(settings, console, observed))
 
 
 @app.command()

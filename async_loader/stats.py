@@ -6,14 +6,105 @@ Each counter is a plain number with one writing thread; reading takes no lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+from async_loader.errors import ConfigError
 
 __all__ = [
     "LoaderStats",
     "StageStats",
+    "Stats",
 ]
+
+
+@runtime_checkable
+class _Tagged(Protocol):
+    """``torch.utils.tensorboard.SummaryWriter``, and those like it."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> object:
+        """Add one number."""
+
+
+@runtime_checkable
+class _Logged(Protocol):
+    """A run of W&B, and those like it."""
+
+    def log(self, data: dict[str, float], step: int | None = None) -> object:
+        """Add numbers by name."""
+
+
+class Stats:
+    """What all snapshots can do: give their numbers, and write them to a logger.
+
+    Attributes
+    ----------
+    KIND : str
+        What is described; the first part of names in logs and metrics.
+    COUNTERS : frozenset of str
+        Fields that only grow; other numbers are of this moment.
+    """
+
+    __slots__ = ()
+    KIND: ClassVar[str]
+    COUNTERS: ClassVar[frozenset[str]] = frozenset()
+
+    def parts(self) -> Iterator[tuple[str, Stats]]:
+        """Return the snapshots inside this one, by name."""
+        for field in fields(self):  # type: ignore[arg-type]  # each kind is a dataclass
+            value = getattr(self, field.name)
+            if isinstance(value, Stats):
+                yield field.name, value
+
+    def numbers(self) -> dict[str, float]:
+        """Return the fields that are numbers; those of parts, texts and unknown ones are left
+        out.
+        """
+        found = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {name: float(one) for name, one in found.items() if isinstance(one, int | float)}
+
+    def scalars(self) -> dict[str, float]:
+        """Return all numbers, by names such as ``learner/wait_s``."""
+        found = dict(self.numbers())
+        for name, part in self.parts():
+            found.update({f"{name}/{field}": one for field, one in part.scalars().items()})
+        return found
+
+    def log_to(self, writer: object, step: int | None = None, prefix: str | None = None) -> None:
+        """Write all numbers to TensorBoard, W&B, or a logger like one of them.
+
+        Parameters
+        ----------
+        writer : object
+            With ``add_scalar(tag, value, step)``, as ``SummaryWriter`` has it, or with
+            ``log(dict, step=step)``, as a run of W&B has it.
+        step : int, optional
+            The learner's step.
+        prefix : str, optional
+            In front of each name, as in ``loader/learner/wait_s``; by default `KIND`.
+
+        Raises
+        ------
+        ConfigError
+            For a writer with neither method.
+        """
+        first = self.KIND if prefix is None else prefix
+        named = {f"{first}/{name}": value for name, value in self.scalars().items()}
+        if isinstance(writer, _Tagged):
+            for name, value in named.items():
+                writer.add_scalar(name, value, step)
+        elif isinstance(writer, _Logged) and not isinstance(writer, Mapping):
+            writer.log(named, step=step)
+        else:
+            raise ConfigError(
+                f"a {type(writer).__name__} has neither add_scalar(tag, value, step) nor "
+                "log(dict, step=): give a SummaryWriter or a run of W&B"
+            )
+
+
+DURATIONS = 26
+"""Places for calls of ``next`` by powers of two of microseconds: up to 17 s, and above."""
 
 
 class Meter:
@@ -71,8 +162,28 @@ class Meter:
         return StageStats(self.batches, self.waits, self.busy_s, self.wait_s, depth)
 
 
+class LearnerMeter(Meter):
+    """Counters of the caller of ``next``, and its calls by how long they took."""
+
+    __slots__ = ("durations",)
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(clock)
+        self.durations = [0] * DURATIONS
+
+    def waited(self, since: float) -> None:
+        """See `Meter.waited`."""
+        now = self._clock()
+        self.busy_s += since - self._since
+        waited = now - since
+        self.wait_s += waited
+        self.waits += 1
+        self._since, self._waiting = now, False
+        self.durations[min(int(waited * 1e6).bit_length(), DURATIONS - 1)] += 1
+
+
 @dataclass(frozen=True, slots=True)
-class StageStats:
+class StageStats(Stats):
     """One stage of the pipeline.
 
     Attributes
@@ -86,6 +197,9 @@ class StageStats:
     depth : int
         Batches (for workers: chunks) currently in the queue behind the stage.
     """
+
+    KIND: ClassVar[str] = "stage"
+    COUNTERS: ClassVar[frozenset[str]] = frozenset({"batches", "waits", "busy_s", "wait_s"})
 
     batches: int
     waits: int
@@ -111,7 +225,7 @@ def summed(meters: Sequence[Meter], depth: int) -> StageStats:
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderStats:
+class LoaderStats(Stats):
     """State of a loader at one moment.
 
     Attributes
@@ -138,7 +252,13 @@ class LoaderStats:
         between threads, or the producer thread, ahead of it.
     bottleneck : str
         The stage that the others wait for: ``source``, ``workers``, ``copy`` or ``learner``.
+    durations : tuple of int
+        Calls of ``next`` by duration: place i counts those of less than 2**i microseconds and at
+        least half of that; the last place, all longer ones.
     """
+
+    KIND: ClassVar[str] = "loader"
+    COUNTERS: ClassVar[frozenset[str]] = frozenset({"copied_out", "skipped", "workers_replaced"})
 
     source: StageStats
     workers: StageStats
@@ -152,6 +272,17 @@ class LoaderStats:
     workers_replaced: int
     drawing_thread: Literal["caller", "producer"]
     bottleneck: str
+    durations: tuple[int, ...] = ()
+
+    @property
+    def wait_fraction(self) -> float:
+        """The share of the learner's time that it waited in ``next``: 0 to 1."""
+        waited = self.learner.wait_s
+        return waited / (waited + self.learner.busy_s) if waited else 0.0
+
+    def numbers(self) -> dict[str, float]:
+        """See `Stats.numbers`; with ``wait_fraction``."""
+        return {**super(LoaderStats, self).numbers(), "wait_fraction": self.wait_fraction}
 
     def __str__(self) -> str:
         """Return a line for each stage, and one for what was out of the ordinary."""

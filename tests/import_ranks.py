@@ -189,6 +189,12 @@ RANKS["demo"] = [
 RANKS["testing"] = [
     "testing conformance debug fake_device fakes",
 ]
+RANKS["observe"] = [
+    "families",
+    "feeder_families object_families",
+    "exporter",
+    "beside observe",
+]
 RANKS["recording"] = [
     "env_schema",
     "episode_stream opening",

@@ -86,6 +86,7 @@ ELSEWHERE = {
     "yaml": {"feeder"},
     "google_crc32c": {"feeder"},
     "ray": {"scale"},
+    "prometheus_client": {"observe.exporter"},
     "gymnasium": {"demo", "recording.recorder", "recording.vector_recorder"},
     "matplotlib": {"demo"},
     "mxnet": {"compat.gluon"},

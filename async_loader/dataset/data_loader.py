@@ -44,7 +44,7 @@ from async_loader.pipeline.device.streamer import Streamer, StreamerInput, Trans
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import Kind, WorkerType
 from async_loader.source import Source
-from async_loader.stats import LoaderStats, Meter, StageStats, bottleneck
+from async_loader.stats import LearnerMeter, LoaderStats, StageStats, bottleneck
 from async_loader.table import Table
 from async_loader.validation import callable_or_none, one_of, whole
 
@@ -184,7 +184,7 @@ class DataLoader(Generic[B]):
         self._epoch = 0
         self._start: dict[str, Any] | None = None
         self._latest: Epoch[B] | None = None
-        self._meter = Meter()
+        self._meter = LearnerMeter()
         items = Items(dataset) if is_columns(dataset) else dataset
         if not hasattr(items, "__getitem__") and not hasattr(items, "__iter__"):
             given = type(dataset).__name__
@@ -432,6 +432,7 @@ class DataLoader(Generic[B]):
             workers_replaced=self._engine.replaced,
             drawing_thread="caller",
             bottleneck=bottleneck(nothing, workers, copy, learner, one_thread=False),
+            durations=tuple(self._meter.durations),
         )
 
     # -- the end -----------------------------------------------------------------------------------

@@ -34,13 +34,35 @@ For rates of a single status.
 """
 
 
-def serve(settings: ServerSettings, console: Console) -> int:
-    """Run a server until it is drained or stopped; return the exit code."""
+AskStatus = Callable[[float], Status]
+Beside = Callable[["ServerSettings", AskStatus], contextlib.AbstractContextManager[object]]
+"""Starts what serves a feeder's figures, from its settings and a call that returns its status
+within so many seconds.
+"""
+
+
+def _nothing(
+    settings: ServerSettings, ask_status: AskStatus
+) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def serve(settings: ServerSettings, console: Console, beside: Beside = _nothing) -> int:
+    """Run a server until it is drained or stopped; return the exit code.
+
+    ``beside``: what runs beside the server, see `Beside`.
+    """
     from async_loader.feeder.serving import FeederProcess
 
     server = FeederProcess(settings)
     report = _live if console.is_terminal else _logged
-    with report(server.status, console):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(beside(settings, server.ask_status))
+        except BaseException:
+            server.close()
+            raise
+        stack.enter_context(report(server.status, console))
         return server.run()
 
 

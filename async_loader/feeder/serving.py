@@ -85,6 +85,11 @@ class FeederProcess:
             self._close()
         return 0
 
+    def close(self) -> None:
+        """Free everything, if `run` is not called. May be called again."""
+        self._server.close()
+        self._close()
+
     def stop(self) -> None:
         """See `Server.stop`."""
         self._server.stop()
@@ -92,6 +97,10 @@ class FeederProcess:
     def status(self) -> dict[str, Any]:
         """See `Server.status`."""
         return self._server.status()
+
+    def ask_status(self, timeout_s: float) -> dict[str, Any]:
+        """See `Server.ask_status`."""
+        return self._server.ask_status(timeout_s)
 
     def _close(self) -> None:
         if self._lock is not None:

@@ -129,6 +129,21 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     path: str | None = None
 
 
+class MetricsSettings(Settings, frozen=True, kw_only=True):
+    """Where metrics are served, for Prometheus.
+
+    Parameters
+    ----------
+    port : int
+        0 takes a free one.
+    address : str
+        By default this machine's loopback: metrics are read without a key.
+    """
+
+    port: Annotated[int, Meta(ge=0, le=65_535)]
+    address: str = "127.0.0.1"
+
+
 class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
     """All settings of a feeder: `ServiceSettings`, and these.
 
@@ -141,6 +156,8 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         One at least.
     security : SecuritySettings
     checkpoint : CheckpointSettings
+    metrics : MetricsSettings, optional
+        Without it no metrics are served. ``async-loader serve`` serves them.
 
     Raises
     ------
@@ -157,6 +174,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
     tables: dict[str, TableSettings]
     security: SecuritySettings = SecuritySettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    metrics: MetricsSettings | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

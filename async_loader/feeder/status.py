@@ -28,6 +28,22 @@ class PolicyLag(TypedDict, total=False):
     lag_s: float
 
 
+class PolicyLags(TypedDict):
+    """How far the received steps were behind the published weights when they were received.
+
+    Attributes
+    ----------
+    counts : list of int
+        Steps with a lag of at most 0, 1, 2, 4, 8, 16, 32 and 64 versions, each without those of
+        the place before; at last those with more.
+    sum : int
+        Of the lags of all steps.
+    """
+
+    counts: list[int]
+    sum: int
+
+
 class TableStatus(TypedDict):
     """One table.
 
@@ -37,6 +53,10 @@ class TableStatus(TypedDict):
         Items that can be drawn; steps that are kept.
     inserted, sampled, deleted : int
         Items, since the table was made.
+    stale : int
+        Items that sources with ``max_lag`` have left out.
+    nbytes : int | None
+        Shared memory of the full table.
     inserts_per_s, samples_per_s : float
         Rates of now.
     inserts_per_s_mean, samples_per_s_mean : float
@@ -46,11 +66,19 @@ class TableStatus(TypedDict):
         Requests that wait, and why: eight at most.
     policies : dict of str to PolicyLag
         By name of the weights.
+    policy_lags : dict of str to PolicyLags
+        By name of the weights.
     writers, readers : int
         That are open.
     rows_in, duplicates, gaps : int
         Rows received; messages received twice; messages received after a missing one.
-    batches_out, redelivered : int
+    queued_rows, queued_bytes : int
+        Received, and not in the table.
+    queue_age_s : float
+        Since when the oldest of them waits; 0 if there are none.
+    writers_blocked_s : float
+        Seconds in which rows waited for the table.
+    batches_out, redelivered, rows_out : int
     readers_blocked_s : float
         Seconds in which readers had room for a batch and the table allowed none a draw, for too few
         items or by its limiter.
@@ -61,6 +89,8 @@ class TableStatus(TypedDict):
     inserted: int
     sampled: int
     deleted: int
+    stale: int
+    nbytes: int | None
     inserts_per_s: float
     samples_per_s: float
     inserts_per_s_mean: float
@@ -68,11 +98,17 @@ class TableStatus(TypedDict):
     samples_per_insert: float
     waiting: list[str]
     policies: dict[str, PolicyLag]
+    policy_lags: dict[str, PolicyLags]
     writers: int
     readers: int
     rows_in: int
     duplicates: int
     gaps: int
+    queued_rows: int
+    queued_bytes: int
+    queue_age_s: float
+    writers_blocked_s: float
+    rows_out: int
     batches_out: int
     redelivered: int
     readers_blocked_s: float

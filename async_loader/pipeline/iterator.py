@@ -37,7 +37,7 @@ from async_loader.pipeline.producer import NO_WAIT
 from async_loader.pipeline.task_supplier import NOTHING, SourceTasks
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.source import END
-from async_loader.stats import Meter, StageStats
+from async_loader.stats import LearnerMeter, StageStats
 
 OnError = Literal["raise", "skip", "fatal"]
 _NOT_DEFERRED = contextlib.nullcontext()
@@ -84,7 +84,7 @@ class BatchIterator(Iterator[Any]):
         finish: Callable[[Any], Any] | None = None,
         fill: Callable[[Any, int], Any] | None = None,
     ) -> None:
-        self.meter = Meter()
+        self.meter = LearnerMeter()
         self.held: Any = NOTHING
         self.yielded = self.skipped = 0
         self.closed = self.exhausted = False

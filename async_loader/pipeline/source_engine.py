@@ -165,6 +165,7 @@ class SourceEngine:
             workers_replaced=0 if pool is None else pool.replaced,
             drawing_thread=self.iteration.drawing_thread,
             bottleneck=bottleneck(source, workers, copy, learner, one_thread=pool is None),
+            durations=tuple(iterator.meter.durations),
         )
 
 

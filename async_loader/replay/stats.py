@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from async_loader.replay.table.waiters import Waiting
 from async_loader.shm.limits import human
+from async_loader.stats import Stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableStats:
+class TableStats(Stats):
     """A table in numbers, at one moment.
 
     Attributes
@@ -36,6 +38,9 @@ class TableStats:
         those of all such sources together. They stay in the table.
     """
 
+    KIND: ClassVar[str] = "table"
+    COUNTERS: ClassVar[frozenset[str]] = frozenset({"inserted", "sampled", "deleted", "stale"})
+
     size: int
     capacity: int | None
     inserted: int
@@ -46,6 +51,14 @@ class TableStats:
     waiting: tuple[Waiting, ...]
     interrupted: int = 0
     stale: int = 0
+
+    def numbers(self) -> dict[str, float]:
+        """See `Stats.numbers`; with the ratio of samples to inserts, and the number that waits."""
+        return {
+            **super(TableStats, self).numbers(),
+            "samples_per_insert": self.sampled / self.inserted if self.inserted else 0.0,
+            "waiting": float(len(self.waiting)),
+        }
 
     def __str__(self) -> str:
         """Return a line of counts, and one for each that waits."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from async_loader.shm.limits import human
+from async_loader.stats import Stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientStats:
+class ClientStats(Stats):
     """One client at one moment, over all its writers and sources.
 
     Attributes
@@ -36,6 +38,23 @@ class ClientStats:
     connected : bool
         Whether there is a session at this moment.
     """
+
+    KIND: ClassVar[str] = "client"
+    COUNTERS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "rows_added",
+            "rows_acked",
+            "rows_dropped",
+            "rows_lost",
+            "messages_sent",
+            "messages_resent",
+            "messages_acked",
+            "bytes_sent",
+            "batches",
+            "batches_redelivered",
+            "sessions",
+        }
+    )
 
     rows_added: int
     rows_acked: int

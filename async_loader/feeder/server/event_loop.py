@@ -28,6 +28,7 @@ from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.sockets import Bind, ServerSockets
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import status_of
+from async_loader.feeder.server.status_requests import StatusRequests
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import NEWEST, End, Message, Plane, Type, Welcome
 from async_loader.feeder.zmtp import Null
@@ -122,6 +123,7 @@ class Server:
         )
         self._resting = DeferredMessages(server_state, self._dispatcher)
         self._bell = EventFd()
+        self._status_requests = StatusRequests(self._ring)
         self._sockets.watch(self._bell.fileno())
         self._callers: set[int] = set()  # connections of learners that offer memory
         self._stops = 0
@@ -209,6 +211,7 @@ class Server:
         )  # fmt: skip
         self._more = False
         self._jobs.finish()
+        self._status_requests.answer(self.status)
         if begun:
             self._serve_tables()
         for session, answer in self._control_handler.late_answers():
@@ -314,6 +317,7 @@ class Server:
         if self._closed:
             return
         self._closed = True
+        self._status_requests.close()
         if self._kernel_warmup is not None:
             self._kernel_warmup.close(self._settings.drain_s)
         self._jobs.close(self._settings.drain_s)
@@ -379,6 +383,10 @@ class Server:
             limits=state.limits,
             tables=tuple(state.tables),
         )
+
+    def ask_status(self, timeout_s: float) -> dict[str, Any]:
+        """Return the status, made by the loop. Other threads only: see `StatusRequests.ask`."""
+        return self._status_requests.ask(timeout_s)
 
     def status(self) -> dict[str, Any]:
         """Return the answer to STATUS."""

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
+from async_loader.feeder.server.blocked_time import BlockedTime
 from async_loader.feeder.server.insert_slots import InsertSlots
-from async_loader.feeder.server.policy_lag import PolicyVersions
+from async_loader.feeder.server.policy_lag import PolicyVersions, ReceivedLags
 from async_loader.feeder.server.producer_streams import ProducerStreams
 from async_loader.feeder.server.receipt import Receipt
-from async_loader.feeder.wire import ErrorCode, Insert, RowLayout, check_id, read_insert
+from async_loader.feeder.wire import FINAL, ErrorCode, Insert, RowLayout, check_id, read_insert
 from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
 from async_loader.schema import Schema
 
@@ -136,6 +137,10 @@ class InsertQueue:
         The table is being loaded: no row goes in.
     moved : dict of Producer to None
         Producers whose applied inserts are not acknowledged. `InsertHandler` clears it.
+    blocked_time : BlockedTime
+        When inserts waited for the table. `PullHandler` notes it.
+    lags : ReceivedLags | None
+        Of the received steps; ``None`` if they are not counted.
     """
 
     def __init__(
@@ -153,6 +158,8 @@ class InsertQueue:
         self.moved: dict[Producer, None] = {}
         self.rows = self.duplicates = self.gaps = 0
         self.rests = False
+        self.blocked_time = BlockedTime()
+        self.lags: ReceivedLags | None = None
 
     @property
     def layout(self) -> RowLayout:
@@ -304,7 +311,11 @@ class InsertQueue:
         if self._made_by is None:
             assert self.table.schema is not None
             self._made_by = PolicyVersions(self.table.schema)
-        self._made_by.note(steps.columns, producer.versions)
+        made_by = self._made_by.note(steps.columns, producer.versions)
+        if made_by and self.lags is not None:
+            count = int(np.count_nonzero(steps.flags & FINAL == 0))
+            for policy, version in made_by if count else ():
+                self.lags.add(policy, version, count)
         producer.queue.append(Queued(steps, nbytes, writer.heard))
         producer.queued_bytes += nbytes
         producer.queued_rows += len(steps)
@@ -312,6 +323,7 @@ class InsertQueue:
         writer.rows += len(steps)
         if len(producer.queue) == 1 and not self._advance(producer):
             self._blocked.append(producer)
+            self.blocked_time.note(True, writer.heard)
         return Receipt.NEW
 
     def _read(self, producer: Producer, body: Insert, schema: int, seen: bool) -> Incoming:
@@ -383,6 +395,15 @@ class InsertQueue:
     def blocked(self) -> bool:
         """Whether inserts wait for the table."""
         return bool(self._blocked)
+
+    def queued(self) -> tuple[int, int, float | None]:
+        """Return rows and bytes that wait for the table, and since when the oldest one waits."""
+        blocked = list(self._blocked)
+        return (
+            sum(one.queued_rows - one.queue[0].done for one in blocked),
+            sum(one.queued_bytes for one in blocked),
+            min((one.queue[0].since for one in blocked), default=None),
+        )
 
     def waiting(self) -> list[tuple[str, float]]:
         """Return which producers wait, why, and since when on the server's clock."""

@@ -104,6 +104,9 @@ class PullHandler:
             return self._flow(table)
         finally:
             self._tell_all()
+            table.insert_queue.blocked_time.note(
+                table.insert_queue.blocked, self._server_state.clock()
+            )
 
     def _flow(self, table: TableEntry) -> bool:
         insert_queue, scheduler, now = (

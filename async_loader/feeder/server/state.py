@@ -10,7 +10,7 @@ from async_loader.feeder.curve_auth import CurveAuthenticator
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
 from async_loader.feeder.server.counters import Rates
 from async_loader.feeder.server.insert_queue import InsertQueue
-from async_loader.feeder.server.policy_lag import Publications
+from async_loader.feeder.server.policy_lag import Publications, ReceivedLags
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.settings import ServiceSettings
@@ -98,7 +98,7 @@ class ServerState:
         """The state of a server that has no client yet."""
         limits, given = settings.limits.wire(), settings.limits
         window = int(given.window_bytes), given.window_rows
-        return cls(
+        state = cls(
             {
                 name: TableEntry(name, table, limits, window, clock)
                 for name, table in tables.items()
@@ -109,6 +109,9 @@ class ServerState:
             *window,
             clock,
         )
+        for table in state.tables.values():
+            table.insert_queue.lags = ReceivedLags(state.published)
+        return state
 
     def table(self, name: str) -> TableEntry:
         """Return a table by name. Raises Malformed, UNKNOWN_TABLE."""

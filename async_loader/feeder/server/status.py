@@ -62,7 +62,8 @@ def _table(
         for one in session.writers.values()
         if one.insert_queue is insert_queue
     ]
-    rates = table.rates.now(stats.inserted, stats.sampled)
+    rates, now = table.rates.now(stats.inserted, stats.sampled), server_state.clock()
+    queued_rows, queued_bytes, queued_since = insert_queue.queued()
     waits = (
         [f"{unopened} readers to be opened: it has no schema yet, the first writer brings it"]
         if unopened
@@ -74,12 +75,15 @@ def _table(
         "inserted": stats.inserted,
         "sampled": stats.sampled,
         "deleted": stats.deleted,
+        "stale": stats.stale,
+        "nbytes": stats.nbytes,
         "inserts_per_s": rates[0],
         "samples_per_s": rates[1],
         "inserts_per_s_mean": stats.inserted / max(uptime, 1e-9),
         "samples_per_s_mean": stats.sampled / max(uptime, 1e-9),
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
         "waiting": [*waits, *_waiting(table)][:_WAITING],
+        "policy_lags": {} if insert_queue.lags is None else insert_queue.lags.snapshot(),
         "policies": lags([one.producer.versions for one in writers], server_state.published),
         "writers": len(writers),
         "readers": sum(
@@ -88,8 +92,13 @@ def _table(
         "rows_in": insert_queue.rows,
         "duplicates": insert_queue.duplicates,
         "gaps": insert_queue.gaps,
+        "queued_rows": queued_rows,
+        "queued_bytes": queued_bytes,
+        "queue_age_s": 0.0 if queued_since is None else now - queued_since,
+        "writers_blocked_s": insert_queue.blocked_time.seconds(now),
         "batches_out": scheduler.batches,
-        "readers_blocked_s": scheduler.blocked.seconds(server_state.clock()),
+        "rows_out": scheduler.rows,
+        "readers_blocked_s": scheduler.blocked.seconds(now),
         "redelivered": scheduler.redelivered,
     }
 
