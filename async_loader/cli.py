@@ -85,6 +85,12 @@ def demo(
         bool,
         typer.Option("--json", help="Print the summary as one line of JSON, and nothing else."),
     ] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Serve a page that shows the feeder live.")
+    ] = False,
+    dashboard_port: Annotated[
+        int, typer.Option(help="Of the page, on this machine's loopback.")
+    ] = 8265,
 ) -> None:
     """A DQN learns CartPole-v1: actor processes write to a feeder,
     the learner pulls batches through an AsyncDataLoader.
@@ -108,6 +114,7 @@ def demo(
             seed=seed,
             num_actors=num_actors,
             num_envs=num_envs,
+            dashboard_port=dashboard_port if dashboard else None,
         )
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
@@ -117,6 +124,8 @@ def demo(
         require_envs()
         if live is not None:
             live.begin(settings)
+            if dashboard:
+                typer.echo(f"dashboard: http://127.0.0.1:{dashboard_port}/")
         summary = run(settings, live or QuietReport())
     except AsyncLoaderError as error:
         typer.echo("\n".join([str(error), *getattr(error, "__notes__", ())]), err=True)
@@ -160,6 +169,12 @@ def serve(
             help="Folder that clients may save tables to; each table has a folder of its own in it."
         ),
     ] = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Serve a page that shows the feeder live.")
+    ] = False,
+    dashboard_port: Annotated[
+        int, typer.Option(help="Of the page, on this machine's loopback.")
+    ] = 8265,
 ) -> None:
     """Run a feeder: replay tables in a process of their own.
 
@@ -177,6 +192,7 @@ def serve(
             config=config,
             allow_insecure=allow_insecure,
             checkpoint=checkpoint,
+            dashboard_port=dashboard_port if dashboard else None,
         )
         commands.log_to(console := Console(stderr=True))
         from async_loader.observe.beside import observed
@@ -200,6 +216,23 @@ def status(
         from async_loader.feeder import commands
 
         commands.show_status(address, keys, as_json=as_json, watch=watch, console=Console())
+
+
+@app.command()
+def top(
+    address: Annotated[str | None, ADDRESS] = None,
+    keys: Annotated[str | None, KEYS] = None,
+) -> None:
+    """Show a feeder on the whole terminal, redrawn each second: who waits for whom, rates, clients.
+
+    Ctrl-C ends it.
+    """
+    from rich.console import Console
+
+    with _errors():
+        from async_loader.observe.top import top as show
+
+        show(address, keys, Console())
 
 
 @app.command()

@@ -110,6 +110,7 @@ RANKS["feeder"] = [
     "addresses wire_views",
     "client.batch_copies client.errors client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.receipt server.message_queues "
+    "server.status_requests "
     "server.producer_streams server.send_buffers",
     "server.table_views server.weights",
     "curve_keys listen_sockets settings",
@@ -191,9 +192,11 @@ RANKS["testing"] = [
 ]
 RANKS["observe"] = [
     "families",
-    "feeder_families object_families",
-    "exporter",
-    "beside observe",
+    "feeder_families object_families dashboard.frame",
+    "exporter dashboard.history",
+    "dashboard.server",
+    "dashboard",
+    "beside observe top",
 ]
 RANKS["recording"] = [
     "env_schema",

@@ -20,6 +20,7 @@ from async_loader.demo.dqn import Learner, one_torch_thread
 from async_loader.demo.settings import Settings, Summary
 from async_loader.errors import AsyncLoaderError, Timeout
 from async_loader.feeder import connect
+from async_loader.observe import Dashboard
 
 Clock = Callable[[], float]
 _LOST_S = 10.0  # the demo cannot continue without its feeder
@@ -116,7 +117,7 @@ class Run:
             self._feeder() as self._client,
         ):
             self._publish()
-            with self._loader() as loader, report.watch(self.snapshot):
+            with self._dashboard(), self._loader() as loader, report.watch(self.snapshot):
                 self._actors.go(self._client.address, over=loader.close)
                 self._learn(loader)
                 summary = self.snapshot(_LAST_STATUS_S)
@@ -207,6 +208,12 @@ class Run:
 
     def _feeder(self) -> Any:
         return connect("embedded", tables={TABLE: table_of(self._settings)}, on_disconnect=_LOST_S)
+
+    def _dashboard(self) -> contextlib.AbstractContextManager[object]:
+        port = self._settings.dashboard_port
+        if port is None:
+            return contextlib.nullcontext()
+        return Dashboard(lambda: self._client.status(timeout_s=_STATUS_S), port)
 
     def _loader(self) -> AsyncDataLoader:
         settings = self._settings

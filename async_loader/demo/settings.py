@@ -105,6 +105,8 @@ class Settings:
         learner together, so that a busy machine makes the demo slower but not different.
     publish_every : int
         Updates between two publications of the weights.
+    dashboard_port : int, optional
+        Serve the feeder's dashboard at this port of the loopback.
     """
 
     target: float = 475.0
@@ -117,6 +119,7 @@ class Settings:
     warmup_steps: int = 1_000
     steps_per_update: float = 4.0
     publish_every: int = 10
+    dashboard_port: int | None = None
     dqn: DqnSettings = field(default_factory=DqnSettings)
 
     def __post_init__(self) -> None:

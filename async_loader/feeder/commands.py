@@ -37,7 +37,7 @@ For rates of a single status.
 AskStatus = Callable[[float], Status]
 Beside = Callable[["ServerSettings", AskStatus], contextlib.AbstractContextManager[object]]
 """Starts what serves a feeder's figures, from its settings and a call that returns its status
-within so many seconds.
+within a number of seconds.
 """
 
 
@@ -168,7 +168,7 @@ def show_status(
     address: str | None, keys: str | None, *, as_json: bool, watch: bool, console: Console
 ) -> None:
     """Print a server's status; with ``watch`` once a second, until Ctrl-C."""
-    with _client(address, keys) as client:
+    with asking(address, keys) as client:
         if watch:
             with contextlib.suppress(KeyboardInterrupt):
                 _watch(client, as_json, console)
@@ -204,14 +204,15 @@ def _watch(client: Client, as_json: bool, console: Console) -> None:
 
 def drain(address: str | None, keys: str | None, *, as_json: bool, console: Console) -> None:
     """Tell a server to take nothing new, deliver what it has, and end; return when it has."""
-    with _client(address, keys) as client:
+    with asking(address, keys) as client:
         client.drain()
         if as_json:
             _print_json({"address": client.address, "drained": True}, console)
 
 
 @contextlib.contextmanager
-def _client(address: str | None, keys: str | None) -> Iterator[Client]:
+def asking(address: str | None, keys: str | None) -> Iterator[Client]:
+    """Return a client for one command: a feeder that is not there is an error soon."""
     from async_loader.feeder import connect
 
     with connect(

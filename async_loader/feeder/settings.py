@@ -144,6 +144,22 @@ class MetricsSettings(Settings, frozen=True, kw_only=True):
     address: str = "127.0.0.1"
 
 
+class DashboardSettings(Settings, frozen=True, kw_only=True):
+    """Where the dashboard is served.
+
+    Parameters
+    ----------
+    port : int
+        0 takes a free one.
+    address : str
+        By default this machine's loopback. Beyond it the page's address has a token, which is
+        logged at the start.
+    """
+
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8265
+    address: str = "127.0.0.1"
+
+
 class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
     """All settings of a feeder: `ServiceSettings`, and these.
 
@@ -158,6 +174,8 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
     checkpoint : CheckpointSettings
     metrics : MetricsSettings, optional
         Without it no metrics are served. ``async-loader serve`` serves them.
+    dashboard : DashboardSettings, optional
+        Without it no dashboard is served. ``async-loader serve`` serves it.
 
     Raises
     ------
@@ -175,6 +193,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
     security: SecuritySettings = SecuritySettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     metrics: MetricsSettings | None = None
+    dashboard: DashboardSettings | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -209,6 +228,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         config: str | Path | None = None,
         allow_insecure: bool = False,
         checkpoint: str | Path | None = None,
+        dashboard_port: int | None = None,
     ) -> ServerSettings:
         """Read the command line.
 
@@ -238,6 +258,9 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
             settings = replace(settings, security=replace(settings.security, allow_insecure=True))
         if checkpoint is not None:
             settings = replace(settings, checkpoint=CheckpointSettings(path=str(checkpoint)))
+        if dashboard_port is not None:
+            where = settings_of({"port": dashboard_port}, DashboardSettings, "--dashboard-port")
+            settings = replace(settings, dashboard=where)
         return settings
 
     @classmethod

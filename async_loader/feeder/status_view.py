@@ -111,7 +111,7 @@ def _clients(
     """Yield a table of clients, those in trouble first, and a line on those without a row."""
     seconds = seconds_between(before, status)
     old = {one["id"]: one for one in (before or {}).get("sessions", ())}
-    ordered = sorted(sessions, key=lambda one: (_ORDER.get(_state(one)[0], 2), one["id"]))
+    ordered = sorted(sessions, key=lambda one: (_ORDER.get(client_state(one)[0], 2), one["id"]))
     kept = ordered if len(ordered) <= lines else ordered[: lines - 1]
     rows = [_client(one, old.get(one["id"]), seconds) for one in kept]
     yield _grid(["client", "state", "rows/s", "batches/s", "age"], rows, 2)
@@ -121,7 +121,7 @@ def _clients(
 
 
 def _client(one: Status, old: Status | None, seconds: float) -> list[str]:
-    name = str(one["user_agent"]).partition("async_loader/")[0].strip()
+    name = client_name(one)
     process = f"{one['host']}:{one['pid']}"
     user = f"{one['user']} at " if one.get("user") else ""
     rates = ["", ""]
@@ -131,12 +131,17 @@ def _client(one: Status, old: Status | None, seconds: float) -> list[str]:
             count_text(rate(one, old, what, seconds)) if one[members] else ""
             for what, members in places
         ]
-    state, since = _state(one)
+    state, since = client_state(one)
     said = state if state == "connected" else f"{state} {_duration(since)}"
     return [f"{name} {user}{process}".strip(), said, *rates, _duration(one["age_s"])]
 
 
-def _state(one: Status) -> tuple[str, float]:
+def client_name(one: Status) -> str:
+    """Return the name that a client gave `connect`; empty without one."""
+    return str(one["user_agent"]).partition("async_loader/")[0].strip()
+
+
+def client_state(one: Status) -> tuple[str, float]:
     """Return what a client does, and for how many seconds it was not heard."""
     silent_s = float(one["silent_s"])
     if one["connected"]:

@@ -6,6 +6,7 @@
 Needs the extra ``metrics``: ``pip install "async_loader[metrics]"``.
 """
 
+from async_loader.observe.dashboard import Dashboard
 from async_loader.observe.exporter import Exporter
 
-__all__ = ["Exporter"]
+__all__ = ["Dashboard", "Exporter"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from async_loader.feeder.status_view import client_name
 from async_loader.observe.families import Family, Histogram, Kind
 
 Status = Mapping[str, Any]
@@ -152,7 +153,7 @@ def _weights(status: Status) -> Iterator[Family]:
 
 def _client(session: Mapping[str, Any]) -> dict[str, str]:
     return {
-        "client": str(session["user_agent"]).partition("async_loader/")[0].strip(),
+        "client": client_name(session),
         "host": str(session["host"]),
         "pid": str(session["pid"]),
         "session": str(session["id"]),

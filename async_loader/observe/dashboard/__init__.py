@@ -1,0 +1,11 @@
+"""A page that shows a feeder live: who writes, what the tables hold, who reads, and who waits.
+
+    status, once a second ---> frame ---> History (ten minutes) ---> the page, its events
+
+One thread asks for the status; all viewers get the same bytes. The page is one file without
+anything from elsewhere (page.html), reads server-sent events, and can change nothing.
+"""
+
+from async_loader.observe.dashboard.server import Dashboard
+
+__all__ = ["Dashboard"]

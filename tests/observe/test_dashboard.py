@@ -1,0 +1,214 @@
+"""The dashboard: its frames, its HTTP, and what a real browser shows of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+from browser_rig import browser
+from dashboard_rig import feeder
+
+from async_loader import connect
+from async_loader.errors import AddressInUse, Broken, ConfigError
+from async_loader.observe import Dashboard
+from async_loader.observe.dashboard.frame import frame_of
+from async_loader.observe.dashboard.history import KEPT, History
+
+STEP = {"x": np.float32, "policy_version": np.int64}
+
+
+def get(url: str, **headers: str) -> bytes:
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return answer.read()
+
+
+def table_status(**more: object) -> dict[str, object]:
+    plain = {
+        "size": 10, "capacity": 100, "inserted": 10, "sampled": 0, "deleted": 0, "stale": 0,
+        "nbytes": 4096, "inserts_per_s": 1.0, "samples_per_s": 2.0, "samples_per_insert": 0.0,
+        "waiting": [], "policies": {}, "writers": 1, "readers": 1, "queued_rows": 0,
+        "queue_age_s": 0.0, "readers_blocked_s": 0.0, "writers_blocked_s": 0.0,
+    }  # fmt: skip
+    return {**plain, **more}
+
+
+def status_of(uptime_s: float, incarnation: str = "a", **table: object) -> dict[str, object]:
+    return {
+        "address": "ipc:///feeder", "pid": 1, "incarnation": incarnation, "uptime_s": uptime_s,
+        "draining": False, "sessions_open": 0, "sessions_ended": {"left": 0}, "sessions": [],
+        "weights": {}, "weights_age_s": {}, "weights_waiting": {},
+        "tables": {"replay": table_status(**table)},
+    }  # fmt: skip
+
+
+def headline(frame) -> tuple[str, str]:
+    (one,) = frame["headlines"]
+    return one["tone"], one["text"]
+
+
+def test_a_frame_says_that_learners_wait_and_why():
+    before = status_of(10.0)
+    now = status_of(
+        12.0,
+        readers_blocked_s=1.0,
+        waiting=["reader 1: 5 items, and a batch needs 32"],
+    )
+    tone, text = headline(frame_of(now, before))
+    assert tone == "wait"
+    assert text.startswith("Learners wait for actors in replay, 50% of the time: reader 1: 5 items")
+
+
+def test_a_frame_says_that_actors_wait():
+    now = status_of(12.0, writers_blocked_s=2.0, queued_rows=1234)
+    tone, text = headline(frame_of(now, status_of(10.0)))
+    assert (tone, text) == (
+        "wait",
+        "Actors wait for learners in replay, 100% of the time: 1,234 rows are queued",
+    )
+
+
+@pytest.mark.parametrize(("members", "tone"), [(1, "flow"), (0, "idle")])
+def test_a_frame_says_when_no_side_waits(members, tone):
+    now = status_of(12.0, writers=members, readers=members)
+    assert headline(frame_of(now, status_of(10.0)))[0] == tone
+
+
+def test_rates_are_those_since_the_frame_before():
+    table = frame_of(status_of(12.0, inserted=110), status_of(10.0))["tables"][0]
+    assert table["in_per_s"] == 50.0
+    restarted = frame_of(status_of(1.0, incarnation="b"), status_of(10.0))["tables"][0]
+    assert restarted["in_per_s"] == 1.0, "another feeder: its own rate"
+
+
+def test_a_history_keeps_ten_minutes_and_goes_on_after_errors():
+    seconds = iter(range(2 * KEPT))
+    answers = iter([Broken("the feeder has gone")])
+
+    def status():
+        if next(seconds) == 3:
+            raise next(answers)
+        return status_of(float(len(history._points)))
+
+    history = History(status)
+    for _ in range(4):
+        history.note()
+    assert json.loads(history.newest()) == {"error": "the feeder has gone"}
+    for _ in range(KEPT + 10):
+        history.note()
+    points = json.loads(history.points())
+    assert len(points) == KEPT
+    assert points[-1]["tables"]["replay"]["size"] == 10
+
+
+def test_viewers_get_each_frame_and_end_with_the_dashboard():
+    history = History(lambda: status_of(1.0))
+    seen, ready = [], threading.Semaphore(0)
+
+    def view():
+        for frame in history.follow(60.0):
+            seen.append(frame)
+            ready.release()
+
+    thread = threading.Thread(target=view)
+    thread.start()
+    for _ in range(3):
+        history.note()
+        assert ready.acquire(timeout=60)
+    history.close()
+    thread.join(60)
+    assert len(seen) == 3
+
+
+def test_a_frame_equals_the_status(tmp_path):
+    with feeder(tmp_path) as process, connect(process.address, name="actor-0") as client:
+        client.publish("policy", {"w": np.zeros(2, np.float32)}, version=5)
+        with client.table("replay").writer(schema=STEP) as writer:
+            writer.extend(x=np.zeros(50, np.float32), policy_version=np.full(50, 3))
+            writer.flush()
+            status = client.status()
+            frame = frame_of(status, None)
+    table = frame["tables"][0]
+    for key in ("size", "capacity", "inserted", "writers", "nbytes", "policies"):
+        assert table[key] == status["tables"]["replay"][key], key
+    assert table["policies"]["policy"]["lag"] == 2
+    assert [one["name"] for one in frame["clients"]] == ["actor-0"]
+    assert frame["weights"][0]["version"] == 5
+
+
+def test_pages_over_http():
+    with Dashboard(lambda: status_of(1.0), port=0) as dashboard:
+        page = get(dashboard.url).decode()
+        assert "<title>async_loader</title>" in page
+        assert not re.search(r"(src|href)=|https?://(?!www\.w3\.org)", page), "of one file"
+        dashboard._history.note()
+        assert json.loads(get(f"{dashboard.url}frame.json"))["pid"] == 1
+        assert json.loads(get(f"{dashboard.url}points.json"))
+        with urllib.request.urlopen(f"{dashboard.url}events", timeout=30) as events:
+            lines = [events.readline() for _ in range(3)]
+        assert json.loads(lines[2].removeprefix(b"data: "))["pid"] == 1
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(f"{dashboard.url}etc/passwd")
+
+
+def test_only_this_machine_may_name_the_loopback():
+    with Dashboard(lambda: status_of(1.0), port=0) as dashboard:
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            get(dashboard.url, Host="evil.example")
+
+
+def test_beyond_the_loopback_a_token_is_needed():
+    with Dashboard(lambda: status_of(1.0), port=0, address="0.0.0.0") as dashboard:
+        url = dashboard.url.replace("0.0.0.0", "127.0.0.1")
+        assert b"async_loader" in get(url)
+        for wrong in (url.partition("?")[0], f"{url}x"):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                get(wrong)
+
+
+def test_nothing_can_be_changed():
+    with Dashboard(lambda: status_of(1.0), port=0) as dashboard:
+        for method in ("POST", "PUT", "DELETE"):
+            request = urllib.request.Request(dashboard.url, data=b"x", method=method)
+            with pytest.raises(urllib.error.HTTPError, match="501"):
+                urllib.request.urlopen(request, timeout=30)
+
+
+def test_a_port_in_use_is_named():
+    with Dashboard(lambda: status_of(1.0), port=0) as dashboard:
+        port = dashboard._server.server_port
+        with pytest.raises(AddressInUse, match=f":{port} .*another port"):
+            Dashboard(lambda: status_of(1.0), port=port)
+    with pytest.raises(ConfigError, match="from 0 to 65535"):
+        Dashboard(lambda: status_of(1.0), port=70_000)
+
+
+@pytest.mark.browser
+def test_a_browser_shows_what_the_status_says_and_connects_again(tmp_path):
+    with browser(tmp_path) as window:
+        with feeder(tmp_path) as process, connect(process.address, name="actor-0") as client:
+            client.publish("policy", {"w": np.zeros(2, np.float32)}, version=5)
+            with client.table("replay").writer(schema=STEP) as writer:
+                writer.extend(x=np.zeros(50, np.float32), policy_version=np.full(50, 3))
+                writer.flush()
+                with Dashboard(lambda: process.ask_status(30.0), port=0) as dashboard:
+                    port = dashboard._server.server_port
+                    window.open(dashboard.url)
+                    window.wait_for("document.querySelector('[data-v=\"replay.size\"]')")
+                    shown, text = window.values(), window.text()
+                    table = process.ask_status(30.0)["tables"]["replay"]
+        assert float(shown["replay.size"]) == table["size"]
+        assert float(shown["replay.samples_per_insert"]) == table["samples_per_insert"]
+        assert shown["replay.lag.policy"] == str(table["policies"]["policy"]["lag"])
+        assert shown["weights.policy"] == "5"
+        assert "actor-0" in text
+        window.wait_for("document.getElementById('state').textContent === 'reconnecting'")
+        with feeder(tmp_path) as process:
+            with Dashboard(lambda: process.ask_status(30.0), port=port):
+                window.wait_for("document.getElementById('state').textContent === 'live'")
+                assert float(window.values()["replay.size"]) == 0.0
