@@ -25,7 +25,6 @@ from async_loader import (
 )
 from async_loader.feeder.client.arguments import view_of
 from async_loader.feeder.table_settings import spelled_out
-from async_loader.replay.base.goal_table import LANDMARKS
 
 GOAL = ((2,), "float64")
 PLAIN = {"observation": ((), "float64"), "achieved_goal": GOAL, "desired_goal": GOAL}
@@ -299,7 +298,7 @@ def test_each_goal_of_a_strategy_is_equally_likely(strategy, goals):
 
 
 def test_goals_of_an_episode_that_is_longer_than_what_a_walk_keeps_are_equally_likely():
-    length = 5 * LANDMARKS
+    length = 5 * 1024
     buffer = flat_episodes([length], view=Hindsight(no_reward, relabel_fraction=1.0))
     goals = buffer.get([0] * 4000)["desired_goal"]
     assert goals.min() > 0
