@@ -51,6 +51,21 @@ def find_place(places: Any, lists: Any, row: int, name: int) -> tuple[int, int]:
 
 
 @kernel(inline=True)
+def fetch_place(g: Any, places: Any, name: int) -> None:
+    """Begin to load the place of an id."""
+    prefetch(places.ctypes.data + 8 * (name % g[ROWS]))
+
+
+@kernel(inline=True)
+def fetch_list(g: Any, places: Any, lists: Any, name: int) -> None:
+    """Begin to load what `find_place` looks at, after `fetch_place`."""
+    place = places[name % g[ROWS]]
+    head = lists.ctypes.data + 8 * (place >> PLACE_BITS)
+    prefetch(head)
+    prefetch(head + 8 * (HEAD + (place & _POSITION)))
+
+
+@kernel(inline=True)
 def _followed(g: Any, row: int, name: int, link: int) -> tuple[int, int]:
     """Return the row and the id that a row links to: `NONE` without a link, or `GONE`."""
     address = g[BASE] + row * g[STRIDE]

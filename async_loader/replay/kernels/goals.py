@@ -9,6 +9,7 @@ from typing import Any
 
 from async_loader.replay.base import goal_table as t
 from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.episode_lists import COUNT, HEAD
 from async_loader.replay.base.field_table import (
     ARRAY_ADDRESS,
     ARRAY_STRIDE,
@@ -16,12 +17,18 @@ from async_loader.replay.base.field_table import (
     ROW_ADDRESS,
     ROW_STRIDE,
 )
-from async_loader.replay.base.episode_lists import COUNT, HEAD
 from async_loader.replay.base.row_format import FLAGS, ROWS, STRIDE, VERSION_ONE
-from async_loader.replay.kernels.episode_lists import GONE, NONE, find_step, first_there
+from async_loader.replay.kernels.episode_lists import (
+    GONE,
+    NONE,
+    fetch_list,
+    fetch_place,
+    find_step,
+    first_there,
+)
 from async_loader.replay.kernels.machine import after_loads, copy, load
 from async_loader.replay.kernels.reading import same_rows
-from async_loader.replay.kernels.row_address import at, fetch, holds
+from async_loader.replay.kernels.row_address import at, at_row, fetch, holds
 
 _AHEAD = 8
 """Items, from the request of what an item needs to its use."""
@@ -61,7 +68,8 @@ def _copy_goal(
 
     Return whether the goal's row was there meanwhile.
     """
-    address = at(g, chosen)
+    row = chosen % g[ROWS]
+    address = at_row(g, row)
     stamp = load(address + FLAGS)
     if stamp & VERSION_ONE or not holds(address, chosen):
         return False
@@ -70,7 +78,7 @@ def _copy_goal(
         count, source = fields[f, NBYTES], fields[f, ROW_ADDRESS]
         target = fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE]
         if f == t.GOAL:
-            copy(target, source + chosen % g[ROWS] * fields[f, ROW_STRIDE], count)
+            copy(target, source + row * fields[f, ROW_STRIDE], count)
             continue
         place = first + (shape[t.FOLLOWING] if f == t.ACHIEVED else 0)
         for k in range(steps):
@@ -95,7 +103,13 @@ def _choose_all(
 ) -> int:
     """Choose the row of each item's new goal: `NONE` for items that keep theirs."""
     first, visited = shape[t.BEFORE] - 1, 0
-    for i in range(len(taken)):
+    for i in range(-2 * _AHEAD, len(taken)):
+        if i + 2 * _AHEAD < len(taken):
+            fetch_place(g, places, names[i + 2 * _AHEAD, first])
+        if 0 <= i + _AHEAD < len(taken):
+            fetch_list(g, places, lists, names[i + _AHEAD, first])
+        if i < 0:
+            continue
         chosen[i] = NONE
         if taken[i] == 0 or chances[i] >= fraction:
             continue
