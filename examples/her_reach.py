@@ -152,9 +152,7 @@ def main(
     (actions,) = game.action_space.shape
     # float64 in some environments; what follows a step is in the row after it
     obs = {name: Field((n,), "float32", next="next_obs") for name, n in sizes.items()}
-    view = Hindsight(
-        game.unwrapped.compute_reward, relabel_fraction=relabel_fraction, gamma=GAMMA
-    )
+    view = Hindsight(game.unwrapped.compute_reward, relabel_fraction=relabel_fraction, gamma=GAMMA)
     table = ReplayBuffer(
         200_000, schema_of(game, fields={"obs": obs}), view=view, limiter=MinSize(warmup), seed=seed
     )

@@ -190,7 +190,7 @@ RANKS["testing"] = [
     "testing conformance debug fake_device fakes",
 ]
 RANKS["recording"] = [
-    "env_schema opening",
+    "env_schema opening resets",
     "episode_stream",
     "parallel_recorder recorder vector_recorder",
     "recording",

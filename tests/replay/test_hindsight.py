@@ -490,6 +490,16 @@ def test_a_reward_function_that_is_not_vectorised_is_refused(num_workers):
         next(loader)
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_reward_that_is_not_finite_is_refused_with_its_row(number):
+    def reward(achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
+        return np.where(desired == achieved.max(), number, -1.0)
+
+    buffer = flat_episodes([30], view=Hindsight(reward, relabel_fraction=1.0))
+    with pytest.raises(errors.ConfigError, match=r"gave (nan|inf) in row \d+ of 64 .*goal was"):
+        buffer.sample(64)
+
+
 class Unhashable:
     __hash__ = None  # type: ignore[assignment]
 

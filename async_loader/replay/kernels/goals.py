@@ -43,9 +43,7 @@ def _chosen(
     `NONE`: the episode has none. `GONE`: a row went meanwhile.
     """
     following = shape[t.FOLLOWING] != 0
-    head, first, visited = find_step(
-        g, places, lists, marks, name % g[ROWS], name, following
-    )
+    head, first, visited = find_step(g, places, lists, marks, name % g[ROWS], name, following)
     if head < 0:
         return GONE, visited
     if shape[t.STRATEGY] == t.EPISODE:
@@ -140,9 +138,7 @@ def _choose_goals(
     chosen: Any,
     relabelled: Any,
 ) -> int:
-    visited = _choose_all(
-        g, chances, fraction, shape, names, taken, places, lists, marks, chosen
-    )
+    visited = _choose_all(g, chances, fraction, shape, names, taken, places, lists, marks, chosen)
     first, following = shape[t.BEFORE] - 1, shape[t.FOLLOWING]
     for i in range(-_AHEAD, len(taken)):
         if i + _AHEAD < len(taken) and chosen[i + _AHEAD] >= 0:

@@ -199,11 +199,26 @@ def _cut_off(ended: Bools, rewards: Floats, taken: Ids, new: Ids) -> None:
 def _called(
     parameter: str, function: GoalFunction, achieved: Array, desired: Array, info: dict[str, Array]
 ) -> Array:
-    """Return what a function of goals gives, ``[n]``. Raises ConfigError for any other shape."""
+    """Return what a function of goals gives, ``[n]``.
+
+    Raises
+    ------
+    ConfigError
+        For any other shape, and for numbers that are not finite.
+    """
     array = tensors.to_array(function(achieved, desired, info))
     if not array.ndim or array.size != len(achieved) or array.dtype.kind not in "biuf":
         raise ConfigError(
             f"{parameter}={describe(function)} gave {array.dtype.name}{list(array.shape)} for "
             f"goals {list(achieved.shape)}: return one number for each, [{len(achieved)}]"
         )
-    return array.reshape(len(achieved))
+    array = array.reshape(len(achieved))
+    if not np.isfinite(array).all():
+        wrong = np.flatnonzero(~np.isfinite(array))
+        first = int(wrong[0])
+        raise ConfigError(
+            f"{parameter}={describe(function)} gave {array[first]} in row {first} of "
+            f"{len(achieved)} ({len(wrong)} such rows): it achieved {achieved[first]} and its goal "
+            f"was {desired[first]}; return finite numbers, and store finite goals"
+        )
+    return array
