@@ -35,11 +35,12 @@ class Args:
     gamma: float = 0.99
     batch_size: int = 64
     learning_starts: int = 1_000
-    train_frequency: int = 2
-    target_network_frequency: int = 256
+    train_frequency: int = 256
+    gradient_steps: int = 128  # at a time, after which the target network follows
     start_e: float = 1.0
     end_e: float = 0.04
     exploration_fraction: float = 0.16  # of all steps
+    solved: float = 450.0  # mean return of 20 episodes at which the run ends
 
 
 class QNetwork(nn.Module):
@@ -109,23 +110,25 @@ def main(steps: int = 50_000, seed: int = 1) -> None:
         rb.add(obs, real_next_obs, actions, rewards, terminations, [infos] * args.num_envs)
         obs = next_obs
 
-        if global_step > args.learning_starts:
-            if global_step % args.train_frequency == 0:
+        if global_step > args.learning_starts and global_step % args.train_frequency == 0:
+            for _ in range(args.gradient_steps):
                 data = rb.sample(args.batch_size)
                 with torch.no_grad():
                     target_max = target_network(data.next_observations).amax(1)
                     over = data.dones.flatten()
                     td_target = data.rewards.flatten() + args.gamma * target_max * (1 - over)
                 old_val = q_network(data.observations).gather(1, data.actions).squeeze(1)
-                loss = nn.functional.mse_loss(td_target, old_val)
+                loss = nn.functional.smooth_l1_loss(old_val, td_target)
                 optimizer.zero_grad()
                 loss.backward()
+                nn.utils.clip_grad_norm_(q_network.parameters(), 10.0)
                 optimizer.step()
-            if global_step % args.target_network_frequency == 0:
-                target_network.load_state_dict(q_network.state_dict())
-        if episodes - told >= 50:
+            target_network.load_state_dict(q_network.state_dict())
+        if episodes - told >= 20:
             told = episodes
             typer.echo(f"{global_step:7,} steps  mean return {np.mean(returns):6.1f}")
+            if np.mean(returns) >= args.solved:
+                break
 
     spent, recorded = time.monotonic() - started, rb.size() * args.num_envs
     typer.echo(

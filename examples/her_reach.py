@@ -1,9 +1,9 @@
 """DDPG (Lillicrap et al. 2016) with hindsight goals (Andrychowicz et al. 2017), on a task whose
 reward says only whether the goal is reached.
 
-    python examples/her_reach.py                            # 2 minutes on a CPU core
+    python examples/her_reach.py                            # some 2 minutes on a CPU core
     python examples/her_reach.py --relabel-fraction 0       # the control: goals as they were
-    python examples/her_reach.py --env-id FetchReach-v4     # needs gymnasium-robotics
+    python examples/her_reach.py --env-id FetchReach-v4     # gymnasium-robotics, mujoco<3.4
 
 A body with momentum has to come within 0.05 of a point of a square of side 2. By chance it does so
 in few episodes, and learns next to nothing from the others. `Hindsight` shows the steps as if their
@@ -29,7 +29,7 @@ from async_loader import AsyncDataLoader, Field, Hindsight, MinSize, ReplayBuffe
 from async_loader.recording import Recorder, schema_of
 
 BATCH, GAMMA, TAU, EPISODE = 256, 0.98, 0.01, 50
-EVERY, TESTS = 2_000, 50  # steps between two tests, and episodes of a test
+EVERY = 2_000  # steps between two tests
 
 
 class Reach(gymnasium.Env[Any, Any]):
@@ -136,10 +136,11 @@ def succeeded(env: gymnasium.Env[Any, Any], learner: Learner, episodes: int) -> 
 
 
 def main(
-    steps: int = 30_000,
+    steps: int = 10_000,
     env_id: Annotated[str, typer.Option(help="Reach, or one of Gymnasium-Robotics.")] = "Reach",
     relabel_fraction: Annotated[float, typer.Option(help="0: goals as they were.")] = 0.8,
     warmup: Annotated[int, typer.Option(help="Random steps before learning.")] = 1_000,
+    tests: Annotated[int, typer.Option(help="Episodes of a test.")] = 50,
     seed: int = 0,
     curve: Annotated[Path | None, typer.Option(help="Write the successes into this JSON.")] = None,
 ) -> None:
@@ -169,7 +170,7 @@ def main(
             if step > warmup:
                 learner.update(next(loader))
             if step % EVERY == 0 or step == steps:
-                points.append((step, succeeded(test, learner, TESTS)))
+                points.append((step, succeeded(test, learner, tests)))
                 spent = time.monotonic() - started
                 typer.echo(f"{spent:5.0f} s  {step:7,} steps  success {points[-1][1]:5.0%}")
         recorded = table.stats().inserted
