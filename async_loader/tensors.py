@@ -124,7 +124,7 @@ def as_array(value: object) -> np.ndarray[Any, Any] | None:
 
 
 def to_array(value: object) -> np.ndarray[Any, Any]:
-    """As `as_array`; what is none of these is left to numpy."""
+    """As `as_array`; anything else is left to numpy."""
     array = as_array(value)
     return np.asarray(value) if array is None else array
 
