@@ -1,7 +1,7 @@
 """DQN (Mnih et al. 2015) on CartPole-v1 in one file, in the style of CleanRL: one loop that plays
 and learns, with every hyperparameter at its top. A script of CleanRL changes one import.
 
-    python examples/cleanrl_dqn.py                  # about a minute; the last episodes reach 450
+    python examples/cleanrl_dqn.py                  # ends when 20 episodes reach 450 on average
     python examples/cleanrl_dqn.py --steps 2000     # some seconds
 
 Needs Stable-Baselines3 (`.[sb3]`), whose replay buffer CleanRL's scripts use. `rb.table` is the
