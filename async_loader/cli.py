@@ -90,7 +90,7 @@ def demo(
     ] = False,
     dashboard_port: Annotated[
         int, typer.Option(help="Of the page, on this machine's loopback.")
-    ] = 8265,
+    ] = 8484,
 ) -> None:
     """A DQN learns CartPole-v1: actor processes write to a feeder,
     the learner pulls batches through an AsyncDataLoader.
@@ -174,7 +174,7 @@ def serve(
     ] = False,
     dashboard_port: Annotated[
         int, typer.Option(help="Of the page, on this machine's loopback.")
-    ] = 8265,
+    ] = 8484,
 ) -> None:
     """Run a feeder: replay tables in a process of their own.
 

@@ -96,8 +96,9 @@ class AsyncDataLoader(Generic[B]):
         ``f(batch) -> batch``, called once for each whole batch where it is made: in its worker, or
         in the producer thread. It gets a (nested) dict of numpy arrays ``[batch_size, ...]``, which
         it may write into, and returns a dict of arrays or tensors: fields may be changed, added and
-        left out. Behind a collate_fn it gets what that returned. If it has a parameter ``rng``, it
-        also gets a `numpy.random.Generator` of this batch, the same with and without workers.
+        left out; a number becomes an array without dimensions. Behind a collate_fn it gets what
+        that returned. If it has a parameter ``rng``, it also gets a `numpy.random.Generator` of
+        this batch, the same with and without workers.
         Batches that come complete (a ready batch of a callable, a feeder's table) are transformed
         in the producer thread also where there are workers. See `async_loader.targets`.
     worker_type : {"process", "thread"}

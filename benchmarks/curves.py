@@ -1,4 +1,4 @@
-"""`python -m benchmarks.curves`: draw docs/r2d2.png from the curves that the example recorded."""
+"""`python -m benchmarks.curves`: draw docs/*.png from the curves that examples recorded."""
 
 import json
 from pathlib import Path
@@ -8,21 +8,49 @@ SOLVED = 450
 
 
 def main() -> None:
-    """Draw both runs over environment steps."""
+    """Draw what the examples recorded, over environment steps."""
     import matplotlib
 
     matplotlib.use("agg")
+    draw(
+        "r2d2",
+        {"r2d2": "recurrent", "r2d2-memoryless": "memoryless control"},
+        "R2D2 on CartPole without velocities",
+        "mean return of 20 greedy episodes",
+        500,
+        SOLVED,
+    )
+    draw(
+        "her_reach",
+        {"her-reach": "hindsight goals", "her-reach-control": "goals as they were"},
+        "DDPG on a point of a square, reward only there",
+        "share of 50 tests that succeed",
+        1.03,
+    )
+
+
+def draw(
+    picture: str,
+    curves: dict[str, str],
+    title: str,
+    ylabel: str,
+    top: float,
+    line: float | None = None,
+) -> None:
+    """Draw curves, by the names of their files, into docs; ``line``: a height that is marked."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
-    for name, label in (("r2d2", "recurrent"), ("r2d2-memoryless", "memoryless control")):
+    for name, label in curves.items():
         points = json.loads((DOCS / "curves" / f"{name}.json").read_text())["points"]
         axes.plot(*zip(*points, strict=True), label=label)
-    axes.axhline(SOLVED, color="grey", linewidth=0.8, linestyle="--")
-    axes.set(xlabel="environment steps", ylabel="mean return of 20 greedy episodes", ylim=(0, 500))
-    axes.set_title("R2D2 on CartPole without velocities")
+    if line is not None:
+        axes.axhline(line, color="grey", linewidth=0.8, linestyle="--")
+    axes.set(xlabel="environment steps", ylabel=ylabel, ylim=(0, top))
+    axes.set_title(title)
     axes.legend()
-    figure.savefig(DOCS / "r2d2.png", dpi=120)
+    figure.savefig(DOCS / f"{picture}.png", dpi=120)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":

@@ -1,118 +1,142 @@
 """DQN (Mnih et al. 2015) on CartPole-v1 in one file, in the style of CleanRL: one loop that plays
-and learns, with every hyperparameter at its top.
+and learns, with every hyperparameter at its top. A script of CleanRL changes one import.
 
-    python examples/cleanrl_dqn.py                  # about a minute
+    python examples/cleanrl_dqn.py                  # ends when 20 episodes reach 450 on average
     python examples/cleanrl_dqn.py --steps 2000     # some seconds
 
-The replay buffer is async_loader's: the environments record themselves, and `sample` gives tensors.
+Needs Stable-Baselines3 (`.[sb3]`), whose replay buffer CleanRL's scripts use. `rb.table` is the
+table below it, which a loader and the views of this package take.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from dataclasses import dataclass
 
 import gymnasium
 import numpy as np
 import torch
 import typer
+from gymnasium.vector import AutoresetMode
 from torch import nn
 
-from async_loader import ReplayBuffer, Transitions
-from async_loader.recording import VectorRecorder
+# the line that differs: from stable_baselines3.common.buffers import ReplayBuffer
+from async_loader.compat.sb3 import ReplayBuffer
 
 
 @dataclass
 class Args:
     env_id: str = "CartPole-v1"
-    num_envs: int = 4
-    learning_rate: float = 1e-3
-    buffer_size: int = 20_000
+    num_envs: int = 1
+    learning_rate: float = 2.3e-3
+    buffer_size: int = 50_000
     gamma: float = 0.99
-    batch_size: int = 128
+    batch_size: int = 64
     learning_starts: int = 1_000
-    train_every: int = 4  # steps of the environments, all together
-    target_every: int = 400
-    epsilon_start: float = 1.0
-    epsilon_end: float = 0.05
-    exploration_share: float = 0.4  # of all steps
+    train_frequency: int = 256
+    gradient_steps: int = 128  # at a time, after which the target network follows
+    start_e: float = 1.0
+    end_e: float = 0.04
+    exploration_fraction: float = 0.16  # of all steps
+    solved: float = 450.0  # mean return of 20 episodes at which the run ends
 
 
 class QNetwork(nn.Module):
     def __init__(self, envs: gymnasium.vector.VectorEnv) -> None:
         super().__init__()
         inputs = int(np.prod(envs.single_observation_space.shape))
-        self.layers = nn.Sequential(
-            nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(),
-            nn.Linear(128, int(envs.single_action_space.n)),
+        self.network = nn.Sequential(
+            nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(),
+            nn.Linear(256, int(envs.single_action_space.n)),
         )  # fmt: skip
 
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.layers(obs)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x)
 
 
-def epsilon_at(step: int, steps: int, args: Args) -> float:
-    done = min(1.0, step / (args.exploration_share * steps))
-    return args.epsilon_start + done * (args.epsilon_end - args.epsilon_start)
+def linear_schedule(start_e: float, end_e: float, duration: float, t: int) -> float:
+    return max(end_e, start_e + (end_e - start_e) / duration * t)
 
 
-def main(steps: int = 40_000, seed: int = 1) -> None:
-    """Play and learn until all environments together have made this many steps."""
+def main(steps: int = 50_000, seed: int = 1) -> None:
+    """Play and learn until the environments have made this many steps."""
     args, started = Args(), time.monotonic()
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-
-    # a view of one step adds "discount": gamma, or 0 where the episode terminated
-    buffer = ReplayBuffer(
-        args.buffer_size, view=Transitions(n_steps=1, gamma=args.gamma), seed=seed
-    )
     envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(
-        VectorRecorder(gymnasium.make_vec(args.env_id, args.num_envs, "sync"), buffer)
+        gymnasium.make_vec(
+            args.env_id,
+            args.num_envs,
+            "sync",
+            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+        )
     )
     envs.action_space.seed(seed)
     q_network, target_network = QNetwork(envs), QNetwork(envs)
     target_network.load_state_dict(q_network.state_dict())
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
 
+    rb = ReplayBuffer(
+        args.buffer_size,
+        envs.single_observation_space,
+        envs.single_action_space,
+        "cpu",
+        n_envs=args.num_envs,
+        handle_timeout_termination=False,
+    )
+    returns: deque[float] = deque(maxlen=20)
+    told, episodes = 0, 0
     obs, _ = envs.reset(seed=seed)
-    told = 0
-    for step in range(0, steps, args.num_envs):
-        actions = envs.action_space.sample()
-        with torch.inference_mode():
-            greedy = q_network(torch.as_tensor(obs)).argmax(1).numpy()
-        explore = np.random.random(args.num_envs) < epsilon_at(step, steps, args)
-        obs, *_ = envs.step(np.where(explore, actions, greedy))  # and the steps are in the buffer
+    for global_step in range(0, steps, args.num_envs):
+        epsilon = linear_schedule(
+            args.start_e, args.end_e, args.exploration_fraction * steps, global_step
+        )
+        if random.random() < epsilon:
+            actions = envs.action_space.sample()
+        else:
+            with torch.inference_mode():
+                actions = q_network(torch.as_tensor(obs)).argmax(1).numpy()
+        next_obs, rewards, terminations, truncations, infos = envs.step(actions)
 
-        if step >= args.learning_starts and step % args.train_every == 0:
-            data = buffer.sample(args.batch_size, batch_format="torch")
-            with torch.no_grad():
-                future = target_network(data["next_obs"]).amax(1)
-                goal = data["reward"] + data["discount"] * future
-            value = q_network(data["obs"]).gather(1, data["action"].unsqueeze(1)).squeeze(1)
-            loss = nn.functional.mse_loss(value, goal)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        real_next_obs = next_obs.copy()
+        for env in np.flatnonzero(terminations | truncations):
+            real_next_obs[env] = infos["final_obs"][env]
+            returns.append(float(infos["episode"]["r"][env]))
+            episodes += 1
+        rb.add(obs, real_next_obs, actions, rewards, terminations, [infos] * args.num_envs)
+        obs = next_obs
 
-        if step % args.target_every == 0:
+        if global_step > args.learning_starts and global_step % args.train_frequency == 0:
+            for _ in range(args.gradient_steps):
+                data = rb.sample(args.batch_size)
+                with torch.no_grad():
+                    target_max = target_network(data.next_observations).amax(1)
+                    over = data.dones.flatten()
+                    td_target = data.rewards.flatten() + args.gamma * target_max * (1 - over)
+                old_val = q_network(data.observations).gather(1, data.actions).squeeze(1)
+                loss = nn.functional.smooth_l1_loss(old_val, td_target)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(q_network.parameters(), 10.0)
+                optimizer.step()
             target_network.load_state_dict(q_network.state_dict())
-        if envs.episode_count - told >= 50:
-            told = envs.episode_count
-            typer.echo(
-                f"{step:7,} steps  mean return {np.mean(list(envs.return_queue)[-20:]):6.1f}"
-            )
+        if episodes - told >= 20:
+            told = episodes
+            typer.echo(f"{global_step:7,} steps  mean return {np.mean(returns):6.1f}")
+            if np.mean(returns) >= args.solved:
+                break
 
-    last = list(envs.return_queue)[-20:]
-    spent = time.monotonic() - started
+    spent, recorded = time.monotonic() - started, rb.size() * args.num_envs
     typer.echo(
-        f"{buffer.stats().inserted:,} steps recorded in {spent:.0f} s; "
-        f"mean return of the last {len(last)} episodes: {np.mean(last):.1f}"
+        f"{recorded:,} transitions in the buffer after {spent:.0f} s; "
+        f"mean return of the last {len(returns)} episodes: {np.mean(returns):.1f}"
     )
     envs.close()
-    buffer.close()
+    rb.close()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ RANKS["replay"] = [
     "kernels.machine",
     "kernels.row_address",
     "kernels.linked_rows kernels.publish_ring kernels.sequence_starts kernels.writing",
-    "kernels.reading",
+    "kernels.episode_lists kernels.reading",
     "kernels.goals kernels.sequences",
     "kernels.items kernels.row_grants",
     "kernels",
@@ -199,7 +199,7 @@ RANKS["observe"] = [
     "beside observe top",
 ]
 RANKS["recording"] = [
-    "env_schema",
+    "env_schema resets",
     "episode_stream opening",
     "parallel_recorder recorder vector_recorder",
     "recording",

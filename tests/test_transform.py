@@ -183,6 +183,21 @@ def forgetful(batch: dict) -> None:
 
 
 @EVERYWHERE
+def test_numbers_that_it_returns_become_arrays(how):
+    def count(batch):
+        more = {"share": 0.5, "whole": True, "words": "as they are"}
+        return {"x": batch["x"], "count": len(batch["x"]), "more": more}
+
+    with AsyncDataLoader(table(), 4, transform=count, **how) as loader:
+        batch = next(loader)
+    assert batch["count"].dtype == torch.int64
+    assert batch["count"] == 4
+    assert batch["more"]["share"] == 0.5
+    assert batch["more"]["whole"].dtype == torch.bool
+    assert batch["more"]["words"] == "as they are"
+
+
+@EVERYWHERE
 def test_a_forgotten_return_is_named(how):
     said = r"forgetful \(.*\) returned None for batch 0: return"
     with (

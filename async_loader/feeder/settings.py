@@ -156,7 +156,7 @@ class DashboardSettings(Settings, frozen=True, kw_only=True):
         logged at the start.
     """
 
-    port: Annotated[int, Meta(ge=0, le=65_535)] = 8265
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8484
     address: str = "127.0.0.1"
 
 

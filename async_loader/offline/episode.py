@@ -326,7 +326,7 @@ class EpisodeChecker:
             try:
                 fitted.append(np.ascontiguousarray(fit.column(leaf), fit.field.dtype))
             except SchemaError as error:
-                raise place.error(fit.field.name, str(error)) from None
+                raise place.error(fit.field.name, _about_it(fit.field.name, error)) from None
         steps: dict[str, Any] = schema.rebuild(fitted)
         return {name: value for name, value in steps.items() if name in self._names}
 
@@ -337,7 +337,16 @@ class EpisodeChecker:
             try:
                 fit.column(leaf[-1:])
             except SchemaError as error:
-                raise place.error(fit.field.name, f"after the last step: {error}") from None
+                name = fit.field.name
+                text = _about_it(name, error)
+                raise place.error(name, f"after the last step: {text}") from None
+
+
+def _about_it(name: str, error: SchemaError) -> str:
+    """Return the message of an error without the field's name, which the place says."""
+    text = str(error)
+    about = f"field {name!r} "
+    return f"it {text.removeprefix(about)}" if text.startswith(about) else text
 
 
 def _leaves(value: Any) -> list[Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ def from_hdf5(
         More arrays of the file, as "infos/qpos", which becomes the nested field ``infos.qpos``.
     **options
         As in `from_episodes`. D4RL's files often end within an episode: ``missing_ends="truncate"``
-        takes it as cut off there.
+        takes it as cut off there. Where the file has no timeouts, a RuntimeWarning then says how
+        long the episodes are.
 
     Returns
     -------
@@ -58,6 +60,8 @@ def from_hdf5(
     with opened(Path(path)) as file:
         arrays = _arrays(file, extra, place)
         starts, stops = _bounds(file, len(arrays["rewards"]), place)
+        if "timeouts" not in arrays and wanted.missing_ends == "truncate":
+            _warn_of_no_timeouts(starts, stops, place)
         return wanted.run(  # type: ignore[no-any-return]
             _episodes(arrays, starts, stops, place),
             place,
@@ -128,6 +132,18 @@ def _bounds(file: Any, rows: int, place: Place) -> tuple[Ids, Ids]:
             "leave the episode out",
         )
     return starts, stops
+
+
+def _warn_of_no_timeouts(starts: Ids, stops: Ids, place: Place) -> None:
+    if len(stops):
+        longest = int((stops - starts).max())
+        warnings.warn(
+            f"{place.file}: without an array 'timeouts' an episode ends with its terminal step "
+            f"only, and there are {len(stops)} episodes of up to {longest} steps. If a time limit "
+            "cut some off, their ends are missing: add timeouts [rows], 1 where one did",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _episodes(

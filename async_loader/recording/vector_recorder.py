@@ -12,6 +12,7 @@ from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import copied
 from async_loader.recording.opening import vector_writer_of
+from async_loader.recording.resets import Resets
 from async_loader.table import Table, VectorWriter
 
 _Step = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -21,7 +22,10 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     """A vector of environments whose steps are added to a table, one stream for each.
 
     As `Recorder`. How the environments reset is read from their ``metadata["autoreset_mode"]``, and
-    every mode of Gymnasium works; with DISABLED also ``reset(options={"reset_mask": mask})``.
+    every mode of Gymnasium works; with DISABLED also ``reset(options={"reset_mask": mask})``. With
+    SAME_STEP an environment has to return a new array in each step: one that writes into the same
+    array overwrites the last observation of its episode by its reset, which a RuntimeWarning tells
+    where it can be seen.
 
     Threads: one at a time.
 
@@ -64,6 +68,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         self._pending: tuple[Any, _Step, dict[str, Any]] | None = None
         self._before: int | None = None
         self._ended = False
+        self._resets = Resets(envs)
 
     def record(self, **fields: Any) -> None:
         """Give values ``[envs, ...]`` of the next step that no environment knows. As
@@ -79,7 +84,9 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
             self._fields.check_extra(self._extra)
             if self._obs is None:
                 raise ConfigError("no episode has begun: call reset() before step()")
+            self._resets.check()
             made = self.env.step(actions)
+            self._resets.note(made)
             self._pending = actions, made, self._extra
             self._extra = {}
         actions, made, extra = self._pending
@@ -115,6 +122,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         mask = None if options is None else options.get("reset_mask")
         self._cut(None if self._pending is not None else mask)
         obs, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        self._resets.forget(mask)
         self._obs = copied(obs)
         return obs, info
 

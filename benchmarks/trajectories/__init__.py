@@ -1,3 +1,5 @@
-"""Sequences of steps and whole episodes: the table beside torchrl, RLlib, flashbax and Minari."""
+"""Sequences of steps, whole episodes and hindsight goals: the table beside torchrl, RLlib,
+flashbax, Minari and Stable-Baselines3.
+"""
 
-ROWS = ("sequences", "frames", "sizes", "episodes")
+ROWS = ("sequences", "frames", "sizes", "episodes", "hindsight")

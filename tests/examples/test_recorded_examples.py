@@ -29,9 +29,17 @@ def number(text: str, pattern: str) -> int:
     return int(found[1].replace(",", ""))
 
 
-def test_the_dqn_records_every_step_but_those_that_only_reset():
-    recorded = number(run("cleanrl_dqn.py", "--steps", "1600"), r"([\d,]+) steps recorded")
-    assert 1_400 < recorded < 1_600
+def test_a_script_of_cleanrl_keeps_every_transition():
+    pytest.importorskip(
+        "stable_baselines3", reason='stable-baselines3: pip install "async_loader[sb3]"'
+    )
+    said = run("cleanrl_dqn.py", "--steps", "1400")
+    assert number(said, r"([\d,]+) transitions in the buffer") == 1_400
+
+
+def test_hindsight_goals_are_learned_from():
+    said = run("her_reach.py", "--steps", "300", "--warmup", "100", "--tests", "2")
+    assert number(said, r"([\d,]+) steps recorded") == 300
 
 
 def sac(*options: str) -> tuple[int, int]:

@@ -115,6 +115,17 @@ def test_a_file_that_ends_within_an_episode_is_refused_or_taken_as_cut_off(tmp_p
     assert np.flatnonzero(rows(table)["truncated"]).tolist() == [STEPS - 1]
 
 
+def test_a_file_without_timeouts_says_how_long_its_episodes_are(tmp_path):
+    none = np.zeros(STEPS, bool)
+    left_out = ["timeouts", "next_observations"]
+    path = d4rl(tmp_path / "a.hdf5", leave_out=left_out, terminals=none)
+    with pytest.raises(BadData, match="missing_ends="):
+        from_hdf5(path)
+    with pytest.warns(RuntimeWarning, match=f"1 episodes of up to {STEPS} steps.*add timeouts"):
+        table = from_hdf5(path, missing_ends="truncate")
+    assert len(table) == STEPS - 1
+
+
 def rows_of(path):
     import h5py
 

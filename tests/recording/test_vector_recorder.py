@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -182,3 +183,60 @@ def test_what_cannot_be_recorded_says_why():
         VectorRecorder(Counter(), empty())
     with pytest.raises(SchemaError, match="'action'"):
         VectorRecorder(envs, ReplayBuffer(9, schema_of(envs, fields={"action": "int8"})))
+
+
+def test_a_forgotten_reset_is_named():
+    envs, games = vector(AutoresetMode.DISABLED, [[2], [3]])
+    table = empty()
+    recorder = VectorRecorder(envs, table)
+    recorder.reset()
+    for _ in range(2):
+        recorder.step(np.zeros(2, int))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"environments \[0\].*reset_mask"):
+            recorder.step(np.zeros(2, int))
+    recorder.reset(options={"reset_mask": np.array([True, False])})
+    *_, terminated, _, _ = recorder.step(np.zeros(2, int))
+    assert terminated.tolist() == [False, True]
+    with pytest.raises(ConfigError, match=r"environments \[1\]"):
+        recorder.step(np.zeros(2, int))
+    recorder.reset()
+    recorder.step(np.zeros(2, int))
+    recorder.close()
+    assert held(table) == made(*games)
+
+
+class OneArray(gymnasium.Env):
+    """Writes each observation into the same array."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, copies):
+        self.array, self.copies = np.zeros(2, np.float32), copies
+
+    def reset(self, *, seed=None, options=None):
+        self.array[:] = (0.5, 0)
+        return self.seen(), {}
+
+    def step(self, action):
+        self.array += 1
+        return self.seen(), 1.0, bool(self.array[1] == 3), False, {}
+
+    def seen(self):
+        return self.array.copy() if self.copies else self.array
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_an_environment_that_overwrites_its_last_observation_is_named_once(copies):
+    games = [lambda: OneArray(copies)] * 2
+    envs = SyncVectorEnv(games, autoreset_mode=AutoresetMode.SAME_STEP)
+    table = empty()
+    recorder = VectorRecorder(envs, table)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        recorder.reset()
+        for _ in range(7):
+            recorder.step(np.zeros(2, np.int64))
+    recorder.close()
+    assert [str(one.message).split(":")[0] for one in said] == ["environment 0"] * (not copies)

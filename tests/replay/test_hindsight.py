@@ -25,7 +25,6 @@ from async_loader import (
 )
 from async_loader.feeder.client.arguments import view_of
 from async_loader.feeder.table_settings import spelled_out
-from async_loader.replay.base.goal_table import LANDMARKS
 
 GOAL = ((2,), "float64")
 PLAIN = {"observation": ((), "float64"), "achieved_goal": GOAL, "desired_goal": GOAL}
@@ -81,6 +80,10 @@ class Episodes:
     def obs(self, value: float) -> dict[str, Any]:
         goal = np.array([-1.0, -1.0])
         return {"observation": value, "achieved_goal": np.full(2, 2 * value), "desired_goal": goal}
+
+    def play(self, moves: list[Any]) -> None:
+        for move, which, end in moves:
+            getattr(self, move)(*((which, end) if move == "add" else (which,)))
 
     def add(self, stream: int, end: str) -> None:
         """Add a step, which goes on, ends, or ends without telling what was seen then."""
@@ -211,8 +214,7 @@ MOVES = st.lists(
 
 def played(moves: list[Any], linked: bool, **settings: Any) -> Episodes:
     model = Episodes(ReplayBuffer(schema=LINKED if linked else STORED, seed=0, **settings), linked)
-    for move, which, end in moves:
-        getattr(model, move)(*((which, end) if move == "add" else (which,)))
+    model.play(moves)
     return model
 
 
@@ -239,6 +241,24 @@ def test_goals_are_of_their_episode_where_rows_were_overwritten(view, moves, lin
         with AsyncDataLoader(source, 60, prefetch=1) as loader:
             batch = next(loader)
         model.check(arrays_of(batch), view)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    view=VIEWS,
+    rounds=st.lists(MOVES, min_size=2, max_size=6),
+    linked=st.booleans(),
+    capacity=st.sampled_from([12, 30, 300]),
+)
+def test_goals_stay_right_while_steps_come_and_go(view, rounds, linked, capacity):
+    model = Episodes(
+        ReplayBuffer(schema=LINKED if linked else STORED, seed=0, capacity=capacity, view=view),
+        linked,
+    )
+    for moves in rounds:
+        model.play(moves)
+        if len(model.buffer):
+            model.check(model.buffer.sample(20), view)
 
 
 def arrays_of(batch: Any) -> Any:
@@ -269,13 +289,17 @@ def flat_episodes(lengths: list[int], **settings: Any) -> ReplayBuffer:
     """Episodes whose observation t of episode e achieves 100,000 * e + t."""
     settings = {"capacity": 20_000, "seed": 0, **settings}
     buffer = ReplayBuffer(schema=FLAT, **settings)
-    for e, length in enumerate(lengths):
+    add_episodes(buffer, lengths)
+    return buffer
+
+
+def add_episodes(buffer: ReplayBuffer, lengths: list[int], start: int = 0) -> None:
+    for e, length in enumerate(lengths, start):
         for t in range(length):
             last = t == length - 1
             final = {"final_obs": flat_step(100_000 * e + length)} if last else {}
             step = flat_step(100_000 * e + t)
             buffer.add(**step, reward=-1.0, terminated=False, truncated=last, **final)
-    return buffer
 
 
 def chi_square(counts: np.ndarray[Any, Any]) -> float:
@@ -298,8 +322,8 @@ def test_each_goal_of_a_strategy_is_equally_likely(strategy, goals):
     assert chi_square(counts[goals.start : goals.stop]) < 60  # 29 degrees of freedom: 1 in 1000
 
 
-def test_goals_of_an_episode_that_is_longer_than_what_a_walk_keeps_are_equally_likely():
-    length = 5 * LANDMARKS
+def test_each_goal_of_a_long_episode_is_equally_likely():
+    length = 5120
     buffer = flat_episodes([length], view=Hindsight(no_reward, relabel_fraction=1.0))
     goals = buffer.get([0] * 4000)["desired_goal"]
     assert goals.min() > 0
@@ -400,6 +424,38 @@ def test_no_goal_is_of_another_episode_while_a_thread_overwrites_steps():
         thread.join()
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_goals_are_those_of_a_table_that_was_loaded_meanwhile(num_workers, tmp_path):
+    buffer = flat_episodes([30, 30], view=Hindsight(no_reward, relabel_fraction=1.0))
+    buffer.save(tmp_path)
+
+    def check(batch: dict[str, Any]) -> None:
+        same = batch["desired_goal"] // 100_000 == batch["achieved_goal"] // 100_000
+        assert same.all()
+
+    with AsyncDataLoader(buffer, 256, num_workers=num_workers, prefetch=1) as loader:
+        for start, length in ((2, 7), (20, 11), (40, 50)):
+            # the ids of these steps are those of others before
+            add_episodes(buffer, [length] * 8, start)
+            for _ in range(3):
+                check(next(loader))
+            check(buffer.sample(256))
+            buffer.load(tmp_path)
+
+
+def test_a_reader_that_has_no_room_left_walks_episodes_again():
+    buffer = flat_episodes([], capacity=200, view=Hindsight(no_reward, strategy="episode"))
+    for start in range(0, 120, 4):
+        add_episodes(buffer, [1, 3, 40, 2], start)
+        for _ in range(4):
+            batch = buffer.sample(64)
+            new = batch["relabelled"]
+            assert new.any()
+            goals = batch["desired_goal"][new]
+            assert (goals // 100_000 == batch["achieved_goal"][new] // 100_000).all()
+            assert (goals % 100_000 > 0).all()
+
+
 def test_a_checkpoint_asks_for_the_functions_of_its_view(tmp_path):
     view = Hindsight(no_reward, strategy="episode")
     buffer = flat_episodes([9, 30], view=view)
@@ -432,6 +488,16 @@ def test_a_reward_function_that_is_not_vectorised_is_refused(num_workers):
         pytest.raises(errors.ConfigError, match="return one number for each"),
     ):
         next(loader)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_reward_that_is_not_finite_is_refused_with_its_row(number):
+    def reward(achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
+        return np.where(desired == achieved.max(), number, -1.0)
+
+    buffer = flat_episodes([30], view=Hindsight(reward, relabel_fraction=1.0))
+    with pytest.raises(errors.ConfigError, match=r"gave (nan|inf) in row \d+ of 64 .*goal was"):
+        buffer.sample(64)
 
 
 class Unhashable:

@@ -54,7 +54,7 @@ class Dashboard:
     def __init__(
         self,
         status: Callable[[], Mapping[str, Any]],
-        port: int = 8265,
+        port: int = 8484,
         address: str = "127.0.0.1",
     ) -> None:
         if not 0 <= port <= 65_535:

@@ -38,7 +38,7 @@ class Transform:
         return tree.transform(batch, _writable, leave=is_ignored)
 
     def __call__(self, arrays: object, seed: Seed) -> Any:
-        """What the function returns.
+        """What the function returns, with numbers in dicts as arrays without dimensions.
 
         Raises
         ------
@@ -57,7 +57,18 @@ class Transform:
                 f"transform {describe(function)} returned None for batch {seed[1]}: return the "
                 "batch, also where it was changed in place"
             )
-        return result
+        return _without_numbers(result)
+
+
+def _without_numbers(value: Any) -> Any:
+    if type(value) is dict:
+        return {
+            key: one if is_ignored(key) else _without_numbers(one) for key, one in value.items()
+        }
+    if type(value) not in (bool, int, float, complex):
+        return value
+    array = np.asarray(value)
+    return value if array.dtype == object else array  # an int of more than 64 bits
 
 
 def _writable(leaf: object) -> Any:

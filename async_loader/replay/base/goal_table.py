@@ -13,6 +13,3 @@ FUTURE, FINAL_GOAL, EPISODE = range(3)
 
 GOAL = 0  # the row of the table of fields for the new goals
 ACHIEVED = 1  # for what each step has achieved; further rows are fields of each step
-
-LANDMARKS = 1024
-"""Ids of an episode that are kept while it is walked; an even number."""

@@ -1,6 +1,6 @@
-"""Chooses hindsight goals, without a lock: walks the links of an episode's rows.
+"""Chooses hindsight goals, without a lock.
 
-A chosen row is checked after it was copied, each link before it is followed; see NOTE [row lock].
+A chosen row is checked after it was copied; see NOTE [row lock].
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 from async_loader.replay.base import goal_table as t
 from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.episode_lists import COUNT, HEAD
 from async_loader.replay.base.field_table import (
     ARRAY_ADDRESS,
     ARRAY_STRIDE,
@@ -16,117 +17,45 @@ from async_loader.replay.base.field_table import (
     ROW_ADDRESS,
     ROW_STRIDE,
 )
-from async_loader.replay.base.row_format import (
-    BASE,
-    ENDS,
-    FINAL,
-    FLAGS,
-    NEXT,
-    PREV,
-    ROWS,
-    STRIDE,
-    VERSION_ONE,
+from async_loader.replay.base.row_format import FLAGS, ROWS, STRIDE, VERSION_ONE
+from async_loader.replay.kernels.episode_lists import (
+    GONE,
+    NONE,
+    fetch_list,
+    fetch_place,
+    find_step,
+    first_there,
 )
-from async_loader.replay.kernels.linked_rows import neighbour
-from async_loader.replay.kernels.machine import after_loads, copy, load, prefetch
+from async_loader.replay.kernels.machine import after_loads, copy, load
 from async_loader.replay.kernels.reading import same_rows
-from async_loader.replay.kernels.row_address import at, holds
+from async_loader.replay.kernels.row_address import at, at_row, fetch, holds
 
-_NONE, _GONE = -1, -2
-_STEPS_AHEAD = 8
-
-
-@kernel(inline=True)
-def _followed(g: Any, row: int, name: int, link: int) -> tuple[int, int]:
-    """Return the row and the id that a row links to: `_NONE` without a link, or `_GONE`."""
-    address = g[BASE] + row * g[STRIDE]
-    other = load(address + link)
-    if not holds(address, name):
-        return row, _GONE
-    if other < 0:
-        return row, _NONE
-    found = neighbour(row, name, other, g[ROWS])
-    return found, other if holds(g[BASE] + found * g[STRIDE], other) else _GONE
+_AHEAD = 8
+"""Items, from the request of what an item needs to its use."""
 
 
 @kernel(inline=True)
-def _fetch_on(g: Any, row: int, found: int, first: bool) -> None:
-    """Begin to load a row that is visited later: they mostly lie as far from each other as
-    ``found`` does from ``row``. At the first step of a walk, all up to that one.
-    """
-    step = found - row
-    for ahead in range(2 if first else _STEPS_AHEAD, _STEPS_AHEAD + 1):
-        place = row + ahead * step
-        if 0 <= place < g[ROWS]:
-            prefetch(g[BASE] + place * g[STRIDE])
-
-
-@kernel(inline=True)
-def _first(g: Any, row: int, name: int) -> tuple[int, int]:
-    """Return the oldest row of an episode that is still there, and its id."""
-    first = True
-    while True:
-        found, other = _followed(g, row, name, PREV)
-        if other < 0:
-            return row, name
-        _fetch_on(g, row, found, first)
-        first, row, name = False, found, other
-
-
-@kernel(inline=True)
-def _chosen(g: Any, name: int, chance: float, shape: Any, marks: Any) -> tuple[int, int]:
+def _chosen(
+    g: Any, places: Any, lists: Any, marks: Any, name: int, chance: float, shape: Any
+) -> tuple[int, int]:
     """Return the id of the row whose achieved goal is the new one, and how many rows were visited.
 
-    `_NONE`: the episode has none. `_GONE`: a row went meanwhile.
-
-    ``marks``: the ids of every ``apart``-th of the goals, so that the chosen one is found again.
+    `NONE`: the episode has none. `GONE`: a row went meanwhile.
     """
-    base, stride, rows, following = g[BASE], g[STRIDE], g[ROWS], shape[t.FOLLOWING] != 0
-    row = name % rows
+    following = shape[t.FOLLOWING] != 0
+    head, first, visited = find_step(g, places, lists, marks, name % g[ROWS], name, following)
+    if head < 0:
+        return GONE, visited
     if shape[t.STRATEGY] == t.EPISODE:
-        row, name = _first(g, row, name)
-    count, due, apart, kept = 0, 0, 1, 0
-    visited = 0
-    if not following:
-        marks[0] = name
-        count = due = kept = 1
-    while True:
-        visited += 1
-        flags = load(base + row * stride + FLAGS)
-        if flags & FINAL or (not following and flags & ENDS):
-            break
-        found, other = _followed(g, row, name, NEXT)
-        if other == _GONE:
-            return _GONE, visited
-        if other == _NONE:
-            break
-        if not following and load(base + found * stride + FLAGS) & FINAL:
-            break
-        _fetch_on(g, row, found, visited == 1)
-        row, name = found, other
-        if count == due:
-            if kept == len(marks):
-                kept //= 2
-                for k in range(kept):
-                    marks[k] = marks[2 * k]
-                apart *= 2
-            marks[kept] = name
-            kept += 1
-            due += apart
-        count += 1
-    if count == 0:
-        return _NONE, visited
-    if shape[t.STRATEGY] == t.FINAL_GOAL:
-        return name, visited
-    place = min(count - 1, int(chance * count))
-    name = marks[place // apart]
-    row = name % rows
-    for _ in range(place % apart):
-        visited += 1
-        row, name = _followed(g, row, name, NEXT)
-        if name < 0:
-            return _GONE, visited
-    return name, visited
+        first = first_there(g, lists, head, first)
+    first += shape[t.FOLLOWING]
+    count = lists[head + COUNT] - first
+    if count <= 0:
+        return NONE, visited
+    place = count - 1
+    if shape[t.STRATEGY] != t.FINAL_GOAL:
+        place = min(place, int(chance * count))
+    return lists[head + HEAD + first + place], visited
 
 
 @kernel(inline=True)
@@ -137,7 +66,8 @@ def _copy_goal(
 
     Return whether the goal's row was there meanwhile.
     """
-    address = at(g, chosen)
+    row = chosen % g[ROWS]
+    address = at_row(g, row)
     stamp = load(address + FLAGS)
     if stamp & VERSION_ONE or not holds(address, chosen):
         return False
@@ -146,7 +76,7 @@ def _copy_goal(
         count, source = fields[f, NBYTES], fields[f, ROW_ADDRESS]
         target = fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE]
         if f == t.GOAL:
-            copy(target, source + chosen % g[ROWS] * fields[f, ROW_STRIDE], count)
+            copy(target, source + row * fields[f, ROW_STRIDE], count)
             continue
         place = first + (shape[t.FOLLOWING] if f == t.ACHIEVED else 0)
         for k in range(steps):
@@ -154,6 +84,42 @@ def _copy_goal(
             target += count
     after_loads()
     return holds(address, chosen) and load(address + FLAGS) == stamp
+
+
+@kernel(inline=True)
+def _choose_all(
+    g: Any,
+    chances: Any,
+    fraction: float,
+    shape: Any,
+    names: Any,
+    taken: Any,
+    places: Any,
+    lists: Any,
+    marks: Any,
+    chosen: Any,
+) -> int:
+    """Choose the row of each item's new goal: `NONE` for items that keep theirs."""
+    first, visited = shape[t.BEFORE] - 1, 0
+    for i in range(-2 * _AHEAD, len(taken)):
+        if i + 2 * _AHEAD < len(taken):
+            fetch_place(g, places, names[i + 2 * _AHEAD, first])
+        if 0 <= i + _AHEAD < len(taken):
+            fetch_list(g, places, lists, names[i + _AHEAD, first])
+        if i < 0:
+            continue
+        chosen[i] = NONE
+        if taken[i] == 0 or chances[i] >= fraction:
+            continue
+        last = first + taken[i] - 1
+        # it terminated without an observation after it: what it achieved is unknown
+        if shape[t.FOLLOWING] and names[i, last + 1] == names[i, last]:
+            continue
+        chosen[i], more = _chosen(
+            g, places, lists, marks, names[i, first], chances[i] / fraction, shape
+        )
+        visited += more
+    return visited
 
 
 @kernel(inline=True)
@@ -166,26 +132,26 @@ def _choose_goals(
     names: Any,
     stamps: Any,
     taken: Any,
+    places: Any,
+    lists: Any,
     marks: Any,
+    chosen: Any,
     relabelled: Any,
 ) -> int:
-    first, following, visited = shape[t.BEFORE] - 1, shape[t.FOLLOWING], 0
-    for i in range(len(taken)):
+    visited = _choose_all(g, chances, fraction, shape, names, taken, places, lists, marks, chosen)
+    first, following = shape[t.BEFORE] - 1, shape[t.FOLLOWING]
+    for i in range(-_AHEAD, len(taken)):
+        if i + _AHEAD < len(taken) and chosen[i + _AHEAD] >= 0:
+            fetch(at(g, chosen[i + _AHEAD]), g[STRIDE])
+        if i < 0:
+            continue
         relabelled[i] = 0
-        if taken[i] == 0 or chances[i] >= fraction:
-            continue
-        last = first + taken[i] - 1
-        # it terminated without an observation after it: what it achieved is unknown
-        if following and names[i, last + 1] == names[i, last]:
-            continue
-        chosen, more = _chosen(g, names[i, first], chances[i] / fraction, shape, marks)
-        visited += more
-        if chosen == _NONE:
+        if chosen[i] == NONE:
             continue
         if (
-            chosen >= 0
-            and _copy_goal(g, fields, i, chosen, shape, names[i], taken[i])
-            and same_rows(g, names[i], stamps[i], last + following)
+            chosen[i] >= 0
+            and _copy_goal(g, fields, i, chosen[i], shape, names[i], taken[i])
+            and same_rows(g, names[i], stamps[i], first + taken[i] - 1 + following)
         ):
             relabelled[i] = 1
         else:
@@ -203,24 +169,43 @@ def choose_goals(
     names: Any,
     stamps: Any,
     taken: Any,
+    places: Any,
+    lists: Any,
     marks: Any,
+    chosen: Any,
     relabelled: Any,
 ) -> int:
     """Choose new goals for items that `walk` found, and copy them with what the steps achieved.
 
     Sets ``taken`` to 0 for items that went meanwhile, and ``relabelled [items]`` to 1 for those
-    with a new goal. Returns how many rows were visited.
+    with a new goal. Returns how many rows were visited to find the steps of episodes.
 
     Parameters
     ----------
     chances : float64 array [items]
         In [0, 1): below ``fraction`` a goal is replaced, and what it is of ``fraction`` chooses.
-    shape, fields, marks
+    shape, fields
         See goal_table.py. ``fields``: the array of ``GOAL`` is ``[items, *goal]``, the others are
-        ``[items, n, ...]``; ``marks``: scratch.
+        ``[items, n, ...]``.
+    places, lists, marks
+        See base/episode_lists.py.
+    chosen : int64 array [items]
+        Scratch.
     """
     return _choose_goals(
-        g, chances, fraction, shape, fields, names, stamps, taken, marks, relabelled
+        g,
+        chances,
+        fraction,
+        shape,
+        fields,
+        names,
+        stamps,
+        taken,
+        places,
+        lists,
+        marks,
+        chosen,
+        relabelled,
     )
 
 
@@ -234,10 +219,25 @@ def choose_far_goals(
     names: Any,
     stamps: Any,
     taken: Any,
+    places: Any,
+    lists: Any,
     marks: Any,
+    chosen: Any,
     relabelled: Any,
 ) -> int:
-    """As `choose_goals`, for long episodes: releases the GIL."""
+    """As `choose_goals`, where many episodes are new: releases the GIL."""
     return _choose_goals(
-        g, chances, fraction, shape, fields, names, stamps, taken, marks, relabelled
+        g,
+        chances,
+        fraction,
+        shape,
+        fields,
+        names,
+        stamps,
+        taken,
+        places,
+        lists,
+        marks,
+        chosen,
+        relabelled,
     )

@@ -43,7 +43,8 @@ from async_loader.shm.segment import Segment
 COLUMN_BYTES = 1024
 
 _PAGE = 4096
-_MARK_BYTES = 64  # at the end: a byte that says whether the rows are being loaded
+# at the end: a byte that says whether the rows are being loaded, and a count in the second word
+_MARK_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ class Storage:
         self.segment = segment
         self._block = segment.bytes(0, layout.nbytes)
         self._mark = segment.bytes(layout.nbytes - _MARK_BYTES, _MARK_BYTES)
+        self._emptied = self._mark[8:16].view(np.int64)
         self.base = self._block.ctypes.data
         self.geometry = self.fresh_geometry()
         self.pid = os.getpid()
@@ -211,6 +213,17 @@ class Storage:
     @loading.setter
     def loading(self, loading: bool) -> None:
         self._mark[0] = loading
+
+    @property
+    def emptied(self) -> int:
+        """How often ids began again. Each process that shares the rows sees it."""
+        return int(self._emptied[0])
+
+    def note_emptied(self) -> None:
+        """Tell every reader that what it remembers of ids is void: after the rows lost theirs, and
+        before any row gets a new one.
+        """
+        self._emptied[0] += 1
 
     def make_ready(self, rows: int) -> None:
         """Put huge pages under the first ``rows`` rows and some more, before they are written for

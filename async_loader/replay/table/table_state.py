@@ -257,6 +257,7 @@ class TableState(TableAccess):
                 one.forget()
         before.finish()
         before.empty()
+        before.storage.note_emptied()
         before.storage.geometry = before.storage.fresh_geometry()
         keeps = self._keeps(before.storage.layout.capacity)
         seed = self.seeds  # samplers are bound already
