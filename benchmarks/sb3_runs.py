@@ -1,0 +1,176 @@
+"""`python -m benchmarks.sb3_runs`: DQN, SAC and TD3 of Stable-Baselines3 with its buffers and with ours.
+
+Each run is a process of its own; each algorithm runs five seeds with both buffers, in turns. The
+record, benchmarks/results/sb3_runs.json, has each run's final return and the CPU time that `add`
+and `sample` took; docs/guides/sb3.md shows its summary, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+RECORD = Path(__file__).parent / "results" / "sb3_runs.json"
+BUFFERS = ("stable-baselines3", "async_loader")
+SEEDS = 5
+EPISODES = 20
+"""Of the evaluation at a run's end, with the greedy policy."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """An algorithm with its settings, as the RL Zoo of Stable-Baselines3 has them."""
+
+    algorithm: str
+    env: str
+    steps: int
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+TASKS = (
+    Task(
+        "DQN",
+        "CartPole-v1",
+        50_000,
+        {
+            "learning_rate": 2.3e-3,
+            "batch_size": 64,
+            "buffer_size": 100_000,
+            "learning_starts": 1_000,
+            "gamma": 0.99,
+            "target_update_interval": 10,
+            "train_freq": 256,
+            "gradient_steps": 128,
+            "exploration_fraction": 0.16,
+            "exploration_final_eps": 0.04,
+            "policy_kwargs": {"net_arch": [256, 256]},
+        },
+    ),
+    Task("SAC", "Pendulum-v1", 6_000, {"learning_rate": 1e-3, "buffer_size": 100_000}),
+    Task("TD3", "Pendulum-v1", 8_000, {"learning_rate": 1e-3, "buffer_size": 100_000}),
+)
+
+
+def run(task: Task, buffer: str, seed: int) -> dict[str, Any]:
+    """Learn, evaluate, and return the figures of one run."""
+    import stable_baselines3
+    import torch
+    from stable_baselines3.common import buffers
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    from async_loader.compat.sb3 import ReplayBuffer
+
+    torch.set_num_threads(1)
+    kind = _timed(ReplayBuffer if buffer == "async_loader" else buffers.ReplayBuffer)
+    algorithm: Any = getattr(stable_baselines3, task.algorithm)
+    model = algorithm(
+        "MlpPolicy",
+        task.env,
+        replay_buffer_class=kind,
+        seed=seed,
+        device="cpu",
+        **task.settings,
+    )
+    begin = thread_time()
+    model.learn(task.steps)
+    took_s = thread_time() - begin
+    env = model.get_env()
+    env.seed(1_000 + seed)
+    mean, _ = evaluate_policy(model, env, EPISODES)
+    return {
+        "return": float(mean),
+        "buffer_cpu_s": round(model.replay_buffer.spent_s, 3),
+        "learn_cpu_s": round(took_s, 3),
+        "versions": {"stable-baselines3": stable_baselines3.__version__, "torch": torch.__version__},
+    }
+
+
+def _timed(kind: Any) -> Any:
+    class Timed(kind):  # type: ignore[misc]
+        spent_s = 0.0
+
+        def add(self, *args: Any, **kwargs: Any) -> None:
+            begin = thread_time()
+            super().add(*args, **kwargs)
+            self.spent_s += thread_time() - begin
+
+        def sample(self, *args: Any, **kwargs: Any) -> Any:
+            begin = thread_time()
+            samples = super().sample(*args, **kwargs)
+            self.spent_s += thread_time() - begin
+            return samples
+
+    return Timed
+
+
+def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row per algorithm: both mean returns, their pooled standard deviation, and the
+    median over seeds of the ratio of the buffers' CPU times.
+    """
+    rows = []
+    for name in dict.fromkeys(one["algorithm"] for one in runs):
+        by_buffer = {
+            buffer: {
+                one["seed"]: one
+                for one in runs
+                if (one["algorithm"], one["buffer"]) == (name, buffer)
+            }
+            for buffer in BUFFERS
+        }
+        theirs, ours = (by_buffer[buffer] for buffer in BUFFERS)
+        returns = [[one["return"] for one in side.values()] for side in (theirs, ours)]
+        rows.append(
+            {
+                "algorithm": name,
+                "seeds": len(ours),
+                "return_sb3": round(statistics.mean(returns[0]), 1),
+                "return_ours": round(statistics.mean(returns[1]), 1),
+                "pooled_std": round(
+                    statistics.mean(statistics.variance(side) for side in returns) ** 0.5, 1
+                ),
+                "buffer_time_ratio": round(
+                    statistics.median(
+                        ours[seed]["buffer_cpu_s"] / theirs[seed]["buffer_cpu_s"] for seed in ours
+                    ),
+                    2,
+                ),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Run all, or with --one TASK BUFFER SEED one run, whose figures are printed as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", nargs=3, metavar=("TASK", "BUFFER", "SEED"))
+    one = parser.parse_args().one
+    if one:
+        print(json.dumps(run(TASKS[int(one[0])], one[1], int(one[2]))))
+        return
+    runs: list[dict[str, Any]] = []
+    for number, task in enumerate(TASKS):
+        for seed in range(SEEDS):
+            for buffer in BUFFERS:
+                command = [sys.executable, "-m", __spec__.name, "--one"]
+                command += [str(number), buffer, str(seed)]
+                printed = subprocess.run(command, check=True, capture_output=True, text=True)
+                figures = json.loads(printed.stdout.splitlines()[-1])
+                runs.append(
+                    {"algorithm": task.algorithm, "seed": seed, "buffer": buffer, **figures}
+                )
+                print(runs[-1], flush=True)
+    record = {"when": datetime.now(UTC).date().isoformat(), "summary": summary(runs), "runs": runs}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record["summary"], indent=1))
+
+
+if __name__ == "__main__":
+    main()
