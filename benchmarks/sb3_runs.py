@@ -1,4 +1,4 @@
-"""`python -m benchmarks.sb3_runs`: DQN, SAC and TD3 of Stable-Baselines3 with its buffers and with ours.
+"""`python -m benchmarks.sb3_runs`: DQN, SAC and TD3 of Stable-Baselines3, with its buffers and ours.
 
 Each run is a process of its own; each algorithm runs five seeds with both buffers, in turns. The
 record, benchmarks/results/sb3_runs.json, has each run's final return and the CPU time that `add`
@@ -89,7 +89,10 @@ def run(task: Task, buffer: str, seed: int) -> dict[str, Any]:
         "return": float(mean),
         "buffer_cpu_s": round(model.replay_buffer.spent_s, 3),
         "learn_cpu_s": round(took_s, 3),
-        "versions": {"stable-baselines3": stable_baselines3.__version__, "torch": torch.__version__},
+        "versions": {
+            "stable-baselines3": stable_baselines3.__version__,
+            "torch": torch.__version__,
+        },
     }
 
 
