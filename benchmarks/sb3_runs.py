@@ -1,4 +1,4 @@
-"""`python -m benchmarks.sb3_runs`: DQN, SAC and TD3 of Stable-Baselines3, with its buffers and ours.
+"""`python -m benchmarks.sb3_runs`: DQN, SAC and TD3 with the buffers of Stable-Baselines3 and ours.
 
 Each run is a process of its own; each algorithm runs five seeds with both buffers, in turns. The
 record, benchmarks/results/sb3_runs.json, has each run's final return and the CPU time that `add`
