@@ -17,6 +17,7 @@ from async_loader.compat.torch_errors import as_torchs
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.iterator import BatchIterator
+from async_loader.pipeline.workers.ending import Ending, while_open
 from async_loader.pipeline.workers.work import WorkContext
 
 _OF_AN_EPOCH = {"_rng", "_undrawn", "it", "_idxs", "_workers"}
@@ -71,15 +72,15 @@ class WorkerStreams:
         seed_everything(here.seed)
         loader.fake_l.worker_init_fn(here.worker)
         if epoch.idxs is None:
-            return functools.partial(_items, loader)
+            return functools.partial(_items, loader, here.ending)
         batches: Iterator[Any] = iter(loader.create_batches(loader.sample()))
         return batches
 
 
-def _items(loader: Any, idxs: list[Any]) -> tuple[list[Any], bool]:
+def _items(loader: Any, ending: Ending, idxs: list[Any]) -> tuple[list[Any], bool]:
     """Return the items of these indices, and False if a callback has ended them."""
     items: list[Any] = []
-    for idx in idxs:
+    for idx in while_open(idxs, ending):
         try:
             item = loader.do_item(idx)
         except StopIteration:
