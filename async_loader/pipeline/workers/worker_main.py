@@ -79,7 +79,7 @@ def _fd(value: Any) -> int:
 
 
 def _watch(parent: int, end: int, ending: EndSeen, litter: str | None) -> None:
-    """Note the end flag, so that a batch is not finished that is not wanted; die with the parent."""
+    """Note the end flag, so that a batch is not finished for nothing; die with the parent."""
     if parent not in readable([parent, end], None):
         ending.set()
         readable([parent], None)
