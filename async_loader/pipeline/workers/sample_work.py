@@ -166,9 +166,7 @@ class ChunkTasks:
     samples where not. The parent alone decides layouts.
     """
 
-    def __init__(
-        self, work: SampleWork, reader: Reader | None, ending: Ending = NEVER
-    ) -> None:
+    def __init__(self, work: SampleWork, reader: Reader | None, ending: Ending = NEVER) -> None:
         self._work = work
         self._reader = reader
         self._ending = ending
