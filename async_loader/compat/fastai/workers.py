@@ -69,7 +69,7 @@ class WorkerStreams:
         if epoch.rng is not None:
             loader.rng = epoch.rng
         loader._idxs = epoch.idxs
-        seed_everything(here.seed)
+        seed_everything(here.seed, first=here.first)
         loader.fake_l.worker_init_fn(here.worker)
         if epoch.idxs is None:
             return functools.partial(_items, loader, here.ending)
@@ -90,11 +90,18 @@ def _items(loader: Any, ending: Ending, idxs: list[Any]) -> tuple[list[Any], boo
     return items, True
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the three global generators like fastai."""
+def seed_everything(seed: int, *, first: bool = True) -> None:
+    """Seed the three global generators like fastai.
+
+    `torch.manual_seed` goes through every kind of device, and notes for each that is not in use a
+    seed for later: that is done in the first epoch of a worker only, since it takes a millisecond.
+    """
     random.seed(seed)
     np.random.seed(seed % (2**32 - 1))
-    torch.manual_seed(seed)
+    if first or torch.cuda.is_initialized() or torch.xpu.is_initialized():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 class Workers:

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from async_loader import tensors
@@ -157,10 +157,13 @@ class Worker:
         self._slots.add_layout(number, layout)
 
     def _on_iteration(self, record: Record) -> None:
-        _, number, seed, first, live = record.message
+        self._begin(record.message[1:], record.payload, record.fds)
+
+    def _begin(self, facts: tuple[Any, ...], payload: Any, fds: Sequence[int] = ()) -> None:
+        number, seed, first, live = facts
         self._state.keep(live)
         try:
-            state = codec.decode(record.payload, fds=record.fds)
+            state = codec.decode(payload, fds=fds)
         except BaseException as error:  # raised by the tasks that need it
             self._state.tell(number, seed, first, functools.partial(_refuse, error))
         else:
@@ -169,7 +172,10 @@ class Worker:
     # -- tasks -------------------------------------------------------------------------------------
 
     def _on_task(self, record: Record) -> None:
-        task: TaskRecord = record.message[1]
+        _, fields, told = record.message
+        if told is not None:
+            self._begin(told[:-1], told[-1])
+        task = TaskRecord(*fields)
         began = time.perf_counter()
         try:
             what = codec.decode(record.payload, fds=record.fds)
