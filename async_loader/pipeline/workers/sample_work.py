@@ -23,6 +23,7 @@ from async_loader.pipeline.batches.local_collator import LocalCollator
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
 from async_loader.pipeline.batches.transform import Transform
 from async_loader.pipeline.codec import Encoded
+from async_loader.pipeline.shared_calls import SharedCalls
 from async_loader.pipeline.workers.ending import NEVER, Ending, while_open
 from async_loader.pipeline.workers.seeding import seed_globals
 from async_loader.pipeline.workers.work import Kind, WorkContext
@@ -180,7 +181,7 @@ class ChunkTasks:
         seed = (self._work.seed, task.seq, task.chunk)
         if task.kind == "jobs":
             seed_globals(seed)
-            samples = [call() for call in while_open(what, self._ending)]
+            samples = self._called(what)
             if self._work.transform is not None:
                 return self._transformed(self._batch(samples, slots), seed, slots)
             return self._collated(task, slots, samples)
@@ -201,6 +202,12 @@ class ChunkTasks:
                 (reader.schema, read_fresh(reader, what, seed)), out_of_band=True
             )
         return self._collated(task, slots, fetch(reader, what, seed))
+
+    def _called(self, what: SharedCalls | list[Callable[[], Any]]) -> list[Any]:
+        if isinstance(what, SharedCalls):
+            function = what.function
+            return [function(*each) for each in while_open(what.arguments, self._ending)]
+        return [call() for call in while_open(what, self._ending)]
 
     def _of_rows(
         self, reader: Reader, index: npt.NDArray[np.int64], seed: Seed, slots: WorkerSlots
