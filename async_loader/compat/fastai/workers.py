@@ -98,7 +98,8 @@ def seed_everything(seed: int, *, first: bool = True) -> None:
     """
     random.seed(seed)
     np.random.seed(seed % (2**32 - 1))
-    if first or torch.cuda.is_initialized() or torch.xpu.is_initialized():
+    devices: Any = torch
+    if first or devices.cuda.is_initialized() or devices.xpu.is_initialized():
         torch.manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)
