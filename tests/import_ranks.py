@@ -72,9 +72,9 @@ RANKS["replay"] = [
 ]
 RANKS["pipeline"] = [
     "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device "
-    "device.backend draw_place workers",
+    "device.backend draw_place shared_calls workers",
     "batches.host_output batches.output_buffers batches.transform device.pinned_memory "
-    "train_queue workers.failures workers.seeding",
+    "train_queue workers.ending workers.failures workers.seeding",
     "batches.local_collator device.cuda_queue job_queue workers.work workers.worker_slots",
     "batches.assembler device.streamer task_supplier workers.sample_work workers.worker_main",
     "producer workers.thread_pool workers.worker_handle",

@@ -8,12 +8,14 @@ import copy
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from async_loader.dataset.array_dataset import Columns, Index, as_index
 from async_loader.dataset.bookmarks import Bookmark, has_state, upto
 from async_loader.errors import Broken
 from async_loader.pipeline.batches import arena
+from async_loader.pipeline.workers.ending import NEVER, Ending, while_open
 from async_loader.pipeline.workers.work import Kind, WorkContext
 from async_loader.source import END
 
@@ -100,9 +102,9 @@ class MapWork:
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any]:
         _settle_in(self.dataset, self._init, here)
-        return self.do if self._batched else self._one
+        return partial(self.do, ending=here.ending) if self._batched else self._one
 
-    def do(self, task: Iterable[Any]) -> Any:
+    def do(self, task: Iterable[Any], ending: Ending = NEVER) -> Any:
         """The batch of these indices, or a list with one batch for each shard of them."""
         indices: Sequence[Any] = (
             task
@@ -112,14 +114,16 @@ class MapWork:
             else list(task)
         )
         if self.shards and indices and isinstance(indices[0], list):
-            return [self._collate(self._fetch(shard)) for shard in indices]
-        return self._collate(self._fetch(indices))
+            return [self._collate(self._fetch(shard, ending)) for shard in indices]
+        return self._collate(self._fetch(indices, ending))
 
-    def _fetch(self, indices: Sequence[Any]) -> Any:
+    def _fetch(self, indices: Sequence[Any], ending: Ending) -> Any:
         dataset = self.dataset
         bulk = getattr(dataset, "__getitems__", None)
         with arena.within(None):
-            return bulk(indices) if bulk is not None else [dataset[i] for i in indices]
+            if bulk is not None:
+                return bulk(indices)
+            return [dataset[i] for i in while_open(indices, ending)]
 
     def _one(self, task: Any) -> Any:
         with arena.within(None):

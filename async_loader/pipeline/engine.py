@@ -241,7 +241,8 @@ class Engine:
             self._assembler = ChunkAssembler(core.slots, output)
             core.use_processes(self._assembler, lambda number: _config_of(known(), number))
         elif self.kind == "thread":
-            self._worker_states = WorkerStates(self.workers, self._config)
+            assert core.end is not None
+            self._worker_states = WorkerStates(self.workers, self._config, core.end)
             core.use_threads(self._worker_states)
         else:
             self._inline = WorkerState(self._config, "inline")

@@ -7,8 +7,9 @@ wait for.
 2. Queues close: threads that wait in them wake with Closed. What they held is dropped, and with it
 the leases.
 3. Threads are joined: streamers, which synchronise their copies before they unlock pages; the pool,
-which gives workers
-   half a second, kills the rest and reaps all; producers, which may wait for a data source.
+whose workers end
+   after the job at hand (`workers/ending.py`), are killed after half a second, and are all reaped;
+producers, which may wait for a data source.
 4. Descriptors are closed when no thread can wait on them any more. A thread that does not end (a
 data source that blocks
    for ever) keeps its own; it is a daemon and is named in a warning.

@@ -94,7 +94,8 @@ class SourceEngine:
             torch_workers=False,
         )
         output = HostOutput(to_tensors=True, keep_slots=backend is not None)
-        core = self.core = EngineCore(settings, output, EndFlag())
+        end = EndFlag()
+        core = self.core = EngineCore(settings, output, end)
         slots = core.slots
         work = SampleWork(None, collate_fn, worker_init_fn, seed, slots, output, of_batch)
         # Where the source knows its rows already, take the memory now: what does not fit is refused
@@ -105,7 +106,8 @@ class SourceEngine:
                 slots.reserve(layout.nbytes)
         assembler: ChunkAssembler | None = None
         if settings.kind == "thread":
-            self._worker_states = WorkerStates(num_workers, WorkerConfig(work, num_workers, None))
+            threads = WorkerConfig(work, num_workers, None)
+            self._worker_states = WorkerStates(num_workers, threads, end)
             core.use_threads(self._worker_states)
         elif settings.kind == "process":
             collator = LocalCollator(slots, collate_fn)
@@ -115,7 +117,8 @@ class SourceEngine:
         ready = TrainQueue(in_order)
         spec = IterationSpec(0, seed, None, core.live)
         core.live.add(0)
-        self._tasks = PlanDispatch(source, SampleTasks(work), core.pool, assembler, spec, ready)
+        local = SampleTasks(work, ending=end)
+        self._tasks = PlanDispatch(source, local, core.pool, assembler, spec, ready)
         self._supplier = SourceTasks(source, batch_size)
         transfer = None if backend is None else _streamer(backend)
         self.iteration = Iteration(

@@ -116,9 +116,9 @@ ROW = Row(
     ),
     (Contender(OURS, "project", served), Contender(BARE, "project", bare)),
     (
-        Target("14 MB: >= 80% of a bare stream", "large_mb_per_s", 0.8, OURS, (BARE,)),
+        Target("14 MB: >= 90% of a bare stream", "large_mb_per_s", 0.9, OURS, (BARE,)),
         Target("1.5 MB: >= 80%", "medium_mb_per_s", 0.8, OURS, (BARE,)),
-        Target("50 kB: >= 40%", "small_mb_per_s", 0.4, OURS, (BARE,)),
+        Target("50 kB: >= 60%", "small_mb_per_s", 0.6, OURS, (BARE,)),
     ),
     seconds=1,
 )

@@ -63,6 +63,7 @@ def _total(left: dict[str, int]) -> int:
 
 STATES = {"queues full": True, "workers busy": False}
 OURS = [f"async_loader, {state}" for state in STATES]
+DING = [f"DI-engine, {state}" for state in STATES]
 
 ROW = Row(
     "12",
@@ -99,6 +100,10 @@ ROW = Row(
         *(
             Target(f"nothing left after exit, {name.split(', ')[1]}", "left_after_exit", 0, name)
             for name in OURS
+        ),
+        *(
+            Target(f"close(), {state}: not slower than DI-engine", "close_s", 1.0, name, (peer,))
+            for state, name, peer in zip(STATES, OURS, DING, strict=True)
         ),
     ),
     repeats=2,

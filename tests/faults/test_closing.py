@@ -6,16 +6,19 @@ import functools
 import gc
 import os
 import re
+import select
 import threading
 import time
 
 import pytest
 from fault_rig import SLACK_S, Batches, Script, block, fail, first, plain, thread, until, wide
 
-from async_loader import END, AsyncDataLoader
+from async_loader import END, AsyncDataLoader, DataLoader
 from async_loader.errors import Closed
 from async_loader.lifecycle import State
 from async_loader.pipeline import iteration
+from async_loader.pipeline.workers import worker_pool
+from async_loader.pipeline.workers.worker_handle import WorkerHandle
 
 
 def load(source=None, **settings):
@@ -177,6 +180,73 @@ def test_close_meets_its_deadline_while_workers_are_busy_and_kills_them(told, ca
     loader.close(SLACK_S)
     assert not os.path.exists(f"/proc/{pid}")
     assert not caplog.records
+
+
+class Counted:
+    """A dataset, and jobs, that count what began and what ended; they wait for the gate first."""
+
+    def __init__(self):
+        self.begun, self.ended, self.gate = (os.eventfd(0, os.EFD_NONBLOCK) for _ in range(3))
+
+    def __len__(self):
+        return 2 * MANY
+
+    def __getitem__(self, i):
+        os.eventfd_write(self.begun, 1)
+        select.select([self.gate], [], [])
+        time.sleep(0.001)
+        os.eventfd_write(self.ended, 1)
+        return i
+
+    def jobs(self, batch_size):
+        return [functools.partial(self.__getitem__, i) for i in range(batch_size)]
+
+
+MANY = 20_000
+"""Items of a millisecond each: a worker that finished them would take 20 seconds."""
+
+
+def _of_jobs(counted, kind, workers):
+    options = {"chunk_size": MANY, "worker_type": kind, "prefetch": 1}
+    return AsyncDataLoader(counted.jobs, MANY, num_workers=workers, **options)
+
+
+def _of_items(counted, kind, workers):
+    return DataLoader(counted, MANY, num_workers=workers, worker_type=kind, prefetch=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "workers"),
+    [
+        (_of_jobs, "process", 2),
+        (_of_jobs, "thread", 2),
+        (_of_jobs, "process", 0),
+        (_of_items, "process", 2),
+        (_of_items, "thread", 2),
+    ],
+)
+def test_close_waits_for_the_job_at_hand_and_not_for_its_batch(make, kind, workers, monkeypatch):
+    monkeypatch.setattr(worker_pool, "_GRACE_S", SLACK_S)
+    killed = []
+    monkeypatch.setattr(WorkerHandle, "kill", killed.append)
+    counted = Counted()
+    loader = make(counted, kind, workers)
+    with thread(lambda: next(iter(loader), None)) as taken:
+        assert select.select([counted.begun], [], [], SLACK_S)[0]
+        with thread(loader.close, SLACK_S) as closed:
+            until(lambda: core_of(loader).ending)
+            os.eventfd_write(counted.gate, 1)
+            closed()
+        taken()
+    assert not killed
+    assert 0 < os.eventfd_read(counted.ended) == os.eventfd_read(counted.begun) < MANY
+    for fd in (counted.begun, counted.ended, counted.gate):
+        os.close(fd)
+
+
+def core_of(loader):
+    engine = loader._engine
+    return engine.core if hasattr(engine, "core") else engine._core
 
 
 # -- without close ---------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from async_loader.batch_layout import BatchLayout
 from async_loader.errors import SchemaError
 from async_loader.pipeline.batches import collate
 from async_loader.pipeline.batches.collate import is_ignored
+from async_loader.schema import samples_of
 
 Step = namedtuple("Step", "obs reward")
 
@@ -412,7 +413,7 @@ def test_the_fast_path_equals_the_general_path_item_for_item(maker, count, seed)
 @settings(deadline=None)
 @given(sample_makers, st.integers(2, 6), st.integers(1, 5), st.integers(0, 2**32))
 def test_a_batch_that_was_cut_and_written_collates_to_the_same(maker, count, cut, seed):
-    """What `rows_of` makes of rows is collated by the same rules as the samples they were made
+    """What `samples_of` makes of rows is collated by the same rules as the samples they were made
     of.
     """
     cut = min(cut, count - 1)
@@ -424,7 +425,7 @@ def test_a_batch_that_was_cut_and_written_collates_to_the_same(maker, count, cut
     layout = BatchLayout.contiguous(schema, cut)
     views = layout.views(np.zeros(layout.nbytes, np.uint8))
     collate.fill(schema, samples[:cut], views)
-    again = [*collate.rows_of(schema, views), *samples[cut:]]
+    again = [*samples_of(schema, views), *samples[cut:]]
     assert_same(general(again), general(samples))
 
 

@@ -17,6 +17,7 @@ from async_loader.compat.torch_errors import as_torchs
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.iterator import BatchIterator
+from async_loader.pipeline.workers.ending import Ending, while_open
 from async_loader.pipeline.workers.work import WorkContext
 
 _OF_AN_EPOCH = {"_rng", "_undrawn", "it", "_idxs", "_workers"}
@@ -68,18 +69,18 @@ class WorkerStreams:
         if epoch.rng is not None:
             loader.rng = epoch.rng
         loader._idxs = epoch.idxs
-        seed_everything(here.seed)
+        seed_everything(here.seed, first=here.first)
         loader.fake_l.worker_init_fn(here.worker)
         if epoch.idxs is None:
-            return functools.partial(_items, loader)
+            return functools.partial(_items, loader, here.ending)
         batches: Iterator[Any] = iter(loader.create_batches(loader.sample()))
         return batches
 
 
-def _items(loader: Any, idxs: list[Any]) -> tuple[list[Any], bool]:
+def _items(loader: Any, ending: Ending, idxs: list[Any]) -> tuple[list[Any], bool]:
     """Return the items of these indices, and False if a callback has ended them."""
     items: list[Any] = []
-    for idx in idxs:
+    for idx in while_open(idxs, ending):
         try:
             item = loader.do_item(idx)
         except StopIteration:
@@ -89,11 +90,19 @@ def _items(loader: Any, idxs: list[Any]) -> tuple[list[Any], bool]:
     return items, True
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the three global generators like fastai."""
+def seed_everything(seed: int, *, first: bool = True) -> None:
+    """Seed the three global generators like fastai.
+
+    `torch.manual_seed` goes through every kind of device, and notes for each that is not in use a
+    seed for later: that is done in the first epoch of a worker only, since it takes a millisecond.
+    """
     random.seed(seed)
     np.random.seed(seed % (2**32 - 1))
-    torch.manual_seed(seed)
+    devices: Any = torch
+    if first or devices.cuda.is_initialized() or devices.xpu.is_initialized():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 class Workers:

@@ -21,6 +21,7 @@ from async_loader.pipeline.batches.local_collator import LocalCollator, join
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
+from async_loader.pipeline.shared_calls import shared
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema, samples_of
 from async_loader.shm.fd_channel import Record
@@ -217,7 +218,7 @@ class ChunkAssembler:
 def _encode_calls(calls: Sequence[Any], start: int) -> Encoded:
     """One pickle for the whole chunk, so that what its calls share travels once."""
     try:
-        return codec.encode(list(calls))
+        return codec.encode(shared(calls) or list(calls))
     except CannotSend:
         for number, call in enumerate(calls, start):
             try:

@@ -23,6 +23,8 @@ from async_loader.pipeline.batches.local_collator import LocalCollator
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
 from async_loader.pipeline.batches.transform import Transform
 from async_loader.pipeline.codec import Encoded
+from async_loader.pipeline.shared_calls import SharedCalls
+from async_loader.pipeline.workers.ending import NEVER, Ending, while_open
 from async_loader.pipeline.workers.seeding import seed_globals
 from async_loader.pipeline.workers.work import Kind, WorkContext
 from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
@@ -84,8 +86,9 @@ class SampleWork:
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any]:
         if here.kind != "process":
-            return SampleTasks(self, here.worker).do
-        return ChunkTasks(self, self.reader if here.state is None else here.state).run
+            return SampleTasks(self, here.worker, here.ending).do
+        reader = self.reader if here.state is None else here.state
+        return ChunkTasks(self, reader, here.ending).run
 
 
 class LocalReaders(list[tuple[Reader, threading.Lock]]):
@@ -104,7 +107,7 @@ class SampleTasks:
     Never touches the global random generators: they belong to the learner.
     """
 
-    def __init__(self, work: SampleWork, worker: int = 0) -> None:
+    def __init__(self, work: SampleWork, worker: int = 0, ending: Ending = NEVER) -> None:
         assert work.slots is not None
         assert work.output is not None
         self._output = work.output
@@ -114,6 +117,7 @@ class SampleTasks:
         self._whole = work.collate_fn is not None
         self._transform = work.transform
         self._worker = worker
+        self._ending = ending
 
     def do(self, task: tuple[int, Plan, LocalReaders | None]) -> Outcome:
         """The batch of (number, plan, readers); raises what its jobs raise."""
@@ -145,7 +149,7 @@ class SampleTasks:
         if isinstance(plan, Samples):
             return collator.samples(plan.samples)
         if isinstance(plan, Jobs):
-            return collator.samples([call() for call in plan.calls])
+            return collator.samples([call() for call in while_open(plan.calls, self._ending)])
         assert isinstance(plan, Rows)
         assert readers is not None
         seed = (self._seed, seq, 0)
@@ -163,9 +167,10 @@ class ChunkTasks:
     samples where not. The parent alone decides layouts.
     """
 
-    def __init__(self, work: SampleWork, reader: Reader | None) -> None:
+    def __init__(self, work: SampleWork, reader: Reader | None, ending: Ending = NEVER) -> None:
         self._work = work
         self._reader = reader
+        self._ending = ending
         self._schema: Schema | None = None
 
     def run(self, chunk: tuple[TaskRecord, Any, WorkerSlots]) -> Answer:
@@ -176,7 +181,7 @@ class ChunkTasks:
         seed = (self._work.seed, task.seq, task.chunk)
         if task.kind == "jobs":
             seed_globals(seed)
-            samples = [call() for call in what]
+            samples = self._called(what)
             if self._work.transform is not None:
                 return self._transformed(self._batch(samples, slots), seed, slots)
             return self._collated(task, slots, samples)
@@ -197,6 +202,12 @@ class ChunkTasks:
                 (reader.schema, read_fresh(reader, what, seed)), out_of_band=True
             )
         return self._collated(task, slots, fetch(reader, what, seed))
+
+    def _called(self, what: SharedCalls | list[Callable[[], Any]]) -> list[Any]:
+        if isinstance(what, SharedCalls):
+            function = what.function
+            return [function(*each) for each in while_open(what.arguments, self._ending)]
+        return [call() for call in while_open(what, self._ending)]
 
     def _of_rows(
         self, reader: Reader, index: npt.NDArray[np.int64], seed: Seed, slots: WorkerSlots

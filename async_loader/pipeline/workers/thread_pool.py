@@ -21,8 +21,8 @@ from async_loader.stats import Meter, StageStats, summed
 class WorkerStates(list[WorkerState]):
     """What each thread remembers of its work. The threads reference it weakly."""
 
-    def __init__(self, size: int, config: WorkerConfig) -> None:
-        super().__init__(WorkerState(config.of_worker(n), "thread") for n in range(size))
+    def __init__(self, size: int, config: WorkerConfig, end: EndFlag) -> None:
+        super().__init__(WorkerState(config.of_worker(n), "thread", end) for n in range(size))
 
 
 class ThreadPool:
@@ -33,7 +33,7 @@ class ThreadPool:
     worker_states : weak reference to WorkerStates
         See NOTE [what leads back to the engine] in engine.py.
     end : EndFlag
-        Ends each thread once the task that it is at work on is done.
+        Ends each thread once the task, or the job in it, that it is at work on is done.
     on_broken : callable
         Told when a thread cannot begin.
     """

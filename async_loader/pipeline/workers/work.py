@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from async_loader.pipeline.workers import seeding
+from async_loader.pipeline.workers.ending import NEVER, Ending
 from async_loader.source import END
 
 WorkerType = Literal["process", "thread"]
@@ -53,6 +54,8 @@ class WorkContext:
         What the iteration was given for its workers.
     first : bool
         Nothing was begun in this worker before.
+    ending : Ending
+        Whether the loader closes, see `while_open`.
     """
 
     worker: int
@@ -62,6 +65,7 @@ class WorkContext:
     seed: int
     state: Any
     first: bool
+    ending: Ending = NEVER
 
 
 class Work(Protocol):
@@ -132,11 +136,14 @@ class WorkerState:
     kind : {"process", "thread", "inline"}
         Global random generators are seeded, and torch is told the worker's number, in processes
         only: elsewhere both belong to the learner.
+    ending : Ending
+        Whether the loader closes.
     """
 
-    def __init__(self, config: WorkerConfig, kind: Kind) -> None:
+    def __init__(self, config: WorkerConfig, kind: Kind, ending: Ending = NEVER) -> None:
         self._config = config
         self._kind = kind
+        self._ending = ending
         self._known: dict[int, _IterationState] = {}
         self._first = True
 
@@ -208,6 +215,7 @@ class WorkerState:
             spec.seed + config.number,
             spec.state(),
             first,
+            self._ending,
         )
         try:
             if self._kind == "process" and config.torch_workers:

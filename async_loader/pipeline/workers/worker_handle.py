@@ -15,13 +15,14 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, NamedTuple
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, ResourceLimit
 from async_loader.interrupts import SignalsAllowed
 from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec
+from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.job_queue import Chunk, IterationSpec
 from async_loader.pipeline.workers import worker_main
 from async_loader.pipeline.workers.work import WorkerConfig
@@ -34,6 +35,31 @@ _REAP_S = 5.0
 _SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # one chunk at work, one in the socket, so that a worker never waits for the pool's turn on the GIL
 _DEPTH = 2
+
+
+_TOGETHER = 32 << 10
+"""Bytes of an iteration's state and a task that travel in one record."""
+
+
+class _News(NamedTuple):
+    """What a worker is told of an iteration.
+
+    Attributes
+    ----------
+    facts : tuple
+        Number, seed, number of the first task, and the numbers of the iterations that are not over.
+    revision : int
+        Of the state.
+    state : Encoded
+    """
+
+    facts: tuple[int, int, int, set[int]]
+    revision: int
+    state: Encoded
+
+    def fits(self, task: Encoded) -> bool:
+        """Whether it may travel with this task."""
+        return not self.state.fds and len(self.state.head) + len(task.head) <= _TOGETHER
 
 
 @contextlib.contextmanager
@@ -220,15 +246,23 @@ class WorkerHandle:
         return self.alive and not self.full and len(self.assigned) < _DEPTH
 
     def send(self, chunk: Chunk) -> None:
-        """Send a chunk, and before it the ring and the layout it refers to."""
+        """Send a chunk, and before it the ring and the layout it refers to.
+
+        What the worker is told of a new iteration travels in the same record, unless it is large: a
+        record of its own would wake the worker once more before its first task.
+        """
         job, buffer = chunk.job, chunk.job.buffer
         ring = layout = slot = -1
         if buffer is not None and buffer.ring is not None:
             ring, slot = self._send_ring(buffer.ring), buffer.slot
             if job.layout is not None:
                 layout = self._send_layout(job.layout)
-        spec = chunk.spec
-        self._send_iteration(spec)
+        spec, payload = chunk.spec, chunk.payload
+        news = self._news_of(spec)
+        if news is not None and not news.fits(payload):
+            self.channel.send(("iteration", *news.facts), news.state.head, news.state.fds)
+            self._told(spec, news)
+            news = None
         task = TaskRecord(
             id(chunk),
             chunk.kind,
@@ -243,8 +277,12 @@ class WorkerHandle:
             spec.number,
             spec.oldest,
         )
+        # as plain tuples, which are pickled and read in a third of the time
+        told = None if news is None else (*news.facts, news.state.head)
         self.assigned[id(chunk)] = chunk
-        self.channel.send(("task", task), chunk.payload.head, chunk.payload.fds)
+        self.channel.send(("task", tuple(task), told), payload.head, payload.fds)
+        if news is not None:
+            self._told(spec, news)
 
     def _send_ring(self, ring: SlotRing) -> int:
         number = id(ring)
@@ -266,16 +304,19 @@ class WorkerHandle:
                 self._layouts.popitem(last=False)
         return number
 
-    def _send_iteration(self, spec: IterationSpec) -> None:
+    def _news_of(self, spec: IterationSpec) -> _News | None:
+        """What the worker is to be told of an iteration; ``None``: it knows all of it."""
         known = self.iterations.get(spec.number)
-        if known is None or known[1] < spec.revision:
-            live = spec.live.copy()
-            revision, state = spec.revision, spec.payload
-            self.channel.send(
-                ("iteration", spec.number, spec.seed, spec.first, live), state.head, state.fds
-            )
-            others = {n: other for n, other in self.iterations.items() if n in live}
-            self.iterations = others | {spec.number: (spec, revision)}
+        if known is not None and known[1] >= spec.revision:
+            return None
+        # in this order: a state that is set meanwhile is told again with the next chunk
+        revision, state = spec.revision, spec.payload
+        return _News((spec.number, spec.seed, spec.first, spec.live.copy()), revision, state)
+
+    def _told(self, spec: IterationSpec, news: _News) -> None:
+        live = news.facts[-1]
+        others = {n: other for n, other in self.iterations.items() if n in live}
+        self.iterations = others | {spec.number: (spec, news.revision)}
 
     def kill(self) -> None:
         """SIGKILL, which also ends a stopped process."""

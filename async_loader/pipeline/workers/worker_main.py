@@ -1,8 +1,8 @@
 """A worker process: takes parts of jobs, runs them, and writes rows into slots. Decides nothing,
 allocates no slot.
 
-Single-threaded but for one watchdog, which waits for the death of the loader's process and nothing
-else.
+Single-threaded but for one watchdog, which waits for the end flag and for the death of the loader's
+process, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from async_loader import tensors
-from async_loader.errors import CannotSend
+from async_loader.errors import CannotSend, Closed
 from async_loader.lifecycle import readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.batches.arena import Arena
 from async_loader.pipeline.codec import Encoded
+from async_loader.pipeline.workers.ending import EndSeen
 from async_loader.pipeline.workers.failures import report
 from async_loader.pipeline.workers.work import END, WorkerConfig, WorkerState
 from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
@@ -43,13 +44,14 @@ def main(
     """
     channel, end, parent = from_fd(_fd(socket_fd)), _fd(end_fd), _fd(parent_fd)
     _own_signals()
+    ending = EndSeen()
     watchdog = threading.Thread(
-        target=_die_with, args=(parent, litter), daemon=True, name="async-loader-watchdog"
+        target=_watch, args=(parent, end, ending, litter), daemon=True, name="async-loader-watchdog"
     )
     watchdog.start()
     _one_thread_each()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        Worker(channel, end, config).run()
+        Worker(channel, end, ending, config).run()
     if end not in readable([end], 0.0):
         # Not told to end, so the loader's process is dying: its sockets close a moment before it
         # counts as dead.
@@ -76,8 +78,11 @@ def _fd(value: Any) -> int:
     return value if isinstance(value, int) else value.detach()
 
 
-def _die_with(parent: int, litter: str | None) -> None:
-    readable([parent], None)
+def _watch(parent: int, end: int, ending: EndSeen, litter: str | None) -> None:
+    """Note the end flag, so that a batch is not finished for nothing; die with the parent."""
+    if parent not in readable([parent, end], None):
+        ending.set()
+        readable([parent], None)
     if litter is not None:
         # another worker was first, or there is more in the folder
         with contextlib.suppress(OSError):
@@ -97,9 +102,12 @@ def _one_thread_each() -> None:
 class Worker:
     """The loop of a worker process."""
 
-    def __init__(self, channel: FdChannel, end: int, config: WorkerConfig | None) -> None:
+    def __init__(
+        self, channel: FdChannel, end: int, ending: EndSeen, config: WorkerConfig | None
+    ) -> None:
         self._channel = channel
         self._end = end
+        self._ending = ending
         self._config = config
         self._slots = WorkerSlots()
         self._state: WorkerState
@@ -133,7 +141,7 @@ class Worker:
             if record is None:
                 raise BrokenPipeError
             self._config = codec.decode(record.payload, fds=record.fds)
-        self._state = WorkerState(self._config, "process")
+        self._state = WorkerState(self._config, "process", self._ending)
 
     def _prepare_work(self) -> None:
         self._state.prepare()
@@ -149,10 +157,13 @@ class Worker:
         self._slots.add_layout(number, layout)
 
     def _on_iteration(self, record: Record) -> None:
-        _, number, seed, first, live = record.message
+        self._begin(record.message[1:], record.payload, record.fds)
+
+    def _begin(self, facts: tuple[Any, ...], payload: Any, fds: Sequence[int] = ()) -> None:
+        number, seed, first, live = facts
         self._state.keep(live)
         try:
-            state = codec.decode(record.payload, fds=record.fds)
+            state = codec.decode(payload, fds=fds)
         except BaseException as error:  # raised by the tasks that need it
             self._state.tell(number, seed, first, functools.partial(_refuse, error))
         else:
@@ -161,7 +172,10 @@ class Worker:
     # -- tasks -------------------------------------------------------------------------------------
 
     def _on_task(self, record: Record) -> None:
-        task: TaskRecord = record.message[1]
+        _, fields, told = record.message
+        if told is not None:
+            self._begin(told[:-1], told[-1])
+        task = TaskRecord(*fields)
         began = time.perf_counter()
         try:
             what = codec.decode(record.payload, fds=record.fds)
@@ -170,6 +184,10 @@ class Worker:
             return
         try:
             kind, payload = self._do(task, what)
+        except Closed as error:
+            if self._ending.is_set():  # cut short, see `while_open`: there is nothing to answer
+                return
+            kind, payload = "error", report(error)
         except BaseException as error:  # data for the consumer: it is raised there, never here
             kind, payload = "error", report(error)
         try:
