@@ -133,7 +133,7 @@ class SequenceView(
     burn_in: OrNone = 0
     bootstrap: OrNone = 0
     dilation: Count = 1
-    boundary: Literal["stop", "pad"] = "stop"
+    boundary: Literal["stop", "pad", "cross"] = "stop"
     state: Annotated[tuple[Name, ...], Meta(max_length=bounds.FIELDS)] = ()
     whole: bool = False
     eta: Share = 0.9

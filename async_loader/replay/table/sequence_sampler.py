@@ -60,6 +60,7 @@ class SequenceSampler(InnerSampler):
         self._shape[q.LEARNED_FROM] = view.burn_in * view.dilation
         self._shape[q.LEARNED], self._shape[q.STEP] = view.length, view.dilation
         self._shape[q.MOST] = 1 if view.whole else view.span
+        self._shape[q.GOES_ON] = view.crosses
         self._seen = np.full(rows, -1, np.int64)
         self._position = np.empty(rows, np.int64)
         self._start = np.empty(rows, np.int64)
@@ -71,6 +72,16 @@ class SequenceSampler(InnerSampler):
         if self.prioritized:
             self._given[rows] = priority
             self._any_given |= not bool(np.isnan(priority).all())
+        self._find(rows)
+
+    def passed(self, rows: Rows) -> None:
+        """Find the sequences that end with steps that `insert` is not told of, or was told of
+        before their episode ended. See row_format.py, PASSED.
+        """
+        self._find(rows)
+
+    def _find(self, rows: Rows) -> None:
+        """Find the sequences that are complete with steps, and tell the sampler of them."""
         g, done = self._geometry(), 0
         room = len(rows) + int(self._shape[q.MOST])
         found, count = (

@@ -118,8 +118,10 @@ class TableState(TableAccess):
             self.max_times_sampled,
             self._keeps(layout.capacity),
         )
-        if isinstance(self.view, Sequences) and not loaded:
-            self._check_sequences(self.view, table)
+        if isinstance(self.view, Sequences):
+            table.across = self.view.crosses
+            if not loaded:
+                self._check_sequences(self.view, table)
         try:
             self.check_view(table, table.schema_lookahead)
         except ConfigError as error:
@@ -168,6 +170,7 @@ class TableState(TableAccess):
         Raises ConfigError if the table cannot show them.
         """
         self._check_sequences(view, self.table)
+        self.table.across |= view.crosses
         of_this = weakref.ref(self)  # the memory of a table is freed with its last reference
 
         def geometry() -> Ids:
