@@ -75,7 +75,13 @@ class Episodes:
         self.open: dict[int, Episode] = {}
         self.streams: dict[int, list[Episode]] = {}
         self.deleted: set[int] = set()
+        self.stale: set[int] = set()
         self.cursor = 0
+
+    def reopen(self, table: ReplayBuffer) -> None:
+        """Go on with a table that was loaded from a save of this one."""
+        self.table, self._add, self._end_episode = table, table.add, table.end_episode
+        self.stale = set(self.open)  # these episodes end with the next step of their stream
 
     def add(self, stream: int, terminated: bool) -> None:
         value = float(self.cursor)
@@ -83,6 +89,9 @@ class Episodes:
         made = self._add(obs=value, h=np.full(2, value), terminated=terminated, stream=stream)
         assert made in (name, None)
         self.cursor += 1
+        if stream in self.stale:
+            self.stale.discard(stream)
+            self._cut(stream)
         if stream not in self.open:
             self.open[stream] = Episode()
             self.streams.setdefault(stream, []).append(self.open[stream])
@@ -93,10 +102,10 @@ class Episodes:
     def truncate(self, stream: int, shows_end: bool) -> None:
         if stream not in self.open:
             return
-        if self.linked and not shows_end:  # its last step becomes the observation after the others
+        self.stale.discard(stream)
+        if self.linked and not shows_end:
             self._end_episode(stream=stream)
-            episode = self.open.pop(stream)
-            episode.after = episode.steps.pop().value
+            self._cut(stream)
             return
         seen = -1.0 - self.cursor
         if self.linked:
@@ -105,6 +114,11 @@ class Episodes:
         else:
             self._end_episode(stream=stream)
         self.open.pop(stream).after = seen
+
+    def _cut(self, stream: int) -> None:
+        """End an episode; of linked steps the last becomes the observation after the others."""
+        episode = self.open.pop(stream)
+        episode.after = episode.steps.pop().value if self.linked else -1.0
 
     def delete(self, name: int) -> None:
         episodes = [one for each in self.streams.values() for one in each]

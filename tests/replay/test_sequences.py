@@ -36,10 +36,10 @@ def played(moves: list[Any], linked: bool, **settings: Any) -> Episodes:
 
 
 @settings(deadline=None, max_examples=200)
-@given(view=VIEWS, moves=MOVES, linked=st.booleans())
-def test_draws_show_the_sequences_of_a_list_of_episodes_and_no_others(view, moves, linked):
+@given(view=VIEWS, moves=MOVES, linked=st.booleans(), room=st.sampled_from([3, 9, 20]))
+def test_draws_show_the_sequences_of_a_list_of_episodes_and_no_others(view, moves, linked, room):
     each_once = Uniform(replacement=False)
-    model = played(moves, linked, capacity=40, view=view, sampler=each_once)
+    model = played(moves, linked, capacity=view.span + room, view=view, sampler=each_once)
     wanted, buffer = model.sequences(view), model.table
     if not wanted:
         with pytest.raises(errors.NotEnoughData, match="sequences"):
@@ -198,6 +198,45 @@ def test_a_checkpoint_keeps_the_view_and_its_sequences(tmp_path):
     buffer.clear()
     buffer.load(tmp_path)
     assert set(buffer.sample(200)["index"].tolist()) == wanted
+
+
+@settings(deadline=None, max_examples=40)
+@given(view=VIEWS, moves=MOVES, more=MOVES, linked=st.booleans(), in_place=st.booleans())
+def test_a_loaded_table_shows_the_sequences_of_the_saved_one_with_their_priorities(
+    view, moves, more, linked, in_place, tmp_path_factory
+):
+    sampler = Prioritized(alpha=1.0, eps=0.0)
+    model = played(moves, linked, capacity=40, view=view, sampler=sampler)
+    wanted = sorted(model.sequences(view))
+    chosen = wanted[::2]
+    if chosen:
+        model.table.update_priorities(wanted, np.isin(wanted, chosen) * 3.0)
+    folder = tmp_path_factory.mktemp("saved")
+    model.table.save(folder)
+    if in_place:
+        model.table.clear()
+        model.table.load(folder)
+    model.reopen(model.table if in_place else ReplayBuffer.from_checkpoint(folder))
+    if chosen:
+        batch = model.table.sample(8 * len(wanted))
+        assert set(batch["index"].tolist()) <= set(chosen)
+        model.check(batch, view)
+    play(model, more)
+    wanted = model.sequences(view)
+    if wanted:
+        model.table.update_priorities(list(wanted), np.ones(len(wanted)))
+        batch = model.table.sample(20 * len(wanted))
+        assert set(batch["index"].tolist()) <= set(wanted)
+        model.check(batch, view)
+
+
+def test_priorities_of_sequences_are_kept_in_a_table_of_another_capacity(tmp_path):
+    buffer = episodes_of([4] * 10, view=Sequences(4), sampler=Prioritized(alpha=1.0, eps=0.0))
+    priorities = np.where(np.arange(10) == 7, 2.0, 0.0)
+    buffer.update_priorities(4 * np.arange(10), priorities)
+    buffer.save(tmp_path)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path, capacity=24)
+    assert set(loaded.sample(32)["index"].tolist()) == {28}
 
 
 def test_a_load_forgets_the_episodes_that_were_there(tmp_path):

@@ -66,6 +66,19 @@ def _back(g: Any, name: int, hops: int, across: int) -> int:
 
 
 @kernel(inline=True)
+def _oldest(g: Any, name: int, hops: int) -> Any:
+    """Return the oldest of the ``hops`` steps before this one that are there, or the step itself;
+    and how many steps it is before.
+    """
+    for hop in range(hops):
+        before = load(at(g, name) + PREV)
+        if not there(g, before):
+            return name, hop
+        name = before
+    return name, hops
+
+
+@kernel(inline=True)
 def _first_unknown(g: Any, name: int, across: int, seen: Any) -> Any:
     """Return the first of the steps up to this one that have no numbers yet, and the one before it,
     -1 if that is gone.
@@ -89,7 +102,9 @@ def _place(
     """Work out the three numbers of a step from those of the one before it."""
     row = name % g[ROWS]
     if before < 0:
-        position[row], start[row] = 0, name
+        # -2 - id: a save has said where it is
+        position[row] = position[row] if seen[row] == -2 - name else 0
+        start[row] = name if position[row] == 0 else -1
     else:
         place = position[before % g[ROWS]] + 1
         begin = start[before % g[ROWS]]
@@ -131,8 +146,12 @@ def _complete(
         begin = _after(g, begin, shape[q.GOES_ON]) if begin >= 0 else -1
     else:
         at_place = 0
-    if ends and shape[q.GOES_ON] == 0:
-        while begin >= 0 and at_place <= place - shape[q.SHORTEST] + 1:
+    last = place - shape[q.SHORTEST] + 1
+    if ends and shape[q.GOES_ON] == 0 and at_place <= last:
+        if not there(g, begin):  # the first steps of the episode are gone
+            begin, hops = _oldest(g, name, place - at_place)
+            at_place = place - hops
+        while begin >= 0 and at_place <= last:
             if at_place % shape[q.STRIDE] == 0:
                 count = _add(g, begin, found, count)
             at_place += 1
