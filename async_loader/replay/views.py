@@ -101,9 +101,12 @@ class Sequences:
     state : str | sequence of str
         Top-level fields that hold a recurrent state: only the sequence's first step shows them,
         ``[batch, ...]``.
-    whole : bool
+    whole : bool | "ragged"
         Whole episodes, from their first step to their last, of up to ``length`` steps. Longer ones
-        and open ones are left out.
+        and open ones are left out. "ragged": without padding. Fields are ``[total steps, ...]``
+        then, also ``is_first`` and ``step_index``, and in place of ``mask`` there is ``offsets``,
+        int64 ``[batch + 1]``: episode ``i`` has the steps from ``offsets[i]`` to
+        ``offsets[i + 1]``.
     eta : float
         A sequence's priority is ``eta * max + (1 - eta) * mean`` of its steps' errors (ibid.,
         section 2.3).
@@ -121,7 +124,7 @@ class Sequences:
     dilation: int
     boundary: Boundary
     state: tuple[str, ...]
-    whole: bool
+    whole: bool | Literal["ragged"]
     eta: float
 
     @explain_wrong_names
@@ -135,7 +138,7 @@ class Sequences:
         dilation: int = 1,
         boundary: Boundary = "stop",
         state: str | Sequence[str] = (),
-        whole: bool = False,
+        whole: bool | Literal["ragged"] = False,
         eta: float = ETA,
     ) -> None:
         counts = (
@@ -149,14 +152,14 @@ class Sequences:
             object.__setattr__(self, name, _steps(name, value, least))
         if boundary not in get_args(Boundary):
             raise ConfigError(f"boundary={boundary!r}: it is one of 'stop', 'pad', 'cross'")
-        if not isinstance(whole, bool):
-            raise ConfigError(f"whole={whole!r}: it is True or False")
+        if not isinstance(whole, bool) and whole != "ragged":
+            raise ConfigError(f"whole={whole!r}: it is True, False or 'ragged'")
         if whole and boundary == "cross":
-            raise ConfigError("whole=True ends with each episode: leave out boundary='cross'")
+            raise ConfigError(f"whole={whole!r} ends with each episode: leave out boundary='cross'")
         if whole and (burn_in or bootstrap or dilation > 1 or stride not in (None, length)):
             raise ConfigError(
-                "whole=True shows each episode once, with all of its steps: leave out burn_in, "
-                "stride, bootstrap and dilation"
+                f"whole={whole!r} shows each episode once, with all of its steps: leave out "
+                "burn_in, stride, bootstrap and dilation"
             )
         names = (state,) if isinstance(state, str) else tuple(state)
         if not all(isinstance(name, str) and name for name in names):
@@ -184,6 +187,11 @@ class Sequences:
         if self.crosses:
             return self.steps
         return self.burn_in + (1 if self.boundary == "pad" else self.length)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether batches come without padding."""
+        return self.whole == "ragged"
 
     @property
     def crosses(self) -> bool:

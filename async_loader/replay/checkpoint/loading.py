@@ -13,8 +13,8 @@ from async_loader.interrupts import SignalsDeferred
 from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
 from async_loader.replay.checkpoint import encoding, resizing, settings
-from async_loader.replay.checkpoint.sequences import SavedSequences
 from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_remedy
+from async_loader.replay.checkpoint.sequences import SavedSequences
 from async_loader.replay.checkpoint.snapshot import (
     STATE_TYPES,
     as_bytes,

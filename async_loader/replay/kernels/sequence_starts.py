@@ -33,7 +33,7 @@ from async_loader.replay.kernels.row_address import at, there
 
 @kernel(inline=True)
 def _linked(g: Any, name: int, link: int, across: int) -> int:
-    """Return the step that a step links to, -1 without one. See row_format.py, NOTE [next episodes].
+    """Return the step that a step links to, -1 without one; see NOTE [next episodes].
 
     ``across``: past the end of an episode, and observations after it.
     """

@@ -257,10 +257,11 @@ def settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) -
     before = row - (name - last) if name - row <= last < name else last % g[ROWS]
     if linked < 0:
         last = -1
-    elif flags & FINAL == 0 and there_at(g, last, before):
-        if load(at_row(g, before) + FLAGS) & ENDS:
-            _give_up(g, last, changes)  # its final observation was announced and did not come
-            linked, last = -2 - last, -1
+    elif (
+        flags & FINAL == 0 and there_at(g, last, before) and load(at_row(g, before) + FLAGS) & ENDS
+    ):
+        _give_up(g, last, changes)  # its final observation was announced and did not come
+        linked, last = -2 - last, -1
     if g[ORDERED] and name < g[CURSOR] - g[CAPACITY]:
         # a granted row that was filled too late: it is not an item, and will not be ended later
         flags |= DELETED
