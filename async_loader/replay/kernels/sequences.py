@@ -38,6 +38,7 @@ from async_loader.replay.kernels.linked_rows import neighbour
 from async_loader.replay.kernels.machine import (
     after_loads,
     copy,
+    copy_run,
     load,
     memzero,
     poke8,
@@ -47,6 +48,8 @@ from async_loader.replay.kernels.row_address import AHEAD, fetch, holds
 
 # The anchors of read_plan.py.
 _AFTER, _FIRST = 1, 3
+_EIGHT = 0x0101010101010101
+"""Eight bools that are true."""
 
 
 @kernel(inline=True)
@@ -88,6 +91,16 @@ def _walk_back(g: Any, depth: int, names: Any, rows: Any, stamps: Any) -> bool:
 
 
 @kernel(inline=True)
+def _fetch_on(g: Any, row: int, before: int) -> None:
+    """Begin to load the row that is visited AHEAD steps later: they mostly lie as far from each
+    other as this one does from the one before.
+    """
+    place = row + AHEAD * (row - before)
+    if 0 <= place < g[ROWS]:
+        fetch(g[BASE] + place * g[STRIDE], g[STRIDE])
+
+
+@kernel(inline=True)
 def _walk(g: Any, shape: Any, names: Any, rows: Any, stamps: Any) -> Any:
     """Find the rows of the sequence whose first step is at ``BEFORE - 1``.
 
@@ -107,6 +120,8 @@ def _walk(g: Any, shape: Any, names: Any, rows: Any, stamps: Any) -> Any:
         place += 1
         if not _visit(g, after, row, place, names, rows, stamps):
             return 0, place
+        if place - first + AHEAD < span:
+            _fetch_on(g, row, rows[place - 1])
     steps = place - first + 1
     if stamps[place] & ENDS and steps <= span:
         ended = True
@@ -210,6 +225,26 @@ def _copy_frames(
 
 
 @kernel(inline=True)
+def _run(rows: Any, where: Any, t: int, there: int, on: int, regular: int) -> Any:
+    """Return how many rows from the step ``t`` on lie equally far from each other, and how far.
+
+    ``on``: 1 for the rows after the steps. ``regular``: how many do from the first step on.
+    """
+    row, together = rows[where[t] + on], 1
+    if t + 1 >= there:
+        return 1, 1
+    apart = rows[where[t + 1] + on] - row
+    if t == 0 and on == 0 and regular:
+        return regular, apart
+    while (
+        t + together < there
+        and rows[where[t + together] + on] - rows[where[t + together - 1] + on] == apart
+    ):
+        together += 1
+    return together, apart
+
+
+@kernel(inline=True)
 def _copy_rows(
     g: Any,
     fields: Any,
@@ -223,6 +258,7 @@ def _copy_rows(
 ) -> None:
     """Copy the steps of one sequence, and zeros where there are none."""
     empty = shape[q.PLACES_OF_TIME] - there
+    regular, _ = _run(rows, where, 0, there, 0, 0)
     for f in range(len(fields)):
         count, row_bytes = fields[f, NBYTES], fields[f, ROW_STRIDE]
         anchor, frames = fields[f, ANCHOR], fields[f, FRAMES]
@@ -237,17 +273,12 @@ def _copy_rows(
                 end = where[t] + on
                 _copy_frames(fields, f, target, names, rows, begins[end], end)
                 target += frames * count
-        elif row_bytes != count:
-            for t in range(there):
-                copy(target, source + rows[where[t] + on] * row_bytes, count)
-                target += count
         else:
             t = 0
-            while t < there:  # a column: rows that lie one behind the other are one copy
-                row, together = rows[where[t] + on], 1
-                while t + together < there and rows[where[t + together] + on] == row + together:
-                    together += 1
-                copy(target, source + row * row_bytes, together * count)
+            while t < there:
+                together, apart = _run(rows, where, t, there, on, regular)
+                row = rows[where[t] + on]
+                copy_run(target, source + row * row_bytes, apart * row_bytes, together, count)
                 target += together * count
                 t += together
         if empty:
@@ -269,11 +300,18 @@ def _describe(
     if shape[q.ACROSS]:
         for t in range(1, there):
             poke8(is_first + t, 1 if begins[where[t]] > where[t - 1] else 0)
-    for t in range(there):
+    full = there // 8 * 8
+    for t in range(0, full, 8):
+        poke64(mask + t, _EIGHT)
+    for t in range(full, there):
         poke8(mask + t, 1)
-        poke64(index + 8 * t, names[where[t]])
+    memzero(mask + there, places - there)
+    if shape[q.ACROSS] or shape[q.DILATION] > 1:
+        for t in range(there):
+            poke64(index + 8 * t, names[where[t]])
+    else:
+        copy(index, names.ctypes.data + 8 * first, 8 * there)
     for t in range(there, places):
-        poke8(mask + t, 0)
         poke64(index + 8 * t, -1)
 
 

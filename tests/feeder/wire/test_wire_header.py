@@ -112,7 +112,7 @@ def test_only_batches_may_lie_in_shared_memory():
 
 
 def test_a_type_of_later_versions_is_refused_as_unsupported():
-    with pytest.raises(Malformed, match="type 200 is not one of version 4") as caught:
+    with pytest.raises(Malformed, match="type 200 is not one of version 5") as caught:
         wire.decode([patched(PING[0], 6, 200)])
     assert (caught.value.code, caught.value.type) == (wire.ErrorCode.UNSUPPORTED, 200)
 
