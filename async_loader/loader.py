@@ -24,7 +24,7 @@ from async_loader.pipeline.iterator import OnError
 from async_loader.pipeline.source_engine import SourceEngine
 from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.pipeline.workers.work import WorkerType
-from async_loader.source import Applied, Foresighted, Source, Updating
+from async_loader.source import Applied, Foresighted, Source, Updating, finishes
 from async_loader.sources.callable import CallableSource
 from async_loader.sources.columns import ColumnsSource
 from async_loader.stats import LoaderStats
@@ -193,6 +193,8 @@ class AsyncDataLoader(Generic[B]):
         backend = _backend(device)
         buffers = _buffers(into, backend, batch_format)
         self._source = as_source(data_source, seed)
+        if finishes(self._source) is not None:
+            _check_shapes(into, batch_format)
         if isinstance(self._source, Foresighted):
             self._source.note_ahead(self.batch_size, ahead)
         self._engine = engine = SourceEngine(
@@ -403,6 +405,16 @@ def as_source(data_source: object, seed: int | None) -> Source:
         "table such as ReplayBuffer, "
         "or a Source"
     )
+
+
+def _check_shapes(into: object, batch_format: BatchFormat) -> None:
+    """Refuse what needs batches of equal shapes, and fields of equal lengths."""
+    if into is not None or batch_format == "tensordict":
+        what = f"batch_format={batch_format!r}" if into is None else "into="
+        raise ConfigError(
+            f"{what} and whole='ragged': episodes without padding have other lengths in each "
+            "batch, so say whole=True"
+        )
 
 
 def _transform(transform: object) -> Any:

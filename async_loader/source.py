@@ -33,6 +33,7 @@ __all__ = [
     "AnyThread",
     "Applied",
     "Explaining",
+    "Finishing",
     "Foresighted",
     "Jobs",
     "Leasing",
@@ -238,6 +239,23 @@ class Updating(Protocol):
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set some fields of rows in earlier batches. Any thread."""
+
+
+@runtime_checkable
+class Finishing(Protocol):
+    """A source whose batches get their last form when all of their rows are there. Optional."""
+
+    @property
+    def finishes(self) -> Callable[[Any], Any] | None:
+        """What a loader calls with the arrays of each whole batch, before its ``transform``.
+
+        Its result may have other shapes for each batch. ``None``: nothing.
+        """
+
+
+def finishes(source: object) -> Callable[[Any], Any] | None:
+    """Return what gives the batches of this source their last form; ``None``: nothing."""
+    return source.finishes if isinstance(source, Finishing) else None
 
 
 @runtime_checkable

@@ -103,7 +103,13 @@ class _Table(Settings, frozen=True, kw_only=True):
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            self._make(None).close()
+            made = self._make(None)
+        made.close()
+        if isinstance(made.view, Sequences) and made.view.ragged:
+            raise ConfigError(
+                "view: whole='ragged' is said where the table is read, as in table.sample(64, "
+                "view=Sequences(100, whole='ragged')): here say whole: true"
+            )
         schema = self.step_schema()
         if self.stack is not None:
             check_stack(schema)

@@ -14,7 +14,8 @@ from async_loader.replay.views import Sequences, Transitions, View
 def wire_of(view: View) -> WireView:
     """Convert a view to wire form. Its numbers and names are within the bounds of the wire."""
     if isinstance(view, Sequences):
-        return WireView(sequences=SequenceView(**asdict(view)))
+        # padding is taken out where batches arrive
+        return WireView(sequences=SequenceView(**{**asdict(view), "whole": bool(view.whole)}))
     return WireView(n=view.n_steps, gamma=float(view.gamma), reward=view.reward)
 
 

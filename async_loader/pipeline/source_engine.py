@@ -71,7 +71,7 @@ class SourceEngine:
         finish: Callable[[Any], Any] | None,
         buffers: OutputBuffers | None = None,
     ) -> None:
-        of_batch = None if transform is None else Transform(transform)
+        of_batch = Transform.of(source, transform, collate_fn is not None)
         whole = collate_fn is not None or of_batch is not None
         reader = source.reader()
         schema = None if reader is None else reader.schema

@@ -295,6 +295,33 @@ def per_step(priority: object, items: int) -> bool:
     return errors is not None and errors.ndim > 1 and len(errors) == items and errors.size != items
 
 
+def one_axis(index: object, fields: Mapping[str, Any]) -> tuple[Ids, dict[str, Any]]:
+    """Return ids and values of fields along one axis; those of sequences are ``[rows, time]`` and
+    ``[rows, time, ...]``.
+
+    A place without a step, whose id is -1, is no step of the table. Raises what `ids_of` raises,
+    and SchemaError for values of other axes.
+    """
+    array = tensors.as_array(index)
+    if array is None or array.ndim < 2:
+        return ids_of(index), dict(fields)
+    axes = array.shape
+
+    def flat(value: Any) -> Any:
+        values = tensors.as_array(value)
+        if values is None or values.shape[: len(axes)] != axes:
+            shape = "no array" if values is None else f"of shape {list(values.shape)}"
+            raise SchemaError(
+                f"the index is {list(axes)} and a value is {shape}: give one for each id, "
+                f"[{', '.join(map(str, axes))}, ...]"
+            )
+        return values.reshape(-1, *values.shape[len(axes) :])
+
+    return ids_of(array.reshape(-1)), {
+        name: tree.transform(value, flat) for name, value in fields.items()
+    }
+
+
 def per_item(priority: object, items: int, eta: float) -> object:
     """Return one priority for each item: errors ``[items, time]`` become ``eta * max + (1 - eta) *
     mean`` of each sequence (Kapturowski et al. 2019, section 2.3), without those that are NaN.

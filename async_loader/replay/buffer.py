@@ -8,7 +8,6 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Never, Self
 
 from async_loader.batch_format import BatchFormat, convert
-from async_loader.batch_format import checked as checked_format
 from async_loader.errors import CannotSend, ConfigError
 from async_loader.lifecycle import seconds
 from async_loader.names import (
@@ -21,6 +20,7 @@ from async_loader.replay import checkpoint
 from async_loader.replay.arguments import folder_of, one_of, positive, size_of
 from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.queues import capacity_of, check_limiter, check_stack
+from async_loader.replay.ragged import checked_format
 from async_loader.replay.rate_limiter import Queue, RateLimiter
 from async_loader.replay.samplers import Fifo, Lifo, Sampler, Uniform
 from async_loader.replay.samplers.sampler import check_sampler
@@ -598,7 +598,8 @@ class ReplayBuffer(Table):
             When the limiter lets nothing out.
         """
         if batch_format != "numpy" or device is not None:
-            batch_format = checked_format(batch_format, device)
+            shown = self.view if view is None else view
+            batch_format = checked_format(batch_format, device, shown)
         table_state, out = self._table_state, self._out
         if table_state.limiter is None and not table_state.max_times_sampled:
             batch = out.batch(table_state.sampler, batch_size, view, timeout_s)
@@ -735,11 +736,12 @@ class ReplayBuffer(Table):
         Parameters
         ----------
         index : int64 array or tensor [rows]
+            Or ``[rows, time]``, as the ``step_index`` of sequences: ids of -1 count as stale.
         timeout_s : float, optional
             As in `update_priorities`.
         **fields
             Arrays or tensors ``[rows, ...]``, of any shape with as many elements; names of
-            top-level fields.
+            top-level fields. With an index of two axes ``[rows, time, ...]``.
 
         Returns
         -------

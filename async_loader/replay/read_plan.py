@@ -135,6 +135,8 @@ class ReadPlan:
         delivered = Schema(structure, tuple(one.field for one in outputs))
         reward, goals = -1, None
         if sequence is not None:
+            if sequence.ragged:
+                _with(delivered, "offsets", np.dtype(np.int64))  # is added later, see ragged.py
             for name, dtype in _OF_SEQUENCES.items():
                 delivered = _with(delivered, name, np.dtype(dtype), (sequence.steps,))
         if view is not None:

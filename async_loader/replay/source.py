@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from async_loader.names import stacklevel
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.limiter_state import LimiterState
+from async_loader.replay.ragged import Ragged
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.table.batch_arrays import join_index
@@ -131,6 +133,11 @@ class ReplaySource:
             raise ConfigError("this source was made without max_lag, and leaves no version out")
         with self._table_state.lock:
             self._sampler.see(whole("version", version, 0))
+
+    @property
+    def finishes(self) -> Callable[[Any], Any] | None:
+        """See `Finishing`: episodes without padding are made of padded ones."""
+        return Ragged.of(self._table_state.view if self._view is None else self._view)
 
     @property
     def closed(self) -> bool:

@@ -12,7 +12,7 @@ from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.return_arguments import check_return
 from async_loader.schema import Schema
 
-Boundary = Literal["stop", "pad"]
+Boundary = Literal["stop", "pad", "cross"]
 ETA = 0.9
 """Kapturowski et al. 2019, section 2.3."""
 
@@ -61,13 +61,14 @@ class Transitions:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Sequences:
-    """``burn_in + length + bootstrap`` steps of one episode, that follow each other.
+    """``burn_in + length + bootstrap`` steps that follow each other, of one episode by default.
 
     A batch has its stored fields as ``[batch, time, ...]``, each with its stack, and an observation
     of ``Field(next=...)`` as ``[batch, time, ...]`` too; and
 
     - ``mask``: bool ``[batch, time]``, where there is a step; all other places are zeros;
-    - ``is_first``: bool ``[batch, time]``, where an episode begins;
+    - ``is_first``: bool ``[batch, time]``, where an episode begins (with ``boundary="cross"``: from
+      the place before to this one, or with this step), so that a recurrent state has to be reset;
     - ``step_index``: int64 ``[batch, time]``, the id of each step, -1 in places without one;
     - ``index``: int64 ``[batch]``, the id of the first step: the sequence's own id;
     - ``weight``: float32 ``[batch]``, where the sampler has weights.
@@ -92,16 +93,20 @@ class Sequences:
         Steps after them, which only targets need; fewer where the episode ends.
     dilation : int
         Steps from one place of the time axis to the next.
-    boundary : "stop" | "pad"
+    boundary : "stop" | "pad" | "cross"
         Where an episode ends: "stop" shows only sequences with all of their ``burn_in + length``
         steps, so that the last steps of an episode may be in none; "pad" also shows those with at
-        least one step to learn from.
+        least one step to learn from; "cross" goes on with the next episode of the same stream, so
+        that every place has a step, and counts ``stride`` over all steps of a stream.
     state : str | sequence of str
         Top-level fields that hold a recurrent state: only the sequence's first step shows them,
         ``[batch, ...]``.
-    whole : bool
+    whole : bool | "ragged"
         Whole episodes, from their first step to their last, of up to ``length`` steps. Longer ones
-        and open ones are left out.
+        and open ones are left out. "ragged": without padding. Fields are ``[total steps, ...]``
+        then, also ``is_first`` and ``step_index``, and in place of ``mask`` there is ``offsets``,
+        int64 ``[batch + 1]``: episode ``i`` has the steps from ``offsets[i]`` to
+        ``offsets[i + 1]``.
     eta : float
         A sequence's priority is ``eta * max + (1 - eta) * mean`` of its steps' errors (ibid.,
         section 2.3).
@@ -119,7 +124,7 @@ class Sequences:
     dilation: int
     boundary: Boundary
     state: tuple[str, ...]
-    whole: bool
+    whole: bool | Literal["ragged"]
     eta: float
 
     @explain_wrong_names
@@ -133,7 +138,7 @@ class Sequences:
         dilation: int = 1,
         boundary: Boundary = "stop",
         state: str | Sequence[str] = (),
-        whole: bool = False,
+        whole: bool | Literal["ragged"] = False,
         eta: float = ETA,
     ) -> None:
         counts = (
@@ -146,13 +151,15 @@ class Sequences:
         for name, value, least in counts:
             object.__setattr__(self, name, _steps(name, value, least))
         if boundary not in get_args(Boundary):
-            raise ConfigError(f"boundary={boundary!r}: it is one of 'stop', 'pad'")
-        if not isinstance(whole, bool):
-            raise ConfigError(f"whole={whole!r}: it is True or False")
+            raise ConfigError(f"boundary={boundary!r}: it is one of 'stop', 'pad', 'cross'")
+        if not isinstance(whole, bool) and whole != "ragged":
+            raise ConfigError(f"whole={whole!r}: it is True, False or 'ragged'")
+        if whole and boundary == "cross":
+            raise ConfigError(f"whole={whole!r} ends with each episode: leave out boundary='cross'")
         if whole and (burn_in or bootstrap or dilation > 1 or stride not in (None, length)):
             raise ConfigError(
-                "whole=True shows each episode once, with all of its steps: leave out burn_in, "
-                "stride, bootstrap and dilation"
+                f"whole={whole!r} shows each episode once, with all of its steps: leave out "
+                "burn_in, stride, bootstrap and dilation"
             )
         names = (state,) if isinstance(state, str) else tuple(state)
         if not all(isinstance(name, str) and name for name in names):
@@ -177,7 +184,19 @@ class Sequences:
         """Places that hold a step in every sequence."""
         if self.whole:
             return 1
+        if self.crosses:
+            return self.steps
         return self.burn_in + (1 if self.boundary == "pad" else self.length)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether batches come without padding."""
+        return self.whole == "ragged"
+
+    @property
+    def crosses(self) -> bool:
+        """Whether a sequence goes on into the next episode of its stream."""
+        return self.boundary == "cross"
 
     @property
     def span(self) -> int:

@@ -30,6 +30,7 @@ from async_loader.source import (
     Seed,
     Source,
     Updating,
+    finishes,
 )
 from async_loader.sources.columns import ColumnsSource
 from async_loader.sources.mixture_index import as_ids, in_all, split_by_source
@@ -131,6 +132,12 @@ class Mixture:
                 source = self._source(number, what, None if own is None else own >> 1)
                 table = what if is_table(what) else None
                 self._members.append(MixtureMember(number, source, share / total, table))
+            for member in self._members:
+                if finishes(member.source) is not None:
+                    raise ConfigError(
+                        f"source {member.number} of the mixture has a view with whole='ragged', "
+                        "and rows of a mixture have the same shape: say whole=True"
+                    )
             self._mix()
             undo.pop_all()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from async_loader import tensors
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.names import explain_wrong_names
 from async_loader.targets.functions import (
@@ -61,6 +62,8 @@ class FieldTransform:
             for parameter, name in self._fields.items()
             if name in batch or parameter not in self._may_lack
         }
+        if _IS_FIRST in batch and "reward" in given:
+            _end_before_next(given, tensors.to_array(batch[_IS_FIRST]))
         taken = [name for name in self._added if name is not None and name in batch]
         if taken:
             raise SchemaError(
@@ -85,6 +88,20 @@ class FieldTransform:
     def __repr__(self) -> str:
         said = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
         return f"{type(self).__name__}({said})"
+
+
+_IS_FIRST = "is_first"
+"""The field of sequences that says where an episode begins."""
+
+
+def _end_before_next(given: dict[str, Any], is_first: Array) -> None:
+    """Have an episode end, as one that was cut off, where the next place begins another."""
+    if is_first.ndim != 2 or not is_first[:, 1:].any():
+        return
+    ends = np.zeros(is_first.shape, np.bool_)
+    ends[:, :-1] = is_first[:, 1:]
+    truncated = given.get("truncated")
+    given["truncated"] = ends if truncated is None else ends | (tensors.to_array(truncated) != 0)
 
 
 _OPTIONAL = ("terminated", "truncated", "mask", "next_value", "bootstrap")

@@ -18,6 +18,7 @@ from async_loader import (
     Field,
     Lifo,
     Linear,
+    Mixture,
     Prioritized,
     RateLimiter,
     ReplayBuffer,
@@ -25,6 +26,7 @@ from async_loader import (
     Transitions,
     Uniform,
     errors,
+    targets,
 )
 from tests.sequence_rig import MOVES, PLAIN, VIEWS, Episodes, buffered, play
 
@@ -36,10 +38,10 @@ def played(moves: list[Any], linked: bool, **settings: Any) -> Episodes:
 
 
 @settings(deadline=None, max_examples=200)
-@given(view=VIEWS, moves=MOVES, linked=st.booleans())
-def test_draws_show_the_sequences_of_a_list_of_episodes_and_no_others(view, moves, linked):
+@given(view=VIEWS, moves=MOVES, linked=st.booleans(), room=st.sampled_from([3, 9, 20]))
+def test_draws_show_the_sequences_of_a_list_of_episodes_and_no_others(view, moves, linked, room):
     each_once = Uniform(replacement=False)
-    model = played(moves, linked, capacity=40, view=view, sampler=each_once)
+    model = played(moves, linked, capacity=view.span + room, view=view, sampler=each_once)
     wanted, buffer = model.sequences(view), model.table
     if not wanted:
         with pytest.raises(errors.NotEnoughData, match="sequences"):
@@ -113,6 +115,88 @@ def test_a_new_sequence_has_the_priority_that_its_steps_came_with():
         buffer.add(obs=float(t), h=np.zeros(2), terminated=t == 5, priority=priority)
     index = buffer.sample(4000)["index"]  # burn-in steps do not count: 3 against 1
     assert np.mean(index == 0) == pytest.approx(3 / 4, abs=0.03)
+
+
+def test_refreshed_states_of_all_steps_are_written_back_by_their_ids():
+    view = Sequences(4, boundary="pad")
+    buffer = episodes_of([6, 3], view=view)
+    with AsyncDataLoader(buffer, 16, prefetch=1) as loader:
+        batch = next(loader)
+        steps, there = batch["step_index"].numpy(), batch["mask"].numpy()
+        refreshed = np.stack([steps, steps + 0.5], axis=-1)
+        done = loader.update(steps, h=refreshed)
+        assert (done.applied, done.stale) == (there.sum(), (~there).sum())
+        shown = buffer.get(np.unique(steps[there]), view=Sequences(1, state="h"))
+        assert (shown["h"] == np.stack([shown["index"], shown["index"] + 0.5], axis=-1)).all()
+        with pytest.raises(errors.SchemaError, match=r"index is \[16, 4\] and a value is of shape"):
+            loader.update(steps, h=refreshed[:, 0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_whole_episodes_come_as_values_and_offsets(num_workers):
+    view = Sequences(9, whole="ragged", state="h")
+    buffer = episodes_of([3, 9, 1, 10], view=view)
+    with AsyncDataLoader(buffer, 8, num_workers=num_workers, seed=0, transform=_add_sum) as loader:
+        batches = [{k: v.numpy() for k, v in next(loader).items()} for _ in range(3)]
+    for batch in [buffer.sample(8), *batches]:
+        offsets, lengths = batch["offsets"], {0: 3, 3: 9, 12: 1}
+        assert (offsets.dtype, offsets.shape, offsets[0]) == (np.int64, (9,), 0)
+        assert [lengths[one] for one in batch["index"].tolist()] == np.diff(offsets).tolist()
+        assert batch["h"].shape == (8, 2)
+        assert "mask" not in batch
+        for i, first in enumerate(batch["index"]):
+            steps = slice(offsets[i], offsets[i + 1])
+            assert batch["obs"][steps].tolist() == list(range(offsets[i + 1] - offsets[i]))
+            assert (batch["step_index"][steps] == first + batch["obs"][steps]).all()
+        assert batch["is_first"].nonzero()[0].tolist() == offsets[:-1].tolist()
+        assert len(batch["obs"]) == offsets[-1]
+    assert all(batch["sum"] == batch["obs"].sum() for batch in batches)
+    assert np.diff(buffer.get([0, 12], view=view)["offsets"]).tolist() == [3, 1]
+
+
+def _add_sum(batch):
+    return {**batch, "sum": batch["obs"].sum()}
+
+
+def test_what_needs_batches_of_one_shape_refuses_episodes_without_padding():
+    view = Sequences(9, whole="ragged")
+    buffer = episodes_of([3, 9], view=view)
+    into = {"obs": torch.zeros(4, 9, dtype=torch.float64)}
+    for refused in ({"into": into}, {"collate_fn": list}, {"batch_format": "tensordict"}):
+        with pytest.raises(errors.ConfigError, match=r"whole='ragged'.*whole=True"):
+            AsyncDataLoader(buffer, 4, **refused)
+    with pytest.raises(errors.ConfigError, match="TensorDict"):
+        buffer.sample(2, batch_format="tensordict")
+    with pytest.raises(errors.ConfigError, match="of the mixture has a view with whole='ragged'"):
+        Mixture([(buffer.source(), 1.0), (episodes_of([4]), 1.0)])
+    with pytest.raises(errors.ConfigError, match="'offsets'"):
+        ReplayBuffer(9, {"offsets": "int64"}, view=view)
+
+
+def test_a_sequence_goes_on_into_the_streams_next_episode():
+    view = Sequences(4, boundary="cross")
+    buffer = ReplayBuffer(100, PLAIN, view=view, seed=0)
+    for stream in range(70):  # more than a table has numbers for at first
+        for t in range(3):
+            buffer.add(obs=float(t), h=np.zeros(2), terminated=t == 2, stream=stream % 7)
+        buffer.stats()  # forgets streams that have ended, where no sequence goes on
+    batch = buffer.sample(64)
+    assert batch["mask"].all()
+    assert (batch["is_first"] == (batch["obs"] == 0)).all()
+    assert (np.diff(batch["obs"], axis=1) % 3 == 1).all()
+    assert (np.diff(batch["step_index"], axis=1).max(1) == 19).all()
+
+
+def test_targets_end_where_the_next_place_begins_an_episode():
+    view = Sequences(6, boundary="cross")
+    buffer = ReplayBuffer(100, {"reward": "float32", "terminated": "bool"}, view=view, seed=0)
+    for t in range(16):
+        buffer.add(reward=1.0, terminated=False)
+        if t % 3 == 2:
+            buffer.end_episode()
+    with AsyncDataLoader(buffer, 4, transform=targets.RewardToGo(gamma=1.0)) as loader:
+        batch = next(loader)
+    assert batch["reward_to_go"].tolist() == [[3.0, 2.0, 1.0] * 2] * 4
 
 
 def test_errors_of_a_sequence_are_refused_where_they_are_no_priorities():
@@ -200,6 +284,45 @@ def test_a_checkpoint_keeps_the_view_and_its_sequences(tmp_path):
     assert set(buffer.sample(200)["index"].tolist()) == wanted
 
 
+@settings(deadline=None, max_examples=40)
+@given(view=VIEWS, moves=MOVES, more=MOVES, linked=st.booleans(), in_place=st.booleans())
+def test_a_loaded_table_shows_the_sequences_of_the_saved_one_with_their_priorities(
+    view, moves, more, linked, in_place, tmp_path_factory
+):
+    sampler = Prioritized(alpha=1.0, eps=0.0)
+    model = played(moves, linked, capacity=40, view=view, sampler=sampler)
+    wanted = sorted(model.sequences(view))
+    chosen = wanted[::2]
+    if chosen:
+        model.table.update_priorities(wanted, np.isin(wanted, chosen) * 3.0)
+    folder = tmp_path_factory.mktemp("saved")
+    model.table.save(folder)
+    if in_place:
+        model.table.clear()
+        model.table.load(folder)
+    model.reopen(model.table if in_place else ReplayBuffer.from_checkpoint(folder))
+    if chosen:
+        batch = model.table.sample(8 * len(wanted))
+        assert set(batch["index"].tolist()) <= set(chosen)
+        model.check(batch, view)
+    play(model, more)
+    wanted = model.sequences(view)
+    if wanted:
+        model.table.update_priorities(list(wanted), np.ones(len(wanted)))
+        batch = model.table.sample(20 * len(wanted))
+        assert set(batch["index"].tolist()) <= set(wanted)
+        model.check(batch, view)
+
+
+def test_priorities_of_sequences_are_kept_in_a_table_of_another_capacity(tmp_path):
+    buffer = episodes_of([4] * 10, view=Sequences(4), sampler=Prioritized(alpha=1.0, eps=0.0))
+    priorities = np.where(np.arange(10) == 7, 2.0, 0.0)
+    buffer.update_priorities(4 * np.arange(10), priorities)
+    buffer.save(tmp_path)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path, capacity=24)
+    assert set(loaded.sample(32)["index"].tolist()) == {28}
+
+
 def test_a_load_forgets_the_episodes_that_were_there(tmp_path):
     view = Sequences(4, stride=4)
     buffer = episodes_of([8], view=view)
@@ -221,6 +344,8 @@ def test_a_load_forgets_the_episodes_that_were_there(tmp_path):
         ({"length": 4, "dilation": True}, "dilation=True"),
         ({"length": 4, "boundary": "wrap"}, "'stop', 'pad'"),
         ({"length": 4, "whole": True, "burn_in": 1}, "leave out burn_in"),
+        ({"length": 4, "whole": "flat"}, "True, False or 'ragged'"),
+        ({"length": 4, "whole": True, "boundary": "cross"}, "leave out boundary"),
         ({"length": 4, "eta": 2.0}, "eta=2.0"),
         ({"length": 4, "state": [1]}, "names of fields"),
     ],

@@ -67,10 +67,9 @@ def view_of(view: AnyView | View | None) -> View | None:
 def wire_view(connection: Connection, view: AnyView | None) -> View | None:
     """As `view_of`. Raises Unsupported if the session's version does not have the view."""
     seen = view_of(view)
-    if seen is not None and seen.reward != "reward":
-        connection.check_version("a view of another reward")
-    if seen is not None and seen.sequences is not None:
-        connection.check_version("a view of sequences", 4)
+    if seen is not None:
+        version, what = seen.needs
+        connection.check_version(what, version)
     return seen
 
 

@@ -84,6 +84,8 @@ class RemoteSource:
         self._closed = False
         self._on_open: Callable[[ReaderChannel], None] = lambda channel: None
         self._update: Callable[..., Applied] | None = None  # the table's
+        # See `Finishing`.
+        self.finishes: Callable[[Any], Any] | None = None
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
         """Raise the prefetch to the number of batches that a loader plans ahead."""

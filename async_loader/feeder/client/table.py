@@ -27,8 +27,9 @@ from async_loader.feeder.plain_values import limiter_from
 from async_loader.feeder.wire import Clear, Delete, Done, Load, Save, Saved, schema_of
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.replay.arguments import floats_of, ids_of, positive
+from async_loader.replay.arguments import floats_of, ids_of, one_axis, positive
 from async_loader.replay.checkpoint.writing import SaveReport
+from async_loader.replay.ragged import Ragged, checked_format, ragged
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.stats import TableStats
@@ -215,14 +216,14 @@ class TableClient:
         ------
         NotEnoughData, ConfigError, Timeout, Closed, Broken, Unsupported
         """
-        wanted = formats.checked(batch_format, device)
+        wanted = checked_format(batch_format, device, view)
         batch_size = batch_size_of(batch_size)
         limit = seconds_or_none("timeout_s", timeout_s)
         own_s: float | None = self._timeout_s if limit is None else limit
         own_s = None if own_s is None or own_s > LONGEST_S else own_s
         channel = self._channels.get(batch_size, wire_view(self._connection, view))
         batch = channel.sample(self._connection, own_s, self._timeout_s, limit is not None)
-        made: Batch = formats.convert(batch, wanted, device)
+        made: Batch = formats.convert(ragged(batch, view), wanted, device)
         return made
 
     @explain_wrong_names
@@ -282,6 +283,7 @@ class TableClient:
             self._connection, wanted, prefetch, transport, self._timeout_s, self._client
         )
         source._on_open, source._update = self._client._has_read, self.update
+        source.finishes = Ragged.of(view)
         self._client._keep(source)
         return source
 
@@ -296,7 +298,8 @@ class TableClient:
         ConfigError, Timeout, Closed, Broken, Unsupported
         """
         ids, wanted = ids_of(index), wire_view(self._connection, view)
-        return self._calls.get(ids, wanted, self.schema if len(ids) > 1 else None)
+        batch = self._calls.get(ids, wanted, self.schema if len(ids) > 1 else None)
+        return ragged(batch, view)
 
     @explain_wrong_names
     def update_priorities(
@@ -323,8 +326,8 @@ class TableClient:
         SchemaError, ConfigError, Unsupported, Timeout, Closed, Broken
         """
         seconds_or_none("timeout_s", timeout_s)
-        ids = ids_of(index)
-        return self._calls.update(ids, self.schema, fields, timeout_s)
+        ids, values = one_axis(index, fields)
+        return self._calls.update(ids, self.schema, values, timeout_s)
 
     @explain_wrong_names
     def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:

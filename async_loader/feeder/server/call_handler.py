@@ -130,6 +130,7 @@ class CallHandler:
         )  # fmt: skip
         if session.version >= 4:
             view = None if buffer.view is None else wire_of(buffer.view)
+            view = None if view is not None and view.needs[0] > session.version else view
             reply = msgspec.structs.replace(reply, view=view, eta=table.table.eta)
         return message.reply(reply)
 

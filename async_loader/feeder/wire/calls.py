@@ -22,7 +22,7 @@ def needs(body: object) -> tuple[int, str]:
     """Return the oldest version of the wire that has this message, and what of it is so new."""
     kind, view = getattr(body, "TYPE", None), getattr(body, "view", None)
     if isinstance(view, View) and view.sequences is not None:
-        return 4, "a view of sequences"
+        return view.needs
     return (3, kind.name) if kind in codes.SINCE_3 else (OLDEST, "")
 
 

@@ -126,14 +126,17 @@ class CloseWriter(Control, frozen=True, kw_only=True):
 class SequenceView(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """Sequences of steps; the fields are the settings of `async_loader.Sequences`."""
+    """Sequences of steps; the fields are the settings of `async_loader.Sequences`.
+
+    Since version 5: the boundary "cross".
+    """
 
     length: Count
     stride: Count
     burn_in: OrNone = 0
     bootstrap: OrNone = 0
     dilation: Count = 1
-    boundary: Literal["stop", "pad"] = "stop"
+    boundary: Literal["stop", "pad", "cross"] = "stop"
     state: Annotated[tuple[Name, ...], Meta(max_length=bounds.FIELDS)] = ()
     whole: bool = False
     eta: Share = 0.9
@@ -157,6 +160,15 @@ class View(
         given = self.n is not None, self.gamma is not None
         if given != ((True, True) if self.sequences is None else (False, False)):
             raise ValueError("a view has n and gamma, or sequences")
+
+    @property
+    def needs(self) -> tuple[int, str]:
+        """The oldest version that has this view, and what of it is so new."""
+        if self.sequences is not None:
+            crosses = self.sequences.boundary == "cross"
+            what = "a view of sequences"
+            return (5, f"{what} with boundary='cross'") if crosses else (4, what)
+        return (3, "a view of another reward") if self.reward != "reward" else (2, "a view")
 
 
 class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):

@@ -26,7 +26,7 @@ from async_loader.feeder.wire.codes import ErrorCode, Type
 
 BYTES = 64
 MAGIC = b"ALDR"
-OLDEST, NEWEST = 2, 4
+OLDEST, NEWEST = 2, 5
 """Versions that this package understands. Version 3 adds messages and optional fields, version 4
 views of sequences."""
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from async_loader import tensors, tree
-from async_loader.errors import SchemaError
+from async_loader.errors import ConfigError, SchemaError
 from async_loader.names import describe
 from async_loader.pipeline.batches.collate import is_ignored
-from async_loader.source import Seed
+from async_loader.source import Seed, finishes
 
 
 class Transform:
@@ -26,11 +26,36 @@ class Transform:
     function : callable
         ``f(batch) -> batch``. If it has a parameter ``rng``, it is given a numpy Generator, which
         draws the same numbers for the same batch in any process or thread.
+    first : callable | None
+        Called with the batch before the function: see `async_loader.source.Finishing`.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(
+        self, function: Callable[..., Any], first: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._function, self._first = function, first
         self._takes_rng = _has_parameter(function, "rng")
+
+    @classmethod
+    def of(
+        cls, source: object, function: Callable[..., Any] | None, collated: bool
+    ) -> Transform | None:
+        """Return what is called with each batch of a source; ``None``: nothing.
+
+        Raises
+        ------
+        ConfigError
+            If a collate_fn, which is given samples, comes before a source's own function.
+        """
+        first = finishes(source)
+        if first is not None and collated:
+            raise ConfigError(
+                "collate_fn= is given samples of one length, and whole='ragged' makes batches "
+                "without padding: say transform=..., which is given the whole batch, or whole=True"
+            )
+        if function is None:
+            return None if first is None else cls(first)
+        return cls(function, first)
 
     @staticmethod
     def arrays(batch: object) -> Any:
@@ -48,6 +73,7 @@ class Transform:
             What the function raises.
         """
         function = self._function
+        arrays = arrays if self._first is None else self._first(arrays)
         if self._takes_rng:
             result = function(arrays, rng=np.random.default_rng(seed))
         else:

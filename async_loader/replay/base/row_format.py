@@ -3,9 +3,16 @@
 Every packed row begins with a head of four 8-byte words::
 
     id + 1 of the step; 0: the row is empty
-    id of the step before in its stream; -1 at its start
-    id of the step after; -1: none yet
+    id of the step before in its episode; -1 at its start, or see NOTE [next episodes]
+    id of the step after; -1: none yet, or see NOTE [next episodes]
     flags
+
+# NOTE [next episodes]
+Where an episode has ended, the id after its last row, and the one before the first row of the
+stream's next episode, link the two as ``-2 - id``: both stay negative, which says that the episode
+has no step there. `neighbour_of` reads them. In LAST it is the same: ``-2 - id`` is the last row of
+the stream's last episode, which has ended. A stream that the table has forgotten meanwhile begins
+without such a link (see streams.py, NOTE [streams]).
 """
 
 from __future__ import annotations
@@ -58,7 +65,7 @@ DIRTY = 12  # uint8: what changed since the last checkpoint
 GIVEN = 13  # float64: the priority that a step came with; 0 where the table has no priorities
 NAMES = 17  # int64: the id of the step, -1 without one; as in the heads, closer together
 # Other arrays of the table's process.
-LAST = 14  # int64 [streams]: the last step of the open episode, -1 without one
+LAST = 14  # int64 [streams]: the last step of the open episode; negative without one
 BORN = 15  # int64 [rows of a burst]: new items
 DIED = 16  # int64: ended items
 # The fields that tell how episodes end, to be set later; 0 for fields that the schema lacks.
@@ -70,4 +77,7 @@ DONE_FIELD = 28  # as TERMINATED_FIELD
 WAITING = 32  # steps that may still become items
 # The oldest id that `room` found in use: no earlier row is still needed.
 TAIL = 33
-PLACES = 34
+# int64: deleted steps whose turn to become items has come, and the last steps of episodes that
+# ended later than their step was added; 0 where no sampler asks for them
+PASSED = 34
+PLACES = 35

@@ -13,7 +13,8 @@ WHOLE = 5  # 1: the sequence is an episode, and ends with it
 MASK, MASK_STRIDE = 6, 7
 IS_FIRST, IS_FIRST_STRIDE = 8, 9
 STEP_INDEX, STEP_INDEX_STRIDE = 10, 11
-READING = 12
+ACROSS = 12  # 1: sequences go on into the next episode of their stream
+READING = 13
 """Numbers of a reader."""
 
 # For the steps at which sequences begin.
@@ -25,5 +26,6 @@ LEARNED_FROM = 4  # the first step to learn from, counted from the sequence's fi
 LEARNED = 5  # steps to learn from
 STEP = 6  # from one of them to the next
 MOST = 7  # that one step completes
-TRACKING = 8
+GOES_ON = 8  # 1: sequences go on into the next episode of their stream
+TRACKING = 9
 """Numbers of a sampler."""

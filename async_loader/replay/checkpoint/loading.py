@@ -14,6 +14,7 @@ from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
 from async_loader.replay.checkpoint import encoding, resizing, settings
 from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_remedy
+from async_loader.replay.checkpoint.sequences import SavedSequences
 from async_loader.replay.checkpoint.snapshot import (
     STATE_TYPES,
     as_bytes,
@@ -24,6 +25,7 @@ from async_loader.replay.checkpoint.snapshot import (
 from async_loader.replay.checkpoint.writing import PreviousSave, Saver
 from async_loader.replay.stream_names import pass_over
 from async_loader.replay.table.sample import TableSampler
+from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
@@ -133,8 +135,9 @@ class _Loading:
         same = layout.capacity == was.capacity
         table_state.allocate(schema, was if same else layout)
         self._check(table_state, table_state.table, saved, same)
-        self._put(table_state, saved, saver, was, same)
+        arrays = self._put(table_state, saved, saver, was, same)
         table_state.go_on(0)
+        self._sequences(arrays, same).follow(table_state)
 
     def replace(self, table_state: TableState, table_sampler: TableSampler, saver: Saver) -> None:
         """Replace the table's contents.
@@ -185,9 +188,12 @@ class _Loading:
         before.storage.loading = True  # readers of other processes wait
         try:
             table_state.begin_again()
-            self._put(table_state, saved, saver, was, same, in_place=True)
+            arrays = self._put(table_state, saved, saver, was, same, in_place=True)
+            sequences = self._sequences(arrays, same)
             for one in table_state.table.samplers:
-                if one is not table_state.sampler:
+                if isinstance(one, SequenceSampler):
+                    sequences.tell(table_state, one)
+                elif one is not table_state.sampler:
                     table_state.table.tell_all(one)
         except BaseException as error:
             table_state.begin_again()
@@ -208,8 +214,8 @@ class _Loading:
         was: StorageLayout,
         same: bool,
         in_place: bool = False,
-    ) -> None:
-        """Fill an empty table. Under the lock."""
+    ) -> Mapping[str, Array]:
+        """Fill an empty table. Return the arrays of the save. Under the lock."""
         table = table_state.table
         arrays = self._from.arrays()
         targets = self._rows(table, saved, was, in_place)
@@ -228,6 +234,12 @@ class _Loading:
             if same and self._kept["remover"]
             else None
         )
+        return arrays
+
+    def _sequences(self, arrays: Mapping[str, Array], same: bool) -> SavedSequences:
+        numbers = _NUMBERS if "seed" in self._given else ()
+        goes_on = same and self._kept["sampler"]
+        return SavedSequences(self._from.newest.samplers, arrays, numbers, goes_on)
 
     def _check(
         self, table_state: TableState, table: Table, saved: dict[str, Any], same: bool

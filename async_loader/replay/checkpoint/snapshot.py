@@ -20,6 +20,7 @@ import numpy as np
 from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import ROW_CHANGED, STATE_CHANGED
 from async_loader.replay.checkpoint import encoding
+from async_loader.replay.checkpoint.sequences import split_sequences
 from async_loader.replay.checkpoint.settings import limiter_json, seeds_json
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
@@ -272,4 +273,5 @@ class TableMetadata:
         for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             if role == "sampler" or table.free is not None:
                 states[role] = encoding.split(one.state(), role, arrays)
+        states.update(split_sequences(table_state, arrays))
         return cls(settings, {**counters, "streams": list(table.streams)}, states, arrays)

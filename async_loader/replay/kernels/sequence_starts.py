@@ -4,6 +4,9 @@ Of each step in the table three numbers are kept: its id, its position in its ep
 the step ``SPAN - 1`` before it (or of the first of the episode), at which a sequence would begin
 that ends with it. All three follow from those of the step before, so that a new step costs the same
 however long sequences are.
+
+Where sequences go on into the next episode (GOES_ON), the steps of a stream count as those of one
+episode.
 """
 
 from __future__ import annotations
@@ -14,29 +17,69 @@ import numpy as np
 
 from async_loader.replay.base import sequence_table as q
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.row_format import ALIVE, ENDS, FLAGS, NAMES, NEXT, PREV, ROWS
+from async_loader.replay.base.row_format import (
+    ALIVE,
+    ENDS,
+    FINAL,
+    FLAGS,
+    NAMES,
+    NEXT,
+    PREV,
+    ROWS,
+)
 from async_loader.replay.kernels.machine import load, peek8, peek64
 from async_loader.replay.kernels.row_address import at, there
 
 
 @kernel(inline=True)
-def _after(g: Any, name: int) -> int:
-    """Return the step that follows one that is still there, -1 without one."""
-    return load(at(g, name) + NEXT) if there(g, name) else -1
+def _linked(g: Any, name: int, link: int, across: int) -> int:
+    """Return the step that a step links to, -1 without one; see NOTE [next episodes].
+
+    ``across``: past the end of an episode, and observations after it.
+    """
+    other = load(at(g, name) + link)
+    if across == 0:
+        return other
+    if other < -1:
+        other = -2 - other
+    while there(g, other) and load(at(g, other) + FLAGS) & FINAL:
+        other = load(at(g, other) + link)
+        if other < -1:
+            other = -2 - other
+    return other
 
 
 @kernel(inline=True)
-def _back(g: Any, name: int, hops: int) -> int:
+def _after(g: Any, name: int, across: int) -> int:
+    """Return the step that follows one that is still there, -1 without one."""
+    return _linked(g, name, NEXT, across) if there(g, name) else -1
+
+
+@kernel(inline=True)
+def _back(g: Any, name: int, hops: int, across: int) -> int:
     """Return the step ``hops`` steps before this one, -1 if it is gone."""
     for _ in range(hops):
-        name = load(at(g, name) + PREV)
+        name = _linked(g, name, PREV, across)
         if not there(g, name):
             return -1
     return name
 
 
 @kernel(inline=True)
-def _first_unknown(g: Any, name: int, seen: Any) -> Any:
+def _oldest(g: Any, name: int, hops: int) -> Any:
+    """Return the oldest of the ``hops`` steps before this one that are there, or the step itself;
+    and how many steps it is before.
+    """
+    for hop in range(hops):
+        before = load(at(g, name) + PREV)
+        if not there(g, before):
+            return name, hop
+        name = before
+    return name, hops
+
+
+@kernel(inline=True)
+def _first_unknown(g: Any, name: int, across: int, seen: Any) -> Any:
     """Return the first of the steps up to this one that have no numbers yet, and the one before it,
     -1 if that is gone.
 
@@ -44,7 +87,7 @@ def _first_unknown(g: Any, name: int, seen: Any) -> Any:
     """
     first = name
     while True:
-        before = load(at(g, first) + PREV)
+        before = _linked(g, first, PREV, across)
         if not there(g, before):
             return first, -1
         if seen[before % g[ROWS]] == before:
@@ -59,14 +102,16 @@ def _place(
     """Work out the three numbers of a step from those of the one before it."""
     row = name % g[ROWS]
     if before < 0:
-        position[row], start[row] = 0, name
+        # -2 - id: a save has said where it is
+        position[row] = position[row] if seen[row] == -2 - name else 0
+        start[row] = name if position[row] == 0 else -1
     else:
         place = position[before % g[ROWS]] + 1
         begin = start[before % g[ROWS]]
         if place >= shape[q.SPAN]:
-            begin = _after(g, begin) if begin >= 0 else -1
+            begin = _after(g, begin, shape[q.GOES_ON]) if begin >= 0 else -1
             if begin < 0:
-                begin = _back(g, name, shape[q.SPAN] - 1)
+                begin = _back(g, name, shape[q.SPAN] - 1, shape[q.GOES_ON])
         position[row], start[row] = place, begin
     seen[row] = name
 
@@ -98,15 +143,19 @@ def _complete(
         if at_place % shape[q.STRIDE] == 0:
             count = _add(g, begin, found, count)
         at_place += 1
-        begin = _after(g, begin) if begin >= 0 else -1
+        begin = _after(g, begin, shape[q.GOES_ON]) if begin >= 0 else -1
     else:
         at_place = 0
-    if ends:
-        while begin >= 0 and at_place <= place - shape[q.SHORTEST] + 1:
+    last = place - shape[q.SHORTEST] + 1
+    if ends and shape[q.GOES_ON] == 0 and at_place <= last:
+        if not there(g, begin):  # the first steps of the episode are gone
+            begin, hops = _oldest(g, name, place - at_place)
+            at_place = place - hops
+        while begin >= 0 and at_place <= last:
             if at_place % shape[q.STRIDE] == 0:
                 count = _add(g, begin, found, count)
             at_place += 1
-            begin = _after(g, begin)
+            begin = _after(g, begin, 0)
     return count
 
 
@@ -131,17 +180,19 @@ def find_starts(
     while i < len(rows):
         name = peek64(g[NAMES] + 8 * rows[i])
         if there(g, name):
-            step, before = _first_unknown(g, name, seen)
+            known = seen[rows[i]] == name  # and now its episode has ended
+            step, before = (name, -1) if known else _first_unknown(g, name, shape[q.GOES_ON], seen)
             while True:
                 if count + shape[q.MOST] > len(found):
                     out[0] = count
                     return i
-                _place(g, step, before, shape, seen, position, start)
+                if not known:
+                    _place(g, step, before, shape, seen, position, start)
                 count = _complete(g, step, shape, position, start, found, count)
                 if step == name:
                     break
                 before = step
-                step = load(at(g, step) + NEXT)
+                step = _linked(g, step, NEXT, shape[q.GOES_ON])
         i += 1
     out[0] = count
     return i
@@ -158,7 +209,7 @@ def first_priorities(g: Any, rows: Any, given: Any, shape: Any, eta: float, prio
     for i in range(len(rows)):
         name = peek64(g[NAMES] + 8 * rows[i])
         for _ in range(shape[q.LEARNED_FROM]):
-            name = _after(g, name) if name >= 0 else -1
+            name = _after(g, name, shape[q.GOES_ON]) if name >= 0 else -1
         largest, total, count = 0.0, 0.0, 0
         for _ in range(shape[q.LEARNED]):
             if name < 0 or not there(g, name):
@@ -168,8 +219,8 @@ def first_priorities(g: Any, rows: Any, given: Any, shape: Any, eta: float, prio
                 largest = max(largest, value)
                 total += value
                 count += 1
-            if load(at(g, name) + FLAGS) & ENDS:
+            if load(at(g, name) + FLAGS) & ENDS and shape[q.GOES_ON] == 0:
                 break
             for _ in range(shape[q.STEP]):
-                name = _after(g, name) if name >= 0 else -1
+                name = _after(g, name, shape[q.GOES_ON]) if name >= 0 else -1
         priority[i] = eta * largest + (1 - eta) * (total / count) if count else np.nan

@@ -1,5 +1,10 @@
 """Reads sequences of steps, without a lock: finds their rows, copies them, and checks that no
 writer came between.
+
+The rows that a sequence shows have places: first those that only its stacks show, then its steps,
+each with the observation after its episode where there is one. ``names``, ``rows`` and ``stamps``
+have their ids, rows and versions, ``begins`` the place at which a later episode begins, and
+``where`` the place of each step that is shown.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from async_loader.replay.base.field_table import (
     NBYTES,
     ROW_ADDRESS,
     ROW_STRIDE,
+    ZERO_PADDED,
 )
 from async_loader.replay.base.row_format import (
     BASE,
@@ -28,19 +34,22 @@ from async_loader.replay.base.row_format import (
     STRIDE,
     VERSION_ONE,
 )
+from async_loader.replay.kernels.linked_rows import neighbour
 from async_loader.replay.kernels.machine import (
     after_loads,
     copy,
+    copy_run,
     load,
     memzero,
     poke8,
     poke64,
 )
-from async_loader.replay.kernels.reading import frames_of, same_rows, walk_back
 from async_loader.replay.kernels.row_address import AHEAD, fetch, holds
 
 # The anchors of read_plan.py.
 _AFTER, _FIRST = 1, 3
+_EIGHT = 0x0101010101010101
+"""Eight bools that are true."""
 
 
 @kernel(inline=True)
@@ -54,10 +63,41 @@ def _visit(g: Any, name: int, row: int, place: int, names: Any, rows: Any, stamp
 
 @kernel(inline=True)
 def _next(g: Any, place: int, names: Any, rows: Any) -> Any:
-    """Return the id of the row after the one at a place, -1 without one, and where it is."""
+    """Return the id of the row after the one at a place, negative without one, and where it is."""
     after = load(g[BASE] + rows[place] * g[STRIDE] + NEXT)
-    row = rows[place] + after - names[place]
-    return after, row if row < g[ROWS] else after % g[ROWS]
+    return after, neighbour(rows[place], names[place], after, g[ROWS])
+
+
+@kernel(inline=True)
+def _repeat(place: int, names: Any, rows: Any, stamps: Any) -> None:
+    """Have the place after one show the same row."""
+    names[place + 1], rows[place + 1] = names[place], rows[place]
+    stamps[place + 1] = stamps[place]
+
+
+@kernel(inline=True)
+def _walk_back(g: Any, depth: int, names: Any, rows: Any, stamps: Any) -> bool:
+    """As `reading.walk_back`."""
+    for place in range(depth - 1, 0, -1):
+        before = -1
+        if names[place] >= 0:
+            before = load(g[BASE] + rows[place] * g[STRIDE] + PREV)
+        names[place - 1] = -1
+        if before >= 0:
+            row = neighbour(rows[place], names[place], before, g[ROWS])
+            if not _visit(g, before, row, place - 1, names, rows, stamps):
+                return False
+    return True
+
+
+@kernel(inline=True)
+def _fetch_on(g: Any, row: int, before: int) -> None:
+    """Begin to load the row that is visited AHEAD steps later: they mostly lie as far from each
+    other as this one does from the one before.
+    """
+    place = row + AHEAD * (row - before)
+    if 0 <= place < g[ROWS]:
+        fetch(g[BASE] + place * g[STRIDE], g[STRIDE])
 
 
 @kernel(inline=True)
@@ -80,6 +120,8 @@ def _walk(g: Any, shape: Any, names: Any, rows: Any, stamps: Any) -> Any:
         place += 1
         if not _visit(g, after, row, place, names, rows, stamps):
             return 0, place
+        if place - first + AHEAD < span:
+            _fetch_on(g, row, rows[place - 1])
     steps = place - first + 1
     if stamps[place] & ENDS and steps <= span:
         ended = True
@@ -93,47 +135,150 @@ def _walk(g: Any, shape: Any, names: Any, rows: Any, stamps: Any) -> Any:
         after, row = _next(g, place, names, rows)
         place += 1
         if after < 0:  # it terminated without an observation after it
-            names[place], rows[place], stamps[place] = (
-                names[place - 1],
-                rows[place - 1],
-                stamps[place - 1],
-            )
+            _repeat(place - 1, names, rows, stamps)
         elif not _visit(g, after, row, place, names, rows, stamps):
             return 0, place
     return steps, place
 
 
 @kernel(inline=True)
-def _copy_rows(g: Any, fields: Any, shape: Any, i: int, names: Any, rows: Any, there: int) -> None:
+def _next_episode(g: Any, after: int) -> int:
+    """Return the first step of the next episode, from the link after an episode's last step; -1
+    without one. See row_format.py, NOTE [next episodes].
+    """
+    while True:
+        name = after if after >= 0 else -2 - after
+        if name < 0:
+            return -1
+        address = g[BASE] + name % g[ROWS] * g[STRIDE]
+        if not holds(address, name):
+            return -1
+        if load(address + FLAGS) & FINAL == 0:
+            return name
+        after = load(address + NEXT)  # that of an observation after an episode
+        after_loads()
+        if not holds(address, name):
+            return -1
+
+
+@kernel(inline=True)
+def _walk_across(
+    g: Any, shape: Any, names: Any, rows: Any, stamps: Any, begins: Any, where: Any
+) -> Any:
+    """As `_walk`, also into the next episodes of the stream."""
+    place = shape[q.BEFORE] - 1
+    span = (shape[q.PLACES_OF_TIME] - 1) * shape[q.DILATION] + 1
+    followed, begin = shape[q.FOLLOWED], 0
+    begins[place] = begin
+    for step in range(span):
+        last, ends = step == span - 1, stamps[place] & ENDS != 0
+        if step % shape[q.DILATION] == 0:
+            where[step // shape[q.DILATION]] = place
+        if last and not followed:
+            break
+        after, row = _next(g, place, names, rows)
+        if ends and followed:
+            begins[place + 1] = begin
+            _repeat(place, names, rows, stamps)
+            place += 1
+            if after >= 0 and not _visit(g, after, row, place, names, rows, stamps):
+                return 0, place
+            if last:
+                break
+        place += 1
+        if ends:
+            begin, after = place, _next_episode(g, after)
+            row = after % g[ROWS]
+        begins[place] = begin
+        if after < 0 or not _visit(g, after, row, place, names, rows, stamps):
+            return 0, place
+    return span, place
+
+
+@kernel(inline=True)
+def _copy_frames(
+    fields: Any, f: int, target: int, names: Any, rows: Any, begin: int, end: int
+) -> None:
+    """As `reading.frames_of`, of an episode that begins at the place ``begin`` at the earliest."""
+    source, row_bytes, count = fields[f, ROW_ADDRESS], fields[f, ROW_STRIDE], fields[f, NBYTES]
+    place = end - fields[f, FRAMES] + 1
+    first = max(begin, place)
+    while names[first] < 0:
+        first += 1
+    while place < first:
+        if fields[f, ZERO_PADDED]:
+            memzero(target, count)
+        else:
+            copy(target, source + rows[first] * row_bytes, count)
+        target += count
+        place += 1
+    while place <= end:
+        row, together = rows[place], 1
+        # a column: rows that lie one behind the other are one copy, which takes two thirds of the
+        # time
+        if row_bytes == count:
+            while place + together <= end and rows[place + together] == row + together:
+                together += 1
+        copy(target, source + row * row_bytes, together * count)
+        target += together * count
+        place += together
+
+
+@kernel(inline=True)
+def _run(rows: Any, where: Any, t: int, there: int, on: int, regular: int) -> Any:
+    """Return how many rows from the step ``t`` on lie equally far from each other, and how far.
+
+    ``on``: 1 for the rows after the steps. ``regular``: how many do from the first step on.
+    """
+    row, together = rows[where[t] + on], 1
+    if t + 1 >= there:
+        return 1, 1
+    apart = rows[where[t + 1] + on] - row
+    if t == 0 and on == 0 and regular:
+        return regular, apart
+    while (
+        t + together < there
+        and rows[where[t + together] + on] - rows[where[t + together - 1] + on] == apart
+    ):
+        together += 1
+    return together, apart
+
+
+@kernel(inline=True)
+def _copy_rows(
+    g: Any,
+    fields: Any,
+    shape: Any,
+    i: int,
+    names: Any,
+    rows: Any,
+    begins: Any,
+    where: Any,
+    there: int,
+) -> None:
     """Copy the steps of one sequence, and zeros where there are none."""
-    before, apart = shape[q.BEFORE] - 1, shape[q.DILATION]
     empty = shape[q.PLACES_OF_TIME] - there
+    regular, _ = _run(rows, where, 0, there, 0, 0)
     for f in range(len(fields)):
         count, row_bytes = fields[f, NBYTES], fields[f, ROW_STRIDE]
         anchor, frames = fields[f, ANCHOR], fields[f, FRAMES]
         target = fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE]
         if anchor == _FIRST:
-            frames_of(g, fields, f, target, names, before)
+            _copy_frames(fields, f, target, names, rows, 0, shape[q.BEFORE] - 1)
             continue
-        start = before + (1 if anchor == _AFTER else 0)
+        on = 1 if anchor == _AFTER else 0
         source = fields[f, ROW_ADDRESS]
         if frames > 1:
             for t in range(there):
-                frames_of(g, fields, f, target, names, start + t * apart)
+                end = where[t] + on
+                _copy_frames(fields, f, target, names, rows, begins[end], end)
                 target += frames * count
-        elif row_bytes != count:
-            for t in range(there):
-                copy(target, source + rows[start + t * apart] * row_bytes, count)
-                target += count
         else:
             t = 0
-            while t < there:  # a column: rows that lie one behind the other are one copy
-                row, together = rows[start + t * apart], 1
-                while (
-                    t + together < there and rows[start + (t + together) * apart] == row + together
-                ):
-                    together += 1
-                copy(target, source + row * row_bytes, together * count)
+            while t < there:
+                together, apart = _run(rows, where, t, there, on, regular)
+                row = rows[where[t] + on]
+                copy_run(target, source + row * row_bytes, apart * row_bytes, together, count)
                 target += together * count
                 t += together
         if empty:
@@ -141,31 +286,43 @@ def _copy_rows(g: Any, fields: Any, shape: Any, i: int, names: Any, rows: Any, t
 
 
 @kernel(inline=True)
-def _describe(g: Any, shape: Any, i: int, names: Any, rows: Any, there: int) -> None:
+def _describe(
+    g: Any, shape: Any, i: int, names: Any, rows: Any, begins: Any, where: Any, there: int
+) -> None:
     """Fill in the mask, where episodes begin, and the ids of the steps."""
-    before, apart, places = shape[q.BEFORE] - 1, shape[q.DILATION], shape[q.PLACES_OF_TIME]
+    first, places = shape[q.BEFORE] - 1, shape[q.PLACES_OF_TIME]
     mask = shape[q.MASK] + i * shape[q.MASK_STRIDE]
     is_first = shape[q.IS_FIRST] + i * shape[q.IS_FIRST_STRIDE]
     index = shape[q.STEP_INDEX] + i * shape[q.STEP_INDEX_STRIDE]
     memzero(is_first, places)
-    # of all steps of a sequence, only the first has none before it
-    if load(g[BASE] + rows[before] * g[STRIDE] + PREV) < 0:
+    if load(g[BASE] + rows[first] * g[STRIDE] + PREV) < 0:
         poke8(is_first, 1)
-    for t in range(there):
+    if shape[q.ACROSS]:
+        for t in range(1, there):
+            poke8(is_first + t, 1 if begins[where[t]] > where[t - 1] else 0)
+    full = there // 8 * 8
+    for t in range(0, full, 8):
+        poke64(mask + t, _EIGHT)
+    for t in range(full, there):
         poke8(mask + t, 1)
-        poke64(index + 8 * t, names[before + t * apart])
+    memzero(mask + there, places - there)
+    if shape[q.ACROSS] or shape[q.DILATION] > 1:
+        for t in range(there):
+            poke64(index + 8 * t, names[where[t]])
+    else:
+        copy(index, names.ctypes.data + 8 * first, 8 * there)
     for t in range(there, places):
-        poke8(mask + t, 0)
         poke64(index + 8 * t, -1)
 
 
 @kernel(inline=True)
-def _unchanged(g: Any, first: int, last: int, names: Any, rows: Any, stamps: Any) -> bool:
+def _unchanged(g: Any, last: int, names: Any, rows: Any, stamps: Any) -> bool:
     """As `reading.same_rows`, for rows that are known."""
-    for place in range(first, last + 1):
-        address = g[BASE] + rows[place] * g[STRIDE]
-        if not holds(address, names[place]) or load(address + FLAGS) != stamps[place]:
-            return False
+    for place in range(last + 1):
+        if names[place] >= 0:
+            address = g[BASE] + rows[place] * g[STRIDE]
+            if not holds(address, names[place]) or load(address + FLAGS) != stamps[place]:
+                return False
     return True
 
 
@@ -173,7 +330,7 @@ def _unchanged(g: Any, first: int, last: int, names: Any, rows: Any, stamps: Any
 def _read_sequences(g: Any, ids: Any, fields: Any, shape: Any, visited: Any, taken: Any) -> int:
     gone = 0
     base, stride, capacity = g[BASE], g[STRIDE], g[ROWS]
-    names, rows, stamps = visited[0], visited[1], visited[2]
+    names, rows, stamps, begins, where = visited[0], visited[1], visited[2], visited[3], visited[4]
     first = shape[q.BEFORE] - 1
     for i in range(len(ids)):
         if i + 1 < len(ids):
@@ -185,19 +342,20 @@ def _read_sequences(g: Any, ids: Any, fields: Any, shape: Any, visited: Any, tak
             ids[i] < 0
             or not _visit(g, ids[i], ids[i] % capacity, first, names, rows, stamps)
             or stamps[first] & FINAL
-            or not walk_back(g, shape[q.BEFORE], names, stamps)
+            or not _walk_back(g, shape[q.BEFORE], names, rows, stamps)
         ):
             continue
-        steps, last = _walk(g, shape, names, rows, stamps)
+        if shape[q.ACROSS]:
+            steps, last = _walk_across(g, shape, names, rows, stamps, begins, where)
+        else:
+            steps, last = _walk(g, shape, names, rows, stamps)
         if steps == 0:
             continue
         there = (steps - 1) // shape[q.DILATION] + 1
-        _copy_rows(g, fields, shape, i, names, rows, there)
-        _describe(g, shape, i, names, rows, there)
+        _copy_rows(g, fields, shape, i, names, rows, begins, where, there)
+        _describe(g, shape, i, names, rows, begins, where, there)
         after_loads()
-        if _unchanged(g, first, last, names, rows, stamps) and same_rows(
-            g, names, stamps, first - 1
-        ):
+        if _unchanged(g, last, names, rows, stamps):
             taken[i] = there
             gone -= 1
     return gone
@@ -208,8 +366,8 @@ def read_sequences(g: Any, ids: Any, fields: Any, shape: Any, visited: Any, take
     """Read the sequences that begin with the steps of ``ids``.
 
     ``taken [sequences]``: the places that hold a step, 0 for a sequence that is not there. Returns
-    how many are not. ``shape``: see sequence_table.py. ``visited [3, BEFORE + span]``: scratch for
-    ids, rows and versions.
+    how many are not. ``shape``: see sequence_table.py. ``visited [5, places]``: scratch, of which
+    ``begins`` is 0 and ``where`` filled in, unless sequences go on into the next episode.
     """
     return _read_sequences(g, ids, fields, shape, visited, taken)
 

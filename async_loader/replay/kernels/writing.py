@@ -31,6 +31,7 @@ from async_loader.replay.base.row_format import (
     NAMES,
     NEXT,
     ORDERED,
+    PASSED,
     PREV,
     ROW_CHANGED,
     ROWS,
@@ -122,14 +123,25 @@ def end_item(g: Any, name: int, row: int, changes: Any) -> None:
     deactivate(g, row, changes)
 
 
+@kernel(inline=True)
+def _pass(g: Any, row: int, changes: Any) -> None:
+    """Note a step that sequences may end with, and that is not in BORN."""
+    if g[PASSED]:
+        poke64(g[PASSED] + 8 * changes[4], row)
+        changes[4] += 1
+
+
 @kernel(inline=True, always=True)
-def _activate(g: Any, name: int, row: int, changes: Any) -> None:
-    """Make a step an item, unless a row that it needs is gone or is about to go."""
-    if (
-        not there_at(g, name, row)
-        or load(at_row(g, row) + FLAGS) & (FINAL | DELETED)
-        or peek8(g[ALIVE] + row)
-    ):
+def _activate(g: Any, name: int, row: int, tells: bool, changes: Any) -> None:
+    """Make a step an item, unless a row that it needs is gone or is about to go.
+
+    ``tells``: note a deleted one, whose turn it is.
+    """
+    if not there_at(g, name, row) or load(at_row(g, row) + FLAGS) & FINAL or peek8(g[ALIVE] + row):
+        return
+    if load(at_row(g, row) + FLAGS) & DELETED:
+        if tells:
+            _pass(g, row, changes)
         return
     oldest = name
     for _ in range(g[DEPTH] - 1):
@@ -207,7 +219,7 @@ def _mature(g: Any, last: int, changes: Any) -> None:
             name = load(at(g, name) + PREV)
         for k in range(count - 1, -1, -1):
             name = peek64(names + 8 * k)
-            _activate(g, name, name % g[ROWS], changes)
+            _activate(g, name, name % g[ROWS], name == last, changes)
 
 
 @kernel(inline=True)
@@ -231,6 +243,7 @@ def _give_up(g: Any, last: int, changes: Any) -> None:
     _flag(g, last, row, FINAL)
     if before >= 0 and there(g, before):
         _flag(g, before, before % g[ROWS], TRUNCATED)
+        _pass(g, before % g[ROWS], changes)
         _mature(g, before, changes)
 
 
@@ -239,17 +252,22 @@ def settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) -
     """Link a row whose fields are written into its stream, and publish it."""
     address = at_row(g, row)
     mark = g[LAST] + 8 * stream
-    last = peek64(mark)
+    linked = peek64(mark)  # see NOTE [next episodes]
+    last = linked if linked >= 0 else -2 - linked
     before = row - (name - last) if name - row <= last < name else last % g[ROWS]
-    if flags & FINAL == 0 and there_at(g, last, before) and load(at_row(g, before) + FLAGS) & ENDS:
-        _give_up(g, last, changes)  # its final observation was announced and did not come
+    if linked < 0:
         last = -1
+    elif (
+        flags & FINAL == 0 and there_at(g, last, before) and load(at_row(g, before) + FLAGS) & ENDS
+    ):
+        _give_up(g, last, changes)  # its final observation was announced and did not come
+        linked, last = -2 - last, -1
     if g[ORDERED] and name < g[CURSOR] - g[CAPACITY]:
         # a granted row that was filled too late: it is not an item, and will not be ended later
         flags |= DELETED
     if flags & (FINAL | DELETED) == 0:
         g[WAITING] += 1
-    poke64(address + PREV, last)
+    poke64(address + PREV, linked if flags & FINAL == 0 else last)
     poke64(address + NEXT, -1)
     poke64(address + FLAGS, flags)
     store(address + ID, name + 1)
@@ -258,11 +276,14 @@ def settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) -
     if there_at(g, last, before):
         store(at_row(g, before) + NEXT, name)
         note(g, before, ROW_CHANGED)
+    elif last < 0 and flags & FINAL == 0 and there_at(g, -2 - linked, before):
+        store(at_row(g, before) + NEXT, -2 - name)
+        note(g, before, ROW_CHANGED)
     if flags & FINAL:
         if last >= 0:
             _flag(g, last, before, flags & ENDS)
             _mature(g, last, changes)
-        poke64(mark, -1)
+            poke64(mark, -2 - name)
         return
     ripe, place = name, row
     for _ in range(g[LOOKAHEAD]):
@@ -270,11 +291,11 @@ def settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) -
             ripe = load(at_row(g, place) + PREV) if there_at(g, ripe, place) else -1
             place = ripe % g[ROWS]
     if ripe >= 0:
-        _activate(g, ripe, place, changes)
+        _activate(g, ripe, place, True, changes)
     poke64(mark, name)
     if flags & ENDS and flags & AWAITS == 0:
         _mature(g, name, changes)
-        poke64(mark, -1)
+        poke64(mark, -2 - name)
 
 
 @kernel(keeps_gil=True)
@@ -367,7 +388,7 @@ def end_here(g: Any, stream: int, flags: int, changes: Any) -> None:
     if last >= 0:
         _flag(g, last, last % g[ROWS], flags)
         _give_up(g, last, changes)
-        poke64(mark, -1)
+        poke64(mark, -2 - last)
 
 
 @kernel(keeps_gil=True)
@@ -382,4 +403,3 @@ def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> Non
         last = peek64(mark)
         _flag(g, last, last % g[ROWS], flags)
         _write_one(g, final, 0, 0, FINAL, stream, np.nan, changes)
-        poke64(mark, -1)

@@ -10,7 +10,7 @@ import numpy as np
 from async_loader import tensors
 from async_loader.errors import SchemaError
 from async_loader.lifecycle import seconds_or_none
-from async_loader.replay.arguments import floats_of, ids_of, named, per_item
+from async_loader.replay.arguments import floats_of, ids_of, named, one_axis, per_item
 from async_loader.replay.array_types import Array
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.sample import TableSampler
@@ -58,7 +58,7 @@ class ById:
 
     def update(self, index: object, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""
-        ids = ids_of(index)
+        ids, fields = one_axis(index, fields)
         table_state = self._table_state
         if not table_state.ready:
             return Applied(0, len(ids))

@@ -85,10 +85,14 @@ class TableItems:
         self._spare: list[int] = []
         self._held: dict[int, int] = {}
         self._stale: set[int] = set()  # open since before the table was loaded
+        # Whether sequences go on into a stream's next episode. See streams.py, NOTE [streams].
+        self.across = False
         self._born = np.empty(2 * layout.rows, np.int64)
         self._died = np.empty(2 * layout.rows, np.int64)
-        # See kernels: new items, ended items, an answer, ended items that are not deleted.
-        self._changes = np.zeros(4, np.int64)
+        self._passed = NO_ROWS
+        # See kernels: new items, ended items, an answer, ended items that are not deleted, rows of
+        # PASSED.
+        self._changes = np.zeros(5, np.int64)
         self._unsettled = self._changes.data
         self.rest: tuple[Any, ...] | None = None  # see write.py, NOTE [interrupted calls]
         self._patching: Ids | None = None
@@ -134,6 +138,7 @@ class TableItems:
         self.prioritized: list[Sampler] = []  # those that use priorities
         self._update_by_id: Callable[..., Any] | None = None
         self._reads_fields: list[Callable[[Ids], None]] = []
+        self._told_of_passed: list[Any] = []
         if self.free is not None:
             if successor_of is None:
                 remover.bind(self.items, seed)
@@ -147,7 +152,7 @@ class TableItems:
         """Take over the samplers of sources, and the numbers of streams that
         other processes know.
         """
-        self.leaving = before.leaving
+        self.leaving, self.across = before.leaving, before.across
         for sampler in before.samplers:
             if not any(one is sampler for one in self._told):
                 self._tell(sampler)
@@ -179,6 +184,11 @@ class TableItems:
 
         changed = [getattr(one, "changed", None) for one in self._told]
         self._reads_fields = [one for one in changed if one is not None]
+        self._told_of_passed = [one for one in self._told if hasattr(one, "passed")]
+        if self._told_of_passed and not len(self._passed):
+            # a row that is written, and the end of an episode, note few each; see kernels.settle
+            self._passed = np.empty(6 * self.storage.layout.rows, np.int64)
+            self.g[r.PASSED] = self._passed.ctypes.data
 
     def attach(self, sampler: Sampler) -> None:
         """Add a sampler, which is bound, and tell it of all items."""
@@ -202,6 +212,11 @@ class TableItems:
         there = np.flatnonzero(self.items.alive)
         there = there[np.argsort(self.ids[there], kind="stable")]
         sampler.insert(there, self._given(there))
+        passed = getattr(sampler, "passed", None)
+        if passed is not None:
+            flags = self.storage.heads()[:, r.FLAGS // 8]
+            last = (flags & r.ENDS != 0) & (flags & r.FINAL == 0) & (self.items.alive == 0)
+            passed(np.flatnonzero(last & (self.ids >= 0)))
 
     @property
     def sampled(self) -> int:
@@ -234,7 +249,7 @@ class TableItems:
         Ctrl-C may come before this call or within it: the changes stay until all samplers were
         told, and a sampler may be told twice.
         """
-        born, died, _, waiting = self._changes.tolist()
+        born, died, _, waiting, passed = self._changes.tolist()
         self.items.count, self.items.top = self.g[r.COUNT : r.TOP + 1].tolist()
         if born:
             rows = self._born[:born]
@@ -242,6 +257,9 @@ class TableItems:
                 self.times[rows] = 0
             for one in self._told:
                 one.insert(rows, self._given(rows))
+        if passed:
+            for sampler in self._told_of_passed:
+                sampler.passed(self._passed[:passed])
         if died:
             rows = self._died[:died]
             for one in self._told:

@@ -15,6 +15,7 @@ from async_loader.errors import OutOfMemory
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.ragged import ragged
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler, Uniform, one_scale, shortcut
 from async_loader.replay.table.batch_arrays import Target
@@ -55,7 +56,8 @@ class TableSampler(ReadPlans):
         `take_back`.
         """
         arrays = self.arrays(sampler, batch_size, view, timeout_s, taken)
-        return assembled(self.read_plan(view, sampler), arrays)
+        read_plan = self.read_plan(view, sampler)
+        return ragged(assembled(read_plan, arrays), read_plan.sequence)
 
     def take_back(self, taken: UndeliveredItems) -> None:
         """Take back what an interrupted call has drawn.
@@ -355,7 +357,7 @@ class TableSampler(ReadPlans):
         arrays = (
             [np.delete(array, gone, axis=0) for array in into.fields] if len(gone) else into.fields
         )
-        return assembled(read_plan, arrays)
+        return ragged(assembled(read_plan, arrays), read_plan.sequence)
 
     def forget(self) -> None:
         """Drop the rows that interrupted calls have left: their steps were taken out.

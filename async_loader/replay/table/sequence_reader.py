@@ -35,8 +35,12 @@ class SequenceReader(ReplayReader):
         self._shape = np.zeros(q.READING, np.int64)
         self._shape[q.PLACES_OF_TIME], self._shape[q.LEAST] = view.steps, view.least
         self._shape[q.DILATION], self._shape[q.BEFORE] = view.dilation, read_plan.depth
-        self._shape[q.FOLLOWED], self._shape[q.WHOLE] = read_plan.successor, view.whole
-        self._visited = np.empty((3, read_plan.depth + view.span), np.int64)
+        self._shape[q.FOLLOWED], self._shape[q.WHOLE] = read_plan.successor, bool(view.whole)
+        self._shape[q.ACROSS] = view.crosses
+        # each step may be followed by the observation after its episode
+        self._visited = np.zeros((5, read_plan.depth + 2 * view.span), np.int64)
+        places = read_plan.depth - 1 + view.dilation * np.arange(view.steps)
+        self._visited[4, : view.steps] = places
 
     def at_once(self, count: int) -> bool:
         """Return False: a sequence is read without the lock."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import sequence_table as q
+from async_loader.replay.base.row_format import CURSOR, ROWS
 from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Priorities, Rows
@@ -60,17 +62,30 @@ class SequenceSampler(InnerSampler):
         self._shape[q.LEARNED_FROM] = view.burn_in * view.dilation
         self._shape[q.LEARNED], self._shape[q.STEP] = view.length, view.dilation
         self._shape[q.MOST] = 1 if view.whole else view.span
+        self._shape[q.GOES_ON] = view.crosses
         self._seen = np.full(rows, -1, np.int64)
         self._position = np.empty(rows, np.int64)
         self._start = np.empty(rows, np.int64)
         self._given = np.full(rows if self.prioritized else 0, np.nan)
         self._any_given = False
+        # of sequences, since they were added
+        self._updated = np.full(rows if self.prioritized else 0, np.nan)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.insert`. ``rows`` are steps."""
         if self.prioritized:
             self._given[rows] = priority
             self._any_given |= not bool(np.isnan(priority).all())
+        self._find(rows)
+
+    def passed(self, rows: Rows) -> None:
+        """Find the sequences that end with steps that `insert` is not told of, or was told of
+        before their episode ended. See row_format.py, PASSED.
+        """
+        self._find(rows)
+
+    def _find(self, rows: Rows) -> None:
+        """Find the sequences that are complete with steps, and tell the sampler of them."""
         g, done = self._geometry(), 0
         room = len(rows) + int(self._shape[q.MOST])
         found, count = (
@@ -107,11 +122,67 @@ class SequenceSampler(InnerSampler):
             items.alive[gone] = 0
             items.count -= len(gone)
             self.sampler.remove(gone)
+            if self.prioritized:
+                self._updated[gone] = np.nan
+
+    def update(self, rows: Rows, priority: Priorities) -> None:
+        """See `Sampler.update`. Rows in which no sequence begins are left out."""
+        if self.prioritized:
+            self._updated[rows] = priority
+        super().update(rows, priority)
 
     def forget(self) -> None:
         """Forget which steps came: ids may return as those of other steps."""
         self._seen[:] = -1
-        self._given[:] = np.nan
+        self._given[:] = self._updated[:] = np.nan
+
+    def saved(self, ids: Ids) -> dict[str, Any]:
+        """Return what a save holds beside `state`, by the ids of steps.
+
+        ``ids [rows]``: those of the table. O(rows), about 3 ms for a million.
+        """
+        here = np.flatnonzero(self.own_items.alive)
+        made = {"ids": ids[here]}
+        if self.prioritized:
+            made["updated"] = self._updated[here]
+        if not self.view.whole:
+            # the steps whose distance from their first one does not follow from the steps there are
+            g = self._geometry()
+            rows = np.flatnonzero((self._start < g[CURSOR] - g[ROWS]) & (self._seen == ids))
+            rows = rows[(ids[rows] >= 0) & (self._position[rows] > 0)]
+            made["first"], made["position"] = ids[rows], self._position[rows]
+        return made
+
+    def begin_at(self, saved: Mapping[str, Any]) -> None:
+        """Count steps from where they were counted in a save, before `insert` is told of them."""
+        if "first" in saved:
+            rows = saved["first"] % len(self._seen)
+            self._seen[rows] = -2 - saved["first"]
+            self._position[rows] = saved["position"]
+
+    def has_all(self, saved: Mapping[str, Any], ids: Ids) -> bool:
+        """Return whether there are the sequences of a save, and no others."""
+        here = np.flatnonzero(self.own_items.alive)
+        return bool(np.array_equal(ids[here], saved["ids"]))
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Have the sampler continue from a `state` of the sequences that there are."""
+        self.sampler.remove(np.flatnonzero(self.own_items.alive))
+        self.sampler.restore(state)
+
+    def prioritize_again(self, saved: Mapping[str, Any], ids: Ids, tell: bool) -> None:
+        """Give the sequences that are still there the priorities that they had in a save.
+
+        ``tell``: whether the sampler does not have them yet.
+        """
+        if not self.prioritized or "updated" not in saved:
+            return
+        names, rows = saved["ids"], saved["ids"] % len(ids)
+        known = (ids[rows] == names) & (self.own_items.alive[rows] != 0)
+        known &= ~np.isnan(saved["updated"])
+        self._updated[rows[known]] = saved["updated"][known]
+        if tell and known.any():
+            self.sampler.update(rows[known], saved["updated"][known])
 
     @property
     def _numbers(self) -> RandomNumbers | None:

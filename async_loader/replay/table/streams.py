@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Hashable, Iterable
 
 import numpy as np
@@ -21,7 +22,8 @@ class TableStreams(TableItems):
     # stream that goes on after the end of an episode is as good as a new one. So one stream for
     # each episode costs nothing, and `last` is at most twice as long as needed. The same holds for
     # an open episode whose last step has left the table, where no stack would show that something
-    # is missing.
+    # is missing. But a table whose sequences go on into the next episode (`across`) knows its
+    # streams for as long as their last episodes are there.
     #
     # A loaded table has the open episodes of before as they were, but their environments begin
     # anew: what is written to such a stream first ends the old episode there, and is not linked to
@@ -84,8 +86,11 @@ class TableStreams(TableItems):
         last, kept, spare, gone = self.last.tolist(), {}, self._spare.copy(), []
         oldest = int(self.g[r.CURSOR] - self.g[r.CAPACITY]) if self.g[r.ORDERED] else 0
         alone = self.g[r.DEPTH] == 1
+        newest = oldest if self.across else sys.maxsize
         for name, number in self.streams.items():
-            if (
+            if -2 - last[number] >= newest:
+                kept[name] = number
+            elif (
                 last[number] < oldest
                 and (alone or number in self._stale)
                 and number not in self._held
@@ -97,6 +102,7 @@ class TableStreams(TableItems):
                 kept[name] = number
             else:
                 spare.append(number)
+                gone.append(number)
         stale = self._stale.difference(gone)
         self.streams, self._spare, self._stale, self.last[gone] = kept, spare, stale, -1
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +91,7 @@ class TableState(TableAccess):
             if self._table is None:
                 self.allocate(schema)
                 if isinstance(self.view, Sequences):  # from the first step on
-                    self._follow(self.view)
+                    self.follow(self.view)
 
     def allocate(self, schema: Schema, layout: StorageLayout | None = None) -> None:
         """Allocate the table, with the layout of a checkpoint if one is given.
@@ -118,8 +120,10 @@ class TableState(TableAccess):
             self.max_times_sampled,
             self._keeps(layout.capacity),
         )
-        if isinstance(self.view, Sequences) and not loaded:
-            self._check_sequences(self.view, table)
+        if isinstance(self.view, Sequences):
+            table.across = self.view.crosses
+            if not loaded:
+                self._check_sequences(self.view, table)
         try:
             self.check_view(table, table.schema_lookahead)
         except ConfigError as error:
@@ -147,15 +151,21 @@ class TableState(TableAccess):
         """
         with self.lock:
             known = self.sequence_samplers.get(view)
-            return self._follow(view) if known is None else known
+            return self.follow(view) if known is None else known
 
-    def _follow(self, view: Sequences) -> SequenceSampler:
+    def follow(self, view: Sequences, saved: Mapping[str, Any] | None = None) -> SequenceSampler:
+        """Make the sampler of a view, which counts steps as a save did, if one is given.
+
+        Under the lock. Raises what `sequence_sampler` raises.
+        """
         plan = ReadPlan.of(self.table.storage.layout.schema, view)
         self._check_sequences(view, self.table)
         self.catch_up()
         self.look_ahead(plan)
         (seeds,) = self.seeds.spawn(1)
         made = self.in_sequences(view, like(self.sampler), seeds)
+        if saved is not None:
+            made.begin_at(saved)
         self.attach(made)
         self.sequence_samplers[view] = made
         return made
@@ -168,6 +178,7 @@ class TableState(TableAccess):
         Raises ConfigError if the table cannot show them.
         """
         self._check_sequences(view, self.table)
+        self.table.across |= view.crosses
         of_this = weakref.ref(self)  # the memory of a table is freed with its last reference
 
         def geometry() -> Ids:

@@ -132,7 +132,7 @@ class TableWriting(TableRoom):
     def finish(self) -> None:
         """Complete what an interrupted call has left. See NOTE [interrupted calls]."""
         unsettled = self._unsettled
-        if unsettled[0] or unsettled[1]:
+        if unsettled[0] or unsettled[1] or unsettled[4]:
             self.settle()
         staged = self.staged
         if staged is not None and staged.count:

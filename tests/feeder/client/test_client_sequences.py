@@ -323,6 +323,32 @@ def test_a_feeder_that_is_too_old_for_sequences_is_named_with_both_versions(tmp_
                 call()
 
 
+def test_a_feeder_that_is_too_old_for_sequences_across_episodes_is_named(tmp_path):
+    said = r"boundary='cross' is of version 5 of the wire, .* speaks version 4"
+    with FakeFeeder(f"ipc://{tmp_path}/f", version=4) as old, connect(old.address) as client:
+        with pytest.raises(Unsupported, match=said):
+            client.table("replay").source(view=Sequences(3, boundary="cross"))
+
+
+@pytest.mark.parametrize(("transport", "num_workers"), [("shm", 0), ("tcp", 2)])
+def test_whole_episodes_come_without_padding(transport, num_workers):
+    view = Sequences(9, whole="ragged")
+    with serving(episodes_of([3, 9, 1, 10])) as client:
+        table = client.table("t")
+        source = table.source(view=view, transport=transport)
+        with AsyncDataLoader(source, 8, num_workers=num_workers) as loader:
+            batches = [{k: v.numpy() for k, v in next(loader).items()} for _ in range(2)]
+        for batch in [table.sample(8, view=view), table.get([0, 3, 12], view=view), *batches]:
+            lengths = [{0: 3, 3: 9, 12: 1}[one] for one in batch["index"].tolist()]
+            assert np.diff(batch["offsets"]).tolist() == lengths
+            assert batch["obs"].tolist() == [t for one in lengths for t in range(one)]
+        steps = table.sample(4, view=Sequences(2))["step_index"]
+        assert table.update(steps, h=np.ones((4, 2, 2))).applied == 8
+    settings = {"capacity": 9, "view": view}
+    with pytest.raises(ConfigError, match="where the table is read"):
+        connect("embedded", tables={"t": settings})
+
+
 def test_a_source_that_is_resumed_at_a_feeder_that_is_too_old_says_so(tmp_path):
     feeder = Feeder(tmp_path, {"t": episodes_of([9])}, memory=False)
     with connect(feeder.address) as client:

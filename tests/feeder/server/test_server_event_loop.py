@@ -274,6 +274,6 @@ def test_hello_with_an_invalid_version_is_answered(served, context):
         answer = peer.ask(
             Plane.CONTROL, Hello(client=b"c" * 16, pid=1, host="h", oldest=9, newest=9)
         )
-        assert (answer.body.code, answer.body.expected) == (1, 4)
+        assert (answer.body.code, answer.body.expected) == (1, 5)
         peer.send(Plane.PULL, Pull(1, 0, np.empty(0, np.uint32)))
         assert peer.receive(Plane.PULL).body.code == 4

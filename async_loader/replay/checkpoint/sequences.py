@@ -1,0 +1,89 @@
+"""The sequences that a table's samplers draw, in a save: where they begin, and their priorities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from async_loader.errors import ConfigError
+from async_loader.replay.array_types import Array
+from async_loader.replay.checkpoint import encoding
+from async_loader.replay.checkpoint.settings import view_json, view_of
+from async_loader.replay.table.sequence_sampler import SequenceSampler
+from async_loader.replay.table.table_state import TableState
+from async_loader.replay.views import Sequences
+
+_ROLE = "sequences/"
+"""How the roles of these samplers begin in `manifest.Manifest.samplers`. An older version reads the
+others alone."""
+
+
+def split_sequences(table_state: TableState, arrays: encoding.Copies) -> dict[str, Any]:
+    """Return the states of the samplers of sequences by role. Under the lock."""
+    states = {}
+    for k, (view, sampler) in enumerate(table_state.sequence_samplers.items()):
+        role = f"{_ROLE}{k}"
+        kept = {"kept": sampler.saved(table_state.table.ids), "state": sampler.state()}
+        states[role] = {"view": view_json(view), **encoding.split(kept, role, arrays)}
+    return states
+
+
+class SavedSequences:
+    """What a save knows about sequences, for a table that it is loaded into.
+
+    Parameters
+    ----------
+    samplers : mapping
+        `manifest.Manifest.samplers`; those of a save of an older version have no sequences.
+    arrays : mapping of str to array
+    numbers : sequence of str
+        Parts of a sampler's state that stay as they are.
+    same : bool
+        Whether the table has the rows and the sampler of the save.
+    """
+
+    def __init__(
+        self,
+        samplers: Mapping[str, Any],
+        arrays: Mapping[str, Array],
+        numbers: tuple[str, ...],
+        same: bool,
+    ) -> None:
+        self._numbers, self._same = numbers, same
+        self._by_view: dict[Sequences, dict[str, Any]] = {}
+        for role, saved in samplers.items():
+            if role.startswith(_ROLE):
+                view = view_of(saved["view"])
+                assert isinstance(view, Sequences)
+                parts = {name: saved[name] for name in ("kept", "state")}
+                self._by_view[view] = encoding.joined(parts, arrays)
+
+    def follow(self, table_state: TableState) -> None:
+        """Make the samplers of a table that has none. Under the lock."""
+        for view, saved in self._by_view.items():
+            try:
+                sampler = table_state.follow(view, saved["kept"])
+            except ConfigError:  # with another capacity it cannot show them
+                continue
+            self._restore(sampler, table_state, saved)
+
+    def tell(self, table_state: TableState, sampler: SequenceSampler) -> None:
+        """Tell a sampler, which knows nothing, of all items. Under the lock."""
+        saved = self._by_view.get(sampler.view)
+        table = table_state.table
+        if saved is None or table_state.sequence_samplers.get(sampler.view) is not sampler:
+            table.tell_all(sampler)
+            return
+        sampler.begin_at(saved["kept"])
+        table.tell_all(sampler)
+        self._restore(sampler, table_state, saved)
+
+    def _restore(
+        self, sampler: SequenceSampler, table_state: TableState, saved: dict[str, Any]
+    ) -> None:
+        ids = table_state.table.ids
+        as_it_was = self._same and sampler.has_all(saved["kept"], ids)
+        if as_it_was:
+            state, now = saved["state"], sampler.state()
+            sampler.go_on({**state, **{one: now[one] for one in self._numbers if one in state}})
+        sampler.prioritize_again(saved["kept"], ids, tell=not as_it_was)
