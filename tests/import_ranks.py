@@ -10,7 +10,7 @@ from lines above its own: also late, also for types.
 RANKS["replay"] = [
     "array_types rate_limiter return_arguments stream_names",
     "hindsight_view",
-    "goal_fields views",
+    "goal_fields goal_returns hindsight_parts views",
     "arguments read_plan",
     "limiter_state queues sequence_limits",
     "base base.array_address base.field_table base.goal_table base.grant_log base.kernel_cache "
@@ -108,7 +108,7 @@ RANKS["feeder"] = [
     "wire.message server.peer_connection",
     "wire",
     "addresses wire_views",
-    "client.batch_copies client.errors client.session client.stream_numbers",
+    "client.batch_copies client.errors client.goal_batches client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.receipt server.message_queues "
     "server.producer_streams server.send_buffers",
     "server.table_views server.weights",

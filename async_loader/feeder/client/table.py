@@ -10,6 +10,7 @@ from async_loader import batch_format as formats
 from async_loader.errors import CannotSend, ConfigError
 from async_loader.feeder.client.arguments import (
     batch_size_of,
+    goals_of,
     path_of,
     reader_wanted,
     save_number,
@@ -196,8 +197,8 @@ class TableClient:
 
         Parameters
         ----------
-        view : Transitions | Sequences, optional
-            By default the table's.
+        view : Transitions | Sequences | Hindsight, optional
+            By default the table's. The functions of `Hindsight` are called here.
         timeout_s : float, optional
             How long to wait for enough items, and for the limiter. ``None``: without a limiter too
             few items raise at once; with one, the ``timeout_s`` of `connect`.
@@ -221,7 +222,9 @@ class TableClient:
         own_s: float | None = self._timeout_s if limit is None else limit
         own_s = None if own_s is None or own_s > LONGEST_S else own_s
         channel = self._channels.get(batch_size, wire_view(self._connection, view))
-        batch = channel.sample(self._connection, own_s, self._timeout_s, limit is not None)
+        batch = channel.sample(
+            self._connection, own_s, self._timeout_s, limit is not None, goals_of(view)
+        )
         made: Batch = formats.convert(batch, wanted, device)
         return made
 
@@ -246,15 +249,20 @@ class TableClient:
 
         Parameters
         ----------
-        view : Transitions | Sequences, optional
-            By default the table's.
+        view : Transitions | Sequences | Hindsight, optional
+            By default the table's. The functions of `Hindsight` are called here, where the batch
+            is planned.
         sampler : Sampler, optional
             A sampler of the source's own, which the feeder makes from these settings.
         min_size : int
             Items that each batch waits for.
         seed : int, optional
         rank, world_size : int
-        max_lag : None
+        max_lag : int, optional
+            Leave out the steps of policies that are more than ``max_lag`` versions behind the
+            newest, as `ReplayBuffer.source`: the newest is what was published to the feeder under
+            the name of the steps' field (``policy_version``: `Client.publish` of ``"policy"``), or
+            else the largest that was stored. ``prefetch`` batches have been drawn before that.
         prefetch : int, optional
             Batches on their way or waiting here: 64 at most, and over a socket no more than the
             feeder's ``in_flight_bytes``. By default 4 to 32 by size, at most 8 with weights, and
@@ -279,8 +287,9 @@ class TableClient:
             rank=rank, world_size=world_size, max_lag=max_lag, timeout_s=timeout_s,
         )  # fmt: skip
         source = RemoteSource(
-            self._connection, wanted, prefetch, transport, self._timeout_s, self._client
-        )
+            self._connection, wanted, prefetch, transport, self._timeout_s, self._client,
+            goals_of(view),
+        )  # fmt: skip
         source._on_open, source._update = self._client._has_read, self.update
         self._client._keep(source)
         return source
@@ -296,7 +305,8 @@ class TableClient:
         ConfigError, Timeout, Closed, Broken, Unsupported
         """
         ids, wanted = ids_of(index), wire_view(self._connection, view)
-        return self._calls.get(ids, wanted, self.schema if len(ids) > 1 else None)
+        schema = self.schema if len(ids) > 1 else None
+        return self._calls.get(ids, wanted, schema, goals_of(view))
 
     @explain_wrong_names
     def update_priorities(

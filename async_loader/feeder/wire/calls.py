@@ -21,6 +21,10 @@ from async_loader.feeder.wire.schema_codec import SchemaSpec
 def needs(body: object) -> tuple[int, str]:
     """Return the oldest version of the wire that has this message, and what of it is so new."""
     kind, view = getattr(body, "TYPE", None), getattr(body, "view", None)
+    if isinstance(view, View) and view.hindsight is not None:
+        return 5, "a view of hindsight goals"
+    if getattr(body, "max_lag", None) is not None:
+        return 5, "max_lag"
     if isinstance(view, View) and view.sequences is not None:
         return 4, "a view of sequences"
     return (3, kind.name) if kind in codes.SINCE_3 else (OLDEST, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from async_loader.replay.array_types import Array
+from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.readers import reader_of
@@ -96,8 +97,13 @@ class SamplerSession:
         One array ``[count, *shape]`` for each field of `schema`, in C order.
         """
         if self._reader is None:
-            self._reader = reader_of(self._table_state, self._read_plan)
+            self._reader = reader_of(self._table_state, self._read_plan, self._numbers())
         return self._reader.target(arrays)
+
+    def _numbers(self) -> RandomNumbers | None:
+        """Return what chooses hindsight goals, if the learner has a seed: as `ReplaySource`."""
+        seeds = self._chosen.goal_seeds()
+        return None if seeds is None else RandomNumbers(seeds)
 
     def fill(self, target: Target) -> None:
         """Draw a batch into a target of this session: the rows that `arrays` would return.
