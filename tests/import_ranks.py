@@ -42,7 +42,7 @@ RANKS["replay"] = [
     "table.room",
     "table.write",
     "table.table",
-    "table.staged_batches",
+    "table.newest_episodes table.staged_batches",
     "table.staged_steps",
     "table.table_access",
     "table.table_state",
@@ -97,7 +97,7 @@ RANKS["dataset"] = [
 RANKS["feeder"] = [
     "reserve_descriptor",
     "status wire.bounds wire.codes zmtp.errors shared.offer derived_settings settings_errors "
-    "client.forks client.stats",
+    "client.forks client.stats server.episode_values",
     "client client.batch_structure client.notifier client.outbox server.acceptor server.folders "
     "server.policy_lag",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
@@ -139,7 +139,7 @@ RANKS["feeder"] = [
     "embedded",
     "client.connect",
     "feeder status_view",
-    "commands",
+    "commands inspection",
 ]
 RANKS["compat"] = [
     "compat saved_table torchrl.arguments "
@@ -171,7 +171,7 @@ RANKS["sources"] = [
     "mixture",
 ]
 RANKS["offline"] = [
-    "bad_data",
+    "bad_data shown_tables",
     "episode h5_files",
     "filling table_episodes",
     "fill",

@@ -138,7 +138,8 @@ class ReadPlan:
         if sequence is not None:
             outputs = _in_sequences(sequence, stored, outputs)
         delivered = Schema(structure, tuple(one.field for one in outputs))
-        reward, goals, parts = -1, None, ()
+        reward, goals = -1, None
+        parts: tuple[Field, ...] = ()
         if sequence is not None:
             for name, dtype in _OF_SEQUENCES.items():
                 delivered = _with(delivered, name, np.dtype(dtype), (sequence.steps,))

@@ -65,8 +65,13 @@ class GoalBatches(BatchStructure):
         super().__init__(_without_parts(schema, kept))
         self.schema, self._kept, self._view = schema, kept, view
         places = {names[i]: k for k, i in enumerate(kept)}
-        others = [places.get(name, -1) for name in ("terminated", "done", "truncated")]
-        self._places = ReturnPlaces(places[view.reward], *others, places["discount"])
+        self._places = ReturnPlaces(
+            reward=places[view.reward],
+            terminated=places.get("terminated", -1),
+            done=places.get("done", -1),
+            truncated=places.get("truncated", -1),
+            discount=places["discount"],
+        )
         self._relabelled = places["relabelled"]
         # fields of a batch lie in front of the parts: their places are those of the table's plan
         each = {f"{EACH}{place}": place for place in range(len(kept))}
@@ -90,7 +95,7 @@ class GoalBatches(BatchStructure):
 
         steps = of(STEPS)
         n = columns[self._parts[ACHIEVED]].shape[1]
-        if len(steps) and not (1 <= steps.min() and steps.max() <= n):
+        if len(steps) and not (steps.min() >= 1 and steps.max() <= n):
             raise Malformed(f"returns of {steps.min()} to {steps.max()} steps came, for {n}")
         info = {name: of(part) for name, part in self._info.items()}
         return NewGoals(of(GOAL), of(ACHIEVED), info, steps)

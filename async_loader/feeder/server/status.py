@@ -91,6 +91,7 @@ def _table(
         "batches_out": scheduler.batches,
         "readers_blocked_s": scheduler.blocked.seconds(server_state.clock()),
         "redelivered": scheduler.redelivered,
+        "stale": {} if table.rests else table.table.stale_by_reason,
     }
 
 

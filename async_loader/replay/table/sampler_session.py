@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from async_loader.replay.array_types import Array
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.table.batch_arrays import Target
+from async_loader.replay.table.lag_sampler import LagSampler, weights_of
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.source_sampler import SourceSampler
@@ -59,6 +60,21 @@ class SamplerSession:
     def index_place(self) -> int:
         """The position of ``index`` among the fields of `schema`."""
         return [field.name for field in self.schema.fields].index("index")
+
+    @property
+    def weights(self) -> str | None:
+        """The name of the weights whose newest version bounds what is drawn; ``None``: none do."""
+        if not isinstance(self._sampler, LagSampler):
+            return None
+        schema = self._table_state.schema
+        assert schema is not None
+        return weights_of(schema)
+
+    def publish(self, version: int) -> None:
+        """Note the newest version of `weights`. See `LagSampler.publish`."""
+        assert isinstance(self._sampler, LagSampler)
+        with self._table_state.lock:
+            self._sampler.publish(version)
 
     def why_not(self, count: int) -> str | None:
         """Say in numbers why ``count`` items cannot be drawn now; ``None`` if they can.
