@@ -133,7 +133,7 @@ def main(
     steps: int = 300_000,
     seed: int = 0,
     goal: float = 475.0,
-    every: int = 20,
+    every: int = 10,
     curve: Path | None = None,
 ) -> None:
     """Learn until the mean return of 100 episodes reaches a goal, or for some steps."""
@@ -154,10 +154,10 @@ def main(
             gae = targets.GAE(
                 GAMMA, LAMBDA, terminated="ended", truncated="cut", next_value="next_value"
             )
-            source = client.table("rollouts").source(prefetch=0)
-            with AsyncDataLoader(source, ACTORS, prefetch=1, transform=gae, timeout_s=WAIT_S) as of:
+            source = client.table("rollouts").source(prefetch=0, timeout_s=WAIT_S)
+            with AsyncDataLoader(source, ACTORS, prefetch=1, transform=gae) as loader:
                 for version in range(steps // (ACTORS * STEPS)):
-                    batch = next(of)
+                    batch = next(loader)
                     lags |= set((version - batch["policy_version"]).tolist())
                     assert lags <= {0, 1}, lags
                     learn(net, optimizer, batch)
