@@ -1,5 +1,5 @@
-"""`python -m benchmarks.curves`: draw docs/r2d2.png and docs/ppo_feeder.png from the curves that the
-examples recorded.
+"""`python -m benchmarks.curves`: draw docs/r2d2.png and docs/ppo_feeder.png from the curves that
+the examples recorded.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""The example with rollouts through a queue in short. That it learns takes minutes: docs/examples.md
-has the curve.
+"""The example with rollouts in a queue in short. That it learns takes minutes: docs/examples.md has
+the curve.
 """
 
 from __future__ import annotations

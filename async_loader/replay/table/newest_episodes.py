@@ -71,7 +71,7 @@ def _roots(heads: Ids, ids: Ids, flags: Ids, before: Ids) -> tuple[Bools, Ids]:
     ended &= row[:, r.ID // 8] == before + 1
     first = ~joined & (here | (before < 0) | ended)
     root = np.where(joined, at, np.arange(len(ids)))
-    while (further := root[root]).tolist() != root.tolist():
+    while not np.array_equal(further := root[root], root):
         root = further
     return first, root
 
