@@ -222,9 +222,8 @@ class TableClient:
         own_s: float | None = self._timeout_s if limit is None else limit
         own_s = None if own_s is None or own_s > LONGEST_S else own_s
         channel = self._channels.get(batch_size, wire_view(self._connection, view))
-        batch = channel.sample(
-            self._connection, own_s, self._timeout_s, limit is not None, goals_of(view)
-        )
+        waits, goals = limit is not None, goals_of(view)
+        batch = channel.sample(self._connection, own_s, self._timeout_s, waits, goals)
         made: Batch = formats.convert(batch, wanted, device)
         return made
 
@@ -250,8 +249,7 @@ class TableClient:
         Parameters
         ----------
         view : Transitions | Sequences | Hindsight, optional
-            By default the table's. The functions of `Hindsight` are called here, where the batch
-            is planned.
+            By default the table's. The functions of `Hindsight` are called here.
         sampler : Sampler, optional
             A sampler of the source's own, which the feeder makes from these settings.
         min_size : int
@@ -259,10 +257,8 @@ class TableClient:
         seed : int, optional
         rank, world_size : int
         max_lag : int, optional
-            Leave out the steps of policies that are more than ``max_lag`` versions behind the
-            newest, as `ReplayBuffer.source`: the newest is what was published to the feeder under
-            the name of the steps' field (``policy_version``: `Client.publish` of ``"policy"``), or
-            else the largest that was stored. ``prefetch`` batches have been drawn before that.
+            As `ReplayBuffer.source`; the newest version is the one that was published to the
+            feeder (of ``policy``, for the field ``policy_version``), or else the newest stored.
         prefetch : int, optional
             Batches on their way or waiting here: 64 at most, and over a socket no more than the
             feeder's ``in_flight_bytes``. By default 4 to 32 by size, at most 8 with weights, and
@@ -375,9 +371,8 @@ class TableClient:
             The path leaves that folder.
         OSError, Timeout, Closed, Broken
         """
-        said = self._calls.ask(
-            Save(table=self.name, path=path_of(path, self._client.owns_feeder)), Saved, timeout_s
-        )
+        there = path_of(path, self._client.owns_feeder)
+        said = self._calls.ask(Save(table=self.name, path=there), Saved, timeout_s)
         names = SaveReport.__dataclass_fields__
         return SaveReport(**{name: getattr(said, name) for name in names})
 
@@ -401,10 +396,6 @@ class TableClient:
         ------
         Unsupported, ConfigError, CorruptCheckpoint, OutOfMemory, OSError, Timeout, Closed, Broken
         """
-        body = Load(
-            table=self.name,
-            path=path_of(path, self._client.owns_feeder),
-            number=save_number(number),
-        )
-        self._calls.ask(body, Done, timeout_s)
+        there, which = path_of(path, self._client.owns_feeder), save_number(number)
+        self._calls.ask(Load(table=self.name, path=there, number=which), Done, timeout_s)
         self._calls.last_about = None

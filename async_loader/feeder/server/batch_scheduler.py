@@ -106,17 +106,9 @@ class BatchScheduler:
         )
         place = drawing.index_place
         reader = ReaderState(
-            session,
-            number,
-            self,
-            drawing,
-            form,
-            wanted.timeout_s,
-            ahead,
-            opening,
-            send_buffer,
+            session, number, self, drawing, form, wanted.timeout_s, ahead, opening, send_buffer,
             place,
-        )
+        )  # fmt: skip
         reader.samples_itself = itself
         self._readers.add(reader)
         return reader

@@ -142,7 +142,7 @@ class LagSampler(InnerSampler):
         """
         if self.newest is not None and version < self.newest:
             for one in list(self._ends):
-                self._leave_out(one, "became_old" if one <= version else "other_run")
+                self._leave_out(one, "other_run")
             self.newest = version
         self.see(version)
         self._published = True

@@ -179,6 +179,25 @@ def test_goals_of_a_feeder_mix_with_those_of_a_table_here():
         assert np.allclose(batch["reward"][new], (total + batch["action"])[new])
 
 
+def test_tables_that_use_steps_up_show_goals():
+    view = Hindsight(reward_of, info="action", relabel_fraction=1.0)
+    buffer = ReplayBuffer(100, LINKED, max_times_sampled=1, seed=0)
+    episodes_of(buffer.add, [30])
+    with serving(buffer) as client:
+        table, seen = client.table("t"), []
+        with AsyncDataLoader(table.source(view=view, prefetch=1), 10, prefetch=1) as loader:
+            for _ in range(2):
+                batch = arrays_of(next(loader))
+                assert batch["relabelled"].all()
+                assert not batch["redelivered"].any()
+                total = (
+                    batch["next_obs.achieved_goal"][:, 0] - 2 * batch["obs.desired_goal"][:, 0, 1]
+                )
+                assert (batch["reward"] == total + batch["action"]).all()
+                seen += batch["index"].tolist()
+        assert len(set(seen)) == 20
+
+
 def test_what_a_table_lacks_is_said_in_its_words():
     buffer = ReplayBuffer(100, LINKED, seed=0)
     episodes_of(buffer.add, [20])
