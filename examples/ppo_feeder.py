@@ -154,8 +154,8 @@ def main(
             gae = targets.GAE(
                 GAMMA, LAMBDA, terminated="ended", truncated="cut", next_value="next_value"
             )
-            source = client.table("rollouts").source(prefetch=0, timeout_s=WAIT_S)
-            with AsyncDataLoader(source, ACTORS, prefetch=1, transform=gae) as loader:
+            source, wait = client.table("rollouts").source(prefetch=0), {"timeout_s": WAIT_S}
+            with AsyncDataLoader(source, ACTORS, prefetch=1, transform=gae, **wait) as loader:
                 for version in range(steps // (ACTORS * STEPS)):
                     batch = next(loader)
                     lags |= set((version - batch["policy_version"]).tolist())
