@@ -308,18 +308,37 @@ def import_data(
 
 @app.command()
 def inspect(
-    checkpoint: Annotated[str, typer.Argument(help="Folder that a table was saved to.")],
+    what: Annotated[
+        str, typer.Argument(help="Folder that a table was saved to, or a feeder's address.")
+    ],
+    table: Annotated[
+        str | None, typer.Argument(help="Of a feeder; may be left out if there is one.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")
     ] = False,
+    keys: Annotated[str | None, KEYS] = None,
 ) -> None:
-    """Print a checkpoint's schema, counts, episodes and some rows."""
+    """Print the schema, counts, episodes and some rows of a checkpoint, or of a feeder's table.
+
+    Of a feeder's table the episodes in its newest 65,536 steps.
+    """
     from rich.console import Console
 
     with _errors():
+        if "://" in what:
+            from async_loader.feeder import inspection
+
+            inspection.inspect(what, table, keys, as_json=as_json, console=Console())
+            return
         from async_loader.offline import commands
 
-        commands.inspect(checkpoint, as_json=as_json, console=Console())
+        if table is not None or keys is not None:
+            given = f"table {table!r}" if table is not None else "--keys"
+            raise typer.BadParameter(
+                f"{given} is of a feeder, and {what!r} is no address: say tcp://... or ipc://..."
+            )
+        commands.inspect(what, as_json=as_json, console=Console())
 
 
 @contextlib.contextmanager

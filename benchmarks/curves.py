@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-SOLVED = 450
+R2D2 = {"r2d2": "recurrent", "r2d2-memoryless": "memoryless control"}
+PPO = {"ppo_feeder": "four actors, a policy lag of 1 version at most"}
 
 
 def main() -> None:
@@ -26,6 +27,14 @@ def main() -> None:
         "DDPG on a point of a square, reward only there",
         "share of 50 tests that succeed",
         1.03,
+    )
+    draw(
+        "ppo_feeder",
+        {"ppo_feeder": "four actors, a policy lag of 1 version at most"},
+        "PPO on CartPole, through a feeder",
+        "mean return of 100 episodes",
+        500,
+        475,
     )
 
 

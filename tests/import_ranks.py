@@ -10,7 +10,7 @@ from lines above its own: also late, also for types.
 RANKS["replay"] = [
     "array_types rate_limiter return_arguments stream_names",
     "hindsight_view",
-    "goal_fields views",
+    "goal_fields goal_returns hindsight_parts views",
     "arguments read_plan",
     "limiter_state queues sequence_limits",
     "base base.array_address base.field_table base.goal_table base.grant_log base.kernel_cache "
@@ -42,7 +42,7 @@ RANKS["replay"] = [
     "table.room",
     "table.write",
     "table.table",
-    "table.staged_batches",
+    "table.newest_episodes table.staged_batches",
     "table.staged_steps",
     "table.table_access",
     "table.table_state",
@@ -97,7 +97,7 @@ RANKS["dataset"] = [
 RANKS["feeder"] = [
     "reserve_descriptor",
     "status wire.bounds wire.codes zmtp.errors shared.offer derived_settings settings_errors "
-    "client.forks client.stats",
+    "client.forks client.stats server.episode_values",
     "client client.batch_structure client.notifier client.outbox server.acceptor server.folders "
     "server.policy_lag",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
@@ -108,7 +108,7 @@ RANKS["feeder"] = [
     "wire.message server.peer_connection",
     "wire",
     "addresses wire_views",
-    "client.batch_copies client.errors client.session client.stream_numbers",
+    "client.batch_copies client.errors client.goal_batches client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.receipt server.message_queues "
     "server.status_requests "
     "server.producer_streams server.send_buffers",
@@ -140,7 +140,7 @@ RANKS["feeder"] = [
     "embedded",
     "client.connect",
     "feeder status_view",
-    "commands",
+    "commands inspection",
 ]
 RANKS["compat"] = [
     "compat saved_table torchrl.arguments "
@@ -172,7 +172,7 @@ RANKS["sources"] = [
     "mixture",
 ]
 RANKS["offline"] = [
-    "bad_data",
+    "bad_data shown_tables",
     "episode h5_files",
     "filling table_episodes",
     "fill",

@@ -82,6 +82,9 @@ class TableStatus(TypedDict):
     readers_blocked_s : float
         Seconds in which readers had room for a batch and the table allowed none a draw, for too few
         items or by its limiter.
+    stale : dict of str to int
+        Steps that open readers with ``max_lag`` have left out, those of all such readers together,
+        by reason: they ``became_old``, ``came_old``, or are of an ``other_run`` of their weights.
     """
 
     size: int
@@ -112,6 +115,7 @@ class TableStatus(TypedDict):
     batches_out: int
     redelivered: int
     readers_blocked_s: float
+    stale: dict[str, int]
 
 
 class SessionStatus(TypedDict):

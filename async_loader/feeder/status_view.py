@@ -35,7 +35,7 @@ def status_view(
     pid, address = clean(str(status.get("pid", "?"))), clean(str(status.get("address", "?")))
     head = f"{address}, process {pid}, up {_duration(status.get('uptime_s', 0))}"
     head += ", draining" if status.get("draining") else ""
-    waits, weights = list(_waits(status)), list(_weights(status))
+    waits, weights = [*_waits(status), *_stale(status)], list(_weights(status))
     shown: list[RenderableType] = [_line(head), _tables(status, before), *map(_line, waits)]
     sessions = list(status.get("sessions", ()))
     shown.append(_line(_summary(status, sessions)))
@@ -74,6 +74,18 @@ def _waits(status: Status) -> Iterator[str]:
             yield f"{clean(name)} waits: {clean(text)}"
         if len(waiting) > _WAITS:
             yield f"{clean(name)}: {len(waiting) - _WAITS} more wait"
+
+
+def _stale(status: Status) -> Iterator[str]:
+    said = {"became_old": "became too old", "came_old": "came too old", "other_run": "other run"}
+    for name, one in status.get("tables", {}).items():
+        counts = [
+            f"{count:,} {said.get(reason, clean(reason))}"
+            for reason, count in one.get("stale", {}).items()
+            if count
+        ]
+        if counts:
+            yield f"{clean(name)}: max_lag left out {', '.join(counts)}"
 
 
 def _weights(status: Status) -> Iterator[str]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.offline import from_hdf5, from_minari, from_npz
 from async_loader.offline.bad_data import BadData
+from async_loader.offline.shown_tables import bars_of, fields_of, fields_table, rows_table
 from async_loader.offline.table_episodes import EpisodeIndex, episodes_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.samplers import Uniform
@@ -25,7 +25,7 @@ FORMATS: dict[str, Callable[..., ReplayBuffer]] = {
     "hdf5": from_hdf5,
     "npz": from_npz,
 }
-_BARS, _WIDTH, _ROWS = 10, 40, 5
+_BARS, _ROWS = 10, 5
 
 
 def import_data(
@@ -78,11 +78,6 @@ def inspect(path: str, *, as_json: bool, console: Console) -> None:
     ------
     ConfigError, CorruptCheckpoint
     """
-    if "://" in path:
-        raise ConfigError(
-            f"{path}: inspect reads checkpoints; save() the feeder's table and name that folder, "
-            "'async-loader status' prints a feeder's counts"
-        )
     with ReplayBuffer.from_checkpoint(path, sampler=Uniform(), limiter=None, view=None) as table:
         index = episodes_of(table)
         if as_json:
@@ -102,16 +97,7 @@ def _counts(table: ReplayBuffer, index: EpisodeIndex) -> str:
 def _facts(table: ReplayBuffer, index: EpisodeIndex) -> dict[str, Any]:
     schema = table.schema
     return {
-        "schema": [
-            {
-                "name": field.name,
-                "dtype": field.dtype.name,
-                "shape": list(field.shape),
-                "stack": field.stack,
-                "next": field.next,
-            }
-            for field in (schema.fields if schema is not None else ())
-        ],
+        "schema": fields_of(schema),
         "steps": len(table),
         "capacity": table.capacity,
         "nbytes": table.nbytes,
@@ -133,16 +119,9 @@ def _summary(values: Any) -> dict[str, float] | None:
 
 
 def _print(table: ReplayBuffer, index: EpisodeIndex, console: Console) -> None:
-    from rich.table import Table
-
     facts = _facts(table, index)
     console.out(f"{_counts(table, index)}, capacity {facts['capacity'] or 0:,}", highlight=False)
-    fields = Table("field", "dtype", "shape", "stack", "next", header_style="bold")
-    for one in facts["schema"]:
-        fields.add_row(
-            one["name"], one["dtype"], str(one["shape"]), str(one["stack"]), one["next"] or ""
-        )
-    console.print(fields)
+    console.print(fields_table(facts["schema"]))
     _histogram("length of episodes", index.lengths, console)
     if index.returns is not None:
         _histogram("return of episodes", index.returns, console)
@@ -154,31 +133,12 @@ def _histogram(title: str, values: Any, console: Console) -> None:
         return
     bars = min(_BARS, len(np.unique(values)))
     counts, edges = np.histogram(values, bars)
-    console.out(title, highlight=False)
-    for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-        bar = "#" * round(_WIDTH * int(count) / int(counts.max()))
-        console.out(f"{low:>10.4g} to {high:<10.4g} {bar} {count}", highlight=False)
+    console.out("\n".join(bars_of(title, counts.tolist(), edges.tolist())), highlight=False)
 
 
 def _sample(table: ReplayBuffer, index: EpisodeIndex, console: Console) -> None:
-    from rich.table import Table
-
     schema = table.schema
     if schema is None or not len(index.ids):
         return
     picked = index.ids[np.linspace(0, len(index.ids) - 1, min(_ROWS, len(index.ids))).astype(int)]
-    batch = table.get(picked)
-    rows = Table("index", *(field.name for field in schema.fields), header_style="bold")
-    leaves = list(tree.leaves({n: batch[n] for n in schema.structure.keys}, schema.structure))  # type: ignore[union-attr]
-    for i, id_ in enumerate(batch["index"].tolist()):
-        rows.add_row(str(id_), *(_brief(leaf[i]) for leaf in leaves))
-    console.print(rows)
-
-
-def _brief(value: Any) -> str:
-    flat = np.asarray(value).reshape(-1)
-    if flat.dtype.kind == "b":
-        shown = ["yes" if one else "no" for one in flat[:3]]
-    else:
-        shown = [f"{one:.3g}" for one in flat[:3].tolist()]
-    return " ".join(shown) + (" ..." if len(flat) > 3 else "")
+    console.print(rows_table(schema, table.get(picked)))

@@ -11,6 +11,7 @@ import numpy as np
 from async_loader import tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.goal_fields import GoalFields
+from async_loader.replay.hindsight_parts import HindsightParts
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, Transitions, View, checked_view
 from async_loader.schema import RESERVED, Field, Schema
@@ -73,6 +74,9 @@ class ReadPlan:
     goals : GoalFields | None
         What a view of hindsight goals reads: the schema has ``relabelled`` then, before the
         ``discount``.
+    parts : tuple of Field
+        What is shown in place of the results of the view's functions, before ``relabelled``. See
+        NOTE [parts] in hindsight_parts.py.
     """
 
     schema: Schema
@@ -86,6 +90,7 @@ class ReadPlan:
     weighted: bool
     sequence: Sequences | None = None
     goals: GoalFields | None = None
+    parts: tuple[Field, ...] = ()
 
     @property
     def single(self) -> bool:
@@ -97,7 +102,7 @@ class ReadPlan:
         """Fields that stand between those of the outputs and the index."""
         if self.sequence is not None:
             return len(_OF_SEQUENCES)
-        return int(self.discounts) + (self.goals is not None)
+        return int(self.discounts) + (self.goals is not None) + len(self.parts)
 
     @property
     def lookahead(self) -> int:
@@ -134,6 +139,7 @@ class ReadPlan:
             outputs = _in_sequences(sequence, stored, outputs)
         delivered = Schema(structure, tuple(one.field for one in outputs))
         reward, goals = -1, None
+        parts: tuple[Field, ...] = ()
         if sequence is not None:
             if sequence.ragged:
                 _with(delivered, "offsets", np.dtype(np.int64))  # is added later, see ragged.py
@@ -145,6 +151,9 @@ class ReadPlan:
             if isinstance(view, Hindsight):
                 shown = [(one.name, one.source) for one in outputs]
                 goals = GoalFields.of(view, stored, shown, rewarded)
+                parts = _parts(view, goals, stored, outputs)
+                for part in parts:
+                    delivered = _with(delivered, part.name, part.dtype, part.shape)
                 delivered = _with(delivered, "relabelled", np.dtype(np.bool_))
             delivered = _with(delivered, "discount", np.dtype(np.float32))
         delivered = _with(delivered, "index", np.dtype(np.int64))
@@ -164,6 +173,7 @@ class ReadPlan:
             weighted,
             sequence,
             goals,
+            parts,
         )
 
 
@@ -256,6 +266,18 @@ def _reward(view: Transitions | Hindsight, outputs: Sequence[Output]) -> int:
             "each step"
         )
     return found[0]
+
+
+def _parts(
+    view: Hindsight, goals: GoalFields, stored: Schema, outputs: Sequence[Output]
+) -> tuple[Field, ...]:
+    if not isinstance(view, HindsightParts):
+        return ()
+    of_end = [i for i, one in enumerate(outputs) if one.anchor in (AFTER, LAST)]
+    ending = [i for i in of_end if i not in goals.goals]
+    info = [stored.fields[i] for i in goals.info]
+    shown = [one.field for one in outputs]
+    return view.fields(stored.fields[goals.achieved], info, shown, ending)
 
 
 def _with(schema: Schema, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Schema:

@@ -74,7 +74,7 @@ class ReplaySource:
                 "capacity"
             )
         self._table_state, self._out, self._by_id = table_state, table_sampler, by_id
-        self._view, self._sampler, self._seed = view, sampler, chosen.words
+        self._view, self._sampler, self._goal_seeds = view, sampler, chosen.goal_seeds()
         self._goal_numbers: RandomNumbers | None = None
         self._own_reader: ReplayReader | None = None
         self._min_size = min_size
@@ -226,11 +226,9 @@ class ReplaySource:
     def _numbers(self) -> RandomNumbers:
         """Return the numbers that choose hindsight goals: of the source's seed or the table's."""
         if self._goal_numbers is None:
-            words = self._seed
+            seeds = self._goal_seeds
             self._goal_numbers = RandomNumbers(
-                self._table_state.goal_seeds()
-                if words is None
-                else np.random.SeedSequence(words, spawn_key=(0,))
+                self._table_state.goal_seeds() if seeds is None else seeds
             )
         return self._goal_numbers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,198 +23,14 @@ from async_loader import (
     Uniform,
     errors,
 )
-from async_loader.feeder.client.arguments import view_of
 from async_loader.feeder.table_settings import spelled_out
-
-GOAL = ((2,), "float64")
-PLAIN = {"observation": ((), "float64"), "achieved_goal": GOAL, "desired_goal": GOAL}
-REST = {"action": "float64", "reward": "float64", "terminated": "bool"}
-STORED = {"obs": PLAIN, "next_obs": PLAIN, **REST}
-LINKED = {
-    "obs": {
-        "observation": Field((), "float64", stack=3, next="next_obs"),
-        "achieved_goal": Field(*GOAL, next="next_obs"),
-        "desired_goal": Field(*GOAL, stack=2, next="next_obs"),
-    },
-    **REST,
-}
-GAMMA = 0.5
-
-
-def reward_of(achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
-    return achieved[:, 0] - 2 * desired[:, 1] + info["action"]
-
-
-def ended_at(achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
-    return (achieved[:, 0] + desired[:, 0]) % 3 == 0
-
-
-class Step(NamedTuple):
-    name: int
-    reward: float
-    terminated: bool
-
-
-class Episode:
-    """Steps, and the observations before, between and after them; an observation is a number, and
-    what it has achieved is twice that number.
-    """
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.seen: list[float] = []
-        self.ended = False
-
-
-class Episodes:
-    """What a table holds, as lists; and the same in the table."""
-
-    def __init__(self, buffer: ReplayBuffer, linked: bool) -> None:
-        self.buffer, self.linked = buffer, linked
-        self.open: dict[int, Episode] = {}
-        self.all: list[Episode] = []
-        self.deleted: set[int] = set()
-        self.cursor = 0
-        self.values = iter(range(10_000))
-
-    def obs(self, value: float) -> dict[str, Any]:
-        goal = np.array([-1.0, -1.0])
-        return {"observation": value, "achieved_goal": np.full(2, 2 * value), "desired_goal": goal}
-
-    def play(self, moves: list[Any]) -> None:
-        for move, which, end in moves:
-            getattr(self, move)(*((which, end) if move == "add" else (which,)))
-
-    def add(self, stream: int, end: str) -> None:
-        """Add a step, which goes on, ends, or ends without telling what was seen then."""
-        if stream not in self.open:
-            self.open[stream] = Episode()
-            self.all.append(self.open[stream])
-            self.open[stream].seen.append(float(next(self.values)))
-        episode = self.open[stream]
-        before, after = episode.seen[-1], float(next(self.values))
-        step = {"obs": self.obs(before), "action": before, "reward": before, "stream": stream}
-        if not self.linked:
-            step["next_obs"] = self.obs(after)
-        elif end == "seen":
-            step["final_obs"] = self.obs(after)
-        name = self.buffer.add(**step, terminated=end != "no")
-        assert name == self.cursor
-        self.cursor += 1
-        episode.steps.append(Step(name, before, end != "no"))
-        episode.seen.append(after)
-        if end != "no":
-            self.close(stream, final=self.linked and end == "seen")
-            if self.linked and end == "unseen":
-                episode.seen.pop()
-
-    def truncate(self, stream: int) -> None:
-        if stream in self.open:
-            final = {"final_obs": self.obs(self.open[stream].seen[-1])} if self.linked else {}
-            self.buffer.end_episode(stream=stream, **final)
-            self.close(stream, final=self.linked)
-
-    def close(self, stream: int, final: bool) -> None:
-        self.open.pop(stream).ended = True
-        self.cursor += final  # a final observation has an id of its own
-
-    def delete(self, name: int) -> None:
-        if self.buffer.delete([name]).applied:
-            self.deleted.add(name)
-
-    def known(self, episode: Episode) -> int:
-        """Observations of an episode of which the table knows what they achieved."""
-        waits = self.linked and not episode.ended  # the newest comes with the next step
-        return len(episode.seen) - waits
-
-    def check(self, batch: dict[str, Any], view: Hindsight) -> int:
-        """Check each row of a batch. Return how many have another goal."""
-        places = {
-            step.name: (episode, at)
-            for episode in self.all
-            for at, step in enumerate(episode.steps)
-        }
-        obs, after = batch["obs"], batch["next_obs"]
-        for i, name in enumerate(batch["index"].tolist()):
-            assert name not in self.deleted
-            episode, at = places[name]
-            taken = min(view.n_steps, len(episode.steps) - at)
-            assert episode.ended or taken == view.n_steps
-            unknown = at + taken >= self.known(episode)
-            goal = obs["desired_goal"][i]
-            goal = goal[-1] if self.linked else goal
-            assert (obs["desired_goal"][i] == goal).all()
-            assert (after["desired_goal"][i] == goal).all()
-            if not batch["relabelled"][i]:
-                assert goal.tolist() == [-1.0, -1.0]
-                assert unknown or view.relabel_fraction < 1
-                rewards = [step.reward for step in episode.steps[at : at + taken]]
-                last = episode.steps[at + taken - 1].terminated
-            else:
-                assert not unknown
-                assert goal.tolist() in self.allowed(episode, at, view)
-                info = {"action": np.array(episode.seen[at : at + taken])}
-                achieved = 2 * np.array(episode.seen[at + 1 : at + taken + 1])[:, None].repeat(2, 1)
-                given = achieved, goal[None].repeat(taken, 0), info
-                rewards = reward_of(*given).tolist()
-                last = episode.steps[at + taken - 1].terminated
-                if view.compute_terminated is not None:
-                    ends = ended_at(*given)
-                    last = bool(ends.any())
-                    taken = int(ends.argmax()) + 1 if last else taken
-                    rewards = rewards[:taken]
-            total = sum(GAMMA**k * one for k, one in enumerate(rewards))
-            assert batch["reward"][i] == pytest.approx(total)
-            assert batch["terminated"][i] == last
-            assert batch["discount"][i] == pytest.approx(0 if last else GAMMA**taken)
-            shown = 2 * episode.seen[min(at + taken, len(episode.seen) - 1)]
-            assert after["achieved_goal"][i].tolist() == [shown, shown]
-            if self.linked:
-                stack = [episode.seen[max(0, at - k)] for k in (2, 1, 0)]
-                assert obs["observation"][i].tolist() == stack
-        return int(batch["relabelled"].sum())
-
-    def allowed(self, episode: Episode, at: int, view: Hindsight) -> list[list[float]]:
-        newest = self.known(episode)
-        first = {"future": at + 1, "final": newest - 1, "episode": 1}[view.strategy]
-        return [[2 * value, 2 * value] for value in episode.seen[first:newest]]
-
-    def drawable(self, view: Hindsight) -> int:
-        """How many steps can be drawn, of a table that is not full."""
-        ahead = max(1, view.n_steps - (not self.linked))
-        return sum(
-            step.name not in self.deleted
-            for episode in self.all
-            for step in episode.steps[: None if episode.ended else -ahead]
-        )
-
-
-VIEWS = st.builds(
-    Hindsight,
-    st.just(reward_of),
-    strategy=st.sampled_from(["future", "final", "episode"]),
-    relabel_fraction=st.sampled_from([0.0, 0.5, 1.0]),
-    n_steps=st.integers(1, 4),
-    gamma=st.just(GAMMA),
-    info=st.just("action"),
-    compute_terminated=st.sampled_from([None, ended_at]),
-)
-MOVES = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("add"), st.integers(0, 2), st.sampled_from([*["no"] * 8, "seen", "unseen"])
-        ),
-        st.tuples(st.just("truncate"), st.integers(0, 2), st.none()),
-        st.tuples(st.just("delete"), st.integers(0, 80), st.none()),
-    ),
-    min_size=1,
-    max_size=100,
-)
+from tests.goal_rig import LINKED, MOVES, STORED, VIEWS, Episodes, play
 
 
 def played(moves: list[Any], linked: bool, **settings: Any) -> Episodes:
-    model = Episodes(ReplayBuffer(schema=LINKED if linked else STORED, seed=0, **settings), linked)
-    model.play(moves)
+    buffer = ReplayBuffer(schema=LINKED if linked else STORED, seed=0, **settings)
+    model = Episodes(buffer, linked, buffer.add, buffer.end_episode)
+    play(model, moves)
     return model
 
 
@@ -223,12 +39,12 @@ def played(moves: list[Any], linked: bool, **settings: Any) -> Episodes:
 def test_draws_show_goals_that_their_episode_achieved(view, moves, linked, prioritized):
     sampler = Prioritized() if prioritized else Uniform()
     model = played(moves, linked, capacity=300, view=view, sampler=sampler)
-    assert len(model.buffer) == model.drawable(view)
-    if len(model.buffer):
-        model.check(model.buffer.sample(60), view)
+    assert len(model.table) == model.drawable(view)
+    if len(model.table):
+        model.check(model.table.sample(60), view)
         ids = [step.name for episode in model.all for step in episode.steps]
-        batch = model.buffer.get(ids)
-        assert len(batch["index"]) >= len(model.buffer)
+        batch = model.table.get(ids)
+        assert len(batch["index"]) >= len(model.table)
         model.check(batch, view)
 
 
@@ -236,8 +52,8 @@ def test_draws_show_goals_that_their_episode_achieved(view, moves, linked, prior
 @given(view=VIEWS, moves=MOVES, linked=st.booleans())
 def test_goals_are_of_their_episode_where_rows_were_overwritten(view, moves, linked):
     model = played([*moves, *moves], linked, capacity=30)
-    source = model.buffer.source(view=view, seed=1)  # a view that comes after the steps
-    if len(model.buffer):
+    source = model.table.source(view=view, seed=1)  # a view that comes after the steps
+    if len(model.table):
         with AsyncDataLoader(source, 60, prefetch=1) as loader:
             batch = next(loader)
         model.check(arrays_of(batch), view)
@@ -471,12 +287,9 @@ def test_a_checkpoint_asks_for_the_functions_of_its_view(tmp_path):
     assert (first["desired_goal"] == second["desired_goal"]).all()
 
 
-def test_a_feeder_refuses_hindsight_goals():
-    view = Hindsight(no_reward)
-    with pytest.raises(errors.Unsupported, match="learner's process"):
-        view_of(view)
+def test_the_settings_of_a_feeders_table_hold_no_functions():
     with pytest.raises(errors.ConfigError, match="view: Hindsight"):
-        spelled_out({"capacity": 10, "view": view})
+        spelled_out({"capacity": 10, "view": Hindsight(no_reward)})
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from async_loader import AsyncDataLoader, Field, ReplayBuffer, Sequences, Transitions, connect
-from async_loader.errors import ConfigError, Timeout, Unsupported
+from async_loader import AsyncDataLoader, Field, ReplayBuffer, Sequences, Transitions
+from async_loader.errors import ConfigError, Timeout
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.samplers import Fifo, MaxHeap, Prioritized, RankPrioritized, Uniform
 
@@ -198,12 +198,3 @@ def test_the_field_may_be_named_after_other_weights():
 def test_what_cannot_work_is_refused(table, keywords, message):
     with pytest.raises(ConfigError, match=message):
         table().source(**{"max_lag": 1, **keywords})
-
-
-def test_a_feeder_says_that_it_does_not_do_it_yet():
-    tables = {"one": {"capacity": 10, "schema": SCHEMA}}
-    with (
-        connect("embedded", tables=tables) as client,
-        pytest.raises(Unsupported, match="compare policy_version in the learner"),
-    ):
-        client.table("one").source(max_lag=1)

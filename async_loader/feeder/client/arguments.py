@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from async_loader.errors import ConfigError, Unsupported
+from async_loader.errors import ConfigError
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import (
@@ -20,8 +20,9 @@ from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.arguments import positive, whole_seed
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.samplers import Sampler
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import Sequences
 from async_loader.replay.views import View as AnyView
+from async_loader.validation import whole
 
 _NO_SAVE = (1 << 63) - 1
 """The highest number that can be sent; no save has it."""
@@ -44,24 +45,32 @@ def view_of(view: AnyView | View | None) -> View | None:
     """Convert to wire form. Raises ConfigError for what is no view, and for numbers beyond it."""
     if view is None or isinstance(view, View):
         return view
-    if isinstance(view, Hindsight):
-        raise Unsupported(
-            "a feeder's table shows no hindsight goals, as compute_reward stays in the learner's "
-            "process: use view=Hindsight(...) on a ReplayBuffer there, or have actors write "
-            "relabelled episodes to the feeder as steps of their own"
-        )
     if not isinstance(view, AnyView):
         raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
-    for name in ("n_steps",) if isinstance(view, Transitions) else _COUNTS:
+    for name in _COUNTS if isinstance(view, Sequences) else ("n_steps",):
         number = getattr(view, name)
         if number > MOST_ROWS:
             text = f"the views of a feeder have {MOST_ROWS:,} steps at most"
             raise ConfigError(f"{name}={number:,}: {text}")
-    for name in (view.reward,) if isinstance(view, Transitions) else view.state:
+    for name in _names(view):
         if len(name) > NAME_CHARACTERS:
             text = f"fields of a feeder's steps have names of {NAME_CHARACTERS} at most"
             raise ConfigError(f"the view names {name!r}: {text}")
     return wire_of(view)
+
+
+def _names(view: AnyView) -> tuple[str, ...]:
+    """Return the names of fields that a view is told."""
+    if isinstance(view, Sequences):
+        return view.state
+    if isinstance(view, Hindsight):
+        return view.reward, view.goal, view.achieved, *view.info
+    return (view.reward,)
+
+
+def goals_of(view: AnyView | View | None) -> Hindsight | None:
+    """Return a view whose functions are called here, if it is one."""
+    return view if isinstance(view, Hindsight) else None
 
 
 def wire_view(connection: Connection, view: AnyView | None) -> View | None:
@@ -110,10 +119,8 @@ def reader_wanted(
     """
     least = positive("min_size", min_size)
     if max_lag is not None:
-        raise Unsupported(
-            f"max_lag={max_lag!r}: a feeder does not leave out steps by their version yet, compare "
-            "policy_version in the learner"
-        )
+        max_lag = whole("max_lag", max_lag, 0)
+        connection.check_version("max_lag", 5)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
     own = None if sampler is None else plain_of(sampler)
@@ -139,6 +146,7 @@ def reader_wanted(
             together=MOST_AHEAD,
             min_size=least,
             sampler=own,
+            max_lag=max_lag,
         )
 
     return wanted

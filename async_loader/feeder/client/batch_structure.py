@@ -27,7 +27,7 @@ class BatchStructure:
     """
 
     def __init__(self, schema: Schema, sequences: bool = False) -> None:
-        self.schema = schema
+        self.schema = self._shown = schema
         names = [field.name for field in schema.fields]
         self._index = names.index("index")
         self._steps = names.index("step_index") if sequences else None
@@ -50,7 +50,7 @@ class BatchStructure:
                 columns[self._steps] = _steps_of(columns[self._steps], server)
         if self._names is not None:
             return dict(zip(self._names, columns, strict=True))
-        batch: dict[str, Any] = self.schema.rebuild(columns)
+        batch: dict[str, Any] = self._shown.rebuild(columns)
         return batch
 
 

@@ -33,6 +33,7 @@ from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.channel import Failure
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.goal_batches import structure_of
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.offered_memory import FAILURES, OfferedMemory, endpoint_of
 from async_loader.feeder.client.reader_state import ReaderPhase
@@ -52,6 +53,7 @@ from async_loader.feeder.wire import (
 )
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
+from async_loader.replay.hindsight_view import Hindsight
 
 _MOST_OPEN = 16
 """Kinds of calls that are kept open."""
@@ -99,7 +101,12 @@ class SampleChannel:
         return ReaderPhase.CLOSED if self.closed else ReaderPhase.READY
 
     def sample(
-        self, port: Connection, own_s: float | None, grace_s: float, waits: bool
+        self,
+        port: Connection,
+        own_s: float | None,
+        grace_s: float,
+        waits: bool,
+        goals: Hindsight | None = None,
     ) -> dict[str, Any]:
         """Return a batch.
 
@@ -111,6 +118,8 @@ class SampleChannel:
             How long the answer may take on top.
         waits : bool
             See `wire.Sample`.
+        goals : Hindsight, optional
+            The view, if its functions are called here.
 
         Raises
         ------
@@ -135,6 +144,8 @@ class SampleChannel:
                 columns = self._columns(reply)
                 shown = self._shown
             assert shown is not None
+            if goals is not None:
+                shown = structure_of(shown.schema, goals=goals)
             batch = shown.batch(columns, sent[0])
         except BaseException:
             if reply is not None:

@@ -17,6 +17,7 @@ from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.deliveries import Lease, ReceivedBatch
+from async_loader.feeder.client.goal_batches import structure_of
 from async_loader.feeder.client.priority_updates import update
 from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.reader_state import (
@@ -30,6 +31,7 @@ from async_loader.feeder.wire import MOST_AHEAD, OpenReader
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
+from async_loader.replay.hindsight_view import Hindsight
 from async_loader.shm.batch_buffer import ReadySlot
 from async_loader.source import END, Applied, Plan, Ready
 
@@ -61,6 +63,8 @@ class RemoteSource:
         For `update_priorities` and `close`.
     owner : object
         Lives as long as this does.
+    goals : Hindsight, optional
+        The view, if its functions are called here.
     """
 
     def __init__(
@@ -71,7 +75,9 @@ class RemoteSource:
         transport: Transport,
         timeout_s: float,
         owner: object,
+        goals: Hindsight | None = None,
     ) -> None:
+        self._goals = goals
         self._connection, self._wanted, self._timeout_s = connection, wanted, timeout_s
         self._owner, self._options = owner, ReaderOptions(prefetch, transport)
         self._channel: ReaderChannel | None = None
@@ -343,10 +349,11 @@ class RemoteSource:
         schema = opening.schema
         assert schema is not None
         if structure is None or schema is not structure.schema:
-            structure = self._structure = BatchStructure(schema, opening.eta is not None)
+            sequences = opening.eta is not None
+            structure = self._structure = structure_of(schema, sequences, self._goals)
         body, lease = received.body, received.lease
         batch = structure.batch(body.arrays(), received.server)
-        if type(body) is FilledSlot and (buffer := body.buffer) is not None:
+        if self._goals is None and type(body) is FilledSlot and (buffer := body.buffer) is not None:
             layout = body.slots.layout
             return ReadySlot(batch, lent=True, lease=lease, buffer=buffer, layout=layout)
         return Ready(batch, lent=True, lease=lease)

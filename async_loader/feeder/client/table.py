@@ -10,6 +10,7 @@ from async_loader import batch_format as formats
 from async_loader.errors import CannotSend, ConfigError
 from async_loader.feeder.client.arguments import (
     batch_size_of,
+    goals_of,
     path_of,
     reader_wanted,
     save_number,
@@ -197,8 +198,8 @@ class TableClient:
 
         Parameters
         ----------
-        view : Transitions | Sequences, optional
-            By default the table's.
+        view : Transitions | Sequences | Hindsight, optional
+            By default the table's. The functions of `Hindsight` are called here.
         timeout_s : float, optional
             How long to wait for enough items, and for the limiter. ``None``: without a limiter too
             few items raise at once; with one, the ``timeout_s`` of `connect`.
@@ -222,7 +223,8 @@ class TableClient:
         own_s: float | None = self._timeout_s if limit is None else limit
         own_s = None if own_s is None or own_s > LONGEST_S else own_s
         channel = self._channels.get(batch_size, wire_view(self._connection, view))
-        batch = channel.sample(self._connection, own_s, self._timeout_s, limit is not None)
+        waits, goals = limit is not None, goals_of(view)
+        batch = channel.sample(self._connection, own_s, self._timeout_s, waits, goals)
         made: Batch = formats.convert(ragged(batch, view), wanted, device)
         return made
 
@@ -247,15 +249,17 @@ class TableClient:
 
         Parameters
         ----------
-        view : Transitions | Sequences, optional
-            By default the table's.
+        view : Transitions | Sequences | Hindsight, optional
+            By default the table's. The functions of `Hindsight` are called here.
         sampler : Sampler, optional
             A sampler of the source's own, which the feeder makes from these settings.
         min_size : int
             Items that each batch waits for.
         seed : int, optional
         rank, world_size : int
-        max_lag : None
+        max_lag : int, optional
+            As `ReplayBuffer.source`; the newest version is the one that was published to the
+            feeder (of ``policy``, for the field ``policy_version``), or else the newest stored.
         prefetch : int, optional
             Batches on their way or waiting here: 64 at most, and over a socket no more than the
             feeder's ``in_flight_bytes``. By default 4 to 32 by size, at most 8 with weights, and
@@ -280,8 +284,9 @@ class TableClient:
             rank=rank, world_size=world_size, max_lag=max_lag, timeout_s=timeout_s,
         )  # fmt: skip
         source = RemoteSource(
-            self._connection, wanted, prefetch, transport, self._timeout_s, self._client
-        )
+            self._connection, wanted, prefetch, transport, self._timeout_s, self._client,
+            goals_of(view),
+        )  # fmt: skip
         source._on_open, source._update = self._client._has_read, self.update
         source.finishes = Ragged.of(view)
         self._client._keep(source)
@@ -298,8 +303,8 @@ class TableClient:
         ConfigError, Timeout, Closed, Broken, Unsupported
         """
         ids, wanted = ids_of(index), wire_view(self._connection, view)
-        batch = self._calls.get(ids, wanted, self.schema if len(ids) > 1 else None)
-        return ragged(batch, view)
+        schema = self.schema if len(ids) > 1 else None
+        return ragged(self._calls.get(ids, wanted, schema, goals_of(view)), view)
 
     @explain_wrong_names
     def update_priorities(
@@ -368,9 +373,8 @@ class TableClient:
             The path leaves that folder.
         OSError, Timeout, Closed, Broken
         """
-        said = self._calls.ask(
-            Save(table=self.name, path=path_of(path, self._client.owns_feeder)), Saved, timeout_s
-        )
+        there = path_of(path, self._client.owns_feeder)
+        said = self._calls.ask(Save(table=self.name, path=there), Saved, timeout_s)
         names = SaveReport.__dataclass_fields__
         return SaveReport(**{name: getattr(said, name) for name in names})
 
@@ -394,10 +398,6 @@ class TableClient:
         ------
         Unsupported, ConfigError, CorruptCheckpoint, OutOfMemory, OSError, Timeout, Closed, Broken
         """
-        body = Load(
-            table=self.name,
-            path=path_of(path, self._client.owns_feeder),
-            number=save_number(number),
-        )
-        self._calls.ask(body, Done, timeout_s)
+        there, which = path_of(path, self._client.owns_feeder), save_number(number)
+        self._calls.ask(Load(table=self.name, path=there, number=which), Done, timeout_s)
         self._calls.last_about = None

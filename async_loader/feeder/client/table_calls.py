@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError
-from async_loader.feeder.client.batch_structure import BatchStructure, local_ids, remote_ids
+from async_loader.feeder.client.batch_structure import local_ids, remote_ids
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.goal_batches import structure_of
 from async_loader.feeder.client.priority_updates import ServerReplaced, update
 from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.reader_state import ReaderOptions
@@ -39,6 +40,7 @@ from async_loader.feeder.wire import Batch as WireBatch
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds_or_none
 from async_loader.replay.arguments import per_item, per_step
+from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table import by_id
@@ -142,8 +144,13 @@ class TableCalls:
 
     # -- by id -------------------------------------------------------------------------------------
 
-    def get(self, ids: Ids, view: View | None, schema: Schema | None) -> Batch:
-        """Read rows by id, in as many messages as they take. ``schema``: the table's."""
+    def get(
+        self, ids: Ids, view: View | None, schema: Schema | None, goals: Hindsight | None = None
+    ) -> Batch:
+        """Read rows by id, in as many messages as they take.
+
+        ``schema``: the table's; ``goals``: the view, if its functions are called here.
+        """
         server = self.connection.servers
         ids = remote_ids(ids[local_ids(ids, server)], server)
         most = self._rows_of_an_answer(schema, view) if len(ids) > 1 else 1
@@ -161,7 +168,7 @@ class TableCalls:
         columns = parts[0]
         if len(parts) > 1:
             columns = [np.concatenate(one) for one in zip(*parts, strict=True)]
-        return BatchStructure(found, eta is not None).batch(columns, server)
+        return structure_of(found, eta is not None, goals).batch(columns, server)
 
     def _rows_of_an_answer(self, schema: Schema | None, view: View | None) -> int:
         """Return how many rows surely fit into an answer."""
@@ -172,6 +179,8 @@ class TableCalls:
         sequences = None if shown is None else shown.sequences
         if sequences is not None:
             row = (row + 64) * (sequences.burn_in + sequences.length + sequences.bootstrap)
+        if shown is not None and shown.hindsight is not None:
+            row = (row + 64) * (shown.hindsight.n + 1)
         return max(1, min(_IDS, self.connection.limits.message_bytes // (row + 64)))
 
     def update_priorities(

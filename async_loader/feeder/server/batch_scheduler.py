@@ -20,7 +20,6 @@ from async_loader.feeder.server.reader_state import ReaderState, schema_of_batch
 from async_loader.feeder.server.send_buffers import send_buffer_for
 from async_loader.feeder.server.table_views import TableViews
 from async_loader.feeder.wire import MOST_AHEAD, BatchForm, ErrorCode, Limits, OpenReader
-from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.schema import Schema
 
@@ -72,6 +71,9 @@ class BatchScheduler:
             TOO_LARGE, if a batch does not fit into a message; LIMIT.
         """
         view = self.views.of(wanted.view)
+        itself = wanted.sampler is not None or wanted.max_lag is not None
+        if itself:
+            self._check_samplers()
 
         def check(schema: Schema) -> None:
             form = BatchForm.of(schema_of_batches(self.table, schema), wanted.batch_size)
@@ -83,10 +85,11 @@ class BatchScheduler:
             wanted.rank,
             wanted.world_size,
             wanted.seed,
-            self._own_sampler(wanted),
+            None if wanted.sampler is None else sampler_from(wanted.sampler),
             wanted.min_size,
             wanted.batch_size,
             check,
+            wanted.max_lag,
         )
         try:
             form = BatchForm.of(schema_of_batches(self.table, drawing.schema), wanted.batch_size)
@@ -103,35 +106,27 @@ class BatchScheduler:
         )
         place = drawing.index_place
         reader = ReaderState(
-            session,
-            number,
-            self,
-            drawing,
-            form,
-            wanted.timeout_s,
-            ahead,
-            opening,
-            send_buffer,
+            session, number, self, drawing, form, wanted.timeout_s, ahead, opening, send_buffer,
             place,
-        )
-        reader.samples_itself = wanted.sampler is not None
+        )  # fmt: skip
+        reader.samples_itself = itself
         self._readers.add(reader)
         return reader
 
-    def _own_sampler(self, wanted: OpenReader) -> Sampler | None:
-        """Return a reader's own sampler.
+    def published(self, weights: str, version: int) -> None:
+        """Tell readers with a ``max_lag`` of the newest version of some weights."""
+        for reader in self._readers:
+            if reader.drawing.weights == weights:
+                reader.drawing.publish(version)
 
-        Raises Malformed, LIMIT: each may need as much memory as the table's.
-        """
-        if wanted.sampler is None:
-            return None
+    def _check_samplers(self) -> None:
+        """Raise Malformed, LIMIT: each sampler may need as much memory as the table's."""
         if sum(one.samples_itself for one in self._readers) >= MOST_SAMPLERS:
             text = (
                 f"readers of table {self.name!r} have {MOST_SAMPLERS} samplers of their own, which "
                 "is the limit"
             )
             raise Malformed(text, ErrorCode.LIMIT)
-        return sampler_from(wanted.sampler)
 
     def _check(self, form: BatchForm) -> None:
         most = self._limits.message_bytes

@@ -13,11 +13,13 @@ from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.plain_values import limiter_plain
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.dispatch import Dispatcher
+from async_loader.feeder.server.episode_values import episodes_plain
 from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.sample_queue import SampleQueue, refused
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.wire import (
+    About,
     AboutReply,
     Applied,
     BatchForm,
@@ -132,6 +134,10 @@ class CallHandler:
             view = None if buffer.view is None else wire_of(buffer.view)
             view = None if view is not None and view.needs[0] > session.version else view
             reply = msgspec.structs.replace(reply, view=view, eta=table.table.eta)
+        assert isinstance(message.body, About)
+        if message.body.newest and session.version >= 5 and schema is not None:
+            episodes = table.table.newest_episodes(message.body.newest)
+            reply = msgspec.structs.replace(reply, episodes=episodes_plain(episodes))
         return message.reply(reply)
 
     # -- by id -----------------------------------------------------------------------------------

@@ -240,6 +240,9 @@ class ControlHandler:
         reader = session.readers[message.number] = scheduler.open(
             session.number, message.number, wanted, message.sequence, shared
         )
+        newest = self._server_state.weights.newest(reader.drawing.weights or "")
+        if newest is not None:
+            reader.drawing.publish(newest[0])
         transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
         reply = Reader(
             schema=spec_of(reader.schema),
@@ -275,6 +278,8 @@ class ControlHandler:
         if taken is WeightsReceipt.NEWEST:
             self._waits.news(part.name)
             self._server_state.published.add(part.name, part.version, self._server_state.clock())
+            for table in self._server_state.tables.values():
+                table.scheduler.published(part.name, part.version)
         version, run = weights.newest(part.name) or (None, None)
         return message.reply(
             Published(newest=taken is not WeightsReceipt.STALE, version=version, run=run)

@@ -100,6 +100,7 @@ def _table(
         "rows_out": scheduler.rows,
         "readers_blocked_s": scheduler.blocked.seconds(now),
         "redelivered": scheduler.redelivered,
+        "stale": {} if table.rests else table.table.stale_by_reason,
     }
 
 

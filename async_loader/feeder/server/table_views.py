@@ -31,9 +31,10 @@ class TableViews:
         """Return a view of the wire as the table's. Raises ConfigError; Malformed, LIMIT."""
         if said is None:
             return None
-        if said.n is not None and said.n > MOST_STEPS:
+        n = said.n if said.hindsight is None else said.hindsight.n
+        if n is not None and n > MOST_STEPS:
             text = f"a server sums up {MOST_STEPS} at most: no step is drawn before they followed"
-            raise ConfigError(f"n_steps={said.n}: {text}")
+            raise ConfigError(f"n_steps={n}: {text}")
         view = view_from(said)
         if view in self._used:
             return view

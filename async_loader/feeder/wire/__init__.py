@@ -38,6 +38,7 @@ from async_loader.feeder.wire.bounds import (
     Limits,
 )
 from async_loader.feeder.wire.calls import (
+    MOST_NEWEST,
     About,
     AboutReply,
     ById,
@@ -77,6 +78,7 @@ from async_loader.feeder.wire.control import (
     End,
     Error,
     Hello,
+    HindsightView,
     Latest,
     OpenReader,
     OpenWriter,
@@ -127,6 +129,7 @@ __all__ = [
     "FINAL",
     "MESSAGE_BYTES",
     "MOST_AHEAD",
+    "MOST_NEWEST",
     "MOST_ROWS",
     "NAME_CHARACTERS",
     "NEWEST",
@@ -162,6 +165,7 @@ __all__ = [
     "Get",
     "Got",
     "Hello",
+    "HindsightView",
     "InSlot",
     "Insert",
     "Latest",

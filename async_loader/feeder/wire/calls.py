@@ -17,11 +17,18 @@ from async_loader.feeder.wire.control import Control, Share, TensorSpec, View, o
 from async_loader.feeder.wire.header import OLDEST
 from async_loader.feeder.wire.schema_codec import SchemaSpec
 
+MOST_NEWEST = 1 << 16
+"""Steps that an answer to ABOUT looks at: nothing else is served while it does."""
+
 
 def needs(body: object) -> tuple[int, str]:
     """Return the oldest version of the wire that has this message, and what of it is so new."""
     kind, view = getattr(body, "TYPE", None), getattr(body, "view", None)
-    if isinstance(view, View) and view.sequences is not None:
+    if getattr(body, "max_lag", None) is not None:
+        return 5, "max_lag"
+    if getattr(body, "newest", 0) and kind is Type.ABOUT:
+        return 5, "a look at the newest steps"
+    if isinstance(view, View) and (view.hindsight is not None or view.sequences is not None):
         return view.needs
     return (3, kind.name) if kind in codes.SINCE_3 else (OLDEST, "")
 
@@ -33,9 +40,13 @@ class OfTable(Control, frozen=True, kw_only=True):
 
 
 class About(OfTable, frozen=True, kw_only=True):
-    """A request for a table's properties and counts."""
+    """A request for a table's properties and counts.
+
+    Since version 5: ``newest``, how many of the newest steps the answer is to look at.
+    """
 
     TYPE = Type.ABOUT
+    newest: Annotated[int, Meta(ge=0, le=MOST_NEWEST)] = 0
 
 
 class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,7 +55,8 @@ class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
     ``no_priorities``: why the table uses none.
 
     Since version 4: ``view``, the table's own, and ``eta``, by which it mixes the errors of the
-    steps of a sequence.
+    steps of a sequence. Since version 5: ``episodes``, plain values that say what the newest steps
+    hold.
     """
 
     TYPE = Type.ABOUT_REPLY
@@ -57,6 +69,7 @@ class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
     no_priorities: Text | None = None
     view: View | None = None
     eta: Share | None = None
+    episodes: dict[str, Any] | None = None
 
 
 class Clear(OfTable, frozen=True, kw_only=True):

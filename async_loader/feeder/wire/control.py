@@ -142,28 +142,51 @@ class SequenceView(
     eta: Share = 0.9
 
 
+class HindsightView(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """Transitions with hindsight goals; the fields are settings of `async_loader.Hindsight`.
+
+    ``ends``: whether a function of the client says which steps terminate.
+    """
+
+    strategy: Literal["future", "final", "episode"] = "future"
+    relabel_fraction: Share = 0.8
+    goal: Name = "desired_goal"
+    achieved: Name = "achieved_goal"
+    n: Count = 1
+    gamma: Share = 0.99
+    reward: Name = "reward"
+    info: Annotated[tuple[Name, ...], Meta(max_length=bounds.FIELDS)] = ()
+    ends: bool = False
+
+
 class View(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """Transitions over ``n`` steps, discounted by ``gamma``; or sequences.
+    """Transitions over ``n`` steps, discounted by ``gamma``; or sequences, or hindsight goals.
 
     Since version 3: of the field ``reward``. Since version 4: ``sequences``, with which the others
-    are left out.
+    are left out. Since version 5: ``hindsight``, likewise.
     """
 
     n: Count | None = None
     gamma: Share | None = None
     reward: Name = "reward"
     sequences: SequenceView | None = None
+    hindsight: HindsightView | None = None
 
     def __post_init__(self) -> None:
-        given = self.n is not None, self.gamma is not None
-        if given != ((True, True) if self.sequences is None else (False, False)):
-            raise ValueError("a view has n and gamma, or sequences")
+        numbers = self.n is not None, self.gamma is not None
+        others = (self.sequences is not None) + (self.hindsight is not None)
+        if others > 1 or numbers != ((False, False) if others else (True, True)):
+            raise ValueError("a view has n and gamma, or sequences, or hindsight")
 
     @property
     def needs(self) -> tuple[int, str]:
         """The oldest version that has this view, and what of it is so new."""
+        if self.hindsight is not None:
+            return 5, "a view of hindsight goals"
         if self.sequences is not None:
             crosses = self.sequences.boundary == "cross"
             what = "a view of sequences"
@@ -175,7 +198,8 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     """``together``: batches that one message may hold, over tcp.
 
     Since version 3: ``min_size``, the items that each batch waits for, and ``sampler``, one of this
-    reader's own, as in a configuration.
+    reader's own, as in a configuration. Since version 5: ``max_lag``, the versions that the policy
+    of a step may be behind.
     """
 
     TYPE = Type.OPEN_READER
@@ -191,6 +215,7 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     together: Count = 1
     min_size: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
     sampler: Annotated[dict[str, Any], Meta(max_length=16)] | None = None
+    max_lag: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
     def __post_init__(self) -> None:
         if self.rank >= self.world_size:

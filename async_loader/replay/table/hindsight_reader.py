@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from async_loader import tensors
-from async_loader.errors import ConfigError
-from async_loader.names import describe
 from async_loader.replay.array_types import Array, Bools, Floats, Ids
 from async_loader.replay.base import episode_lists
 from async_loader.replay.base import goal_table as t
@@ -21,7 +18,8 @@ from async_loader.replay.base.field_table import (
     ROW_STRIDE,
     WRITING,
 )
-from async_loader.replay.hindsight_view import GoalFunction
+from async_loader.replay.goal_returns import NewGoals, ReturnPlaces, put_returns, returns_of
+from async_loader.replay.hindsight_parts import EACH
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.table.reader import ReplayReader
@@ -58,6 +56,9 @@ class HindsightReader(ReplayReader):
         assert read_plan.goals is not None
         self._kernel, self._goals = goals, read_plan.goals
         self._numbers, self._chances = numbers, np.empty(0)
+        of = read_plan.goals
+        discount = self._index - 1
+        self._places = ReturnPlaces(of.reward, of.terminated, of.done, of.truncated, discount)
         self._far = storage.on_disk  # a walk that may wait for a disk releases the GIL
         self._shape = np.zeros(t.READING, np.int64)
         self._shape[t.BEFORE] = read_plan.depth
@@ -88,29 +89,24 @@ class HindsightReader(ReplayReader):
             self._chances = np.empty(0)
 
     def _linked(self, ids: Ids, fields: Ids, taken: Ids, into: Window) -> int:
-        plan, n = self._goals, self.read_plan.n
         self._walk(ids, taken)
         arrays = self._goal_arrays(len(ids))
         new = np.flatnonzero(self._choose(taken, arrays))
-        rewards, ended = np.zeros((len(new), n)), np.zeros((len(new), n), np.bool_)
-        goals: Array = arrays[t.GOAL][new]
-        if len(new):
-            there = np.arange(n) < taken[new, None]
-            achieved, desired = arrays[t.ACHIEVED][new][there], goals.repeat(taken[new], axis=0)
-            info = {
-                name: array[new][there]
-                for name, array in zip(plan.view.info, arrays[t.ACHIEVED + 1 :], strict=True)
-            }
-            given = achieved, desired, info
-            rewards[there] = _called("compute_reward", plan.view.compute_reward, *given)
-            if plan.view.compute_terminated is not None:
-                function = plan.view.compute_terminated
-                ended[there] = _called("compute_terminated", function, *given) != 0
-                _cut_off(ended, rewards, taken, new)
+        goals = self._new_goals(arrays, new, taken)
+        returns = returns_of(self._goals.view, goals)
+        taken[new] = returns.steps
         self._returns(taken, into)
         gone = self._copy(fields, taken)
-        self._put(into, new, goals, rewards, ended, taken)
+        self._put_goals(into, new, goals)
+        put_returns(self._goals.view, into.fields, self._places, new, returns)
         return gone
+
+    def _new_goals(self, arrays: list[Array], new: Ids, taken: Ids) -> NewGoals:
+        names = self._goals.view.info
+        info = {
+            name: array[new] for name, array in zip(names, arrays[t.ACHIEVED + 1 :], strict=True)
+        }
+        return NewGoals(arrays[t.GOAL][new], arrays[t.ACHIEVED][new], info, taken[new])
 
     def _choose(self, taken: Ids, arrays: list[Array]) -> Bools:
         """Choose and copy new goals. Return which items have one."""
@@ -160,65 +156,64 @@ class HindsightReader(ReplayReader):
             for f, i in enumerate(self._read_from)
         ]
 
-    def _put(
-        self, into: Window, new: Ids, goals: Array, rewards: Floats, ended: Bools, taken: Ids
-    ) -> None:
-        """Put the new goals of items, and what follows from them, into their places."""
-        plan, arrays = self._goals, into.fields
+    def _put_goals(self, into: Window, new: Ids, goals: NewGoals) -> None:
+        """Put new goals into their places, and say which items have one."""
+        arrays = into.fields
         arrays[self._index - 2][...] = False
-        if not len(new):
-            return
         arrays[self._index - 2][new] = True
-        for i in plan.goals:
+        for i in self._goals.goals:
             stacked = self.read_plan.outputs[i].frames > 1
-            arrays[i][new] = goals[:, None] if stacked else goals
-        gamma = self.read_plan.gamma
-        arrays[plan.reward][new] = rewards @ gamma ** np.arange(self.read_plan.n)
-        if plan.view.compute_terminated is None:
-            return
-        last = ended.any(axis=1)
-        arrays[self._index - 1][new] = np.where(last, 0.0, gamma ** taken[new])
-        if plan.terminated >= 0:
-            arrays[plan.terminated][new] = last
-        if plan.done >= 0:
-            cut = plan.truncated >= 0 and (arrays[plan.truncated][new] != 0)
-            arrays[plan.done][new] = last | (cut & (arrays[plan.done][new] != 0))
+            arrays[i][new] = goals.goals[:, None] if stacked else goals.goals
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._storage, self.read_plan)
 
 
-def _cut_off(ended: Bools, rewards: Floats, taken: Ids, new: Ids) -> None:
-    """End each return with the first of its steps that terminated."""
-    last = ended.any(axis=1)
-    taken[new] = np.where(last, ended.argmax(axis=1) + 1, taken[new])
-    beyond = np.arange(ended.shape[1]) >= taken[new, None]
-    rewards[beyond], ended[beyond] = 0.0, False
-
-
-def _called(
-    parameter: str, function: GoalFunction, achieved: Array, desired: Array, info: dict[str, Array]
-) -> Array:
-    """Return what a function of goals gives, ``[n]``.
-
-    Raises
-    ------
-    ConfigError
-        For any other shape, and for numbers that are not finite.
+class HindsightPartsReader(HindsightReader):
+    """As `HindsightReader`, for a process that calls no function of the view: it shows what they
+    need. See NOTE [parts] in hindsight_parts.py.
     """
-    array = tensors.to_array(function(achieved, desired, info))
-    if not array.ndim or array.size != len(achieved) or array.dtype.kind not in "biuf":
-        raise ConfigError(
-            f"{parameter}={describe(function)} gave {array.dtype.name}{list(array.shape)} for "
-            f"goals {list(achieved.shape)}: return one number for each, [{len(achieved)}]"
-        )
-    array = array.reshape(len(achieved))
-    if not np.isfinite(array).all():
-        wrong = np.flatnonzero(~np.isfinite(array))
-        first = int(wrong[0])
-        raise ConfigError(
-            f"{parameter}={describe(function)} gave {array[first]} in row {first} of "
-            f"{len(achieved)} ({len(wrong)} such rows): it achieved {achieved[first]} and its goal "
-            f"was {desired[first]}; return finite numbers, and store finite goals"
-        )
-    return array
+
+    def _linked(self, ids: Ids, fields: Ids, taken: Ids, into: Window) -> int:
+        self._walk(ids, taken)
+        arrays = self._goal_arrays(len(ids))
+        new = np.flatnonzero(self._choose(taken, arrays))
+        goals = self._new_goals(arrays, new, taken)
+        self._returns(taken, into)
+        self._put_parts(into, new, goals)
+        self._put_each(fields, new, taken, into)
+        gone = self._copy(fields, taken)
+        self._put_goals(into, new, goals)
+        return gone
+
+    def _put_parts(self, into: Window, new: Ids, goals: NewGoals) -> None:
+        first = len(self.read_plan.outputs)
+        there = np.arange(self.read_plan.n) < goals.steps[:, None]
+        given: list[Array] = [goals.goals, goals.steps]
+        for array in (goals.achieved, *goals.info.values()):
+            shown = np.zeros_like(array)
+            shown[there] = array[there]
+            given.append(shown)
+        for part, array in zip(into.fields[first:], given, strict=False):
+            part[...] = 0
+            part[new] = array
+
+    def _put_each(self, fields: Ids, new: Ids, taken: Ids, into: Window) -> None:
+        """Copy what shorter returns of the items with new goals would show."""
+        plan = self.read_plan
+        each = [
+            (int(one.name.removeprefix(EACH)), into.fields[len(plan.outputs) + i])
+            for i, one in enumerate(plan.parts)
+            if one.name.startswith(EACH)
+        ]
+        for _, part in each:
+            part[...] = 0
+        if not each:
+            return
+        copied = fields[[j for j, _ in each]].copy()
+        copied[:, ARRAY_STRIDE] = [part.strides[0] for _, part in each]
+        for k in range(1, plan.n):
+            copied[:, ARRAY_ADDRESS] = [address_of(part[:, k - 1]) for _, part in each]
+            steps = np.zeros_like(taken)
+            steps[new] = np.where(taken[new] >= k, k, 0)
+            self._copy(copied, steps)

@@ -15,6 +15,13 @@ from async_loader.schema import Schema
 
 VERSION = "policy_version"
 _SUFFIX = "_version"
+REASONS = ("became_old", "came_old", "other_run")
+"""Why steps are left out."""
+
+
+def weights_of(schema: Schema) -> str:
+    """Return the name of the weights whose versions steps say. Raises ConfigError."""
+    return schema.fields[version_field(schema)].name.removesuffix(_SUFFIX)
 
 
 def version_field(schema: Schema) -> int:
@@ -67,8 +74,9 @@ class LagSampler(InnerSampler):
     ----------
     newest : int | None
         The newest version that was stored or told; ``None`` before the first.
-    stale : int
-        Steps that were left out so far: they became too old, or were so when they came.
+    left_out_by : dict of str to int
+        Steps that were left out so far, by reason: they ``became_old``, or ``came_old``, or are of
+        an ``other_run``, see `publish`.
     """
 
     def __init__(
@@ -86,7 +94,8 @@ class LagSampler(InnerSampler):
         super().__init__(sampler, items, seed)
         rows = items.rows
         self.newest: int | None = None
-        self.stale = 0
+        self.left_out_by = dict.fromkeys(REASONS, 0)
+        self._published = False
         self._of = np.zeros(rows, np.int64)
         self._before, self._after, _ = order.fresh(rows)
         # of each version that is drawn from, its first and its last row: at most max_lag + 1
@@ -99,10 +108,13 @@ class LagSampler(InnerSampler):
         if not len(rows):
             return
         versions = self._versions()[rows].astype(np.int64)
-        self.see(int(versions.max()))
+        if not self._published:
+            self.see(int(versions.max()))
         assert self.newest is not None
-        young = versions >= self.newest - self.max_lag
-        self.stale += len(rows) - int(young.sum())
+        old, other = versions < self.newest - self.max_lag, versions > self.newest
+        self.left_out_by["came_old"] += int(old.sum())
+        self.left_out_by["other_run"] += int(other.sum())
+        young = ~(old | other)
         rows, priority, versions = rows[young], priority[young], versions[young]
         for version in np.unique(versions).tolist():
             ends = self._ends.setdefault(version, np.full(2, self._k.END, np.int64))
@@ -119,12 +131,33 @@ class LagSampler(InnerSampler):
         if self.newest is not None and version <= self.newest:
             return
         for old in [one for one in self._ends if one < version - self.max_lag]:
-            rows = np.empty(self.own_items.count, np.int64)
-            rows = rows[: self._k.walk(self._after, self._ends[old][0], rows)]
-            self.stale += len(rows)
-            self.remove(rows)
-            self._ends.pop(old, None)
+            self._leave_out(old, "became_old")
         self.newest = version  # last: an interrupted call may be repeated
+
+    def publish(self, version: int) -> None:
+        """Note the version that is published now, where all of them are told.
+
+        From here on nothing newer can be stored: steps of later versions, and all that are here
+        when the versions begin again at a lower one, are of another run, and are left out.
+        """
+        if self.newest is not None and version < self.newest:
+            for one in list(self._ends):
+                self._leave_out(one, "other_run")
+            self.newest = version
+        self.see(version)
+        self._published = True
+
+    def _leave_out(self, version: int, reason: str) -> None:
+        rows = np.empty(self.own_items.count, np.int64)
+        rows = rows[: self._k.walk(self._after, self._ends[version][0], rows)]
+        self.left_out_by[reason] += len(rows)
+        self.remove(rows)
+        self._ends.pop(version, None)
+
+    @property
+    def stale(self) -> int:
+        """Steps that were left out so far, for all reasons together."""
+        return sum(self.left_out_by.values())
 
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`."""
@@ -143,7 +176,7 @@ class LagSampler(InnerSampler):
 
     def forget(self) -> None:
         """Forget the newest version: the table's contents are replaced."""
-        self.newest = None
+        self.newest, self._published = None, False
 
     @property
     def left_out(self) -> str:

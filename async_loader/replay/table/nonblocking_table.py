@@ -25,6 +25,7 @@ from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL, SHOWN, TRUN
 from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.table.newest_episodes import NewestEpisodes, newest_episodes
 from async_loader.replay.table.sampler_session import SamplerSession
 from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.table_parts import TableParts
@@ -340,6 +341,18 @@ class NonblockingTable:
         self._seen.difference_update(ids.tolist())
         return found
 
+    def newest_episodes(self, most: int) -> NewestEpisodes:
+        """See `newest_episodes`. The table has a schema."""
+        with self._table_state.lock:
+            self._table_state.check_open()
+            return newest_episodes(self._table_state.table, most)
+
+    @property
+    def stale_by_reason(self) -> dict[str, int]:
+        """Steps that readers with ``max_lag`` have left out, by reason: see `LagSampler`."""
+        with self._table_state.lock:
+            return self._table_state.stale_by_reason()
+
     # -- out ---------------------------------------------------------------------------------------
 
     def drawing(
@@ -352,6 +365,7 @@ class NonblockingTable:
         min_size: int = 1,
         count: int = 0,
         check: Callable[[Schema], None] | None = None,
+        max_lag: int | None = None,
     ) -> SamplerSession:
         """Begin to draw for one learner, as `ReplayBuffer.source`. The table has a schema.
 
@@ -366,7 +380,7 @@ class NonblockingTable:
         """
         if check is not None:
             check(self._shown(view, self.sampler if given is None else given))
-        chosen = sampler_for(self._table_state, given, seed, rank, world_size, view)
+        chosen = sampler_for(self._table_state, given, seed, rank, world_size, view, max_lag)
         try:
             return SamplerSession(self._parts, view, chosen, min_size, count)
         except BaseException:

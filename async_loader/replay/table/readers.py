@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from async_loader.replay.hindsight_parts import HindsightParts
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers.random_numbers import RandomNumbers
-from async_loader.replay.table.hindsight_reader import HindsightReader
+from async_loader.replay.table.hindsight_reader import HindsightPartsReader, HindsightReader
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.sequence_reader import SequenceReader
 from async_loader.replay.table.table_state import TableState
@@ -21,7 +22,7 @@ def reader_of(
     if read_plan.sequence is not None:
         return SequenceReader(storage, read_plan)
     if read_plan.goals is not None:
-        return HindsightReader(
-            storage, read_plan, numbers or RandomNumbers(table_state.goal_seeds())
-        )
+        in_parts = isinstance(read_plan.goals.view, HindsightParts)
+        reader = HindsightPartsReader if in_parts else HindsightReader
+        return reader(storage, read_plan, numbers or RandomNumbers(table_state.goal_seeds()))
     return ReplayReader(storage, read_plan)

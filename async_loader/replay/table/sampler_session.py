@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from async_loader.replay.array_types import Array
+from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.table.batch_arrays import Target
+from async_loader.replay.table.lag_sampler import LagSampler, weights_of
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.source_sampler import SourceSampler
@@ -59,6 +61,21 @@ class SamplerSession:
         """The position of ``index`` among the fields of `schema`."""
         return [field.name for field in self.schema.fields].index("index")
 
+    @property
+    def weights(self) -> str | None:
+        """The name of the weights whose newest version bounds what is drawn; ``None``: none do."""
+        if not isinstance(self._sampler, LagSampler):
+            return None
+        schema = self._table_state.schema
+        assert schema is not None
+        return weights_of(schema)
+
+    def publish(self, version: int) -> None:
+        """Note the newest version of `weights`. See `LagSampler.publish`."""
+        assert isinstance(self._sampler, LagSampler)
+        with self._table_state.lock:
+            self._sampler.publish(version)
+
     def why_not(self, count: int) -> str | None:
         """Say in numbers why ``count`` items cannot be drawn now; ``None`` if they can.
 
@@ -96,8 +113,13 @@ class SamplerSession:
         One array ``[count, *shape]`` for each field of `schema`, in C order.
         """
         if self._reader is None:
-            self._reader = reader_of(self._table_state, self._read_plan)
+            self._reader = reader_of(self._table_state, self._read_plan, self._numbers())
         return self._reader.target(arrays)
+
+    def _numbers(self) -> RandomNumbers | None:
+        """Return what chooses hindsight goals, if the learner has a seed: as `ReplaySource`."""
+        seeds = self._chosen.goal_seeds()
+        return None if seeds is None else RandomNumbers(seeds)
 
     def fill(self, target: Target) -> None:
         """Draw a batch into a target of this session: the rows that `arrays` would return.

@@ -25,6 +25,10 @@ class SourceSampler(NamedTuple):
     own: bool
     words: list[int] | None = None  # of the learner's seed, if it has one
 
+    def goal_seeds(self) -> np.random.SeedSequence | None:
+        """Return the seed of the numbers that choose hindsight goals, if the learner has a seed."""
+        return None if self.words is None else np.random.SeedSequence(self.words, spawn_key=(0,))
+
 
 def drawing_sampler(table_state: TableState, sampler: Any, view: View | None) -> Any:
     """Return what draws the items of ``view`` as a sampler of the table does.

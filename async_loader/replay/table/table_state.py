@@ -20,7 +20,7 @@ from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Fifo, Sampler
 from async_loader.replay.samplers.binding import like
 from async_loader.replay.sequence_limits import check_sequences
-from async_loader.replay.table.lag_sampler import LagSampler
+from async_loader.replay.table.lag_sampler import REASONS, LagSampler
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage, StorageLayout
@@ -57,9 +57,13 @@ class TableState(TableAccess):
 
     def stale(self) -> int:
         """Return how many items samplers left out because of their lag. Under the lock."""
-        if self._table is None:
-            return 0
-        return sum(one.stale for one in self.table.samplers if isinstance(one, LagSampler))
+        return sum(self.stale_by_reason().values())
+
+    def stale_by_reason(self) -> dict[str, int]:
+        """As `stale`, by reason: see `LagSampler`. Under the lock."""
+        samplers = () if self._table is None else self.table.samplers
+        found = [one.left_out_by for one in samplers if isinstance(one, LagSampler)]
+        return {reason: sum(one[reason] for one in found) for reason in REASONS}
 
     def own_alone(self) -> None:
         """Raise unless this process may replace the table's contents. Under the lock."""

@@ -108,6 +108,16 @@ def test_nil_may_be_left_out():
         ("OPEN_READER", {"view": {}}),
         ("OPEN_READER", {"view": {"sequences": {"length": 0, "stride": 1}}}),
         ("OPEN_READER", {"view": {"sequences": {"length": 1}}}),
+        ("OPEN_READER", {"view": {"hindsight": {"n": 0}}}),
+        ("OPEN_READER", {"view": {"hindsight": {"strategy": "random"}}}),
+        ("OPEN_READER", {"view": {"hindsight": {"compute_reward": "os.system"}}}),
+        ("OPEN_READER", {"view": {"n": 1, "gamma": 0.5, "hindsight": {}}}),
+        (
+            "OPEN_READER",
+            {"view": {"sequences": {"length": 1, "stride": 1}, "hindsight": {}}},
+        ),
+        ("OPEN_READER", {"max_lag": -1}),
+        ("ABOUT", {"newest": 1 << 17}),
         ("OPEN_READER", {"view": {"sequences": {"length": 1, "stride": 1, "eta": 2.0}}}),
         ("OPEN_READER", {"view": {"sequences": {"length": 1, "stride": 1, "boundary": "wrap"}}}),
         (

@@ -141,6 +141,13 @@ def examples() -> dict[str, wire.Message]:
         "READER of sequences": wire.Reader(
             schema=wire.spec_of(PIXELS), leased=False, transport="tcp", eta=0.9
         ),
+        "OPEN_READER of hindsight goals": wire.OpenReader(
+            table="replay",
+            batch_size=64,
+            view=wire.View(hindsight=wire.HindsightView(n=3, info=("action",), ends=True)),
+        ),
+        "OPEN_READER of recent policies": wire.OpenReader(table="replay", batch_size=64, max_lag=1),
+        "ABOUT of the newest steps": wire.About(table="replay", newest=1000),
     }
     schemas = {
         "INSERT": small.schema_id,

@@ -1,0 +1,46 @@
+"""What a table's newest steps hold, in plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.replay.table.newest_episodes import NewestEpisodes
+
+_BARS, _IDS = 10, 5
+
+
+def episodes_plain(found: NewestEpisodes) -> dict[str, Any]:
+    """Return the counts, a histogram of lengths and one of returns, and the ids of some steps."""
+    steps = len(found.ids)
+    picked = np.linspace(0, steps - 1, min(_IDS, steps)).astype(np.int64)
+    return {
+        "steps": steps,
+        "episodes": len(found.lengths),
+        "parts": found.parts,
+        "ids": found.ids[picked].tolist(),
+        "length": histogram(found.lengths),
+        "return": None if found.returns is None else histogram(found.returns),
+    }
+
+
+def histogram(values: npt.NDArray[Any]) -> dict[str, Any] | None:
+    """Return the range of numbers, and how many are in each part of it; ``None`` without any.
+
+    What is not finite is left out.
+    """
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    bars = min(_BARS, len(np.unique(values)))
+    counts, edges = np.histogram(values, bars)
+    return {
+        "min": float(values.min()),
+        "mean": float(values.mean()),
+        "median": float(np.median(values)),
+        "max": float(values.max()),
+        "counts": counts.tolist(),
+        "edges": edges.tolist(),
+    }

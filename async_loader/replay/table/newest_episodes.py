@@ -1,0 +1,90 @@
+"""The episodes in the newest steps of a table: how long they are, and what they return."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from async_loader.replay.array_types import Array, Bools, Floats, Ids
+from async_loader.replay.base import row_format as r
+from async_loader.replay.table.table import Table
+
+
+class NewestEpisodes(NamedTuple):
+    """The newest steps of a table, by episode.
+
+    Attributes
+    ----------
+    ids : int64 array [steps]
+        Of the steps, oldest first.
+    lengths : int64 array [episodes]
+        Steps of the episodes that began and ended in these.
+    returns : float64 array [episodes] | None
+        Sums of their rewards; ``None`` for a table without a field ``reward`` of single numbers.
+    parts : int
+        Other episodes: their first steps are older or gone, or they go on.
+    """
+
+    ids: Ids
+    lengths: Ids
+    returns: Floats | None
+    parts: int
+
+
+def newest_episodes(table: Table, most: int) -> NewestEpisodes:
+    """Return the episodes in the newest ``most`` steps. Under the lock.
+
+    Cost: some 0.2 us for each of these steps, whatever the table holds; where the remover takes
+    steps out of order, 1 ns for each row of the table on top.
+    """
+    heads, g = table.storage.heads(), table.g
+    end = int(g[r.CURSOR]) if g[r.ORDERED] else int(table.ids.max(initial=-1)) + 1
+    ids = np.arange(max(0, end - min(most, int(g[r.ROWS]))), end)
+    if g[r.ORDERED]:
+        ids = ids[ids >= end - table.window]
+    some = heads[ids % len(heads)]
+    flags, before = some[:, r.FLAGS // 8] % r.VERSION_ONE, some[:, r.PREV // 8]
+    there = (some[:, r.ID // 8] == ids + 1) & (flags & (r.FINAL | r.DELETED) == 0)
+    ids, flags, before = ids[there], flags[there], before[there]
+    first, root = _roots(heads, ids, flags, before)
+    order = np.argsort(root, kind="stable")
+    starts = np.flatnonzero(np.diff(root[order], prepend=-1))
+    lengths = np.diff(np.append(starts, len(ids)))
+    last = order[starts + lengths - 1] if len(ids) else order
+    whole = first[root[order[starts]]] & (flags[last] & r.ENDS != 0)
+    rewards = _rewards(table, ids[order])
+    returns = None if rewards is None else _sums(rewards, starts)[whole]
+    return NewestEpisodes(ids, lengths[whole], returns, int((~whole).sum()))
+
+
+def _roots(heads: Ids, ids: Ids, flags: Ids, before: Ids) -> tuple[Bools, Ids]:
+    """Return which steps are the first of their episode, and the place of the first step here of
+    the episode of each.
+    """
+    at = np.minimum(np.searchsorted(ids, before), max(0, len(ids) - 1))
+    here = (before >= 0) & (ids[at] == before)
+    joined = here & (flags[at] & r.ENDS == 0)
+    # of another episode if the row before is there, and the last of its own or behind that one
+    row = heads[before % len(heads)]
+    ended = row[:, r.FLAGS // 8] & (r.ENDS | r.FINAL) != 0
+    ended &= row[:, r.ID // 8] == before + 1
+    first = ~joined & (here | (before < 0) | ended)
+    root = np.where(joined, at, np.arange(len(ids)))
+    while not np.array_equal(further := root[root], root):
+        root = further
+    return first, root
+
+
+def _rewards(table: Table, ids: Ids) -> Floats | None:
+    storage = table.storage
+    for i, field in enumerate(storage.layout.schema.fields):
+        if field.name == "reward" and field.shape == () and field.dtype.kind in "biuf":
+            values: Array = storage.cell(i)[ids % storage.layout.rows]
+            return values.astype(np.float64)
+    return None
+
+
+def _sums(values: Floats, starts: Ids) -> Floats:
+    sums: Floats = np.add.reduceat(values, starts) if len(starts) else values
+    return sums

@@ -1,0 +1,256 @@
+"""Hindsight goals through a feeder, against a list of episodes and a table of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+
+import numpy as np
+import pytest
+from client_rig import FakeFeeder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thread_rig import Feeder
+
+from async_loader import (
+    AsyncDataLoader,
+    Field,
+    Hindsight,
+    Mixture,
+    Prioritized,
+    ReplayBuffer,
+    Uniform,
+    tree,
+)
+from async_loader.errors import AsyncLoaderError, ConfigError, Malformed, Unsupported
+from async_loader.feeder import connect
+from async_loader.feeder.client.goal_batches import GoalBatches
+from async_loader.feeder.server.table_views import MOST_STEPS
+from async_loader.feeder.settings import LimitSettings
+from async_loader.lifecycle import Deadline, Patience
+from async_loader.schema import Schema
+from tests.goal_rig import LINKED, MOVES, STORED, VIEWS, Episodes, ended_at, play, reward_of
+
+
+@contextlib.contextmanager
+def serving(buffer, memory=True, **limits):
+    """A client of a feeder with one table."""
+    with tempfile.TemporaryDirectory() as folder:
+        feeder = Feeder(folder, {"t": buffer}, memory, limits=LimitSettings(**limits))
+        try:
+            with connect(feeder.address) as client:
+                yield client
+        finally:
+            feeder.close()
+
+
+def arrays_of(batch):
+    structure = tree.structure_of(batch)
+    return {
+        name: np.asarray(leaf)
+        for name, leaf in zip(tree.names(structure), tree.leaves(batch, structure), strict=True)
+    }
+
+
+def planned(source, batch_size):
+    return source.plan(batch_size, Patience(deadline=Deadline(60.0))).batch
+
+
+@settings(max_examples=15)
+@given(
+    view=VIEWS,
+    moves=MOVES,
+    linked=st.booleans(),
+    memory=st.booleans(),
+    sampler=st.sampled_from([Uniform, Prioritized]),
+)
+def test_draws_show_the_goals_of_a_list_of_episodes(view, moves, linked, memory, sampler):
+    schema = LINKED if linked else STORED
+    buffer = ReplayBuffer(300, schema, sampler=sampler(), seed=0)
+    with serving(buffer, memory) as client, client.table("t").writer() as writer:
+        table = client.table("t")
+        model = Episodes(table, linked, writer.append, writer.end_episode, writer.flush)
+        play(model, moves)
+        ids = [step.name for episode in model.all for step in episode.steps]
+        got = table.get(ids, view=view)
+        model.check(got, view)
+        if not len(table):
+            return
+        for _ in range(2):  # over the socket, then in memory where that is taken
+            model.check(table.sample(30, view=view), view)
+        source = table.source(view=view, transport="auto" if memory else "tcp")
+        model.check(planned(source, 30), view)
+        source.close()
+
+
+def episodes_of(add, lengths, linked=True):
+    model = Episodes(None, linked, add, None)
+    for length in lengths:
+        for t in range(length):
+            model.add(0, "no" if t < length - 1 else "seen")
+
+
+@pytest.mark.parametrize("sampler", [Uniform, Prioritized])
+@pytest.mark.parametrize(("transport", "num_workers"), [("shm", 0), ("tcp", 2)])
+@pytest.mark.parametrize("compute_terminated", [None, ended_at])
+def test_batches_of_one_seed_are_those_of_a_table_here(
+    sampler, transport, num_workers, compute_terminated
+):
+    view = Hindsight(
+        reward_of, info="action", n_steps=3, compute_terminated=compute_terminated, gamma=0.9
+    )
+    here = ReplayBuffer(100, LINKED, sampler=sampler(), seed=0)
+    there = ReplayBuffer(100, LINKED, sampler=sampler(), seed=0)
+    for buffer in (here, there):
+        episodes_of(buffer.add, [9, 17, 4])
+    with serving(there) as client:
+        sources = (
+            here.source(view=view, seed=7),
+            client.table("t").source(view=view, seed=7, transport=transport),
+        )
+        loaders = [AsyncDataLoader(sources[0], 64, prefetch=1)]
+        loaders.append(AsyncDataLoader(sources[1], 64, num_workers=num_workers))
+        with loaders[0], loaders[1]:
+            for _ in range(3):
+                wanted, found = (arrays_of(next(loader)) for loader in loaders)
+                assert list(wanted) == list(found)
+                for name, array in wanted.items():
+                    assert array.dtype == found[name].dtype
+                    assert (array == found[name]).all(), name
+                assert found["relabelled"].mean() > 0.5
+            if sampler is Prioritized:
+                done = loaders[1].update_priorities(found["index"], np.ones(64))
+                assert (done.applied, done.stale) == (64, 0)
+        assert sources[1].transport == transport
+
+
+def test_the_functions_stay_in_the_learners_process_and_see_relabelled_steps_alone():
+    seen = []
+
+    def reward(achieved, desired, info):
+        seen.append((achieved, desired, info))
+        return np.zeros(len(achieved))
+
+    buffer = ReplayBuffer(100, LINKED, seed=0)
+    episodes_of(buffer.add, [20])
+    with serving(buffer) as client:
+        view = Hindsight(reward, n_steps=2, info=("action", "observation"))
+        batch = client.table("t").sample(50, view=view)
+        ((achieved, desired, info),) = seen
+        steps = np.minimum(2, 20 - batch["index"][batch["relabelled"]])
+        assert achieved.shape == desired.shape == (steps.sum(), 2)
+        assert list(info) == ["action", "observation"]
+        assert (achieved[:, 0] == 2 * (info["action"] + 1)).all()
+        assert not any(name.startswith("hindsight") for name in batch)
+        none = Hindsight(reward, relabel_fraction=0.0)
+        assert not client.table("t").sample(50, view=none)["relabelled"].any()
+        assert len(seen) == 1  # it is not called for no goal at all
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_function_that_is_not_vectorised_is_refused_and_costs_no_other_batch(num_workers):
+    buffer = ReplayBuffer(100, LINKED, seed=0)
+    episodes_of(buffer.add, [20])
+    bad, good = Hindsight(lambda *given: 1.0), Hindsight(reward_of, info="action")
+    with serving(buffer) as client:
+        table = client.table("t")
+        with pytest.raises(ConfigError, match="return one number for each"):
+            table.sample(8, view=bad)
+        with (
+            AsyncDataLoader(table.source(view=bad), 8, num_workers=num_workers) as loader,
+            pytest.raises(ConfigError, match="return one number for each"),
+        ):
+            next(loader)
+        assert table.sample(8, view=good)["relabelled"].shape == (8,)
+
+
+def test_goals_of_a_feeder_mix_with_those_of_a_table_here():
+    view = Hindsight(reward_of, info="action")
+    here, there = (ReplayBuffer(100, STORED, seed=0) for _ in range(2))
+    for buffer in (here, there):
+        episodes_of(buffer.add, [9, 17, 4], linked=False)
+    with serving(there) as client:
+        sources = [(here.source(view=view), 1), (client.table("t").source(view=view), 3)]
+        with Mixture(sources) as mixture, AsyncDataLoader(mixture, 32) as loader:
+            batch = arrays_of(next(loader))
+        assert mixture.numbers(batch["index"]).tolist() == [0] * 8 + [1] * 24
+        new = batch["relabelled"]
+        total = batch["next_obs.achieved_goal"][:, 0] - 2 * batch["obs.desired_goal"][:, 1]
+        assert np.allclose(batch["reward"][new], (total + batch["action"])[new])
+
+
+def test_tables_that_use_steps_up_show_goals():
+    view = Hindsight(reward_of, info="action", relabel_fraction=1.0)
+    buffer = ReplayBuffer(100, LINKED, max_times_sampled=1, seed=0)
+    episodes_of(buffer.add, [30])
+    with serving(buffer) as client:
+        table, seen = client.table("t"), []
+        with AsyncDataLoader(table.source(view=view, prefetch=1), 10, prefetch=1) as loader:
+            for _ in range(2):
+                batch = arrays_of(next(loader))
+                assert batch["relabelled"].all()
+                assert not batch["redelivered"].any()
+                total = (
+                    batch["next_obs.achieved_goal"][:, 0] - 2 * batch["obs.desired_goal"][:, 0, 1]
+                )
+                assert (batch["reward"] == total + batch["action"]).all()
+                seen += batch["index"].tolist()
+        assert len(set(seen)) == 20
+
+
+def test_what_a_table_lacks_is_said_in_its_words():
+    buffer = ReplayBuffer(100, LINKED, seed=0)
+    episodes_of(buffer.add, [20])
+    with serving(buffer) as client:
+        table = client.table("t")
+        for view, message in (
+            (Hindsight(reward_of, goal="wish"), "goal='wish': steps have obs.observation"),
+            (Hindsight(reward_of, info="speed"), "info='speed'"),
+            (Hindsight(reward_of, n_steps=MOST_STEPS + 1), "a server sums up 1024 at most"),
+            (Hindsight(reward_of, n_steps=1 << 21), "1,048,576 steps at most"),
+            (Hindsight(reward_of, goal="x" * 300), "names of 256 at most"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                table.sample(2, view=view)
+            with pytest.raises(AsyncLoaderError, match=message):
+                planned(table.source(view=view), 2)
+
+
+def test_a_batch_without_its_parts_is_malformed():
+    schema = Schema.of({"reward": "float32", "relabelled": "bool", "discount": "float32"})
+    with pytest.raises(Malformed, match=r"without hindsight:goal, hindsight:steps, hindsight:achi"):
+        GoalBatches(schema, Hindsight(reward_of))
+
+
+def test_a_feeder_that_is_too_old_for_goals_is_named_with_both_versions(tmp_path):
+    said = "a view of hindsight goals is of version 5 of the wire, and the feeder at .* version 4"
+    with FakeFeeder(f"ipc://{tmp_path}/f", version=4) as old, connect(old.address) as client:
+        table, view = client.table("replay"), Hindsight(reward_of)
+        for call in (
+            lambda: table.sample(4, view=view),
+            lambda: table.source(view=view),
+            lambda: table.get([1], view=view),
+        ):
+            with pytest.raises(Unsupported, match=said):
+                call()
+
+
+def test_goals_of_many_rows_come_in_as_many_messages_as_they_take():
+    schema = {
+        "observation": Field((64,), "float32", next="next_observation"),
+        "achieved_goal": Field((), "float32", next="next_achieved_goal"),
+        "desired_goal": Field((), "float32"),
+        "reward": "float32",
+    }
+    buffer = ReplayBuffer(1000, schema, seed=0)
+    with serving(buffer, message_bytes=1 << 16) as client, client.table("t").writer() as writer:
+        for t in range(300):
+            writer.append(observation=np.zeros(64), achieved_goal=t, desired_goal=-1, reward=0)
+        writer.flush()
+        table = client.table("t")
+        view = Hindsight(lambda a, d, info: a - d, relabel_fraction=1.0)
+        batch = table.get(np.arange(290), view=view)
+        new = batch["relabelled"]
+        assert new.all()
+        reached = batch["next_achieved_goal"] - batch["desired_goal"]
+        assert (batch["reward"] == reached).all()
