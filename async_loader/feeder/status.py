@@ -53,8 +53,6 @@ class TableStatus(TypedDict):
         Items that can be drawn; steps that are kept.
     inserted, sampled, deleted : int
         Items, since the table was made.
-    stale : int
-        Items that sources with ``max_lag`` have left out.
     nbytes : int | None
         Shared memory of the full table.
     inserts_per_s, samples_per_s : float
@@ -92,7 +90,6 @@ class TableStatus(TypedDict):
     inserted: int
     sampled: int
     deleted: int
-    stale: int
     nbytes: int | None
     inserts_per_s: float
     samples_per_s: float

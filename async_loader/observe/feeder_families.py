@@ -17,7 +17,6 @@ _TABLE: tuple[tuple[str, Kind, str, str], ...] = (
     ("table_inserted_items", "counter", "inserted", "Items inserted."),
     ("table_sampled_items", "counter", "sampled", "Items sampled."),
     ("table_deleted_items", "counter", "deleted", "Items removed to make room, or deleted."),
-    ("table_stale_items", "counter", "stale", "Items left out by sources with max_lag."),
     ("table_samples_per_insert", "gauge", "samples_per_insert", "Items sampled per item inserted."),
     ("table_writers", "gauge", "writers", "Writers that are open."),
     ("table_readers", "gauge", "readers", "Readers that are open."),
@@ -50,6 +49,7 @@ def feeder_families(status: Status, bounds: tuple[int, ...]) -> Iterator[Family]
         _TABLE, [({"table": name}, table) for name, table in status["tables"].items()]
     )
     yield _blocked(status)
+    yield _stale(status)
     yield from _policies(status, bounds)
     yield from _weights(status)
     yield from _columns(_CLIENT, [(_client(one), one) for one in status["sessions"]])
@@ -110,6 +110,14 @@ def _blocked(status: Status) -> Family:
     for name, table in status["tables"].items():
         family.add(table["readers_blocked_s"], table=name, side="readers")
         family.add(table["writers_blocked_s"], table=name, side="writers")
+    return family
+
+
+def _stale(status: Status) -> Family:
+    family = Family("table_stale_items", "counter", "Items left out by max_lag, by reason.")
+    for name, table in status["tables"].items():
+        for reason, count in table["stale"].items():
+            family.add(count, table=name, reason=reason)
     return family
 
 

@@ -30,7 +30,7 @@ def get(url: str, **headers: str) -> bytes:
 
 def table_status(**more: object) -> dict[str, object]:
     plain = {
-        "size": 10, "capacity": 100, "inserted": 10, "sampled": 0, "deleted": 0, "stale": 0,
+        "size": 10, "capacity": 100, "inserted": 10, "sampled": 0, "deleted": 0, "stale": {},
         "nbytes": 4096, "inserts_per_s": 1.0, "samples_per_s": 2.0, "samples_per_insert": 0.0,
         "waiting": [], "policies": {}, "writers": 1, "readers": 1, "queued_rows": 0,
         "queue_age_s": 0.0, "readers_blocked_s": 0.0, "writers_blocked_s": 0.0,

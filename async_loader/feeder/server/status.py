@@ -75,7 +75,6 @@ def _table(
         "inserted": stats.inserted,
         "sampled": stats.sampled,
         "deleted": stats.deleted,
-        "stale": stats.stale,
         "nbytes": stats.nbytes,
         "inserts_per_s": rates[0],
         "samples_per_s": rates[1],

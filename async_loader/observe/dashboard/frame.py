@@ -69,7 +69,6 @@ def _table(name: str, one: Status, old: Status | None, seconds: float) -> dict[s
         "inserted",
         "sampled",
         "deleted",
-        "stale",
         "nbytes",
         "samples_per_insert",
         "writers",
@@ -80,7 +79,13 @@ def _table(name: str, one: Status, old: Status | None, seconds: float) -> dict[s
         "policies",
     )
     found = {key: one[key] for key in counts}
-    found |= {"name": name, "in_per_s": in_per_s, "out_per_s": out_per_s, "blocked": blocked}
+    found |= {
+        "name": name,
+        "stale": sum(one["stale"].values()),
+        "in_per_s": in_per_s,
+        "out_per_s": out_per_s,
+        "blocked": blocked,
+    }
     return {**found, "headlines": _headlines(found)}
 
 
