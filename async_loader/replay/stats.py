@@ -34,6 +34,11 @@ class TableStats:
     stale : int
         Items that sources with ``max_lag`` have left out because of the version of their policy,
         those of all such sources together. They stay in the table.
+    compressed_nbytes : int | None
+        Bytes of the values of fields with a codec that the table holds now; ``None`` without one.
+    compression : float | None
+        The bytes of all such values that were added, over what they were compressed to; ``None``
+        without a codec, and before the first.
     """
 
     size: int
@@ -46,6 +51,8 @@ class TableStats:
     waiting: tuple[Waiting, ...]
     interrupted: int = 0
     stale: int = 0
+    compressed_nbytes: int | None = None
+    compression: float | None = None
 
     def __str__(self) -> str:
         """Return a line of counts, and one for each that waits."""
@@ -55,6 +62,11 @@ class TableStats:
             f"{self.size:,}{most} steps{memory}; {self.inserted:,} inserted, {self.sampled:,} "
             f"sampled, {self.deleted:,} deleted; {self.streams} open streams"
         ]
+        if self.compressed_nbytes is not None and self.compression is not None:
+            lines.append(
+                f"fields with a codec take {human(self.compressed_nbytes)}, 1/"
+                f"{self.compression:.1f} of what they were"
+            )
         if self.interrupted:
             lines.append(f"{self.interrupted:,} rows of interrupted calls come with the next batch")
         if self.stale:
