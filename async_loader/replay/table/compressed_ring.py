@@ -101,6 +101,7 @@ class CompressedRing:
         layout = storage.layout
         offset, self.size = layout.ring
         self._ring, self._rows = storage.base + offset, layout.rows
+        self._storage = storage
         self._words = storage.ring_words
         self._punches = not storage.on_disk  # on a disk the room was taken at the beginning
         coded = [i for i, field in enumerate(layout.schema.fields) if field.codec is not None]
@@ -133,21 +134,17 @@ class CompressedRing:
 
     def pack(self, fields: Ids, final: Ids, start: int, stop: int, flags: Ids) -> Packed:
         """Compress the steps from ``start`` on, up to ``stop`` or as many as fit at once."""
-        of_steps, of_final = self._which(fields), self._which(final)
+        of_steps, of_final = self._coded_in(fields), self._coded_in(final)
         locators = [np.zeros((stop - start, 2), np.int64) for _ in (*of_steps, *of_final)]
         made = Packed([], [], [], fields.copy(), final.copy(), locators, [], [], 0, stop)
-        used, i = 0, start
+        used, i, ends = 0, start, (flags & AWAITS).tolist()
         while i < stop and used <= self._at_once:
-            made.firsts.append(len(made.starts))
-            for at, f in enumerate(of_steps):
-                used = self._pack_one(made, fields[f], i, used, (at, i - start))
-            if flags[i] & AWAITS:
-                made.firsts.append(len(made.starts))
-                for at, f in enumerate(of_final):
-                    used = self._pack_one(made, final[f], i, used, (len(of_steps) + at, i - start))
+            used = self._pack_row(made, of_steps, 0, i, i - start, used)
+            if ends[i]:
+                used = self._pack_row(made, of_final, len(of_steps), i, i - start, used)
             i += 1
         for table, rows, first in ((made.fields, of_steps, 0), (made.final, of_final, len(of_steps))):
-            for at, f in enumerate(rows):
+            for at, (f, *_) in enumerate(rows):
                 # kernels count from step 0
                 address = locators[first + at].ctypes.data - start * LOCATOR_BYTES
                 table[f, ARRAY_ADDRESS], table[f, ARRAY_STRIDE] = address, LOCATOR_BYTES
@@ -159,21 +156,38 @@ class CompressedRing:
         """Compress the observation after an episode's last step, which has a row of its own."""
         return self.pack(final, NO_FIELDS, 0, 1, np.zeros(1, np.int64))
 
-    def _which(self, fields: Ids) -> list[int]:
-        return [f for f, place in enumerate(fields[:, ROW_ADDRESS].tolist()) if place in self._coded]
+    def _coded_in(self, fields: Ids) -> list[tuple[int, int, int, int]]:
+        """Return the fields with a codec: which, the address and the stride of the steps' values,
+        and the bytes of one.
+        """
+        found = []
+        for f, place in enumerate(fields[:, ROW_ADDRESS].tolist()):
+            if place in self._coded:
+                address, stride, nbytes = fields[f, [ARRAY_ADDRESS, ARRAY_STRIDE, NBYTES]].tolist()
+                found.append((f, address, stride, nbytes))
+        return found
 
-    def _pack_one(
-        self, made: Packed, field: Ids, i: int, used: int, owner: tuple[int, int]
+    def _pack_row(
+        self,
+        made: Packed,
+        sources: list[tuple[int, int, int, int]],
+        first: int,
+        i: int,
+        step: int,
+        used: int,
     ) -> int:
-        address, stride, nbytes = (int(field[at]) for at in (ARRAY_ADDRESS, ARRAY_STRIDE, NBYTES))
-        room = self._view[used : used + Lz4.most(nbytes)]
-        count = self._codec.compress(address + i * stride, nbytes, room)
-        made.starts.append(used)
-        made.counts.append(count)
-        made.owners.append(owner)
-        self.raw_bytes += nbytes
-        self.put_bytes += count
-        return used + -(-count // 8) * 8
+        """Compress the values of a row behind those of others. Return the bytes of all."""
+        made.firsts.append(len(made.starts))
+        compress, most = self._codec.compress, self._codec.most
+        for at, (_, address, stride, nbytes) in enumerate(sources, first):
+            count = compress(address + i * stride, nbytes, self._view[used : used + most(nbytes)])
+            made.starts.append(used)
+            made.counts.append(count)
+            made.owners.append((at, step))
+            used += -(-count // 8) * 8
+            self.raw_bytes += nbytes
+            self.put_bytes += count
+        return used
 
     def expired(self, packed: Packed, cursor: int, window: int) -> tuple[int, int]:
         """Return the steps that have to leave the table for these: the first id, and the one after
@@ -211,6 +225,43 @@ class CompressedRing:
             begin = packed.positions[first] if first < len(packed.positions) else end
             self._begins[(cursor + row) % self._rows] = begin
         self.head = self._words[HEAD] = end
+
+    # -- for checkpoints ---------------------------------------------------------------------------
+
+    @property
+    def most(self) -> int:
+        """Bytes of values that may be put back into an empty ring."""
+        return self.size - self.size // _SLACK
+
+    def copy(self, start: int, stop: int) -> Bytes:
+        """Return a copy of the bytes from one position to another."""
+        block = self._storage.segment.bytes(self._storage.layout.ring[0], self.size)
+        first, count = start % self.size, stop - start
+        return np.concatenate((block[first : first + count], block[: max(0, first + count - self.size)]))
+
+    def begin_above(self, position: int) -> int:
+        """Empty the ring. Return its next position: it is above this one, and none is used again."""
+        self.head = (max(position, self.head) // self.size + 1) * self.size
+        self._words[HEAD] = self.head
+        self._raise(self.head)
+        self._begins[:] = self._given_back = self.head
+        return self.head
+
+    def put_back(self, source: Bytes, positions: Ids, starts: Ids, counts: Ids) -> None:
+        """Copy saved values, which begin at ``starts`` in ``source``, to positions in the ring."""
+        self._k.put_values(
+            self._ring,
+            self.size,
+            np.ascontiguousarray(positions),
+            source.ctypes.data,
+            np.ascontiguousarray(starts),
+            np.ascontiguousarray(counts),
+        )
+
+    def note(self, rows: Ids, begins: Ids, head: int) -> None:
+        """Note where the values of rows lie that were put back, and where the next one goes."""
+        self._begins[rows] = begins
+        self.head = self._words[HEAD] = head
 
     def _positions(self, counts: list[int]) -> tuple[list[int], int]:
         """Return the positions of the next values of so many bytes, and the one after them."""
