@@ -15,6 +15,7 @@ from async_loader.replay.base.array_address import address_of
 from async_loader.replay.codec import Lz4
 from async_loader.replay.read_plan import Output, ReadPlan
 from async_loader.replay.table.compressed_ring import FLOOR
+from async_loader.replay.table.readahead import bring_in
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.storage import Storage, stored_fields
 from async_loader.schema import Field, Schema
@@ -112,6 +113,9 @@ class DecompressingReader(ReplayReader):
         _, first, of_value = np.unique(places[:, 0], return_index=True, return_inverse=True)
         counts = places[first, 1]
         starts = np.cumsum(counts) - counts
+        if self._storage.on_disk:
+            begins = np.sort(places[first, 0] % self._size)
+            bring_in(self._ring, begins, begins + int(counts.max(initial=0)))
         scratch = np.empty(int(counts.sum()), np.uint8)
         floor = self._compressed.take_values(
             self._ring,
