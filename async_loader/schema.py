@@ -41,7 +41,7 @@ def supported(dtype: np.dtype[Any]) -> bool:
 Padding = Literal["repeat", "zero"]
 Codec = Literal["lz4"]
 CODEC_BYTES = 256
-"""Of a field's value, from which on a codec pays: what says where a compressed one lies takes 16."""
+"""Of a value, from which on a codec pays: what says where the compressed one lies takes 16."""
 P = ParamSpec("P")
 
 

@@ -57,7 +57,7 @@ def test_every_frame_in_any_order_is_that_of_a_direct_decode(dataset):
         assert apart.mean() < 25  # lossy, but the right ones
     owner = np.repeat([0, 1, 2], [12, 20, 7])
     np.testing.assert_array_equal(batch["episode_index"], owner[index])
-    np.testing.assert_array_equal(batch["frame_index"], (index - np.array([0, 12, 32])[owner[index]]))
+    np.testing.assert_array_equal(batch["frame_index"], index - np.array([0, 12, 32])[owner[index]])
     np.testing.assert_allclose(batch["timestamp"], batch["frame_index"] / 10, rtol=1e-6)
     np.testing.assert_array_equal(batch["observation.state"][:, 2], index + 0.5)
     np.testing.assert_array_equal(batch["action"], index[:, None] * [1.0, -1.0])

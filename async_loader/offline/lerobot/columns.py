@@ -25,7 +25,9 @@ class SharedColumns:
         Of the arrays, which lie in the segment in this order.
     """
 
-    def __init__(self, segment: Segment, kinds: list[tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
+    def __init__(
+        self, segment: Segment, kinds: list[tuple[np.dtype[Any], tuple[int, ...]]]
+    ) -> None:
         self._segment, self._kinds = segment, kinds
         self.arrays: list[npt.NDArray[Any]] = []
         begin = 0

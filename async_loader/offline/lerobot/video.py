@@ -53,7 +53,9 @@ class VideoFile:
             self._container: Any = self._av.open(str(path))
             self._stream: Any = self._container.streams.video[0]
         except (self._av.FFmpegError, OSError, IndexError) as error:
-            raise self._place.error(None, f"it cannot be read as video ({error}): {_AGAIN}") from None
+            raise self._place.error(
+                None, f"it cannot be read as video ({error}): {_AGAIN}"
+            ) from None
         self._stream.codec_context.thread_count = 1  # workers decode beside each other
         there = (self._stream.codec_context.height, self._stream.codec_context.width, 3)
         if there != shape:

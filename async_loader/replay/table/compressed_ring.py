@@ -143,7 +143,8 @@ class CompressedRing:
             if ends[i]:
                 used = self._pack_row(made, of_final, len(of_steps), i, i - start, used)
             i += 1
-        for table, rows, first in ((made.fields, of_steps, 0), (made.final, of_final, len(of_steps))):
+        both = (made.fields, of_steps, 0), (made.final, of_final, len(of_steps))
+        for table, rows, first in both:
             for at, (f, *_) in enumerate(rows):
                 # kernels count from step 0
                 address = locators[first + at].ctypes.data - start * LOCATOR_BYTES
@@ -237,10 +238,11 @@ class CompressedRing:
         """Return a copy of the bytes from one position to another."""
         block = self._storage.segment.bytes(self._storage.layout.ring[0], self.size)
         first, count = start % self.size, stop - start
-        return np.concatenate((block[first : first + count], block[: max(0, first + count - self.size)]))
+        rest = max(0, first + count - self.size)
+        return np.concatenate((block[first : first + count], block[:rest]))
 
     def begin_above(self, position: int) -> int:
-        """Empty the ring. Return its next position: it is above this one, and none is used again."""
+        """Empty the ring. Return its next position, above this one: none is used again."""
         self.head = (max(position, self.head) // self.size + 1) * self.size
         self._words[HEAD] = self.head
         self._raise(self.head)
