@@ -92,9 +92,7 @@ def test_a_window_shows_frames_around_the_one_that_is_drawn_and_says_what_is_bey
     np.testing.assert_array_equal(batch[key][:, 1], wanted[index])
     np.testing.assert_array_equal(batch[f"{key}_is_pad"][:, 0], before < first)
     after = index[:, None] + [0, 1, 3]
-    np.testing.assert_array_equal(
-        batch["action"][:, :, 0], np.minimum(after, last[:, None])
-    )
+    np.testing.assert_array_equal(batch["action"][:, :, 0], np.minimum(after, last[:, None]))
     np.testing.assert_array_equal(batch["action_is_pad"], after > last[:, None])
 
 

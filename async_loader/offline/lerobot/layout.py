@@ -174,7 +174,6 @@ def _is_number(feature: Mapping[str, Any]) -> bool:
         return False
 
 
-
 def _number_shape(feature: Mapping[str, Any]) -> tuple[int, ...]:
     shape = tuple(int(n) for n in feature.get("shape", (1,)))
     return () if shape == (1,) else shape

@@ -139,9 +139,7 @@ class DecompressingReader(ReplayReader):
         return type(self), (self._of_rows, self._storage, self.read_plan)
 
 
-def _flat(
-    nbytes: int, pairs: Sequence[tuple[Array, Array]], there: Bools
-) -> tuple[Ids, Ids, Ids]:
+def _flat(nbytes: int, pairs: Sequence[tuple[Array, Array]], there: Bools) -> tuple[Ids, Ids, Ids]:
     """Return the locators ``[values, 2]`` of all items that are there, the addresses of their
     values in the batch, and their items.
     """

@@ -100,9 +100,7 @@ class StorageLayout:
         packed = PackedRow.of([stored[i] for i in small])
         stride = row_format.HEAD_BYTES + (packed.stride if small else 0)
         stride = (
-            -(-stride // 16) * 16
-            if any(stored[i].dtype.itemsize > 8 for i in small)
-            else stride
+            -(-stride // 16) * 16 if any(stored[i].dtype.itemsize > 8 for i in small) else stride
         )
         count = capacity + (_spare(capacity, stride + schema.nbytes) if spare is None else spare)
         places = {
