@@ -30,6 +30,7 @@ MODULES = [
     "async_loader.replay.samplers",
     "async_loader.feeder",
     "async_loader.offline",
+    "async_loader.offline.lerobot",
     "async_loader.testing.conformance",
     "async_loader.testing.fakes",
     "async_loader.testing.fake_device",
