@@ -1,10 +1,10 @@
 """Decoded frames in shared memory: each process that decodes one puts it there for all.
 
 # NOTE [slot locks]
-A slot holds one frame, and a word that says which. Whoever reads or writes it holds a lock of the
-kernel on a byte of the segment (an open file description lock), which the kernel lets go of with
-its process: a worker that is killed while it writes leaves a slot that says it is empty. A lock
-that another process holds is not waited for: the frame is decoded again, or not kept.
+A slot holds one frame, and a word that says which. A process that reads or writes it holds a lock
+of the kernel on a byte of the segment (an open file description lock), which the kernel releases
+when the process ends: a worker that is killed while it writes leaves a slot that says it is empty.
+A lock that another process holds is not waited for: the frame is decoded again, or not kept.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class CompressedRing:
         per_step = sum(Lz4.most(layout.schema.fields[i].nbytes) for i in coded)
         self._at_once = min(_AT_ONCE, self.size // 8)
         self._scratch: Bytes = np.empty(self._at_once + 2 * per_step, np.uint8)
-        self._view = memoryview(self._scratch)
+        self._view = self._scratch.data
         self.raw_bytes = self.put_bytes = 0
         self.head = -(-int(self._words[HEAD]) // self.size) * self.size
         self._begins = np.full(layout.rows, self.head)  # of the first value of each row
@@ -266,7 +266,7 @@ class CompressedRing:
         self.head = self._words[HEAD] = head
 
     def _positions(self, counts: list[int]) -> tuple[list[int], int]:
-        """Return the positions of the next values of so many bytes, and the one after them."""
+        """Return the positions of the next values, by their bytes, and the one after them."""
         head, size, found = self.head, self.size, []
         for count in counts:
             if head % size + count > size:

@@ -127,9 +127,7 @@ class DecompressingReader(ReplayReader):
             starts,
         )
         whole, places_of = places[first, 0] >= floor, targets[first]
-        self._codec.decompress(
-            memoryview(scratch), starts[whole], counts[whole], places_of[whole], nbytes
-        )
+        self._codec.decompress(scratch.data, starts[whole], counts[whole], places_of[whole], nbytes)
         gone[items[~whole[of_value]]] = True
         sources = places_of[of_value]
         again = np.flatnonzero(targets != sources)
