@@ -132,7 +132,9 @@ class _Loading:
         schema, was = self._schema_and_layout(saved)
         layout = table_state.layout_of(schema) if other_size else was
         same = layout.capacity == was.capacity
-        table_state.allocate(schema, was if same else layout)
+        if same:  # with as many rows as were saved
+            layout = StorageLayout.of(schema, was.capacity, was.spare, layout.ring[1])
+        table_state.allocate(schema, layout)
         self._check(table_state, table_state.table, saved, same)
         self._put(table_state, saved, saver, was, same)
         table_state.go_on(0)
