@@ -18,6 +18,7 @@ from async_loader.names import SAY, explain_wrong_names, hint
 
 __all__ = [
     "RESERVED",
+    "Codec",
     "Field",
     "Padding",
     "Schema",
@@ -38,6 +39,9 @@ def supported(dtype: np.dtype[Any]) -> bool:
 
 
 Padding = Literal["repeat", "zero"]
+Codec = Literal["lz4"]
+CODEC_BYTES = 256
+"""Of a value, from which on a codec pays: what says where the compressed one lies takes 16."""
 P = ParamSpec("P")
 
 
@@ -78,6 +82,8 @@ class Field:
         (nested as this one is).
     padding : "repeat" | "zero"
         How a stack is filled before the episode's first step: with that step's value, or zeros.
+    codec : "lz4", optional
+        A replay table keeps the values compressed, each for itself. Needs the extra ``codec``.
     name : str
         Only for a field in a list. In a mapping the key is the name, and a different name is
         refused; once the field is part of a schema, ``name`` is the dotted path within the step, as
@@ -87,7 +93,7 @@ class Field:
     ------
     SchemaError
         For a dtype that cannot live in shared memory (object, string, datetime, long double,
-        foreign byte order), and for a name in place of the shape.
+        foreign byte order), for a name in place of the shape, and for a codec of a small value.
     """
 
     shape: tuple[int, ...]
@@ -95,6 +101,7 @@ class Field:
     stack: int
     next: str | None
     padding: Padding
+    codec: Codec | None
     name: str
 
     @_shape_first
@@ -107,6 +114,7 @@ class Field:
         stack: int = 1,
         next: str | None = None,
         padding: Padding = "repeat",
+        codec: Codec | None = None,
         name: str = "",
     ) -> None:
         if not isinstance(name, str):
@@ -118,6 +126,7 @@ class Field:
             "stack": stack,
             "next": next,
             "padding": padding,
+            "codec": codec,
             "name": name,
         }
         if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
@@ -130,6 +139,8 @@ class Field:
             raise SchemaError(f"{what} has padding={padding!r}: it is 'repeat' or 'zero'")
         for key, value in values.items():
             object.__setattr__(self, key, value)
+        if codec is not None:
+            _check_codec(what, codec, self.nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -145,7 +156,7 @@ class Field:
         return f"{self.name} {self.dtype.name}{list(self.shape)}"
 
     def __repr__(self) -> str:
-        plain = {"stack": 1, "next": None, "padding": "repeat", "name": ""}
+        plain = {"stack": 1, "next": None, "padding": "repeat", "codec": None, "name": ""}
         given = [
             f"{key}={getattr(self, key)!r}"
             for key, usual in plain.items()
@@ -331,6 +342,18 @@ class PackedRow:
         # all others.
         unit = max([8, *(field.dtype.itemsize for field in listed)])
         return cls(tuple(offsets), max(unit, _align(end, unit)))
+
+
+def _check_codec(what: str, codec: object, nbytes: int) -> None:
+    """Raise SchemaError for an unknown codec, and for one that cannot pay."""
+    if codec not in get_args(Codec):
+        known = " or ".join(map(repr, get_args(Codec)))
+        raise SchemaError(f"{what} has codec={codec!r}: it is {known}, or None")
+    if nbytes < CODEC_BYTES:
+        raise SchemaError(
+            f"{what} has codec={codec!r} and {nbytes} bytes: a codec is for values of "
+            f"{CODEC_BYTES} bytes and more, leave it out"
+        )
 
 
 def _shape(what: str, shape: Any) -> tuple[int, ...]:

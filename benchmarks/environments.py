@@ -154,8 +154,15 @@ MINARI = Environment(
     "import h5py, minari",
     ("minari", "h5py", "numpy"),
 )
+CODECS = Environment(
+    "codecs",
+    (("gymnasium[atari]", "opencv-python-headless", "numpy", "psutil"),
+     ("cramjam", "lz4", "zstandard", "blosc2")),
+    "import ale_py, blosc2, cramjam, cv2, lz4.block, zstandard",
+    ("cramjam", "lz4", "zstandard", "blosc2", "numpy"),
+)  # fmt: skip
 
-_PEERS = (DING, REPLAY, TIANSHOU, REVERB, GLUON, FASTAI, RLLIB, FLASHBAX, MINARI)
+_PEERS = (DING, REPLAY, TIANSHOU, REVERB, GLUON, FASTAI, RLLIB, FLASHBAX, MINARI, CODECS)
 PEERS = {peer.name: peer for peer in _PEERS}
 PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy", "pyzmq")
 

@@ -31,6 +31,7 @@ MODULES = [
     "async_loader.feeder",
     "async_loader.offline",
     "async_loader.observe",
+    "async_loader.offline.lerobot",
     "async_loader.testing.conformance",
     "async_loader.testing.fakes",
     "async_loader.testing.fake_device",

@@ -87,7 +87,8 @@ class ReplayBuffer(Table):
     seed : int, optional
         The same seed and the same calls give the same samples.
     max_bytes : int | str, optional
-        An upper bound of the shared memory, for a capacity in steps.
+        An upper bound of the shared memory, for a capacity in steps. Beside fields with a codec the
+        capacity stays, and the oldest steps make room when compressed values fill the rest.
     disk : str | os.PathLike, optional
         A folder. Steps are then kept in a file on its disk that is mapped into memory, which may be
         larger than the memory. The file has no name: it goes with the table, also when the process
@@ -249,7 +250,7 @@ class ReplayBuffer(Table):
     @explain_wrong_names
     def nbytes_for(capacity: int, schema: SchemaLike) -> int:
         """Return the bytes of shared memory that a full buffer of ``capacity`` steps takes,
-        exactly.
+        exactly; with a codec, if nothing compresses.
         """
         return StorageLayout.of(Schema.of(schema), positive("capacity", capacity)).nbytes
 
@@ -265,7 +266,11 @@ class ReplayBuffer(Table):
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes of shared memory that a full buffer takes; ``None`` while the schema is unknown."""
+        """Bytes of shared memory that a full buffer takes; ``None`` while the schema is unknown.
+
+        With a codec it takes less: what `stats` has as ``compressed_nbytes`` in place of the room
+        for values that do not compress.
+        """
         return self._table_state.table.storage.layout.nbytes if self._table_state.ready else None
 
     @property
@@ -301,11 +306,14 @@ class ReplayBuffer(Table):
         with table_state.lock:
             table_state.catch_up()
             size = inserted = sampled = deleted = streams = 0
+            compressed_nbytes, compression = None, None
             if table_state.ready:
                 table = table_state.table
                 table.forget_ended()
                 size, streams = len(table), len(table.streams)
                 inserted, sampled, deleted = table.inserted, table.sampled, table.deleted
+                if table.ring is not None:
+                    compressed_nbytes, compression = table.compressed(), table.ring.ratio
             return TableStats(
                 size=size,
                 capacity=self.capacity,
@@ -317,6 +325,8 @@ class ReplayBuffer(Table):
                 waiting=tuple(table_state.waiters.now()),
                 interrupted=self._out.interrupted(),
                 stale=table_state.stale(),
+                compressed_nbytes=compressed_nbytes,
+                compression=compression,
             )
 
     def __repr__(self) -> str:
@@ -509,7 +519,7 @@ class ReplayBuffer(Table):
             While the schema is unknown; and for more writers than there is room for: an eighth of
             the rows.
         Unsupported
-            In a forked child, and for a table whose remover is not Fifo.
+            In a forked child, for a table whose remover is not Fifo, and for fields with a codec.
         Closed
             After `close`.
         """

@@ -12,6 +12,7 @@ import tempfile
 import numpy as np
 
 from async_loader.errors import Unsupported
+from async_loader.replay.base.row_format import PLACES
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.kernel_warmup import warm
@@ -59,6 +60,7 @@ def build() -> None:
     _use_sequences()
     _use_hindsight()
     _use_limits()
+    _use_compressed()
     _write_by_a_handle()
 
 
@@ -142,6 +144,19 @@ def _use_limits() -> None:
     with ReplayBuffer(_CAPACITY, max_times_sampled=4, seed=0) as buffer:
         buffer.extend(_steps(8))
         buffer.sample(4)
+
+
+def _use_compressed() -> None:
+    """As tables with compressed values do, whose library may not be there."""
+    from async_loader.replay.kernels import compressed  # late: see compiled.py
+
+    none, words = np.empty(0, np.int64), np.zeros(2, np.int64)
+    place = words.ctypes.data
+    compressed.retire_steps(np.zeros(PLACES, np.int64), 0, 0, np.zeros(4, np.int64))
+    compressed.raise_floor(place, 0)
+    compressed.put_values(place, 1, none, place, none, none)
+    compressed.take_values(place, 1, place, none, none, place, none)
+    compressed.copy_values(none, none, 0)
 
 
 def _write_by_a_handle() -> None:

@@ -149,6 +149,7 @@ class ReadPlan:
             rewarded = _reward(view, outputs)
             reward = rewarded if view.n_steps > 1 else -1
             if isinstance(view, Hindsight):
+                _check_plain(stored)
                 shown = [(one.name, one.source) for one in outputs]
                 goals = GoalFields.of(view, stored, shown, rewarded)
                 parts = _parts(view, goals, stored, outputs)
@@ -175,6 +176,16 @@ class ReadPlan:
             goals,
             parts,
         )
+
+
+def _check_plain(stored: Schema) -> None:
+    """Raise ConfigError for fields with a codec: goals are read by a kernel, in their rows."""
+    for field in stored.fields:
+        if field.codec is not None:
+            raise ConfigError(
+                f"field {field.name!r} has codec={field.codec!r}, and a view of hindsight goals "
+                "reads steps as they lie in the table: leave the codec out"
+            )
 
 
 def _anchor(stored: Field, view: Transitions | Hindsight | None) -> int:

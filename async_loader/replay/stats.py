@@ -36,6 +36,11 @@ class TableStats(Stats):
     stale : int
         Items that sources with ``max_lag`` have left out because of the version of their policy,
         those of all such sources together. They stay in the table.
+    compressed_nbytes : int | None
+        Bytes of the values of fields with a codec that the table holds now; ``None`` without one.
+    compression : float | None
+        The bytes of all such values that were added, over what they were compressed to; ``None``
+        without a codec, and before the first.
     """
 
     KIND: ClassVar[str] = "table"
@@ -51,6 +56,8 @@ class TableStats(Stats):
     waiting: tuple[Waiting, ...]
     interrupted: int = 0
     stale: int = 0
+    compressed_nbytes: int | None = None
+    compression: float | None = None
 
     def numbers(self) -> dict[str, float]:
         """See `Stats.numbers`; with the ratio of samples to inserts, and the number that waits."""
@@ -68,6 +75,11 @@ class TableStats(Stats):
             f"{self.size:,}{most} steps{memory}; {self.inserted:,} inserted, {self.sampled:,} "
             f"sampled, {self.deleted:,} deleted; {self.streams} open streams"
         ]
+        if self.compressed_nbytes is not None and self.compression is not None:
+            lines.append(
+                f"fields with a codec take {human(self.compressed_nbytes)}, 1/"
+                f"{self.compression:.1f} of what they were"
+            )
         if self.interrupted:
             lines.append(f"{self.interrupted:,} rows of interrupted calls come with the next batch")
         if self.stale:

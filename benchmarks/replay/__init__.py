@@ -13,5 +13,7 @@ ROWS = (
     "extend",
     "contended",
     "memory",
+    "codecs",
+    "disk",
     "dqn",
 )

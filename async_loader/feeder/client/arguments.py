@@ -22,6 +22,7 @@ from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.views import Sequences
 from async_loader.replay.views import View as AnyView
+from async_loader.schema import Schema
 from async_loader.validation import whole
 
 _NO_SAVE = (1 << 63) - 1
@@ -150,3 +151,21 @@ def reader_wanted(
         )
 
     return wanted
+
+
+def without_codecs(schema: Schema) -> Schema:
+    """Return a schema that a writer may propose.
+
+    Raises
+    ------
+    ConfigError
+        For a field with a codec: steps travel as they are, and the server compresses them.
+    """
+    for field in schema.fields:
+        if field.codec is not None:
+            raise ConfigError(
+                f"field {field.name!r} has codec={field.codec!r}: how a served table keeps its "
+                f"steps is said in the table's settings, as in schema: {{{field.name}: "
+                f"{{shape: {list(field.shape)}, dtype: {field.dtype.name}, codec: {field.codec}}}}}"
+            )
+    return schema

@@ -11,6 +11,7 @@ from typing import Any
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, SchemaError
 from async_loader.feeder.client import weights
+from async_loader.feeder.client.arguments import without_codecs
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
@@ -230,7 +231,7 @@ class Client:
         schema: SchemaLike | None,
         options: WriterOptions,
     ) -> W:
-        known = None if schema is None else Schema.of(schema)
+        known = None if schema is None else without_codecs(Schema.of(schema))
         name = None if stream is None else stream_name(stream)
         with SignalsDeferred():  # a channel that is not counted is never closed
             channel: WriterChannel = self._connection.add(

@@ -37,7 +37,8 @@ def name_of(saved: object) -> Hashable:
 def schema_json(schema: Schema) -> dict[str, Any]:
     """Convert a schema to JSON."""
     fields = [
-        [f.name, list(f.shape), f.dtype.str, f.stack, f.next, f.padding] for f in schema.fields
+        [f.name, list(f.shape), f.dtype.str, f.stack, f.next, f.padding, *filter(None, [f.codec])]
+        for f in schema.fields  # without a codec as earlier versions have it
     ]
     return {"structure": _node(schema.structure), "fields": fields}
 
@@ -55,8 +56,16 @@ def schema_of(saved: dict[str, Any]) -> Schema:
     the same name and fields.
     """
     fields = [
-        Field(tuple(shape), np.dtype(dtype), stack=stack, next=after, padding=padding, name=name)
-        for name, shape, dtype, stack, after, padding in saved["fields"]
+        Field(
+            tuple(shape),
+            np.dtype(dtype),
+            stack=stack,
+            next=after,
+            padding=padding,
+            codec=codec[0] if codec else None,
+            name=name,
+        )
+        for name, shape, dtype, stack, after, padding, *codec in saved["fields"]
     ]
     return Schema(_node_of(saved["structure"]), tuple(fields))
 

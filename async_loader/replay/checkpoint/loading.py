@@ -13,6 +13,7 @@ from async_loader.interrupts import SignalsDeferred
 from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
 from async_loader.replay.checkpoint import encoding, resizing, settings
+from async_loader.replay.checkpoint.compressed import put_back
 from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_remedy
 from async_loader.replay.checkpoint.sequences import SavedSequences
 from async_loader.replay.checkpoint.snapshot import (
@@ -133,7 +134,9 @@ class _Loading:
         schema, was = self._schema_and_layout(saved)
         layout = table_state.layout_of(schema) if other_size else was
         same = layout.capacity == was.capacity
-        table_state.allocate(schema, was if same else layout)
+        if same:  # with as many rows as were saved
+            layout = StorageLayout.of(schema, was.capacity, was.spare, layout.ring[1])
+        table_state.allocate(schema, layout)
         self._check(table_state, table_state.table, saved, same)
         arrays = self._put(table_state, saved, saver, was, same)
         table_state.go_on(0)
@@ -163,7 +166,10 @@ class _Loading:
     def _schema_and_layout(self, saved: dict[str, Any]) -> tuple[Schema, StorageLayout]:
         schema = encoding.schema_of(saved["schema"])
         return schema, StorageLayout.of(
-            schema, self._saved["capacity"], saved["rows"] - self._saved["capacity"]
+            schema,
+            self._saved["capacity"],
+            saved["rows"] - self._saved["capacity"],
+            saved["ring"][2] if "ring" in saved else None,
         )
 
     def _fill_with_nothing(self, table_state: TableState, saver: Saver) -> None:
@@ -218,10 +224,11 @@ class _Loading:
         """Fill an empty table. Return the arrays of the save. Under the lock."""
         table = table_state.table
         arrays = self._from.arrays()
-        targets = self._rows(table, saved, was, in_place)
+        targets, first = self._rows(table, saved, was, in_place)
         self._states(table, targets, was)
-        if not same:
-            resizing.retire(table, saved["cursor"])
+        oldest = max(first, saved["cursor"] - table.storage.layout.capacity)
+        if not same or first:
+            resizing.retire(table, oldest)
         streams = [encoding.name_of(name) for name in saved["streams"]]
         pass_over(streams)
         table.restore({**saved, "top": saved["top"] if same else 0}, streams, arrays["last"])
@@ -231,7 +238,7 @@ class _Loading:
         table.expire_old()
         saver.last = (
             PreviousSave(self._from.root, self._from.newest, arrays)
-            if same and self._kept["remover"]
+            if same and self._kept["remover"] and table.ring is None  # which has other positions
             else None
         )
         return arrays
@@ -268,8 +275,11 @@ class _Loading:
                 "returns having been drawn from it"
             )
 
-    def _rows(self, table: Table, saved: dict[str, Any], was: StorageLayout, in_place: bool) -> Ids:
-        """Write each saved row to its place. Return the places, -1 for rows that are left out.
+    def _rows(
+        self, table: Table, saved: dict[str, Any], was: StorageLayout, in_place: bool
+    ) -> tuple[Ids, int]:
+        """Write each saved row to its place. Return the places, -1 for rows that are left out, and
+        the first id for whose compressed values there is room.
 
         ``in_place``: processes that hold earlier ids may be reading the rows. Rows get their ids
         when all are written, and later versions than readers have seen: see kernels, NOTE [row
@@ -304,9 +314,14 @@ class _Loading:
                 into = slice(int(where[0]), int(where[0]) + len(where))
             for part, values in zip(parts, block.parts, strict=True):
                 part[into] = values if whole else values[there]
+        first = 0
+        if table.ring is not None:
+            ids = names if in_place else table.storage.heads()[:, ID // 8] - 1
+            saved_ring = saved["ring"][:2]
+            first = put_back(table.storage, table.ring, self._from, saved_ring, ids)
         if in_place:
             table.publish(names)
-        return targets
+        return targets, first
 
     def _states(self, table: Table, targets: Ids, was: StorageLayout) -> None:
         ours = state_parts(table)

@@ -164,7 +164,7 @@ class Checkpoint:
     def verify(self) -> None:
         """Read all blocks. Raises CorruptCheckpoint."""
         for one in self.chain:
-            for _ in self._blocks(one, ("rows", "state", "array")):
+            for _ in self._blocks(one, ("rows", "state", "ring", "array")):
                 continue
 
     def arrays(self) -> dict[str, Array]:
@@ -176,6 +176,12 @@ class Checkpoint:
                 name = block.about["name"]
                 read[name] = arrays.decode(raw, block.about, before.get(name), file)
         return read
+
+    def ring(self) -> Iterator[tuple[int, Bytes]]:
+        """Yield compressed values of all saves: the position of the first, and their bytes."""
+        for one in self.chain:
+            for block, raw, _ in self._blocks(one, ("ring",)):
+                yield int(block.about["start"]), np.frombuffer(raw, np.uint8)
 
     def rows(self, widths: Sequence[int], count: int, index: np.dtype[Any]) -> Iterator[RowBlock]:
         """Yield each saved row once: its bytes ``[rows, width]``, in parts of these widths."""

@@ -19,14 +19,14 @@ def places(ids: Ids, cursor: int, old_rows: int, new_rows: int) -> Ids:
     return np.where(kept, ids % new_rows, -1)
 
 
-def retire(table: Table, cursor: int) -> None:
-    """End the items that show steps beyond the newest `capacity`, as the table would have while it
-    was written.
+def retire(table: Table, oldest_kept: int) -> None:
+    """End the items that show steps before this id, as the table would have while it was written:
+    those beyond the newest `capacity`, and those whose compressed values have no room.
 
     Its rows are in place; `Table.restore` comes later.
     """
     heads, layout = table.storage.heads(), table.storage.layout
-    rows, oldest_kept = layout.rows, cursor - layout.capacity
+    rows = layout.rows
     names = heads[:, ID // 8] - 1
     used = np.flatnonzero(names >= 0)
     oldest = names[used].copy()

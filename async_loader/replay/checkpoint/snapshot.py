@@ -20,6 +20,7 @@ import numpy as np
 from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import ROW_CHANGED, STATE_CHANGED
 from async_loader.replay.checkpoint import encoding
+from async_loader.replay.checkpoint.compressed import RingCopier
 from async_loader.replay.checkpoint.sequences import split_sequences
 from async_loader.replay.checkpoint.settings import limiter_json, seeds_json
 from async_loader.replay.table.storage import Storage, StorageLayout
@@ -171,10 +172,14 @@ class SnapshotCursor:
     Parameters
     ----------
     table_state : TableState
+    ring_start : int
+        The position from which on the save before lacks compressed values.
     """
 
-    def __init__(self, table_state: TableState) -> None:
+    def __init__(self, table_state: TableState, ring_start: int) -> None:
         self._table_state, self._table = table_state, table_state.table
+        ring = self._table.ring
+        self._ring = None if ring is None else RingCopier(ring, ring_start, CHUNK_BYTES)
         self._taken = np.zeros(len(self._table.dirty), np.uint8)
         storage = self._table.storage
         self._index = index_type(storage.layout)
@@ -188,6 +193,7 @@ class SnapshotCursor:
             state = self._state()
         yield from self._rows.pieces(range(top))
         yield from state.pieces(range(top))
+        yield from self._values()
 
     def changed(self) -> Iterator[BlockData]:
         """Yield the rows that have changed since they were copied last."""
@@ -196,19 +202,26 @@ class SnapshotCursor:
             state = self._state()
         yield from self._rows.pieces(rows)
         yield from state.pieces(states)
+        yield from self._values()
 
     def rest(self, *, keep: bool) -> Iterator[BlockData]:
         """As `changed`, under the lock."""
         rows, states = self._take()
         yield from self._rows.pieces(rows, keep=keep)
         yield from self._state().pieces(states, keep=keep)
+        yield from self._values()
+
+    def _values(self) -> Iterator[BlockData]:
+        if self._ring is not None:
+            for start, data in self._ring.pieces():
+                yield BlockData("ring", {"start": start}, data)
 
     def left(self) -> int:
         """Estimate the bytes that `rest` would copy, while other threads
         write. Without the lock.
         """
         marks = self._table.dirty.copy()  # numpy fails if the array changes while it counts
-        return int(
+        return (0 if self._ring is None else self._ring.left) + int(
             self._rows.width * np.count_nonzero(marks & ROW_CHANGED)
             + _STATE_BYTES * np.count_nonzero(marks)
         )

@@ -276,7 +276,11 @@ class _Save:
         token = secrets.token_hex(8)
         final = self._root / folder.name_of(self._number)
         temporary = self._root / f"{folder.TEMPORARY}{final.name}-{token}"
-        taking = SnapshotCursor(self._table_state) if self._table_state.ready else None
+        taking = (
+            SnapshotCursor(self._table_state, self._ring_start())
+            if self._table_state.ready
+            else None
+        )
         data: DataFile | None = None
         try:
             self._check()
@@ -311,6 +315,11 @@ class _Save:
             rows=data.rows,
         )
         return report, PreviousSave(self._root, manifest, private.arrays)
+
+    def _ring_start(self) -> int:
+        """Return the position up to which the save before has the compressed values."""
+        before = None if self._last is None else self._last.manifest.table
+        return 0 if before is None or "ring" not in before else int(before["ring"][1])
 
     def _check(self) -> None:
         """Raise the errors that are known before any file is written."""

@@ -14,6 +14,7 @@ fences that a sequence lock needs (Boehm, "Can seqlocks get along with programmi
 models?", MSPC 2012, figure 6), so this also holds where the machine reorders accesses.
 """
 
+from async_loader.replay.kernels.compressed import retire_steps
 from async_loader.replay.kernels.items import (
     drop_pending,
     expire_old,
@@ -62,6 +63,7 @@ __all__ = [
     "read_many",
     "read_rows",
     "remove",
+    "retire_steps",
     "returns",
     "room",
     "room_ahead",

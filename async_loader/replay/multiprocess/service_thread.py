@@ -35,6 +35,11 @@ def handle_of(table_state: TableState) -> WriterHandle:
             f"{table_state.remover!r} takes rows out of order, and writers in other processes fill "
             "them in order: use the Fifo remover"
         )
+    if table_state.table.ring is not None:
+        raise Unsupported(
+            "this table has fields with a codec, and writers in other processes write rows alone: "
+            "leave the codec out, or send the steps through a feeder"
+        )
     with table_state.lock:
         table_state.own()
         table_state.stop_staging()

@@ -108,6 +108,11 @@ def columns_of(step_packer: StepPacker, fields: Mapping[str, Any], rows: int) ->
                 f"{', '.join(n for n in known if n not in _SETTLED)} can"
             )
         fit = step_packer.fits[known[name]]
+        if fit.field.codec is not None:
+            raise SchemaError(
+                f"field {name!r} has codec={fit.field.codec!r}, and a compressed value has no room "
+                "for another: leave the codec out to update it"
+            )
         column = fit.column(_in_rows(value, rows, fit.field))
         if len(column) != rows:
             raise SchemaError(f"field {name!r} has {len(column)} rows for {rows} ids: one for each")

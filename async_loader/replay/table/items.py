@@ -12,6 +12,7 @@ import numpy as np
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Draw, Fifo, Items, Sampler, shortcut
+from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.free_rows import FreeRows
 from async_loader.replay.table.step_packer import end_fields
 from async_loader.replay.table.storage import Storage
@@ -147,6 +148,7 @@ class TableItems:
             self._tell(sampler)
         if successor_of is not None:
             self._succeed(successor_of)
+        self.ring = CompressedRing(storage) if layout.ring[1] else None
 
     def _succeed(self, before: TableItems) -> None:
         """Take over the samplers of sources, and the numbers of streams that

@@ -47,10 +47,18 @@ class Readahead:
         first = np.maximum(rows - self._before, 0)
         end = np.minimum(rows + self._after + 1, self._rows)
         for offset, stride in self._regions:
-            begins = (offset + first * stride) // _PAGE
-            ends = -(-(offset + end * stride) // _PAGE)
-            apart = np.flatnonzero(begins[1:] > ends[:-1]) + 1
-            starts = begins[np.concatenate(([0], apart))]
-            stops = ends[np.concatenate((apart - 1, [len(ends) - 1]))]
-            for begin, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-                advise(self._base + begin * _PAGE, (stop - begin) * _PAGE, mmap.MADV_WILLNEED)
+            bring_in(self._base, offset + first * stride, offset + end * stride)
+
+
+def bring_in(base: int, begins: Ids, ends: Ids) -> None:
+    """Ask for the bytes from ``begins`` to ``ends``, which are sorted and count from ``base``, the
+    beginning of a page. Waits for none of them.
+    """
+    if not len(begins):
+        return
+    begins, ends = begins // _PAGE, -(-ends // _PAGE)
+    apart = np.flatnonzero(begins[1:] > ends[:-1]) + 1
+    starts = begins[np.concatenate(([0], apart))]
+    stops = ends[np.concatenate((apart - 1, [len(ends) - 1]))]
+    for begin, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        advise(base + begin * _PAGE, (stop - begin) * _PAGE, mmap.MADV_WILLNEED)

@@ -39,7 +39,7 @@ from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Reading
 from async_loader.replay.table.batch_arrays import BatchArrays, Large, Small, Target, split_index
 from async_loader.replay.table.readahead import Readahead
-from async_loader.replay.table.storage import COLUMN_BYTES, Storage
+from async_loader.replay.table.storage import COLUMN_BYTES, Storage, stored_fields
 from async_loader.schema import Schema, samples_of
 from async_loader.shm.array_pool import ArrayPool
 from async_loader.source import Seed, Window
@@ -393,12 +393,13 @@ class ReplayReader:
         """
         template = np.zeros((len(self.read_plan.outputs), READING), np.int64)
         stored = self._storage.layout
+        fields = stored_fields(stored.schema)
         for f, one in enumerate(self.read_plan.outputs):
             offset, stride = stored.places[one.source]
             template[f, : NBYTES + 1] = (
                 self._storage.base + offset,
                 stride,
-                stored.schema.fields[one.source].nbytes,
+                fields[one.source].nbytes,
             )
             template[f, FRAMES : ZERO_PADDED + 1] = (
                 one.frames,

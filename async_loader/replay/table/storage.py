@@ -14,6 +14,9 @@ There are more rows than the capacity: what leaves the newest `capacity` steps s
 as many more as there are spare rows have come. So all of the newest `capacity` can be drawn at
 every moment, also while the writer is in the middle of a row, and the oldest one, once drawn,
 stays readable for that many additions.
+
+A field with a codec has no column: its row holds where its compressed value lies in the ring of
+compressed values at the end of the block. See compressed_ring.py.
 """
 
 from __future__ import annotations
@@ -21,16 +24,16 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, OutOfMemory
 from async_loader.names import nearest
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base import row_format
-from async_loader.schema import PackedRow, Schema
+from async_loader.schema import Field, PackedRow, Schema
 from async_loader.shm.hugepages import HugePages, advise
 from async_loader.shm.limits import human
 from async_loader.shm.segment import Segment
@@ -43,8 +46,14 @@ from async_loader.shm.segment import Segment
 COLUMN_BYTES = 1024
 
 _PAGE = 4096
-# at the end: a byte that says whether the rows are being loaded, and a count in the second word
+_INT64 = np.dtype(np.int64)
+# At the end: a byte that says whether the rows are being loaded; and from byte 8 on the two words
+# of the ring of compressed values; at byte 24 how often ids began again.
 _MARK_BYTES = 64
+LOCATOR_BYTES = 16
+"""In a row, for a field with a codec: where its value begins, and its bytes, each 8 bytes."""
+_LEAST_STEPS = 64
+"""Steps that do not compress which the ring of compressed values holds at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,8 @@ class StorageLayout:
         row.
     nbytes : int
         Of everything, with the mark at the end.
+    ring : (int, int)
+        Of the ring of compressed values: its offset in the block, and its bytes; 0 without one.
     """
 
     schema: Schema
@@ -74,17 +85,22 @@ class StorageLayout:
     stride: int
     places: tuple[tuple[int, int], ...]
     nbytes: int
+    ring: tuple[int, int] = (0, 0)
 
     @classmethod
-    def of(cls, schema: Schema, capacity: int, spare: int | None = None) -> StorageLayout:
-        """Compute the layout for steps of ``schema``. ``spare`` is for tests."""
-        small = [i for i, field in enumerate(schema.fields) if field.nbytes < COLUMN_BYTES]
-        packed = PackedRow.of([schema.fields[i] for i in small])
+    def of(
+        cls, schema: Schema, capacity: int, spare: int | None = None, ring: int | None = None
+    ) -> StorageLayout:
+        """Compute the layout for steps of ``schema``. ``spare`` is for tests, and for what was
+        saved; ``ring``: the bytes of the compressed values, by default room for steps that do not
+        compress.
+        """
+        stored = stored_fields(schema)
+        small = [i for i, field in enumerate(stored) if field.nbytes < COLUMN_BYTES]
+        packed = PackedRow.of([stored[i] for i in small])
         stride = row_format.HEAD_BYTES + (packed.stride if small else 0)
         stride = (
-            -(-stride // 16) * 16
-            if any(schema.fields[i].dtype.itemsize > 8 for i in small)
-            else stride
+            -(-stride // 16) * 16 if any(stored[i].dtype.itemsize > 8 for i in small) else stride
         )
         count = capacity + (_spare(capacity, stride + schema.nbytes) if spare is None else spare)
         places = {
@@ -92,18 +108,25 @@ class StorageLayout:
             for i, offset in zip(small, packed.offsets, strict=True)
         }
         end = count * stride
-        for i, field in enumerate(schema.fields):
+        for i, field in enumerate(stored):
             if i not in places:
                 places[i] = (_pages(end), field.nbytes)
                 end = _pages(end) + count * field.nbytes
+        most = _most_compressed(schema)
+        if most:
+            begin, end = _pages(end), _pages(end)
+            # also for what is being written while the oldest rows are still there
+            end += _pages((2 * count - capacity + _LEAST_STEPS) * most if ring is None else ring)
+        room = (begin, end - begin) if most else (0, 0)
         nbytes = _pages(end + _MARK_BYTES)
         return cls(
             schema,
             capacity,
             count,
             stride,
-            tuple(places[i] for i in range(len(schema.fields))),
+            tuple(places[i] for i in range(len(stored))),
             nbytes,
+            room,
         )
 
     @classmethod
@@ -117,6 +140,8 @@ class StorageLayout:
         """
         if capacity is not None and (whole := cls.of(schema, capacity)).nbytes <= nbytes:
             return whole
+        if _most_compressed(schema):
+            return cls._within_ring(schema, nbytes, capacity)
         low, high = 0, max(1, nbytes // row_format.HEAD_BYTES)
         while low < high:
             middle = (low + high + 1) // 2
@@ -131,6 +156,31 @@ class StorageLayout:
             )
         return cls.of(schema, low)
 
+    @classmethod
+    def _within_ring(cls, schema: Schema, nbytes: int, capacity: int | None) -> StorageLayout:
+        """Give the compressed values what the rows leave."""
+        names = ", ".join(repr(field.name) for field in schema.fields if field.codec)
+        if capacity is None:
+            raise ConfigError(
+                f"capacity of {human(nbytes)}: how many steps fit depends on how well {names} "
+                f"compress: give the steps as capacity, and max_bytes='{nbytes}B'"
+            )
+        least = _LEAST_STEPS * _most_compressed(schema)
+        rows = cls.of(schema, capacity, ring=0).nbytes
+        left = (nbytes - rows) // _PAGE * _PAGE
+        if left < least:
+            raise ConfigError(
+                f"max_bytes of {human(nbytes)}: {capacity:,} steps take {human(rows)} without "
+                f"{names}, and {human(least)} is the least for those: raise max_bytes, or lower "
+                "the capacity"
+            )
+        return cls.of(schema, capacity, ring=left)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the ring holds all steps, however little they compress."""
+        return self.ring[1] >= StorageLayout.of(self.schema, self.capacity, self.spare).ring[1]
+
     @property
     def spare(self) -> int:
         """Rows beyond the capacity."""
@@ -142,6 +192,19 @@ class StorageLayout:
         spare rows.
         """
         return max(1, self.spare // 2 - 1)
+
+
+def stored_fields(schema: Schema) -> tuple[Field, ...]:
+    """Return the fields as they lie in rows: those with a codec as locators, int64 ``[2]``."""
+    return tuple(
+        field if field.codec is None else replace(field, shape=(2,), dtype=_INT64, codec=None)
+        for field in schema.fields
+    )
+
+
+def _most_compressed(schema: Schema) -> int:
+    """Return the bytes of the fields with a codec in a step that does not compress; 0 without."""
+    return sum(-(-field.nbytes // 8) * 8 for field in schema.fields if field.codec is not None)
 
 
 def _spare(capacity: int, nbytes: int) -> int:
@@ -180,7 +243,7 @@ class Storage:
         self.segment = segment
         self._block = segment.bytes(0, layout.nbytes)
         self._mark = segment.bytes(layout.nbytes - _MARK_BYTES, _MARK_BYTES)
-        self._emptied = self._mark[8:16].view(np.int64)
+        self._emptied = self._mark[24:32].view(np.int64)
         self.base = self._block.ctypes.data
         self.geometry = self.fresh_geometry()
         self.pid = os.getpid()
@@ -201,9 +264,17 @@ class Storage:
             When the full table would not fit, before anything is allocated.
         """
         purpose = f"replay buffer of {layout.capacity} steps of {layout.schema.nbytes} bytes"
-        if folder is not None:
-            return cls(Segment.on_disk(folder, layout.nbytes, purpose), layout, on_disk=True)
-        return cls(Segment.create(layout.nbytes, purpose, commit=False), layout)
+        try:
+            if folder is not None:
+                return cls(Segment.on_disk(folder, layout.nbytes, purpose), layout, on_disk=True)
+            return cls(Segment.create(layout.nbytes, purpose, commit=False), layout)
+        except OutOfMemory as error:
+            if layout.ring[1]:
+                raise OutOfMemory(
+                    f"{error} (that is with room for values that do not compress: max_bytes= gives "
+                    "less to those with a codec)"
+                ) from None
+            raise
 
     @property
     def loading(self) -> bool:
@@ -224,6 +295,11 @@ class Storage:
         before any row gets a new one.
         """
         self._emptied[0] += 1
+
+    @property
+    def ring_words(self) -> Ids:
+        """The two words of the ring of compressed values; see compressed_ring.py."""
+        return self._mark[8:24].view(np.int64)
 
     def make_ready(self, rows: int) -> None:
         """Put huge pages under the first ``rows`` rows and some more, before they are written for
@@ -254,8 +330,8 @@ class Storage:
         return [self.cell(i) for i in range(len(self.layout.schema.fields))]
 
     def cell(self, i: int) -> Array:
-        """Return field ``i`` of all rows, ``[rows, *shape]``."""
-        field = self.layout.schema.fields[i]
+        """Return field ``i`` of all rows, ``[rows, *shape]``; its locators if it has a codec."""
+        field = stored_fields(self.layout.schema)[i]
         offset, stride = self.layout.places[i]
         within = np.empty(field.shape, field.dtype).strides
         return np.ndarray(

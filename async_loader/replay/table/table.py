@@ -12,7 +12,7 @@ It is built in layers, each in a file of its own and each using those below it::
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -172,12 +172,12 @@ class Table(TableWriting):
         self._k.turn_version(self.g, np.empty(0, np.int64), True)
         self.storage.heads()[:, r.ID // 8] = ids + 1
 
-    def state(self) -> tuple[dict[str, int], dict[str, Array]]:
+    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return counters, and copies of the arrays that have no entry per row; ``last`` in the
         order of `streams`.
         """
         self.forget_ended()
-        counters = {
+        counters: dict[str, Any] = {
             "cursor": int(self.g[r.CURSOR]),
             "top": int(self.g[r.TOP]),
             "lookahead": int(self.g[r.LOOKAHEAD]),
@@ -186,6 +186,8 @@ class Table(TableWriting):
             "deleted": self.deleted,
         }
         arrays = {"last": self.last[list(self.streams.values())]}
+        if self.ring is not None:
+            counters["ring"] = [self.ring.floor, self.ring.head, self.ring.size]
         if self.free is not None:
             free = self.free.state()
             counters["unused"], arrays["free"] = free["unused"], free["free"]

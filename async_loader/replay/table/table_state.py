@@ -15,6 +15,7 @@ from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
+from async_loader.replay.codec import Lz4
 from async_loader.replay.limiter_state import check_room
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Fifo, Sampler
@@ -114,6 +115,8 @@ class TableState(TableAccess):
         if self.view is not None:
             ReadPlan.of(schema, self.view)
         loaded, layout = layout is not None, layout or self.layout_of(schema)
+        if layout.ring[1]:
+            self._check_compressed(layout)
         storage = Storage.create(layout, self.folder)
         for_sampler, for_remover = self.seeds.spawn(2)
         table = Table(
@@ -143,6 +146,23 @@ class TableState(TableAccess):
         self.capacity, self.schema = layout.capacity, schema
         self._link(table)
         self._table = table
+
+    def _check_compressed(self, layout: StorageLayout) -> None:
+        """Raise for a table that cannot keep compressed values. Nothing is allocated yet."""
+        Lz4()  # raises without its library
+        (name, *_) = (field.name for field in layout.schema.fields if field.codec is not None)
+        if type(self.remover) is not Fifo:
+            raise ConfigError(
+                f"field {name!r} has a codec, whose values make room in the order of their steps, "
+                f"and {self.remover!r} takes those out of order: use the Fifo remover, or no codec"
+            )
+        if self._keeps(layout.capacity) and not layout.whole:
+            raise ConfigError(
+                f"field {name!r} has a codec, max_bytes leaves less than values that do not "
+                "compress need, and this table may lose no item before it was drawn: leave "
+                "max_bytes out (memory is taken as values come), or leave the codec out"
+            )
+        self.may_stage = False
 
     def _see(self, table: Table, schema: Schema) -> None:
         if self.view is not None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
+from async_loader.replay.table.compressed_ring import CompressedRing, Packed
 from async_loader.replay.table.free_rows import FreeRows
 from async_loader.replay.table.room import TableRoom
 from async_loader.source import Applied
@@ -55,7 +56,7 @@ class TableWriting(TableRoom):
         """
         if self._stale:
             self.begin_anew(streams.tolist())
-        if self.free is None and count <= self._burst and not self.granted:
+        if self.free is None and count <= self._burst and not self.granted and self.ring is None:
             self._ready(2 * count)
             self._k.write(
                 self.g, fields, 0, count, count, 0, final, streams, flags, given, ids, self._changes
@@ -91,15 +92,20 @@ class TableWriting(TableRoom):
             else:
                 passes = self.granted and not self.keeps
                 stop = min(count, start + (self._free_ahead(burst) if passes else burst))
+                source, last = fields, final
+                if self.ring is not None:
+                    packed = self.ring.pack(fields, final, start, stop, flags)
+                    source, last, stop = packed.fields, packed.final, packed.stop
+                    self._put_compressed(self.ring, packed)
                 self._ready(2 * (stop - start))
                 self._k.write(
                     self.g,
-                    fields,
+                    source,
                     start,
                     stop,
                     per,
                     between,
-                    final,
+                    last,
                     streams,
                     flags,
                     given,
@@ -109,6 +115,29 @@ class TableWriting(TableRoom):
             self.settle()
             start = stop
         self.rest = None
+
+    def _put_compressed(self, ring: CompressedRing, packed: Packed) -> None:
+        """Put compressed values into the ring. The oldest steps leave the table if it is full."""
+        cursor = int(self.g[r.CURSOR])
+        first, stop = ring.expired(packed, cursor, self.window)
+        if stop > first:
+            self._k.retire_steps(self.g, first, stop, self._changes)
+            self.settle()
+        ring.put(packed, cursor)
+
+    def compressed(self) -> int:
+        """Return the bytes of the compressed values of steps that are in the table."""
+        return 0 if self.ring is None else self.ring.held(int(self.g[r.CURSOR]), self.window)
+
+    def end_stream(self, stream: int, flags: int, final: Ids) -> None:
+        """See `TableStreams.end_stream`."""
+        packed = None  # until the kernel has copied its locators
+        if self.ring is not None and len(final) and self.last[stream] >= 0:
+            packed = self.ring.pack_final(final)
+            self._put_compressed(self.ring, packed)
+            final = packed.fields
+        super().end_stream(stream, flags, final)
+        del packed
 
     def _overwrite(
         self, free: FreeRows, fields: Ids, i: int, streams: Ids, flags: Ids, given: Floats, ids: Ids

@@ -1,0 +1,292 @@
+"""The compressed values of a table: a ring of bytes behind its rows.
+
+A row holds a locator for each field with a codec: the position of its value, and its bytes. A
+position counts the bytes of the ring since its beginning, so that it is never used again; the place
+is ``position % size``, and no value is cut at the ring's end. Values lie in the order of their
+steps, as rows do, so that the oldest make room. Where they run out of room before the rows do, the
+oldest steps leave the table early.
+
+# NOTE [floor]
+A value is guarded by its position, as a row is by its id (kernels, NOTE [row lock]). Values from
+the word `FLOOR` on are whole. A writer raises the floor above what it is about to overwrite, then
+writes. A reader copies values, then loads the floor: what lies below it may be torn, and counts as
+an item that is gone. So there is no lock, and nothing in the rows changes when the ring goes on.
+
+In memory, pages below the floor go back to the kernel: a table takes what its steps compress to,
+however much room its ring would have.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import NamedTuple
+
+import numpy as np
+
+from async_loader.replay.array_types import Bytes, Ids
+from async_loader.replay.base.field_table import (
+    ARRAY_ADDRESS,
+    ARRAY_STRIDE,
+    NBYTES,
+    NO_FIELDS,
+    ROW_ADDRESS,
+)
+from async_loader.replay.base.row_format import AWAITS
+from async_loader.replay.codec import Lz4
+from async_loader.replay.table.storage import LOCATOR_BYTES, Storage
+from async_loader.shm.hugepages import advise
+
+FLOOR, HEAD = 0, 1
+"""Words: the first position that may be read; the position of the next value."""
+
+_AT_ONCE = 1 << 20  # bytes of values, compressed, that are written before the rows that show them
+_GIVE_BACK = 1 << 20  # bytes below the floor
+_SLACK = 32
+"""The part of the ring in which retired steps stay readable, as in storage.py, NOTE [spare rows]"""
+
+
+class Packed(NamedTuple):
+    """Compressed steps that are not in the ring yet.
+
+    Attributes
+    ----------
+    starts, counts : list of int
+        Of each value: where it begins in the ring's scratch memory, and its bytes.
+    firsts : list of int
+        For each row in order: its first value.
+    fields, final : int64 array [fields, 5]
+        The steps' tables of fields, with locators in place of values.
+    locators : list of int64 array [steps, 2]
+        What these tables point to.
+    owners : list of (int, int)
+        Of each value: which of ``locators``, and the step.
+    positions : list of int
+        Of each value, in the ring.
+    end : int
+        The position after the last value.
+    stop : int
+        The step after the last one.
+    """
+
+    starts: list[int]
+    counts: list[int]
+    firsts: list[int]
+    fields: Ids
+    final: Ids
+    locators: list[Ids]
+    owners: list[tuple[int, int]]
+    positions: list[int]
+    end: int
+    stop: int
+
+
+class CompressedRing:
+    """Compresses the values of steps, and finds room for them. Under the table's lock.
+
+    Parameters
+    ----------
+    storage : Storage
+        Its ring goes on above all positions that were ever used.
+
+    Attributes
+    ----------
+    raw_bytes, put_bytes : int
+        Of all values since the ring was made: before, and after they were compressed.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        from async_loader.replay.kernels import compressed  # late: see compiled.py
+
+        self._k, self._codec = compressed, Lz4()
+        layout = storage.layout
+        offset, self.size = layout.ring
+        self._ring, self._rows = storage.base + offset, layout.rows
+        self._storage = storage
+        self._words = storage.ring_words
+        self._punches = not storage.on_disk  # on a disk the room was taken at the beginning
+        coded = [i for i, field in enumerate(layout.schema.fields) if field.codec is not None]
+        self._coded = {storage.base + layout.places[i][0] for i in coded}
+        per_step = sum(Lz4.most(layout.schema.fields[i].nbytes) for i in coded)
+        self._at_once = min(_AT_ONCE, self.size // 8)
+        self._scratch: Bytes = np.empty(self._at_once + 2 * per_step, np.uint8)
+        self._view = self._scratch.data
+        self.raw_bytes = self.put_bytes = 0
+        self.head = -(-int(self._words[HEAD]) // self.size) * self.size
+        self._begins = np.full(layout.rows, self.head)  # of the first value of each row
+        self._tail = 0  # no older step is readable by its values
+        self._given_back = self.head
+        self._raise(self.head)
+
+    @property
+    def floor(self) -> int:
+        """The first position that may be read."""
+        return int(self._words[FLOOR])
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes of all values, over what they were compressed to; ``None`` before the first."""
+        return self.raw_bytes / self.put_bytes if self.put_bytes else None
+
+    def held(self, cursor: int, window: int) -> int:
+        """Return the bytes of the values of steps that are in the table."""
+        oldest = max(self._tail, cursor - window, 0)
+        return 0 if oldest >= cursor else self.head - int(self._begins[oldest % self._rows])
+
+    def pack(self, fields: Ids, final: Ids, start: int, stop: int, flags: Ids) -> Packed:
+        """Compress the steps from ``start`` on, up to ``stop`` or as many as fit at once."""
+        of_steps, of_final = self._coded_in(fields), self._coded_in(final)
+        locators = [np.zeros((stop - start, 2), np.int64) for _ in (*of_steps, *of_final)]
+        made = Packed([], [], [], fields.copy(), final.copy(), locators, [], [], 0, stop)
+        used, i, ends = 0, start, (flags & AWAITS).tolist()
+        while i < stop and used <= self._at_once:
+            used = self._pack_row(made, of_steps, 0, i, i - start, used)
+            if ends[i]:
+                used = self._pack_row(made, of_final, len(of_steps), i, i - start, used)
+            i += 1
+        both = (made.fields, of_steps, 0), (made.final, of_final, len(of_steps))
+        for table, rows, first in both:
+            for at, (f, *_) in enumerate(rows):
+                # kernels count from step 0
+                address = locators[first + at].ctypes.data - start * LOCATOR_BYTES
+                table[f, ARRAY_ADDRESS], table[f, ARRAY_STRIDE] = address, LOCATOR_BYTES
+                table[f, NBYTES] = LOCATOR_BYTES
+        positions, end = self._positions(made.counts)
+        return made._replace(positions=positions, end=end, stop=i)
+
+    def pack_final(self, final: Ids) -> Packed:
+        """Compress the observation after an episode's last step, which has a row of its own."""
+        return self.pack(final, NO_FIELDS, 0, 1, np.zeros(1, np.int64))
+
+    def _coded_in(self, fields: Ids) -> list[tuple[int, int, int, int]]:
+        """Return the fields with a codec: which, the address and the stride of the steps' values,
+        and the bytes of one.
+        """
+        found = []
+        for f, place in enumerate(fields[:, ROW_ADDRESS].tolist()):
+            if place in self._coded:
+                address, stride, nbytes = fields[f, [ARRAY_ADDRESS, ARRAY_STRIDE, NBYTES]].tolist()
+                found.append((f, address, stride, nbytes))
+        return found
+
+    def _pack_row(
+        self,
+        made: Packed,
+        sources: list[tuple[int, int, int, int]],
+        first: int,
+        i: int,
+        step: int,
+        used: int,
+    ) -> int:
+        """Compress the values of a row behind those of others. Return the bytes of all."""
+        made.firsts.append(len(made.starts))
+        compress, most = self._codec.compress, self._codec.most
+        for at, (_, address, stride, nbytes) in enumerate(sources, first):
+            count = compress(address + i * stride, nbytes, self._view[used : used + most(nbytes)])
+            made.starts.append(used)
+            made.counts.append(count)
+            made.owners.append((at, step))
+            used += -(-count // 8) * 8
+            self.raw_bytes += nbytes
+            self.put_bytes += count
+        return used
+
+    def expired(self, packed: Packed, cursor: int, window: int) -> tuple[int, int]:
+        """Return the steps that have to leave the table for these: the first id, and the one after
+        the last.
+        """
+        wanted = packed.end - self.size + self.size // _SLACK
+        first = stop = max(self._tail, cursor - window, 0)
+        while stop < cursor and self._begins[stop % self._rows] < wanted:
+            stop += 1
+        self._tail = stop
+        return first, stop
+
+    def put(self, packed: Packed, cursor: int) -> None:
+        """Put the values into the ring, and their positions into the locators. The rows that show
+        them are written next, from id ``cursor`` on.
+        """
+        end = packed.end
+        oldest = cursor - self._rows  # its row is about to be overwritten
+        natural = int(self._begins[oldest % self._rows]) if oldest >= 0 else 0
+        floor = max(self.floor, end - self.size, natural)
+        if floor > self.floor:
+            self._raise(floor)
+        self._give_back(floor, end)
+        positions = np.array(packed.positions, np.int64)
+        counts = np.array(packed.counts, np.int64)
+        starts = np.array(packed.starts, np.int64)
+        self._k.put_values(
+            self._ring, self.size, positions, self._scratch.ctypes.data, starts, counts
+        )
+        for position, count, (which, step) in zip(
+            packed.positions, packed.counts, packed.owners, strict=True
+        ):
+            packed.locators[which][step] = position, count
+        for row, first in enumerate(packed.firsts):
+            begin = packed.positions[first] if first < len(packed.positions) else end
+            self._begins[(cursor + row) % self._rows] = begin
+        self.head = self._words[HEAD] = end
+
+    # -- for checkpoints ---------------------------------------------------------------------------
+
+    @property
+    def most(self) -> int:
+        """Bytes of values that may be put back into an empty ring."""
+        return self.size - self.size // _SLACK
+
+    def copy(self, start: int, stop: int) -> Bytes:
+        """Return a copy of the bytes from one position to another."""
+        block = self._storage.segment.bytes(self._storage.layout.ring[0], self.size)
+        first, count = start % self.size, stop - start
+        rest = max(0, first + count - self.size)
+        return np.concatenate((block[first : first + count], block[:rest]))
+
+    def begin_above(self, position: int) -> int:
+        """Empty the ring. Return its next position, above this one: none is used again."""
+        self.head = (max(position, self.head) // self.size + 1) * self.size
+        self._words[HEAD] = self.head
+        self._raise(self.head)
+        self._begins[:] = self._given_back = self.head
+        return self.head
+
+    def put_back(self, source: Bytes, positions: Ids, starts: Ids, counts: Ids) -> None:
+        """Copy saved values, which begin at ``starts`` in ``source``, to positions in the ring."""
+        self._k.put_values(
+            self._ring,
+            self.size,
+            np.ascontiguousarray(positions),
+            source.ctypes.data,
+            np.ascontiguousarray(starts),
+            np.ascontiguousarray(counts),
+        )
+
+    def note(self, rows: Ids, begins: Ids, head: int) -> None:
+        """Note where the values of rows lie that were put back, and where the next one goes."""
+        self._begins[rows] = begins
+        self.head = self._words[HEAD] = head
+
+    def _positions(self, counts: list[int]) -> tuple[list[int], int]:
+        """Return the positions of the next values, by their bytes, and the one after them."""
+        head, size, found = self.head, self.size, []
+        for count in counts:
+            if head % size + count > size:
+                head += size - head % size
+            found.append(head)
+            head += -(-count // 8) * 8
+        return found, head
+
+    def _raise(self, floor: int) -> None:
+        self._k.raise_floor(self._words.ctypes.data + 8 * FLOOR, floor)
+
+    def _give_back(self, floor: int, end: int) -> None:
+        """Give pages below the floor back, unless the ring is about to need them."""
+        first = max(self._given_back, end - self.size)
+        if not self._punches or floor - first < _GIVE_BACK:
+            return
+        self._given_back = floor
+        begin, stop = first % self.size, floor % self.size
+        for low, high in ((begin, stop),) if begin < stop else ((begin, self.size), (0, stop)):
+            low, high = (low + mmap.PAGESIZE - 1) // mmap.PAGESIZE, high // mmap.PAGESIZE
+            if high > low:
+                address = self._ring + low * mmap.PAGESIZE
+                advise(address, (high - low) * mmap.PAGESIZE, mmap.MADV_REMOVE)

@@ -1,0 +1,229 @@
+"""A LeRobot dataset of version 3 behind a loader: every frame is that of a direct decode."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from async_loader import AsyncDataLoader
+from async_loader.errors import ConfigError, MissingExtra, Unsupported
+from async_loader.lifecycle import Patience
+from async_loader.offline import BadData
+from async_loader.source import Window
+
+pytest.importorskip("av")
+pytest.importorskip("pyarrow")
+
+from async_loader.offline.lerobot import LeRobotSource
+from async_loader.offline.lerobot.frame_cache import FrameCache
+from tests.offline import lerobot_rig as rig
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Path:
+    return rig.write(tmp_path_factory.mktemp("lerobot"))
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    return rig.write(tmp_path / "copy")
+
+
+def read(source: LeRobotSource, index) -> dict[str, np.ndarray]:
+    index = np.asarray(index, np.int64)
+    fields = source.schema.fields
+    arrays = [np.zeros((len(index), *one.shape), one.dtype) for one in fields]
+    reader = source.reader()
+    reader.read(index, Window(arrays), (0,))
+    reader.close()
+    return dict(zip((one.name for one in fields), arrays, strict=True))
+
+
+def test_every_frame_in_any_order_is_that_of_a_direct_decode(dataset):
+    source = LeRobotSource(dataset, seed=0)
+    index = np.random.default_rng(0).permutation(np.tile(np.arange(39), 2))
+    batch = read(source, index)
+    for key in rig.KEYS:
+        wanted = np.stack(rig.decoded(dataset, key))
+        np.testing.assert_array_equal(batch[key], wanted[index])
+        apart = np.abs(batch[key].astype(int) - [rig.frame(rig.KEYS.index(key), i) for i in index])
+        assert apart.mean() < 25  # lossy, but the right ones
+    owner = np.repeat([0, 1, 2], [12, 20, 7])
+    np.testing.assert_array_equal(batch["episode_index"], owner[index])
+    np.testing.assert_array_equal(batch["frame_index"], index - np.array([0, 12, 32])[owner[index]])
+    np.testing.assert_allclose(batch["timestamp"], batch["frame_index"] / 10, rtol=1e-6)
+    np.testing.assert_array_equal(batch["observation.state"][:, 2], index + 0.5)
+    np.testing.assert_array_equal(batch["action"], index[:, None] * [1.0, -1.0])
+    np.testing.assert_array_equal(batch["next.done"], np.isin(index, [11, 31, 38]))
+    assert [source.tasks[i] for i in batch["task_index"][:3]] == [
+        rig.TASKS[owner[i] % 2] for i in index[:3]
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_decodes_in_its_workers(dataset, workers):
+    source = LeRobotSource(dataset, fields=[rig.KEYS[1], "action"], seed=0)
+    wanted = np.stack(rig.decoded(dataset, rig.KEYS[1]))
+    with AsyncDataLoader(source, 16, num_workers=workers, batch_format="numpy") as loader:
+        for _ in range(6):
+            batch = next(loader)
+            np.testing.assert_array_equal(batch[rig.KEYS[1]], wanted[batch["index"]])
+            np.testing.assert_array_equal(batch["action"][:, 0], batch["index"])
+    source.reader().close()
+
+
+def test_a_window_shows_frames_around_the_one_that_is_drawn_and_says_what_is_beyond(dataset):
+    key = rig.KEYS[0]
+    source = LeRobotSource(
+        dataset, fields=[key, "action"], windows={key: [-0.2, 0.0], "action": [0.0, 0.1, 0.3]}
+    )
+    index = np.array([0, 11, 12, 25, 38])
+    first, last = np.array([0, 0, 12, 12, 32]), np.array([11, 11, 31, 31, 38])
+    batch, wanted = read(source, index), np.stack(rig.decoded(dataset, key))
+    before = index - 2
+    np.testing.assert_array_equal(batch[key][:, 0], wanted[np.maximum(before, first)])
+    np.testing.assert_array_equal(batch[key][:, 1], wanted[index])
+    np.testing.assert_array_equal(batch[f"{key}_is_pad"][:, 0], before < first)
+    after = index[:, None] + [0, 1, 3]
+    np.testing.assert_array_equal(batch["action"][:, :, 0], np.minimum(after, last[:, None]))
+    np.testing.assert_array_equal(batch["action_is_pad"], after > last[:, None])
+
+
+def test_only_the_frames_of_the_episodes_are_drawn(dataset):
+    source = LeRobotSource(dataset, episodes=[2, 0], fields=["action"], seed=0)
+    assert len(source) == 19
+    drawn = source.plan(500, Patience(None, None)).index
+    assert sorted(set(drawn.tolist())) == [*range(12), *range(32, 39)]
+    with pytest.raises(Unsupported):
+        source.update_priorities(drawn, drawn)
+
+
+def test_frames_are_decoded_once_for_all_processes_and_the_cache_stays_in_its_bound(dataset):
+    source = LeRobotSource(dataset, cache="1MiB", fields=[rig.KEYS[0]])
+    cache = source.reader()._cache
+    read(source, range(39))
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_reads_from_the_cache, args=(source,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert os.fstat(cache._segment.fileno()).st_blocks * 512 <= 1 << 20
+
+
+def _reads_from_the_cache(source: LeRobotSource) -> None:
+    cache = source.reader()._cache
+    cache.hits = cache.misses = 0
+    read(source, range(39))
+    os._exit(0 if (cache.hits, cache.misses) == (39, 0) else 1)
+
+
+def test_a_cache_smaller_than_the_frames_still_gives_the_right_ones(dataset):
+    source = LeRobotSource(dataset, cache=100_000, fields=[rig.KEYS[0]])
+    index = np.random.default_rng(1).integers(0, 39, 120)
+    wanted = np.stack(rig.decoded(dataset, rig.KEYS[0]))
+    np.testing.assert_array_equal(read(source, index)[rig.KEYS[0]], wanted[index])
+
+
+def test_a_process_that_is_killed_while_it_writes_a_frame_leaves_no_torn_one():
+    cache = FrameCache(100_000, 300)
+    frame = np.full((10, 10, 3), 7, np.uint8)
+    cache.put(5, frame)
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_dies_while_it_writes, args=(cache,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    out = np.zeros_like(frame)
+    assert not cache.get(5, out)
+    cache.put(5, frame)
+    assert cache.get(5, out)
+    np.testing.assert_array_equal(out, frame)
+
+
+def _dies_while_it_writes(cache: FrameCache) -> None:
+    slot = int(np.flatnonzero(cache._numbers == 6)[0])
+    cache._lock(slot, 1)  # F_WRLCK
+    cache._numbers[slot] = 0
+    cache._frames[slot, :50] = 9
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _rewrite(root: Path, **entries: object) -> None:
+    path = root / "meta/info.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+
+VIDEO = f"videos/{rig.KEYS[0]}/chunk-000/file-000.mp4"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda root: (root / "meta/info.json").unlink(), "name the folder of a LeRobot dataset"),
+        (lambda root: (root / "meta/info.json").write_text("{"), "cannot be read"),
+        (lambda root: _rewrite(root, codebase_version="v2.1"), "convert_dataset_v21_to_v30"),
+        (lambda root: _rewrite(root, total_frames=50), "files are missing"),
+        (lambda root: (root / "meta/tasks.parquet").unlink(), "tasks.parquet: there is no such"),
+        (lambda root: (root / "data/chunk-000/file-001.parquet").unlink(), "episodes lie in it"),
+        (
+            lambda root: (root / "data/chunk-000/file-001.parquet").write_bytes(b"PAR1junk"),
+            "cannot be read as parquet",
+        ),
+        (lambda root: (root / VIDEO).unlink(), "file-000.mp4: there is no such file"),
+        (
+            lambda root: os.truncate(root / VIDEO, (root / VIDEO).stat().st_size // 2),
+            "cannot be read as video",
+        ),
+        (lambda root: rig.write_video(root / VIDEO, 0, list(range(20)), 6), "20 frames"),
+    ],
+)
+def test_what_is_missing_or_damaged_is_named_with_its_file_before_anything_starts(
+    copy, spoil, said
+):
+    spoil(copy)
+    with pytest.raises(BadData, match=said):
+        LeRobotSource(copy)
+
+
+def test_a_video_that_is_cut_off_later_is_an_error_of_the_batch_with_file_and_frame(copy):
+    source = LeRobotSource(copy, fields=[rig.KEYS[0]])
+    content = (copy / VIDEO).read_bytes()
+    data = content.index(b"mdat")
+    spoiled = content[: data + 600] + bytes(len(content) - data - 600)
+    index = content.rindex(b"moov")
+    (copy / VIDEO).write_bytes(spoiled[:index] + content[index:])
+    with pytest.raises(BadData, match=r"file-000\.mp4: frame \d+ "):
+        read(source, range(32))
+    source.reader().close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"fields": ["nothing"]}, "there is no such feature"),
+        ({"fields": "action"}, "it is a list of features"),
+        ({"windows": {"action": [0.05]}}, "no multiple of 1 / 10 s"),
+        ({"windows": {"actions": [0.0]}}, "there is no feature 'actions'"),
+        ({"windows": {"action": []}}, "a list of seconds"),
+        ({"episodes": [3]}, "the dataset has 3, 0 to 2"),
+        ({"episodes": []}, "a list of whole numbers"),
+        ({"cache": 1000}, "it holds 8 at least"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_with_the_remedy(dataset, settings, said):
+    with pytest.raises((ConfigError, BadData), match=said):
+        LeRobotSource(dataset, **settings)
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "av"])
+def test_without_a_library_the_extra_is_named(dataset, monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtra, match=r"async_loader\[lerobot\]"):
+        LeRobotSource(dataset)
