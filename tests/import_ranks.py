@@ -14,7 +14,7 @@ RANKS["replay"] = [
     "arguments read_plan ragged",
     "codec limiter_state queues sequence_limits",
     "base base.array_address base.field_table base.goal_table base.grant_log base.kernel_cache "
-    "base.link_table base.ring_format base.row_format base.sequence_table",
+    "base.episode_lists base.link_table base.ring_format base.row_format base.sequence_table",
     "base.compiled",
     "kernels.machine",
     "kernels.row_address",

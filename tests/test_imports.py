@@ -87,7 +87,12 @@ ELSEWHERE = {
     "google_crc32c": {"feeder"},
     "ray": {"scale"},
     "prometheus_client": {"observe.exporter"},
-    "gymnasium": {"demo", "recording.recorder", "recording.vector_recorder"},
+    "gymnasium": {
+        "demo",
+        "recording.recorder",
+        "recording.resets",
+        "recording.vector_recorder",
+    },
     "matplotlib": {"demo"},
     "mxnet": {"compat.gluon"},
     "tensordict": {"batch_format", "compat.torchrl"},

@@ -48,6 +48,8 @@ KEPT = {
 
 THREADS = {
     "background-jobs",
+    "dashboard",
+    "dashboard-http",
     "demo-actors",
     "demo-lines",
     "feeder-client",

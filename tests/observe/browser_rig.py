@@ -81,7 +81,7 @@ class Browser:
 def browser(
     folder: Path, width: int = 1200, height: int = 900, dark: bool = False
 ) -> Iterator[Browser]:
-    """Start a browser; skip the test where there is none."""
+    """Start a browser. Without one the test is skipped."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
         pytest.skip("chromium and chromium-driver are not installed")
