@@ -195,3 +195,10 @@ RANKS["recording"] = [
     "parallel_recorder recorder vector_recorder",
     "recording",
 ]
+RANKS["scale"] = [
+    "hosts shard_map",
+    "directory",
+    "client",
+    "cluster",
+    "scale",
+]
