@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from async_loader.errors import ConfigError
+from async_loader.errors import Closed, ConfigError
 from async_loader.lifecycle import seconds
 from async_loader.scale.hosts import host_of
 from async_loader.scale.shard_map import Shard, ShardMap, check_shards
@@ -67,7 +67,7 @@ def key_of(directory: Directory, shard: Shard) -> Path | None:
         return keys
     path = keys / f"{shard.name}.secret"
     if not path.is_file():
-        raise ConfigError(f"keys={str(keys)!r} has no {path.name}: it holds one file for each shard")
+        raise ConfigError(f"keys={str(keys)!r}: no {path.name} there: one file for each shard")
     return path
 
 
@@ -110,6 +110,8 @@ class StaticDirectory:
         """Return the map, which never changes; see `Directory.shard_map`."""
         if newer_than >= self._map.version:
             self._closed.wait(seconds("timeout_s", timeout_s))
+        if self._closed.is_set():
+            raise Closed("this directory of a cluster is closed")
         return self._map
 
     def report_lost(self, name: str, incarnation: int) -> None:
