@@ -105,7 +105,7 @@ RANKS["feeder"] = [
     "client client.batch_structure client.notifier client.outbox server.acceptor server.folders "
     "server.policy_lag",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
-    "shared.listener table_settings client.waker",
+    "shared.listener table_settings client.waker client.whereabouts",
     "wire.control wire.row_layout zmtp.curve zmtp.mechanism zmtp.null shared plain_values",
     "wire.calls wire.rows wire.weights zmtp.connection server.outgoing_batches",
     "wire.batches wire.control_codec zmtp",
@@ -210,4 +210,16 @@ RANKS["recording"] = [
     "episode_stream opening",
     "parallel_recorder recorder vector_recorder",
     "recording",
+]
+RANKS["scale"] = [
+    "batch_maker hosts importance shard_map shares source_options stats",
+    "directory place rules",
+    "shard_connection",
+    "connections shard_rows",
+    "by_id leases losses placement",
+    "source",
+    "table",
+    "client",
+    "cluster",
+    "scale",
 ]

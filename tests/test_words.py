@@ -48,6 +48,7 @@ KEPT = {
 
 THREADS = {
     "background-jobs",
+    "cluster",
     "dashboard",
     "dashboard-http",
     "demo-actors",

@@ -109,6 +109,7 @@ def reader_wanted(
     world_size: int,
     max_lag: int | None,
     timeout_s: float | None,
+    masses: bool = False,
 ) -> Callable[[int, int], OpenReader]:
     """Check the arguments of a source; return what makes its OPEN_READER.
 
@@ -148,6 +149,7 @@ def reader_wanted(
             min_size=least,
             sampler=own,
             max_lag=max_lag,
+            masses=masses,
         )
 
     return wanted

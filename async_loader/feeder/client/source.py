@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,11 +28,12 @@ from async_loader.feeder.client.reader_state import (
     Transport,
 )
 from async_loader.feeder.client.slots import FilledSlot
-from async_loader.feeder.wire import MOST_AHEAD, OpenReader
+from async_loader.feeder.wire import MOST_AHEAD, OpenReader, TotalsReply
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
 from async_loader.replay.hindsight_view import Hindsight
+from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import ReadySlot
 from async_loader.source import END, Applied, Plan, Ready
 
@@ -88,6 +90,7 @@ class RemoteSource:
         self._asked_at = -math.inf
         self._structure: BatchStructure | None = None
         self._closed = False
+        self._totals_every_s: float | None = None
         self._on_open: Callable[[ReaderChannel], None] = lambda channel: None
         self._update: Callable[..., Applied] | None = None  # the table's
         # See `Finishing`.
@@ -104,6 +107,16 @@ class RemoteSource:
     def transport(self) -> Literal["shm", "tcp"] | None:
         """How batches are received; ``None`` before that is known."""
         return None if self._channel is None else self._channel.deliveries.opening.transport
+
+    @property
+    def schema(self) -> Schema | None:
+        """Of a batch's rows, as the feeder has said last; ``None`` before."""
+        return None if self._channel is None else self._channel.deliveries.opening.schema
+
+    @property
+    def leased(self) -> bool:
+        """Whether batches have to be returned, as far as is known."""
+        return self._channel is not None and self._channel.deliveries.opening.leased
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
         """Return the next batch, as it was drawn: contiguous arrays that nothing writes to.
@@ -170,6 +183,62 @@ class RemoteSource:
         return None if received is None else self._ready(channel, received)
 
     # -- leases, see `Leasing` ---------------------------------------------------------------------
+
+    # -- for a source of several feeders -----------------------------------------------------------
+
+    def watch_totals(self, every_s: float, most_ahead: int) -> None:
+        """From its opening on, know how much it draws from; see `totals`. Before the first plan.
+
+        ``most_ahead``: batches ahead at most, unless a prefetch was given.
+        """
+        self._totals_every_s = every_s
+        self._options = replace(self._options, most=most_ahead)
+
+    @property
+    def ahead(self) -> int:
+        """Batches that may be on their way or wait here, as far as is known."""
+        return 0 if self._channel is None else self._channel.deliveries.credit.ahead
+
+    def totals(self, batch_size: int) -> tuple[TotalsReply | None, dict[str, Any] | None]:
+        """Return what the feeder has said of how much there is to draw from, and the sampler.
+
+        Does not wait. Asks again if that is older than `watch_totals` allows.
+        """
+        channel = self._reader_channel(batch_size)
+        with channel.lock:
+            deliveries, totals = channel.deliveries, channel.deliveries.totals
+            assert totals.every_s is not None
+            if totals.asked_at is None and not totals.wanted:
+                totals.wanted = time.monotonic() - totals.heard_at >= totals.every_s
+                asks = totals.wanted
+            else:
+                asks = False
+            newest, sampler = totals.newest, deliveries.opening.sampler
+        if asks:
+            self._connection.wake()
+        return newest, sampler
+
+    def ask_anew(self) -> None:
+        """Forget what the feeder has said, and ask it again."""
+        channel = self._channel
+        if channel is not None:
+            with channel.lock:
+                channel.deliveries.totals.begin()
+            self._connection.wake()
+
+    def listen(self, batch_size: int, bell: EventFd | None) -> None:
+        """Have a bell rung when there is something new, until another is given, or none."""
+        channel = self._channel if bell is None else self._reader_channel(batch_size)
+        if channel is not None:
+            with channel.lock:
+                channel.deliveries.bell = bell
+            if bell is not None:
+                self._connection.wake()  # from here on it asks for totals by itself
+
+    def returned(self, lease: object) -> bool:
+        """Whether a planned batch has gone back to the feeder meanwhile."""
+        assert isinstance(lease, Lease)
+        return not lease.deliveries.holds(lease)
 
     def hand_out(self, lease: object) -> bool:
         """Return whether the batch is still this learner's; if so it counts as handed out."""
@@ -336,9 +405,14 @@ class RemoteSource:
         if ahead is None:
             ahead = max(AHEAD_LEAST, options.planned)
         wanted = self._wanted(batch_size, max(1, ahead))
-        channel: ReaderChannel = self._connection.add(
-            lambda number: ReaderChannel(number, wanted, options)
-        )
+
+        def made(number: int) -> ReaderChannel:
+            channel = ReaderChannel(number, wanted, options)
+            channel.deliveries.totals.every_s = self._totals_every_s
+            channel.deliveries.totals.wanted = self._totals_every_s is not None
+            return channel
+
+        channel: ReaderChannel = self._connection.add(made)
         leases = (self._planned_leases, self._handed_out)
         weakref.finalize(self, _drop, self._connection, channel, leases).atexit = False
         self._channel = channel

@@ -65,6 +65,7 @@ from async_loader.feeder.wire.codes import (
     SHARED,
     SHOWN,
     SINCE_3,
+    SINCE_5,
     TERMINATED,
     TRUNCATED,
     ErrorCode,
@@ -88,6 +89,7 @@ from async_loader.feeder.wire.control import (
     SequenceView,
     StatusReply,
     TensorSpec,
+    TotalsReply,
     View,
     Weights,
     Welcome,
@@ -109,6 +111,7 @@ from async_loader.feeder.wire.data import (
     Return,
     SlotBatches,
     Status,
+    Totals,
 )
 from async_loader.feeder.wire.header import NEWEST, OLDEST, agree
 from async_loader.feeder.wire.message import Message, decode, encode, refuse
@@ -139,6 +142,7 @@ __all__ = [
     "SHARED",
     "SHOWN",
     "SINCE_3",
+    "SINCE_5",
     "STREAMS",
     "TERMINATED",
     "TRUNCATED",
@@ -199,6 +203,8 @@ __all__ = [
     "StatusReply",
     "Steps",
     "TensorSpec",
+    "Totals",
+    "TotalsReply",
     "Type",
     "Update",
     "View",

@@ -28,7 +28,8 @@ BYTES = 64
 MAGIC = b"ALDR"
 OLDEST, NEWEST = 2, 5
 """Versions that this package understands. Version 3 adds messages and optional fields, version 4
-views of sequences, version 5 views of hindsight goals, and ``max_lag``."""
+views of sequences, version 5 views of hindsight goals, ``max_lag``, and what a cluster asks of its
+shards."""
 
 _FRONT = struct.Struct("<4s4B2Q3I2HQ12x")
 _WHOLE = struct.Struct("<4s4B2Q3I2HQ12xI")
