@@ -99,7 +99,7 @@ RANKS["feeder"] = [
     "status wire.bounds wire.codes zmtp.errors shared.offer derived_settings settings_errors "
     "client.forks client.stats",
     "client client.batch_structure client.notifier client.outbox server.acceptor server.folders "
-    "server.policy_lag",
+    "server.policy_lag server.producer_positions server.row_counts",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
     "shared.listener table_settings client.waker",
     "wire.control wire.row_layout zmtp.curve zmtp.mechanism zmtp.null shared plain_values",
@@ -131,7 +131,7 @@ RANKS["feeder"] = [
     "server.sample_queue server.status",
     "client.arguments client.priority_updates client.row_sink client.sample_channel client.weights "
     "server.call_handler",
-    "client.source client.table_calls client.traffic client.writer server.control_handler "
+    "server.periodic_saves client.source client.table_calls client.traffic client.writer server.control_handler "
     "server.pull_handler",
     "client.owner server.event_loop",
     "client.table server",

@@ -10,7 +10,7 @@ takes it, and is acknowledged then. The queue belongs to the producer: it outliv
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
 from async_loader.feeder.server.insert_slots import InsertSlots
 from async_loader.feeder.server.policy_lag import PolicyVersions
+from async_loader.feeder.server.producer_positions import Position, Positions
 from async_loader.feeder.server.producer_streams import ProducerStreams
 from async_loader.feeder.server.receipt import Receipt
 from async_loader.feeder.wire import ErrorCode, Insert, RowLayout, check_id, read_insert
@@ -51,6 +52,8 @@ class Producer:
     received, applied : int
         Inserts with lower numbers were received; are in the table.
     streams : ProducerStreams
+    skip : int
+        Rows of its next insert that are in the table, as a checkpoint has them.
     writers : list of WriterState
         Its open writers.
     versions : dict of str to int
@@ -62,6 +65,7 @@ class Producer:
     streams: ProducerStreams
     received: int = 0
     applied: int = 0
+    skip: int = 0
     queue: deque[Queued] = field(default_factory=deque)
     queued_bytes: int = 0
     queued_rows: int = 0
@@ -136,6 +140,8 @@ class InsertQueue:
         The table is being loaded: no row goes in.
     moved : dict of Producer to None
         Producers whose applied inserts are not acknowledged. `InsertHandler` clears it.
+    notes : Positions | None
+        Of the save that runs.
     """
 
     def __init__(
@@ -153,6 +159,7 @@ class InsertQueue:
         self.moved: dict[Producer, None] = {}
         self.rows = self.duplicates = self.gaps = 0
         self.rests = False
+        self.notes: Positions | None = None
 
     @property
     def layout(self) -> RowLayout:
@@ -239,6 +246,7 @@ class InsertQueue:
         self._drop_queue(producer)
         producer.streams.end()
         producer.epoch, producer.received, producer.applied = epoch, 0, 0
+        producer.skip = 0
         producer.writers.clear()
         self._release(producer)
         self.moved.pop(producer, None)
@@ -305,7 +313,8 @@ class InsertQueue:
             assert self.table.schema is not None
             self._made_by = PolicyVersions(self.table.schema)
         self._made_by.note(steps.columns, producer.versions)
-        producer.queue.append(Queued(steps, nbytes, writer.heard))
+        done, producer.skip = min(producer.skip, len(steps)), 0
+        producer.queue.append(Queued(steps, nbytes, writer.heard, done))
         producer.queued_bytes += nbytes
         producer.queued_rows += len(steps)
         producer.received += 1
@@ -346,15 +355,36 @@ class InsertQueue:
         first.done = self.table.insert(first.steps, before)
         self.rows += first.done - before
         if first.done < len(first.steps):
+            self._note(producer, first.done)
             return False
         producer.queue.popleft()
         producer.queued_bytes -= first.nbytes
         producer.queued_rows -= len(first.steps)
         producer.applied += 1
+        self._note(producer, 0)
         self.moved[producer] = None
         if not producer.writers:
             self._release(producer)
         return True
+
+    def _note(self, producer: Producer, done: int) -> None:
+        if self.notes is not None:
+            at = Position(producer.key, producer.epoch, producer.applied, done)
+            self.notes.note(self.table.rows_had, at)
+
+    def positions(self) -> Iterator[Position]:
+        """Return where each producer is."""
+        for one in self._producers.values():
+            done = one.queue[0].done if one.queue else one.skip
+            yield Position(one.key, one.epoch, one.applied, done)
+
+    def restore(self, positions: Iterable[Position]) -> None:
+        """Remember the producers of a checkpoint, which was loaded into the new table."""
+        for at in positions:
+            one = Producer(at.key, at.epoch, ProducerStreams(at.key, self.table))
+            one.received = one.applied = at.applied
+            one.skip = at.done
+            self._producers[at.key] = self._gone[at.key] = one
 
     def advance(self) -> bool:
         """Insert waiting messages, one of each producer in turn; return whether a row went in."""
