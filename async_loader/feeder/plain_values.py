@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from async_loader.errors import ConfigError
 from async_loader.replay.checkpoint.settings import limiter_json, limiter_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
@@ -28,6 +29,14 @@ def plain_of(sampler: object) -> dict[str, Any]:
 
     made: dict[str, Any] = plain(check_sampler("sampler", sampler), "sampler")
     return made
+
+
+def sampler_said(sampler: object) -> dict[str, Any] | None:
+    """As `plain_of`; ``None`` for a class that a feeder does not have."""
+    try:
+        return plain_of(sampler)
+    except ConfigError:
+        return None
 
 
 def sampler_from(said: dict[str, Any]) -> Sampler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -79,11 +80,10 @@ def check_shards(shards: Iterable[Shard]) -> tuple[Shard, ...]:
                 f"shard {shard.name!r} has number {shard.number}: numbers go from 0 to "
                 f"{MOST_SHARDS - 1}"
             )
-    for what, values in (
-        ("name", [shard.name for shard in found]),
-        ("number", [shard.number for shard in found]),
-    ):
-        twice = [value for value in values if values.count(value) > 1]
-        if twice:
-            raise ConfigError(f"two shards have the {what} {twice[0]!r}: give each its own")
+    names = Counter(shard.name for shard in found)
+    numbers = Counter(shard.number for shard in found)
+    for shard in found:
+        for what, count in (("name", names[shard.name]), ("number", numbers[shard.number])):
+            if count > 1:
+                raise ConfigError(f"{count} shards have the {what} of {shard}: give each its own")
     return tuple(found)

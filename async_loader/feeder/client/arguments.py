@@ -100,6 +100,7 @@ def reader_wanted(
     world_size: int,
     max_lag: int | None,
     timeout_s: float | None,
+    masses: bool = False,
 ) -> Callable[[int, int], OpenReader]:
     """Check the arguments of a source; return what makes its OPEN_READER.
 
@@ -140,6 +141,7 @@ def reader_wanted(
             together=MOST_AHEAD,
             min_size=least,
             sampler=own,
+            masses=masses,
         )
 
     return wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from types import TracebackType
 from typing import Any
@@ -51,6 +52,7 @@ class Client:
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
         self._runs: dict[str, str] = {}  # by name: the run of the last weights received
         self._ended_runs: set[str] = set()  # names whose run another client has ended
+        self._lost: dict[str, Counter[int]] = {}  # rows, by table and number of the server
         self._traffic = Traffic()
         self._has_read = self._traffic.add
         # by table: `client.table(name).sample(n)` at each step opens no further reader
@@ -211,6 +213,14 @@ class Client:
             self._runs[name] = found.run
         return found
 
+    def lost(self, table: str) -> dict[int, int]:
+        """Return how many acknowledged rows of this client's writers each server was lost with.
+
+        By the number of the server: 0 is the first one.
+        """
+        with self._lock:
+            return dict(self._lost.get(table, ()))
+
     def stats(self) -> ClientStats:
         """Return what was sent, lost and received so far."""
         connection = self._connection
@@ -236,6 +246,8 @@ class Client:
             channel: WriterChannel = self._connection.add(
                 lambda number: WriterChannel(number, table, known, options)
             )
+            with self._lock:
+                channel.lost = self._lost.setdefault(table, channel.lost)
             self._traffic.add(channel)
             writer = kind(self._connection, channel, name, self._timeout_s, self)
             self._keep(writer)

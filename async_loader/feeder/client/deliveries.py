@@ -22,6 +22,7 @@ from async_loader.feeder.client.reader_state import (
     Credit,
     Opening,
     ReaderOptions,
+    TotalsNews,
     ahead_of,
 )
 from async_loader.feeder.client.slots import FilledSlot
@@ -116,6 +117,7 @@ class Deliveries:
         self.credit = Credit(ahead=options.prefetch or 0)
         self.inbox = Inbox()
         self.returns = Returns()
+        self.totals = TotalsNews()
 
     @property
     def due(self) -> bool:
@@ -200,6 +202,7 @@ class Deliveries:
         """There is a new session: credit counts anew."""
         credit = self.credit
         self.opening.barred = credit.remind_at = None
+        self.totals.begin()
         if credit.ended_after is not None:  # batches before the END have come, or never will
             credit.ended_after = credit.received
 
@@ -216,6 +219,8 @@ class Deliveries:
         opening, credit, options = self.opening, self.credit, self._options
         schema = opening.schema = schema_of(body.schema)
         opening.leased, opening.eta, opening.later_s = body.leased, body.eta, LATER_S
+        opening.sampler = body.sampler
+        self.totals.wanted = True
         form = BatchForm.of(schema, batch_size)
         opening.unpacking, nbytes = Unpacking(form), form.nbytes
         wished = options.prefetch

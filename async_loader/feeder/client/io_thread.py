@@ -40,6 +40,7 @@ from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.session import Action, Session, SessionPhase
 from async_loader.feeder.client.sockets import Sockets
 from async_loader.feeder.client.waker import Waker
+from async_loader.feeder.client.whereabouts import FixedAddress, Whereabouts
 from async_loader.feeder.curve_keys import ClientKeys
 from async_loader.feeder.wire import (
     NEWEST,
@@ -79,8 +80,8 @@ class IoThread:
 
     Parameters
     ----------
-    address : str
-        The server's control endpoint.
+    address : str or Whereabouts
+        The server's control endpoint, or what knows it at each attempt to connect.
     wait_s : float | None
         How long a lost session may stay lost until everything is Broken; ``None``: for ever.
     clock : callable
@@ -89,6 +90,8 @@ class IoThread:
         For a server that has keys.
     name : str
         Of the client, for the server's status.
+    client : bytes, optional
+        16 bytes that identify it; drawn by default. A client of several servers has one for all.
 
     Attributes
     ----------
@@ -102,19 +105,21 @@ class IoThread:
 
     def __init__(
         self,
-        address: str,
+        address: str | Whereabouts,
         wait_s: float | None,
         clock: Callable[[], float] = time.monotonic,
         keys: ClientKeys | None = None,
         name: str = "",
+        client: bytes | None = None,
     ) -> None:
-        self.address, self.clock, self._keys, self._name = address, clock, keys, name
+        self._where = FixedAddress(address) if isinstance(address, str) else address
+        self.address, self.clock, self._keys, self._name = self._where.now(), clock, keys, name
         self.session = Session(clock(), wait_s, random.random)
         self._phases = self.session.phases
         self.limits = Limits()
         self.incarnation, self.servers = b"", 0
         self._pid, self._generation = os.getpid(), forks.generation
-        self.client = secrets.token_bytes(16)
+        self.client = client or secrets.token_bytes(16)
         self._waker, self._calls = Waker(), Calls()
         self.wake, self.yield_to_io = self._waker.wake, self._waker.yield_to_io
         self.news, self.sequence = self._calls.news, self._calls.sequence
@@ -174,7 +179,7 @@ class IoThread:
 
     def _run(self) -> None:
         try:
-            self._sockets = Sockets(self.address, self._waker.fileno(), self._keys)
+            self._sockets = Sockets(self._waker.fileno(), self._keys)
             while not self._stop and self._failure is None:
                 self._round()
         except AsyncLoaderError as error:
@@ -207,6 +212,8 @@ class IoThread:
 
     def _round(self) -> None:
         now = self.clock()
+        if self._phases.state is not SessionPhase.OPEN and self._where.now() != self.address:
+            self._move(now)
         if now >= self._session_due:
             self._step_session(now)
         parting = self._parting
@@ -252,7 +259,8 @@ class IoThread:
 
     def _act(self, action: Action) -> None:
         if action is Action.CONNECT:
-            self._sockets.open_control()
+            self.address = self._where.now()
+            self._sockets.open_control(self.address)
             agent = f"{self._name} async_loader/{async_loader.__version__}".lstrip()
             hello = Hello(
                 client=self.client,
@@ -265,6 +273,7 @@ class IoThread:
             self._sockets.send(Plane.CONTROL, encode(Message(hello, version=OLDEST)))
         elif action is Action.LEAVE:
             self._sockets.leave()
+            self._where.lost()
         elif action is Action.PING:
             self.send(Plane.CONTROL, Ping(), 0, self.sequence())
         else:
@@ -336,6 +345,7 @@ class IoThread:
         self._session_due = -math.inf
         self.servers += self.incarnation not in (b"", welcome.incarnation)
         self.limits, self.incarnation = welcome.limits, welcome.incarnation
+        self._where.reached(self.servers)
         self._sockets.open_data(welcome)
         for plane in (Plane.INSERT, Plane.PULL):
             self.send(plane, Ping(), 0, self.sequence())  # so that the server knows their routes
@@ -375,7 +385,15 @@ class IoThread:
         self._parting = None
         self._lose_session()
 
+    def _move(self, now: float) -> None:
+        """Connect to the server's new address soon: nothing answers at the old one."""
+        self.address = self._where.now()
+        self.session.moved(now)
+        self._session_due = -math.inf
+        self._sockets.leave()
+
     def _lose_session(self) -> None:
         self.session.lost(self.clock())
         self._session_due = -math.inf
         self._sockets.leave()
+        self._where.lost()

@@ -52,6 +52,8 @@ from async_loader.feeder.wire import (
     Reader,
     Return,
     SlotBatches,
+    Totals,
+    TotalsReply,
 )
 from async_loader.lifecycle import StateTable
 
@@ -169,7 +171,9 @@ class ReaderChannel:
             if ready:
                 self._tell(now, port)
             moved = self._phases.state is not before
-            dues = (self._request.again_at, self.deliveries.credit.remind_at if ready else None)
+            totals_at = self._ask_totals(now, port)
+            remind_at = self.deliveries.credit.remind_at if ready else None
+            dues = (self._request.again_at, remind_at, totals_at)
             due = min((due for due in dues if due is not None), default=None)
         if moved:
             self._ring()
@@ -186,6 +190,16 @@ class ReaderChannel:
             credit.told, credit.remind_at = credit.granted, now + REMIND_S
             pull = Pull(credit.granted, credit.received, given)
             port.send(Plane.PULL, pull, self.number, port.sequence())
+
+    def _ask_totals(self, now: float, port: IoThread) -> float | None:
+        """Send TOTALS if it is due; return when the next one is."""
+        totals, waits = self.deliveries.totals, self.deliveries.bell is not None
+        due = totals.due(now, waits) if self._phases.state in OPEN else None
+        if due is not None and due <= now:
+            totals.asked_at, totals.wanted = now, False
+            port.send(Plane.PULL, Totals(), self.number, port.sequence())
+            due = totals.due(now, waits)
+        return due
 
     def _ask(self, now: float, port: IoThread) -> None:
         """Send OPEN_READER or CLOSE_READER where it is due."""
@@ -268,6 +282,9 @@ class ReaderChannel:
         with self.lock:
             if isinstance(body, Batch | SlotBatches):
                 self._receive(message, body, now)
+            elif isinstance(body, TotalsReply):
+                totals = self.deliveries.totals
+                totals.newest, totals.heard_at, totals.asked_at = body, now, None
             elif isinstance(body, Reader):
                 if self._phases.state is ReaderPhase.OPENING and self._request.is_answer(message):
                     self._opened(body)

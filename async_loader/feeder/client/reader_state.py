@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from async_loader.feeder.client.batch_copies import Unpacking
-from async_loader.feeder.wire import Limits
+from async_loader.feeder.wire import Limits, TotalsReply
 from async_loader.schema import Schema
 
 LATER_S, LATER_MOST_S = 0.05, 1.0
@@ -15,6 +15,8 @@ LATER_S, LATER_MOST_S = 0.05, 1.0
 AHEAD_BYTES, AHEAD_LEAST, AHEAD_MOST, AHEAD_WEIGHTED = 4 << 20, 4, 32, 8
 """Batches ahead by default: many small ones share a message. Fewer where batches have weights:
 weights and priorities are those of the moment of the draw."""
+TOTALS_AGAIN_S = 1.0
+"""After this long without an answer a TOTALS is sent again."""
 Transport = Literal["auto", "shm", "tcp"]
 
 
@@ -79,6 +81,8 @@ class Opening:
         Whether batches have to be returned.
     eta : float | None
         Of sequences: the share of the largest error in a priority.
+    sampler : dict | None
+        As in a configuration, of a reader that asks for masses.
     transport : "shm" | "tcp" | None
     barred : str | None
         Why this session uses tcp although memory was wanted.
@@ -93,6 +97,7 @@ class Opening:
     schema: Schema | None = None
     leased: bool = False
     eta: float | None = None
+    sampler: dict[str, Any] | None = None
     transport: Literal["shm", "tcp"] | None = None
     unpacking: Unpacking | None = None
     limits: Limits = field(default_factory=Limits)
@@ -126,6 +131,44 @@ class Credit:
     received: int = 0
     remind_at: float | None = None
     ended_after: int | None = None
+
+
+@dataclass(slots=True)
+class TotalsNews:
+    """What a feeder has said of how much a reader draws from.
+
+    Attributes
+    ----------
+    newest : TotalsReply | None
+        Of this session.
+    heard_at : float
+        When it came, in seconds of the monotonic clock.
+    wanted : bool
+        Whether a TOTALS has to be sent.
+    asked_at : float | None
+        When the last one was sent, until it is answered.
+    every_s : float | None
+        Seconds after which to ask again without being told, while a thread waits for a batch.
+    """
+
+    newest: TotalsReply | None = None
+    heard_at: float = 0.0
+    wanted: bool = False
+    asked_at: float | None = None
+    every_s: float | None = None
+
+    def begin(self) -> None:
+        """There is a new session."""
+        self.newest = self.asked_at = None
+        self.wanted = self.every_s is not None
+
+    def due(self, now: float, waits: bool) -> float | None:
+        """Return when to ask, at ``now`` or later; ``None``: not by itself."""
+        if self.every_s is None:
+            return None
+        if self.asked_at is not None:
+            return self.asked_at + TOTALS_AGAIN_S
+        return now if self.wanted else self.heard_at + self.every_s if waits else None
 
 
 def ahead_of(schema: Schema, batch_bytes: int, planned: int) -> int:

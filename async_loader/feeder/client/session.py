@@ -158,6 +158,11 @@ class Session:
             self._lost_at = now
         self._wait(now)
 
+    def moved(self, now: float) -> None:
+        """Begin anew with the attempts to connect: the server is at another address."""
+        self._attempts = 0
+        self._wait(now)
+
     def _wait(self, now: float) -> None:
         if self.phases.to(SessionPhase.WAITING):
             most = min(BACKOFF_MOST_S, BACKOFF_S * 2**self._attempts)

@@ -73,8 +73,6 @@ class Sockets:
 
     Parameters
     ----------
-    address : str
-        The control endpoint.
     wake : int
         A descriptor that ends a wait when it is readable.
     keys : ClientKeys, optional
@@ -86,8 +84,8 @@ class Sockets:
         Why the last connection was refused, and whether the next one will be; see `refusal_of`.
     """
 
-    def __init__(self, address: str, wake: int, keys: ClientKeys | None = None) -> None:
-        self._address, self._wake, self._keys = address, wake, keys
+    def __init__(self, wake: int, keys: ClientKeys | None = None) -> None:
+        self._address, self._wake, self._keys = "", wake, keys
         self._context = zmq.Context()
         self._sockets: dict[Plane, Any] = {}
         self._queues: dict[Plane, deque[list[Any]]] = {plane: deque() for plane in Plane}
@@ -101,9 +99,10 @@ class Sockets:
         self._followed: int | None = None
         self._watched: dict[int, HasFileno] = {}
 
-    def open_control(self) -> None:
+    def open_control(self, address: str) -> None:
         """Connect the control plane. Raises ConfigError for a wrong address."""
         self.leave()
+        self._address = address
         self._open(Plane.CONTROL, self._address, MESSAGE_BYTES)
 
     def open_data(self, welcome: Welcome) -> None:

@@ -26,7 +26,7 @@ from async_loader.feeder.client.reader_state import (
     Transport,
 )
 from async_loader.feeder.client.slots import FilledSlot
-from async_loader.feeder.wire import MOST_AHEAD, OpenReader
+from async_loader.feeder.wire import MOST_AHEAD, OpenReader, TotalsReply
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
@@ -82,6 +82,7 @@ class RemoteSource:
         self._asked_at = -math.inf
         self._structure: BatchStructure | None = None
         self._closed = False
+        self._totals_every_s: float | None = None
         self._on_open: Callable[[ReaderChannel], None] = lambda channel: None
         self._update: Callable[..., Applied] | None = None  # the table's
 
@@ -162,6 +163,53 @@ class RemoteSource:
         return None if received is None else self._ready(channel, received)
 
     # -- leases, see `Leasing` ---------------------------------------------------------------------
+
+    # -- for a source of several feeders -----------------------------------------------------------
+
+    def watch_totals(self, every_s: float) -> None:
+        """From its opening on, know how much it draws from; see `totals`. Before the first plan."""
+        self._totals_every_s = every_s
+
+    def totals(self, batch_size: int) -> tuple[TotalsReply | None, dict[str, Any] | None]:
+        """Return what the feeder has said of how much there is to draw from, and the sampler.
+
+        Does not wait. Asks again if that is older than `watch_totals` allows.
+        """
+        channel = self._reader_channel(batch_size)
+        with channel.lock:
+            deliveries, totals = channel.deliveries, channel.deliveries.totals
+            assert totals.every_s is not None
+            if totals.asked_at is None and not totals.wanted:
+                totals.wanted = time.monotonic() - totals.heard_at >= totals.every_s
+                asks = totals.wanted
+            else:
+                asks = False
+            newest, sampler = totals.newest, deliveries.opening.sampler
+        if asks:
+            self._connection.wake()
+        return newest, sampler
+
+    def ask_anew(self) -> None:
+        """Forget what the feeder has said, and ask it again."""
+        channel = self._channel
+        if channel is not None:
+            with channel.lock:
+                channel.deliveries.totals.begin()
+            self._connection.wake()
+
+    def listen(self, batch_size: int, bell: EventFd | None) -> None:
+        """Have a bell rung when there is something new, until another is given, or none."""
+        channel = self._channel if bell is None else self._reader_channel(batch_size)
+        if channel is not None:
+            with channel.lock:
+                channel.deliveries.bell = bell
+            if bell is not None:
+                self._connection.wake()  # from here on it asks for totals by itself
+
+    def returned(self, lease: object) -> bool:
+        """Whether a planned batch has gone back to the feeder meanwhile."""
+        assert isinstance(lease, Lease)
+        return not lease.deliveries.holds(lease)
 
     def hand_out(self, lease: object) -> bool:
         """Return whether the batch is still this learner's; if so it counts as handed out."""
@@ -328,9 +376,14 @@ class RemoteSource:
         if ahead is None:
             ahead = max(AHEAD_LEAST, options.planned)
         wanted = self._wanted(batch_size, max(1, ahead))
-        channel: ReaderChannel = self._connection.add(
-            lambda number: ReaderChannel(number, wanted, options)
-        )
+
+        def made(number: int) -> ReaderChannel:
+            channel = ReaderChannel(number, wanted, options)
+            channel.deliveries.totals.every_s = self._totals_every_s
+            channel.deliveries.totals.wanted = self._totals_every_s is not None
+            return channel
+
+        channel: ReaderChannel = self._connection.add(made)
         leases = (self._planned_leases, self._handed_out)
         weakref.finalize(self, _drop, self._connection, channel, leases).atexit = False
         self._channel = channel

@@ -18,6 +18,7 @@ import enum
 import secrets
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -117,6 +118,8 @@ class WriterChannel:
         Whether the table is known to use priorities.
     closing : bool
         Whether `close` was called.
+    lost : Counter
+        Acknowledged rows that were lost, by the number of the server that had them; see `IoThread`.
     """
 
     def __init__(
@@ -136,6 +139,8 @@ class WriterChannel:
         self._request = Request()
         self._probe = Probe()
         self._losses = 0
+        self._server = self._asked = 0
+        self.lost: Counter[int] = Counter()
 
     # -- under the lock, any thread ----------------------------------------------------------------
 
@@ -231,6 +236,7 @@ class WriterChannel:
         body: OpenWriter | CloseWriter
         if self._phases.state in (WriterPhase.WANTED, WriterPhase.OPENING):
             body = self.wanted
+            self._asked = port.servers
             self._phases.to(WriterPhase.OPENING)
         elif (
             self._phases.state is WriterPhase.READY
@@ -332,7 +338,11 @@ class WriterChannel:
             text = f"table {self.table!r} has another schema since the feeder was started anew"
             self._fail(lambda: SchemaError(f"{text}: open a new writer"))
             return
-        self._losses += self.queue.reopened(body.applied, body.resumed)
+        lost = self.queue.reopened(body.applied, body.resumed)
+        if lost:
+            self._losses += lost
+            self.lost[self._server] += lost
+        self._server = self._asked
         self.queue.outbox.window(body.window_bytes, body.window_rows)
         self._probe.at, self._probe.wait_s = None, PROBE_S
         self._phases.to(WriterPhase.READY)

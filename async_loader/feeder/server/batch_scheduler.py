@@ -87,6 +87,7 @@ class BatchScheduler:
             wanted.min_size,
             wanted.batch_size,
             check,
+            wanted.masses,
         )
         try:
             form = BatchForm.of(schema_of_batches(self.table, drawing.schema), wanted.batch_size)

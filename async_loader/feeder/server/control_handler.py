@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Literal
 
 from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.feeder.plain_values import sampler_said
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.insert_queue import WriterState
 from async_loader.feeder.server.pending import PendingCloses, PendingReplies, PendingReply
@@ -246,6 +247,7 @@ class ControlHandler:
             leased=scheduler.table.leased,
             transport=transport,
             eta=reader.drawing.eta if session.version >= 4 else None,
+            sampler=sampler_said(reader.drawing.sampler) if wanted.masses else None,
         )
         return message.reply(reply, schema=reader.form.schema_id)
 

@@ -25,7 +25,7 @@ from async_loader.feeder.wire import (
 MOST = 1 << 12
 _OF_WRITERS, _OF_READERS = (
     (Type.CLOSE_WRITER,),
-    (Type.CLOSE_READER, Type.PULL, Type.PRIORITIES, Type.RETURN),
+    (Type.CLOSE_READER, Type.PULL, Type.PRIORITIES, Type.RETURN, Type.TOTALS),
 )
 
 

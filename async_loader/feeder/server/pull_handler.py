@@ -30,6 +30,8 @@ from async_loader.feeder.wire import (
     Pull,
     Return,
     SlotBatches,
+    Totals,
+    TotalsReply,
     Type,
 )
 from async_loader.shm.segment import Segment
@@ -73,6 +75,9 @@ class PullHandler:
                 self._dispatcher.send(session, Plane.PULL, answer)
             return
         reader = session.readers.get(message.number)
+        if isinstance(body, Totals):
+            self._dispatcher.send(session, Plane.PULL, message.reply(_totals(reader)))
+            return
         if isinstance(body, Pull | Priorities | Return) and reader is None:
             raise Malformed(
                 f"session has no reader {message.number}: open it (again)", ErrorCode.UNKNOWN_READER
@@ -319,6 +324,15 @@ class SharedMemoryAcceptor:
         if reader.batch_ring is not None:
             raise Malformed(f"reader {offer.number} has its memory: open it again to offer another")
         return reader
+
+
+def _totals(reader: ReaderState | None) -> TotalsReply:
+    """Return what a reader draws from; nothing before it is open."""
+    if reader is None:
+        return TotalsReply(items=0)
+    items, mass, least = reader.drawing.totals()
+    uses_up = reader.scheduler.table.uses_up
+    return TotalsReply(items=items, mass=mass, least=least, uses_up=uses_up)
 
 
 def _alike(

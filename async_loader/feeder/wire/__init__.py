@@ -64,6 +64,7 @@ from async_loader.feeder.wire.codes import (
     SHARED,
     SHOWN,
     SINCE_3,
+    SINCE_5,
     TERMINATED,
     TRUNCATED,
     ErrorCode,
@@ -86,6 +87,7 @@ from async_loader.feeder.wire.control import (
     SequenceView,
     StatusReply,
     TensorSpec,
+    TotalsReply,
     View,
     Weights,
     Welcome,
@@ -107,6 +109,7 @@ from async_loader.feeder.wire.data import (
     Return,
     SlotBatches,
     Status,
+    Totals,
 )
 from async_loader.feeder.wire.header import NEWEST, OLDEST, agree
 from async_loader.feeder.wire.message import Message, decode, encode, refuse
@@ -136,6 +139,7 @@ __all__ = [
     "SHARED",
     "SHOWN",
     "SINCE_3",
+    "SINCE_5",
     "STREAMS",
     "TERMINATED",
     "TRUNCATED",
@@ -195,6 +199,8 @@ __all__ = [
     "StatusReply",
     "Steps",
     "TensorSpec",
+    "Totals",
+    "TotalsReply",
     "Type",
     "Update",
     "View",

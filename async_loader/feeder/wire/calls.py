@@ -21,6 +21,8 @@ from async_loader.feeder.wire.schema_codec import SchemaSpec
 def needs(body: object) -> tuple[int, str]:
     """Return the oldest version of the wire that has this message, and what of it is so new."""
     kind, view = getattr(body, "TYPE", None), getattr(body, "view", None)
+    if kind in codes.SINCE_5 or getattr(body, "masses", False):
+        return 5, "a source of a cluster"
     if isinstance(view, View) and view.sequences is not None:
         return 4, "a view of sequences"
     return (3, kind.name) if kind in codes.SINCE_3 else (OLDEST, "")

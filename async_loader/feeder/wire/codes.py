@@ -66,6 +66,8 @@ class Type(IntEnum):
     UPDATE = 57
     DELETE = 58
     PRIORITIZE = 59
+    TOTALS = 62
+    TOTALS_REPLY = 63
 
 
 SINCE_3 = frozenset(
@@ -73,6 +75,8 @@ SINCE_3 = frozenset(
      Type.SAMPLED, Type.GET, Type.GOT, Type.UPDATE, Type.DELETE, Type.PRIORITIZE}
 )  # fmt: skip
 """Messages that sessions of version 2 do not have: the calls of a table."""
+SINCE_5 = frozenset({Type.TOTALS, Type.TOTALS_REPLY})
+"""Messages that sessions of version 4 do not have: those for readers of a cluster."""
 
 
 MUST_UNDERSTAND = 0xF0

@@ -163,7 +163,8 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     """``together``: batches that one message may hold, over tcp.
 
     Since version 3: ``min_size``, the items that each batch waits for, and ``sampler``, one of this
-    reader's own, as in a configuration.
+    reader's own, as in a configuration. Since version 5: ``masses``, with which ``weight`` is what
+    a row's probability is in proportion to, and READER has the sampler.
     """
 
     TYPE = Type.OPEN_READER
@@ -179,6 +180,7 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     together: Count = 1
     min_size: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
     sampler: Annotated[dict[str, Any], Meta(max_length=16)] | None = None
+    masses: bool = False
 
     def __post_init__(self) -> None:
         if self.rank >= self.world_size:
@@ -190,7 +192,9 @@ class Reader(Control, frozen=True, kw_only=True, omit_defaults=True):
 
     ``leased`` rows must be returned.
 
-    Since version 4: ``eta``, if each row is a sequence; see `SequenceView`.
+    Since version 4: ``eta``, if each row is a sequence; see `SequenceView`. Since version 5, if
+    OPEN_READER asks for ``masses``: ``sampler``, as in a configuration; ``nil`` if it has no name
+    there.
     """
 
     TYPE = Type.READER
@@ -198,6 +202,29 @@ class Reader(Control, frozen=True, kw_only=True, omit_defaults=True):
     leased: bool
     transport: Transport
     eta: Share | None = None
+    sampler: Annotated[dict[str, Any], Meta(max_length=16)] | None = None
+
+
+class TotalsReply(Control, frozen=True, kw_only=True, omit_defaults=True):
+    """How much a reader's batches are drawn from, at this moment.
+
+    Attributes
+    ----------
+    items : int
+        That can be drawn; 0 while the reader is not open, and while the limiter waits for more.
+    mass : float | None
+        The sum of what their probabilities are in proportion to; ``None``: all are the same.
+    least : float | None
+        The least of these, where the sampler knows it.
+    uses_up : bool
+        Whether a draw changes what later draws may have.
+    """
+
+    TYPE = Type.TOTALS_REPLY
+    items: U64
+    mass: Annotated[float, Meta(ge=0)] | None = None
+    least: Annotated[float, Meta(ge=0)] | None = None
+    uses_up: bool = False
 
 
 class StatusReply(Control, frozen=True, kw_only=True):

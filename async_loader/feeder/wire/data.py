@@ -64,6 +64,12 @@ class Drain(Empty, frozen=True):
     TYPE = Type.DRAIN
 
 
+class Totals(Empty, frozen=True):
+    """A request for what the header's reader draws from; TOTALS_REPLY answers it."""
+
+    TYPE = Type.TOTALS
+
+
 class Ack(Data, frozen=True):
     """Cumulative watermarks of a writer.
 
@@ -208,7 +214,9 @@ class Return(Data, frozen=True):
         return [numbers(self.leases, "<u8", "leases")]
 
 
-EMPTY: dict[Type, type[Empty]] = {kind.TYPE: kind for kind in (Ping, Pong, Done, Status, Drain)}
+EMPTY: dict[Type, type[Empty]] = {
+    kind.TYPE: kind for kind in (Ping, Pong, Done, Status, Drain, Totals)
+}
 
 
 def unpack(kind: Type, rows: int, frames: Sequence[memoryview]) -> Data:

@@ -26,9 +26,9 @@ from async_loader.feeder.wire.codes import ErrorCode, Type
 
 BYTES = 64
 MAGIC = b"ALDR"
-OLDEST, NEWEST = 2, 4
+OLDEST, NEWEST = 2, 5
 """Versions that this package understands. Version 3 adds messages and optional fields, version 4
-views of sequences."""
+views of sequences, version 5 what a cluster asks of its shards."""
 
 _FRONT = struct.Struct("<4s4B2Q3I2HQ12x")
 _WHOLE = struct.Struct("<4s4B2Q3I2HQ12xI")

@@ -90,6 +90,7 @@ class Prioritized(Binding):
                 raise ConfigError(f"{name}={value!r}: it is one of {', '.join(map(repr, known))}")
         self.stratified, self.normalize, self.new_priority = stratified, normalize, new_priority
         self._draws = 0
+        self.gives_masses = False  # in place of weights, for a source that weighs by itself
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
         # late: see compiled.py
@@ -173,12 +174,13 @@ class Prioritized(Binding):
     def draw(self, count: int) -> Draw:
         if not self._masses.root > 0:
             self._draws += 1
-            return Draw(self._any(count), np.ones(count, np.float32))
+            weight = np.full(count, 0.0 if self.gives_masses else 1.0, np.float32)
+            return Draw(self._any(count), weight)
         base, beta = self._weighing()
         rows, mass = self._masses.draw(self._numbers.take(count), stratified=self.stratified)
         weight = np.empty(count, np.float32)
         self._trees.weigh(mass, base, beta, weight)
-        if self.normalize == "none":
+        if self.normalize == "none" or self.gives_masses:
             return Draw(rows, weight)
         return Draw(rows, weight, lambda: -beta * math.log(base if base > 0 else float(mass.min())))
 
@@ -228,11 +230,18 @@ class Prioritized(Binding):
         """
         beta = self._schedule.at(self._draws)
         self._draws += 1
+        if self.gives_masses:
+            return 1.0, -1.0
         if self._least is not None:
             return self._least.root, beta
         if self.normalize == "none":
             return self._masses.root / self._items.count, beta
         return 0.0, beta  # the least of the batch
+
+    def totals(self) -> tuple[float, float | None]:
+        """Return the sum of all masses, and the least above 0 if ``normalize`` keeps it."""
+        least = None if self._least is None else self._least.root
+        return self._masses.root, None if least == math.inf else least
 
     def _any(self, count: int) -> Rows:
         """Draw items with equal probability.

@@ -1,4 +1,4 @@
-"""The table's sampler with random numbers of another seed, for one source."""
+"""The table's sampler with random numbers of another seed, or with masses, for one source."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from async_loader.replay.samplers.prioritized import Prioritized
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Draw, Items, Reading, Sampler, shortcut
+
+
+def innermost(sampler: Any) -> Sampler:
+    """Return what chooses in the end, behind samplers that have items or numbers of their own."""
+    while (inner := getattr(sampler, "sampler", None)) is not None:
+        sampler = inner
+    chosen: Sampler = sampler
+    return chosen
 
 
 class Seeded:
@@ -24,14 +33,16 @@ class Seeded:
     ----------
     sampler : Sampler
         Of the table.
-    words : sequence of int
-        The seed.
+    words : sequence of int | None
+        The seed; ``None``: with the sampler's own numbers.
+    masses : bool
+        Give what the probability of an item is in proportion to, in place of its weight.
     """
 
-    def __init__(self, sampler: Sampler, words: list[int]) -> None:
+    def __init__(self, sampler: Sampler, words: list[int] | None, masses: bool = False) -> None:
         self._sampler: Any = sampler
-        self._words = words
-        self._numbers = RandomNumbers(np.random.SeedSequence(words))
+        self._words, self._masses = words, masses
+        self._numbers = None if words is None else RandomNumbers(np.random.SeedSequence(words))
         self.prioritized, self.weighted, self.repeats = (
             sampler.prioritized,
             sampler.weighted,
@@ -51,7 +62,7 @@ class Seeded:
 
     def over(self, sampler: Sampler) -> Seeded:
         """Return one with the same seed, that draws as another sampler does."""
-        return Seeded(sampler, self._words)
+        return Seeded(sampler, self._words, self._masses)
 
     def draw(self, count: int) -> Draw:
         drawn: Draw = self._with_numbers(self._sampler.draw, count)
@@ -71,13 +82,23 @@ class Seeded:
     def _with_numbers(self, draw: Callable[..., Any], argument: object) -> Any:
         sampler = self._sampler
         theirs = getattr(sampler, "_numbers", None)
-        if not isinstance(theirs, RandomNumbers):
-            return draw(argument)
+        if self._numbers is None or not isinstance(theirs, RandomNumbers):
+            return self._with_masses(draw, argument)
         try:
             sampler._numbers = self._numbers
-            return draw(argument)
+            return self._with_masses(draw, argument)
         finally:
             sampler._numbers = theirs
+
+    def _with_masses(self, draw: Callable[..., Any], argument: object) -> Any:
+        inner = innermost(self._sampler) if self._masses else None
+        if not isinstance(inner, Prioritized):
+            return draw(argument)
+        try:
+            inner.gives_masses = True
+            return draw(argument)
+        finally:
+            inner.gives_masses = False
 
     def __repr__(self) -> str:
         return repr(self._sampler)

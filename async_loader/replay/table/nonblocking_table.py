@@ -358,6 +358,7 @@ class NonblockingTable:
         min_size: int = 1,
         count: int = 0,
         check: Callable[[Schema], None] | None = None,
+        masses: bool = False,
     ) -> SamplerSession:
         """Begin to draw for one learner, as `ReplayBuffer.source`. The table has a schema.
 
@@ -369,12 +370,14 @@ class NonblockingTable:
             Rows of a batch, as in `TableSampler.read_plan`.
         check : callable, optional
             Called with the schema of its batches before the table adapts to ``view``; may raise.
+        masses : bool
+            See `SamplerSession`.
         """
         if check is not None:
             check(self._shown(view, self.sampler if given is None else given))
         chosen = sampler_for(self._table_state, given, seed, rank, world_size, view)
         try:
-            return SamplerSession(self._parts, view, chosen, min_size, count)
+            return SamplerSession(self._parts, view, chosen, min_size, count, masses)
         except BaseException:
             if chosen.own:
                 self._table_state.let_go_of(chosen.sampler)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 from async_loader.replay.array_types import Array
+from async_loader.replay.samplers import Prioritized, Sampler
+from async_loader.replay.samplers.seeded import Seeded, innermost
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.readers import reader_of
@@ -12,6 +15,36 @@ from async_loader.replay.table.source_sampler import SourceSampler
 from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.views import View
 from async_loader.schema import Schema
+
+
+class Totals(NamedTuple):
+    """What a learner's batches are drawn from.
+
+    Attributes
+    ----------
+    items : int
+        That can be drawn; 0 while the limiter waits for more.
+    mass : float | None
+        The sum of what their probabilities are in proportion to; ``None``: all are the same.
+    least : float | None
+        The least of these, where the sampler knows it.
+    """
+
+    items: int
+    mass: float | None = None
+    least: float | None = None
+
+
+def with_masses(chosen: SourceSampler) -> Sampler:
+    """Return a sampler that draws as the chosen one and gives masses in place of weights."""
+    if not isinstance(innermost(chosen.sampler), Prioritized):
+        whole: Sampler = chosen.sampler
+        return whole
+    inner: Any = chosen.sampler
+    if isinstance(inner, Seeded):
+        inner = inner.sampler
+    made: Any = Seeded(inner, None if chosen.own else chosen.words, masses=True)
+    return cast(Sampler, made)
 
 
 class SamplerSession:
@@ -27,6 +60,8 @@ class SamplerSession:
         Items that its batches wait for.
     count : int
         Rows of its batches, 0 if they are unknown.
+    masses : bool
+        Give masses in place of weights: see `Totals`.
     """
 
     def __init__(
@@ -36,10 +71,11 @@ class SamplerSession:
         chosen: SourceSampler,
         min_size: int = 1,
         count: int = 0,
+        masses: bool = False,
     ) -> None:
         self._table_state, _, self._table_sampler = parts
         self._view, self._chosen, self._min_size = view, chosen, min_size
-        sampler = self._sampler = chosen.sampler
+        sampler = self._sampler = with_masses(chosen) if masses else chosen.sampler
         self._read_plan = self._table_sampler.read_plan(view, sampler, count, min_size)
         self._reader: ReplayReader | None = None
 
@@ -53,6 +89,29 @@ class SamplerSession:
         """The share of the largest error in the priority of a sequence; ``None`` for steps."""
         sequence = self._read_plan.sequence
         return None if sequence is None else sequence.eta
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses the items in the end."""
+        return innermost(self._chosen.sampler)
+
+    def totals(self) -> Totals:
+        """Return how much there is to draw from now."""
+        table_state = self._table_state
+        with table_state.lock:
+            table_state.check_open()
+            table = table_state.table
+            if not table_state.foreign:
+                table.finish()
+            table_state.catch_up()
+            items, limits = table.held_for(self._sampler), table_state.limits
+            if limits is not None and limits.inserted - limits.deleted < (
+                limits.config.min_size_to_sample
+            ):
+                items = 0
+            if not isinstance(self.sampler, Prioritized) or not items:
+                return Totals(items)
+            return Totals(items, *self.sampler.totals())
 
     @property
     def index_place(self) -> int:
@@ -110,6 +169,6 @@ class SamplerSession:
     def close(self) -> None:
         """Detach the learner's own sampler from the table."""
         if self._chosen.own:
-            self._table_state.let_go_of(self._sampler)
+            self._table_state.let_go_of(self._chosen.sampler)
             with self._table_state.lock:
                 self._table_state.table.let_go()

@@ -305,4 +305,6 @@ def test_a_reply_belongs_to_its_request():
 
 def test_every_control_message_has_its_decoder():
     known = {*control_codec.DECODERS, *wire.message.data.EMPTY, wire.Type.CLOSE_READER}
-    assert known == {kind for kind in wire.Type if kind < wire.Type.INSERT} | wire.SINCE_3
+    assert known == {kind for kind in wire.Type if kind < wire.Type.INSERT} | (
+        wire.SINCE_3 | wire.SINCE_5
+    )

@@ -77,7 +77,7 @@ def test_a_damaged_header_is_answered_without_believing_it():
     assert (answer.session, answer.sequence, answer.body.code) == (0, 0, wire.ErrorCode.MALFORMED)
 
 
-@pytest.mark.parametrize("version", [0, 1, 5, 255])
+@pytest.mark.parametrize("version", [0, 1, 6, 255])
 def test_an_unknown_version_is_refused_and_the_answer_says_what_is_understood(version):
     frames = reheaded(raw(examples()["STATUS"]), sequence=77)
     with pytest.raises(Malformed, match=f"version {version} .*update the older side") as caught:
@@ -112,7 +112,7 @@ def test_only_batches_may_lie_in_shared_memory():
 
 
 def test_a_type_of_later_versions_is_refused_as_unsupported():
-    with pytest.raises(Malformed, match="type 200 is not one of version 4") as caught:
+    with pytest.raises(Malformed, match="type 200 is not one of version 5") as caught:
         wire.decode([patched(PING[0], 6, 200)])
     assert (caught.value.code, caught.value.type) == (wire.ErrorCode.UNSUPPORTED, 200)
 

@@ -78,6 +78,8 @@ def examples() -> dict[str, wire.Message]:
             status={"tables": {"replay": {"rows": 3}}, "up_s": 1.5, "well": True, "x": None}
         ),
         "DRAIN": wire.Drain(),
+        "TOTALS": wire.Totals(),
+        "TOTALS_REPLY": wire.TotalsReply(items=1000, mass=512.5, least=0.25, uses_up=True),
         "DONE": wire.Done(),
         "LATEST": wire.Latest(name=name, newer_than=6, most=1 << 20, timeout_s=2.0),
         "WEIGHTS": wire.Weights(name=name, version=7, total_bytes=16, specs=tensors),
