@@ -131,8 +131,8 @@ RANKS["feeder"] = [
     "server.sample_queue server.status",
     "client.arguments client.priority_updates client.row_sink client.sample_channel client.weights "
     "server.call_handler",
-    "server.periodic_saves client.source client.table_calls client.traffic client.writer server.control_handler "
-    "server.pull_handler",
+    "client.source client.table_calls client.traffic client.writer server.control_handler "
+    "server.periodic_saves server.pull_handler",
     "client.owner server.event_loop",
     "client.table server",
     "client.client serving",

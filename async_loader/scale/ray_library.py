@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from async_loader.errors import Broken, ConfigError, MissingExtra, Timeout
@@ -18,6 +21,7 @@ NAMESPACE = "async_loader"
 Actor: TypeAlias = Any
 """A handle of a named actor: Ray's types are not to be had without Ray."""
 _joining = threading.Lock()
+_CONNECT_S = 5.0
 
 
 def load_ray() -> Any:
@@ -55,21 +59,48 @@ def join(address: str | None = None) -> bool:
     with _joining:
         if ray.is_initialized():
             return False
+        where = _answering(address)
         try:
             ray.init(
-                address=address or "auto",
+                address=where,
                 namespace=NAMESPACE,
                 log_to_driver=False,
                 logging_level=logging.WARNING,
                 configure_logging=False,
             )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            where = "on this machine" if address is None else f"at {address}"
-            raise ConfigError(
-                f"no Ray cluster {where} was found ({_first_line(error)}): start one by `ray start "
-                "--head`, give its address, or let `async-loader cluster up` start one"
-            ) from None
+            raise ConfigError(_no_ray(f"at {where} ({_first_line(error)})")) from None
     return True
+
+
+def _answering(address: str | None) -> str:
+    """Return the address of a Ray that answers: to find out that none does takes Ray minutes."""
+    where = address or os.environ.get("RAY_ADDRESS", "auto")
+    if where == "auto":
+        try:
+            folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
+            where = (folder / "ray" / "ray_current_cluster").read_text().strip()
+        except OSError:
+            raise ConfigError(_no_ray("on this machine")) from None
+    host, colon, port = where.rpartition(":")
+    if not colon or not port.isdigit():
+        raise ConfigError(f"{where!r} is no address of Ray: give host:port, as `ray start` says it")
+    if host.startswith("ray://"):
+        raise ConfigError(
+            f"{where!r}: connect to the nodes of Ray directly, from one of them, as in host:6379"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(_no_ray(f"at {where} ({error})")) from None
+    return where
+
+
+def _no_ray(where: str) -> str:
+    return (
+        f"there is no Ray cluster {where}: start one by `ray start --head`, give its address, or "
+        "let `async-loader cluster up` start one"
+    )
 
 
 def leave() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,11 +54,8 @@ class ShardPlan:
     def settings(self) -> ServerSettings:
         """Return the settings of the feeder, with a folder of the shard's own for checkpoints."""
         found = settings_of(msgspec.msgpack.decode(self.feeder), ServerSettings)
-        path = found.checkpoint.path
-        if path is None:
-            path = str(self.place() / "saves")
-        else:
-            path = str(Path(path) / self.name)
+        above = found.checkpoint.path
+        path = str(self.place() / "saves" if above is None else Path(above) / self.name)
         return replace(found, checkpoint=replace(found.checkpoint, path=path))
 
     def place(self) -> Path:
@@ -76,8 +72,3 @@ class ShardPlan:
 def encoded(settings: ServerSettings) -> bytes:
     """Return settings in MessagePack; sizes are ints of a kind of their own."""
     return msgspec.msgpack.encode(settings, enc_hook=int)
-
-
-def scratch() -> Path:
-    """Return a new folder that only this user can enter."""
-    return Path(tempfile.mkdtemp(prefix="async-loader-"))

@@ -58,7 +58,7 @@ class About:
 
 
 class ShardProcess:
-    """The process, ready for clients when the constructor returns; or one that was left, taken over.
+    """The process, ready for clients when the constructor returns. One that runs is taken over.
 
     Parameters
     ----------
