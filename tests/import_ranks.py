@@ -196,8 +196,13 @@ RANKS["recording"] = [
     "recording",
 ]
 RANKS["scale"] = [
-    "hosts shard_map",
-    "directory",
+    "batch_maker hosts importance shard_map shares source_options stats",
+    "directory place rules",
+    "shard_connection",
+    "connections shard_rows",
+    "by_id leases losses placement",
+    "source",
+    "table",
     "client",
     "cluster",
     "scale",

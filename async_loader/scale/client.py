@@ -1,14 +1,31 @@
-"""A client of all shards of a cluster."""
+"""A client of all shards of a cluster: tables, weights, status."""
 
 from __future__ import annotations
 
+import threading
+import warnings
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, Timeout
+from async_loader.feeder.client.client import Client
+from async_loader.feeder.client.stats import ClientStats
+from async_loader.feeder.client.weights import Published
+from async_loader.lifecycle import Deadline, seconds
+from async_loader.names import explain_wrong_names
+from async_loader.scale.connections import Connections
 from async_loader.scale.directory import Directory
+from async_loader.scale.shard_connection import ShardConnection
+from async_loader.scale.stats import ClusterStatus, ShardStatus
+from async_loader.scale.table import ClusterTable
 
 
 class ClusterClient:
     """A connection to all shards of a cluster. Made by `Cluster`.
 
-    Threads: any. After a fork, the child makes its own.
+    Shards that cannot be reached are left out until they can be; one at least has to answer at
+    the beginning. Threads: any. After a fork, the child makes its own.
 
     Parameters
     ----------
@@ -18,7 +35,205 @@ class ClusterClient:
         Of this client in the shards' status.
     timeout_s : float
         Seconds for connecting, and for every call that waits, unless it has its own.
+
+    Raises
+    ------
+    ConfigError, Timeout, Unsupported
+        As `async_loader.connect`.
     """
 
     def __init__(self, directory: Directory, *, name: str = "", timeout_s: float = 30.0) -> None:
-        self._directory, self._name, self._timeout_s = directory, name, timeout_s
+        self._timeout_s = seconds("timeout_s", timeout_s)
+        self._connections = Connections(directory, name, self._timeout_s)
+        self._lock = threading.Lock()
+        self._tables: dict[str, ClusterTable] = {}
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Names of the shards, by number."""
+        return tuple(one.name for one in self._connections.all)
+
+    def shard(self, name: str) -> Client:
+        """Return the client of one shard. Raises ConfigError for an unknown name."""
+        for one in self._connections.all:
+            if one.name == name:
+                return one.client
+        raise ConfigError(f"there is no shard {name!r}: there are {', '.join(self.shards)}")
+
+    def table(self, name: str) -> ClusterTable:
+        """Return a table; the shards are asked for it at its first use."""
+        self._check()
+        with self._lock:
+            return self._tables.setdefault(
+                name, ClusterTable(self._connections, name, self._timeout_s)
+            )
+
+    @explain_wrong_names
+    def publish(
+        self, name: str, tensors: Mapping[str, Any], version: int, *, timeout_s: float | None = None
+    ) -> bool:
+        """Send weights to all shards that can be reached, where `latest` finds them.
+
+        See `Client.publish`. A shard that is started anew has them from the next call on.
+
+        Returns
+        -------
+        bool
+            Whether these are the newest weights in all of them.
+
+        Raises
+        ------
+        SchemaError, ConfigError, Timeout, Closed, Broken
+        """
+        self._check()
+        deadline, newest, failed = self._deadline(timeout_s), [], None
+        for one in self._reached():
+            try:
+                left = deadline.left()
+                newest.append(one.client.publish(name, tensors, version, timeout_s=left))
+            except (Timeout, Closed) as error:
+                failed = error
+        if not newest:
+            raise failed or self._nothing("publish")
+        return all(newest)
+
+    @explain_wrong_names
+    def latest(
+        self,
+        name: str,
+        newer_than: int | Published | None = None,
+        *,
+        timeout_s: float = 0.0,
+        as_torch: bool = False,
+    ) -> Published | None:
+        """Return the newest weights of the nearest shard: on this host, else the first one.
+
+        See `Client.latest`. Where that shard has none at all the others are asked.
+
+        Raises
+        ------
+        Timeout, Closed, Broken
+        """
+        self._check()
+        wait_s = seconds("timeout_s", timeout_s)
+        near = sorted(self._reached(), key=lambda one: (not one.is_here, one.number))
+        if not near:
+            raise self._nothing("latest")
+        found = None
+        for i, one in enumerate(near):
+            found = one.client.latest(
+                name, newer_than, timeout_s=0.0 if i else wait_s, as_torch=as_torch
+            )
+            if found is not None or newer_than is not None:
+                break
+        return found
+
+    @explain_wrong_names
+    def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
+        """Return the status of all shards, as plain values. Raises Closed."""
+        self._check()
+        deadline = self._deadline(timeout_s)
+        return {
+            "version": self._connections.version,
+            "shards": {one.name: _status(one, deadline) for one in self._connections.all},
+        }
+
+    def stats(self) -> dict[str, ClientStats]:
+        """Return what was sent, lost and received so far, by shard."""
+        return {one.name: one.client.stats() for one in self._connections.everything()}
+
+    @explain_wrong_names
+    def drain(self, *, timeout_s: float | None = None) -> None:
+        """Tell all shards to take nothing new, deliver what they have, and end; wait for all.
+
+        Raises Timeout, Closed, Broken: of the first that failed, after all were told.
+        """
+        self._check()
+        deadline, failed = self._deadline(timeout_s), None
+        for one in self._reached():
+            try:
+                one.client.drain(timeout_s=deadline.left())
+            except AsyncLoaderError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush and close all writers and sources, and end. May be called again.
+
+        Raises
+        ------
+        Timeout, Broken, ...
+            Some rows are not acknowledged. The client is closed all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for table in self._tables.values():
+            table.close()
+        self._connections.close(self._timeout_s if timeout_s is None else timeout_s)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        there = self._connections.all
+        reached = sum(one.is_open for one in there)
+        return f"<ClusterClient of {len(there)} shards, {reached} of them connected: {state}>"
+
+    def __reduce__(self) -> Any:
+        raise CannotSend("a client stays in its process: connect to the cluster there")
+
+    def __enter__(self) -> ClusterClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except AsyncLoaderError as late:
+            if error is None:
+                raise
+            if not isinstance(error, type(late)):
+                warnings.warn(f"{late} (while another error ended the client)", stacklevel=2)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed("this client of a cluster is closed")
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._timeout_s if timeout_s is None else timeout_s)
+
+    def _reached(self) -> list[ShardConnection]:
+        return [one for one in self._connections.all if one.is_open]
+
+    def _nothing(self, what: str) -> Timeout:
+        names = ", ".join(self.shards)
+        return Timeout(f"{what}: none of {names} can be reached: the call may be made again")
+
+
+def _status(one: ShardConnection, deadline: Deadline) -> ShardStatus:
+    status = None
+    if one.is_open:
+        try:
+            status = one.client.status(timeout_s=deadline.left())
+        except AsyncLoaderError:
+            status = None
+    shard = one.shard
+    return {
+        "number": shard.number,
+        "incarnation": shard.incarnation,
+        "address": shard.address,
+        "host": shard.host,
+        "state": shard.state,
+        "connected": one.is_open,
+        "status": status,
+    }

@@ -1,79 +1,55 @@
-"""Which rows a shard has lost, over all its processes: a file in its folder."""
+"""What was lost with the memory of shards, as far as one client knows it."""
 
 from __future__ import annotations
 
-import json
-import time
-from pathlib import Path
-from typing import TypedDict
+import threading
 
-from async_loader.scale.shard_process import About
-
-MOST = 100
-"""Entries that are kept, the newest ones; `Losses.total` has all rows."""
-
-
-class Loss(TypedDict):
-    """What one restart has lost of one table.
-
-    Attributes
-    ----------
-    table : str
-    rows : int
-        That were acknowledged, and are in no checkpoint.
-    save : int | None
-        The save that was restored; ``None``: there was none.
-    incarnation : int
-        The one that began without the rows.
-    at : float
-        Seconds since 1970.
-    """
-
-    table: str
-    rows: int
-    save: int | None
-    incarnation: int
-    at: float
+from async_loader.scale.connections import Connections
+from async_loader.scale.stats import LostRows
 
 
 class Losses:
-    """The losses of one shard.
+    """Remembers how many rows each server of each shard had of one table.
+
+    A server that took the place of another and has fewer rows at first, has lost the others; and
+    what it did not have of those that it acknowledged to this client's writers. The larger number
+    counts: both are of the same rows. Threads: any.
 
     Parameters
     ----------
-    folder : Path
-        The shard's.
+    connections : Connections
+    table : str
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "losses"
-        self.total: dict[str, int] = {}
-        self.entries: list[Loss] = []
-        self._seen = 0
-        try:
-            saved = json.loads(self._path.read_text())
-            self.total, self.entries, self._seen = saved["total"], saved["entries"], saved["seen"]
-        except (FileNotFoundError, ValueError, KeyError):
-            return
+    def __init__(self, connections: Connections, table: str) -> None:
+        self._connections, self._table = connections, table
+        self._lock = threading.Lock()
+        self._sizes: dict[tuple[str, int], int] = {}  # by shard and server: as said last
+        self._missing: dict[tuple[str, int], int] = {}
 
-    def note(self, about: About) -> None:
-        """Note what an incarnation began without. Once for each."""
-        if about.incarnation <= self._seen:
-            return
-        self._seen = about.incarnation
-        for table, one in about.restored.items():
-            self.add(table, one["lost"], one["save"], about.incarnation)
-        self._write()
+    def note(self, shard: str, server: int, items: int) -> None:
+        """Note how many items a server has."""
+        with self._lock:
+            if (shard, server) not in self._sizes:
+                before = [number for name, number in self._sizes if name == shard]
+                last = max((number for number in before if number < server), default=None)
+                if last is not None and (gone := self._sizes[shard, last] - items) > 0:
+                    self._missing[shard, last] = gone
+            self._sizes[shard, server] = items
 
-    def add(self, table: str, rows: int, save: int | None, incarnation: int) -> None:
-        """Add a loss, unless it is of 0 rows."""
-        if rows:
-            loss = Loss(table=table, rows=rows, save=save, incarnation=incarnation, at=time.time())
-            self.total[table] = self.total.get(table, 0) + rows
-            self.entries = [*self.entries, loss][-MOST:]
-
-    def _write(self) -> None:
-        temporary = self._path.with_suffix(".new")
-        text = {"total": self.total, "entries": self.entries, "seen": self._seen}
-        temporary.write_text(json.dumps(text))
-        temporary.rename(self._path)
+    def lost(self) -> list[LostRows]:
+        """Return what was lost so far, by shard and incarnation."""
+        found = []
+        for one in self._connections.everything():
+            acked = one.client.lost(self._table)
+            with self._lock:
+                missing = {
+                    server: rows
+                    for (name, server), rows in self._missing.items()
+                    if name == one.name
+                }
+            for server in sorted({*acked, *missing}):
+                rows = max(acked.get(server, 0), missing.get(server, 0))
+                incarnation = one.place.incarnation_of(server)
+                found.append(LostRows(shard=one.name, incarnation=incarnation, rows=rows))
+        return found

@@ -12,7 +12,7 @@ from typing import Any
 from async_loader.errors import AsyncLoaderError, Broken, ConfigError, Timeout
 from async_loader.lifecycle import Deadline, EventFd, StateTable, readable
 from async_loader.scale.hosts import own_host
-from async_loader.scale.losses import Losses
+from async_loader.scale.shard_losses import ShardLosses
 from async_loader.scale.shard_plan import ShardPlan
 from async_loader.scale.shard_process import About, ShardProcess
 
@@ -64,7 +64,7 @@ class ShardSupervisor:
         self._starts = 0
         self._wants: ShardPlan | None = None  # a restart was asked for
         self._stop_s: float | None = None
-        self.losses = Losses(plan.place())
+        self.losses = ShardLosses(plan.place())
         self._thread = threading.Thread(target=self._run, name="async-loader-shard", daemon=True)
         self._thread.start()
 

@@ -247,7 +247,8 @@ class Client:
                 lambda number: WriterChannel(number, table, known, options)
             )
             with self._lock:
-                channel.lost = self._lost.setdefault(table, channel.lost)
+                losses = channel.losses
+                losses.by_server = self._lost.setdefault(table, losses.by_server)
             self._traffic.add(channel)
             writer = kind(self._connection, channel, name, self._timeout_s, self)
             self._keep(writer)

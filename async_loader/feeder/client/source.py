@@ -30,6 +30,7 @@ from async_loader.feeder.wire import MOST_AHEAD, OpenReader, TotalsReply
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
+from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import ReadySlot
 from async_loader.source import END, Applied, Plan, Ready
 
@@ -97,6 +98,16 @@ class RemoteSource:
     def transport(self) -> Literal["shm", "tcp"] | None:
         """How batches are received; ``None`` before that is known."""
         return None if self._channel is None else self._channel.deliveries.opening.transport
+
+    @property
+    def schema(self) -> Schema | None:
+        """Of a batch's rows, as the feeder has said last; ``None`` before."""
+        return None if self._channel is None else self._channel.deliveries.opening.schema
+
+    @property
+    def leased(self) -> bool:
+        """Whether batches have to be returned, as far as is known."""
+        return self._channel is not None and self._channel.deliveries.opening.leased
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
         """Return the next batch, as it was drawn: contiguous arrays that nothing writes to.

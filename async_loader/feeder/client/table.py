@@ -269,6 +269,25 @@ class TableClient:
         ------
         ConfigError, Unsupported
         """
+        return self._opened_source(
+            view, sampler, min_size, seed, rank, world_size, max_lag, prefetch, transport, timeout_s
+        )
+
+    def _opened_source(
+        self,
+        view: View | None,
+        sampler: Sampler | None,
+        min_size: int,
+        seed: int | None,
+        rank: int,
+        world_size: int,
+        max_lag: int | None,
+        prefetch: int | None,
+        transport: Transport,
+        timeout_s: float | None,
+        masses: bool = False,
+    ) -> RemoteSource:
+        """See `source`. ``masses``: for a source of several feeders, which weighs by itself."""
         self._connection.check()
         if transport not in ("auto", "shm", "tcp"):
             raise ConfigError(f"transport={transport!r}: 'auto', 'shm' or 'tcp'")
@@ -276,7 +295,7 @@ class TableClient:
             prefetch = positive("prefetch", prefetch)
         wanted = reader_wanted(
             self._connection, self.name, view=view, sampler=sampler, min_size=min_size, seed=seed,
-            rank=rank, world_size=world_size, max_lag=max_lag, timeout_s=timeout_s,
+            rank=rank, world_size=world_size, max_lag=max_lag, timeout_s=timeout_s, masses=masses,
         )  # fmt: skip
         source = RemoteSource(
             self._connection, wanted, prefetch, transport, self._timeout_s, self._client

@@ -20,7 +20,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -99,6 +99,33 @@ class Probe:
     wait_s: float = PROBE_S
 
 
+@dataclass(slots=True)
+class RowLosses:
+    """Acknowledged rows that were lost with a server.
+
+    Attributes
+    ----------
+    by_server : Counter
+        By the number of the server that had them; see `IoThread`.
+    unsaid : int
+        That the user was not warned of.
+    server, asked : int
+        The one that the writer is open at, and the one that it was opened at last.
+    """
+
+    by_server: Counter[int] = field(default_factory=Counter)
+    unsaid: int = 0
+    server: int = 0
+    asked: int = 0
+
+    def opened(self, lost: int) -> None:
+        """Note that a writer is open, and how many rows of before are missing there."""
+        if lost:
+            self.unsaid += lost
+            self.by_server[self.server] += lost
+        self.server = self.asked
+
+
 class WriterChannel:
     """One writer of one table.
 
@@ -118,8 +145,7 @@ class WriterChannel:
         Whether the table is known to use priorities.
     closing : bool
         Whether `close` was called.
-    lost : Counter
-        Acknowledged rows that were lost, by the number of the server that had them; see `IoThread`.
+    losses : RowLosses
     """
 
     def __init__(
@@ -138,9 +164,7 @@ class WriterChannel:
         self._phases = StateTable(WriterPhase.WANTED, MOVES)
         self._request = Request()
         self._probe = Probe()
-        self._losses = 0
-        self._server = self._asked = 0
-        self.lost: Counter[int] = Counter()
+        self.losses = RowLosses()
 
     # -- under the lock, any thread ----------------------------------------------------------------
 
@@ -185,8 +209,8 @@ class WriterChannel:
 
     def warn(self) -> None:
         """Warn the user's thread of rows that the server lost. Not under the lock."""
-        if self._losses:
-            lost, self._losses = self._losses, 0
+        if self.losses.unsaid:
+            lost, self.losses.unsaid = self.losses.unsaid, 0
             text = f"the feeder lost {lost} rows of table {self.table!r} that it had acknowledged"
             warnings.warn(f"{text}: it was started anew", stacklevel=4)
 
@@ -236,7 +260,7 @@ class WriterChannel:
         body: OpenWriter | CloseWriter
         if self._phases.state in (WriterPhase.WANTED, WriterPhase.OPENING):
             body = self.wanted
-            self._asked = port.servers
+            self.losses.asked = port.servers
             self._phases.to(WriterPhase.OPENING)
         elif (
             self._phases.state is WriterPhase.READY
@@ -338,11 +362,7 @@ class WriterChannel:
             text = f"table {self.table!r} has another schema since the feeder was started anew"
             self._fail(lambda: SchemaError(f"{text}: open a new writer"))
             return
-        lost = self.queue.reopened(body.applied, body.resumed)
-        if lost:
-            self._losses += lost
-            self.lost[self._server] += lost
-        self._server = self._asked
+        self.losses.opened(self.queue.reopened(body.applied, body.resumed))
         self.queue.outbox.window(body.window_bytes, body.window_rows)
         self._probe.at, self._probe.wait_s = None, PROBE_S
         self._phases.to(WriterPhase.READY)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.samplers.prioritized import Prioritized
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Draw, Items, Reading, Sampler, shortcut
 
@@ -91,8 +90,8 @@ class Seeded:
             sampler._numbers = theirs
 
     def _with_masses(self, draw: Callable[..., Any], argument: object) -> Any:
-        inner = innermost(self._sampler) if self._masses else None
-        if not isinstance(inner, Prioritized):
+        inner: Any = innermost(self._sampler) if self._masses else None
+        if inner is None or not hasattr(inner, "gives_masses"):
             return draw(argument)
         try:
             inner.gives_masses = True

@@ -476,7 +476,7 @@ def test_a_late_refusal_is_no_answer_to_what_was_asked_since():
     asked = []
 
     class Port:
-        is_open = True
+        is_open, servers = True, 0
 
         def sequence(self):
             asked.append(len(asked) + 1)

@@ -1,0 +1,222 @@
+"""Rows that one shard has drawn and no batch has taken yet.
+
+# NOTE [age of rows]
+A shard draws ahead: rows that come now were asked for when the chunk ``ahead`` chunks before was
+taken. A shard with few rows is asked seldom, and what it drew would wait for many batches, while
+its rows and priorities change. So rows that were asked for more than ``most_age`` batches ago are
+dropped, and drawn anew; as many as a single feeder may have ahead. Where a draw uses rows up,
+none is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from async_loader import tree
+from async_loader.feeder.client.batch_structure import SERVER_BITS
+from async_loader.feeder.client.source import RemoteSource
+from async_loader.feeder.wire import TotalsReply
+from async_loader.lifecycle import EventFd
+from async_loader.scale.batch_maker import BatchMaker, Chunk, Part
+from async_loader.scale.shard_connection import ShardConnection
+from async_loader.schema import Schema
+from async_loader.source import END, Ready
+
+TOTALS_S = 0.05
+"""How old the totals of a shard may be when a batch is drawn, plus one answer's way."""
+
+
+class ShardRows:
+    """Draws rows from one shard. Thread rule: that of `Source.plan`.
+
+    Parameters
+    ----------
+    shard : ShardConnection
+    open_source : callable
+        Makes a source of the shard's table.
+    ahead : int
+        Chunks that the shard may draw ahead.
+    rng : Generator
+        For the order in which rows are taken.
+    batches : BatchMaker
+        Checks that the rows of all shards are alike.
+    note_items : callable
+        Told of how many items the shard has, when it has said it.
+
+    Attributes
+    ----------
+    chunk : int
+        Rows of a chunk; 0 before `begin`.
+    most_age : int | None
+        In batches; ``None``: rows are kept however old they are. See NOTE [age of rows].
+    shuffled : bool
+        Whether the order of a chunk says something of its rows, so that they are taken in another.
+    """
+
+    def __init__(
+        self,
+        shard: ShardConnection,
+        open_source: Callable[[], RemoteSource],
+        ahead: int,
+        rng: np.random.Generator,
+        batches: BatchMaker,
+        note_items: Callable[[int], None],
+    ) -> None:
+        self._note_items = note_items
+        self._newest: TotalsReply | None = None
+        self.shard, self._open_source, self._ahead, self._rng = shard, open_source, ahead, rng
+        self.source = open_source()
+        self.chunk, self.most_age, self.shuffled = 0, None, False
+        self._known, self._batches = False, batches
+        self._schema: Schema | None = None
+        self._chunks: deque[Chunk] = deque()
+        self._pops: deque[int] = deque(maxlen=max(1, ahead))
+        self._ended_at: int | None = None
+        self.held = 0
+
+    # -- what the shard says of itself -------------------------------------------------------------
+
+    @property
+    def here(self) -> bool:
+        """Whether the shard can be drawn from at this moment."""
+        if self._ended_at is not None and self.shard.connection.servers > self._ended_at:
+            self._begin_anew()
+        return self._ended_at is None and self.shard.answers
+
+    @property
+    def ended(self) -> bool:
+        """Whether the shard has said that nothing more comes."""
+        return self._ended_at is not None
+
+    def totals(self) -> TotalsReply | None:
+        """Return how much the shard draws from; ``None``: it has not said yet, for the first time.
+
+        What a shard that was lost held is not known: nothing.
+        """
+        newest, _ = self.source.totals(self.chunk)
+        if newest is None:
+            return TotalsReply(items=0) if self._known else None
+        self._known = True
+        if newest is not self._newest:
+            self._newest = newest
+            self._note_items(newest.items)
+        return newest
+
+    def sampler(self) -> dict[str, Any] | None:
+        """Return the settings of its sampler, once it is open."""
+        return self.source.totals(self.chunk)[1]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has said what its rows are."""
+        return self.source.schema is not None
+
+    def begin_afresh(self) -> None:
+        """Forget what the shard has drawn and said."""
+        self.drop()
+        self._known = False
+        self.source.ask_anew()
+
+    def listen(self, bell: EventFd | None) -> None:
+        """Have a bell rung when there is something new, or no more."""
+        if self._ended_at is None:
+            self.source.listen(self.chunk, bell)
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def fill(self, count: int, batch: int) -> bool:
+        """Take what has arrived until ``count`` rows are there; return whether they are."""
+        self._forget_old(batch)
+        while self.held < count and self._ended_at is None:
+            plan = self.source.draw_now(self.chunk)
+            if plan is None:
+                return False
+            if plan is END:
+                self._ended_at = self.shard.connection.servers
+                break
+            assert isinstance(plan, Ready)
+            self._keep(plan, batch)
+        return self.held >= count
+
+    def _keep(self, plan: Ready, batch: int) -> None:
+        asked = self._pops[0] if self._ahead and len(self._pops) == self._ahead else batch
+        self._pops.append(batch)
+        if self._is_old(asked, batch):
+            return
+        schema = self.source.schema
+        assert schema is not None
+        server = int(plan.batch["index"].reshape(-1)[0]) >> SERVER_BITS
+        if plan.lease is None and server != self.shard.connection.servers:
+            return  # it was lost with these rows
+        if schema is not self._schema:
+            self._agree(schema)
+        arrays = list(tree.leaves(plan.batch, schema.structure))
+        rows = len(arrays[0])
+        order = self._rng.permutation(rows) if self.shuffled else None
+        self._chunks.append(Chunk(arrays, rows, order, asked, server, plan.lease))
+        self.held += rows
+
+    def _agree(self, schema: Schema) -> None:
+        """Check that the rows are like those of the other shards."""
+        self._batches.agree(schema, self.shard.name)
+        self._schema = schema
+
+    def take(self, count: int) -> list[Part]:
+        """Take the next ``count`` rows, which are there."""
+        parts = []
+        while count:
+            chunk = self._chunks[0]
+            rows = min(count, chunk.rows - chunk.taken)
+            chunk.taken += rows
+            over = chunk.taken == chunk.rows
+            if over:
+                self._chunks.popleft()
+            parts.append(Part(self.shard.number, chunk, chunk.taken - rows, rows, over))
+            self.held -= rows
+            count -= rows
+        return parts
+
+    def put_back(self, part: Part) -> None:
+        """Put rows in front again: the batch with them was not delivered."""
+        chunk = part.chunk
+        rest = chunk.taken - part.start
+        if part.last or not self._chunks or self._chunks[0] is not chunk:
+            self._chunks.appendleft(chunk)
+        chunk.taken = part.start
+        self.held += rest if part.last else part.rows
+
+    def drop(self) -> None:
+        """Drop all rows: they are drawn anew, or leased and given back."""
+        self._chunks.clear()
+        self.held = 0
+
+    def close(self, timeout_s: float | None) -> None:
+        """Close the source. Raises Timeout if the shard does not answer."""
+        self.drop()
+        self.source.close(timeout_s if self.shard.is_open else 0.0)
+
+    def _begin_anew(self) -> None:
+        """Open another source: the shard had ended, and was started anew."""
+        self.source.close(0.0)
+        self.source, self._ended_at = self._open_source(), None
+        self._pops.clear()
+
+    def _is_old(self, asked: int, batch: int) -> bool:
+        return self.most_age is not None and batch - asked > self.most_age
+
+    def _forget_old(self, batch: int) -> None:
+        """Drop old rows, rows that have gone back to the shard, and rows that were lost with it."""
+        while self._chunks and (
+            self._is_old(self._chunks[0].asked, batch) or self._has_gone(self._chunks[0])
+        ):
+            chunk = self._chunks.popleft()
+            self.held -= chunk.rows - chunk.taken
+
+    def _has_gone(self, chunk: Chunk) -> bool:
+        if chunk.lease is None:
+            return chunk.server != self.shard.connection.servers
+        return self.source.returned(chunk.lease)

@@ -1,0 +1,121 @@
+"""The counts of a cluster's tables, and what was lost with its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from async_loader.feeder.status import FeederStatus
+from async_loader.replay.stats import TableStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRows:
+    """Rows that were lost with the memory of a shard.
+
+    Attributes
+    ----------
+    shard : str
+    incarnation : int
+        Of the process that was lost: see `Shard`; where the directory does not count it, how often
+        this client has seen the shard start anew before.
+    rows : int
+        At least: those that this client knows to have been in the table, and that the process in
+        its place has not restored.
+    """
+
+    shard: str
+    incarnation: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterTableStats(TableStats):
+    """A table of a cluster: sums over the shards that answered, and these.
+
+    Attributes
+    ----------
+    shards : dict of str to TableStats
+        By name; those that answered.
+    silent : tuple of str
+        Shards that did not answer.
+    lost : tuple of LostRows
+        Since this client was made.
+    limiter_scope : str
+        "shard": each shard's limiter holds its own table to the ratio.
+    """
+
+    shards: dict[str, TableStats]
+    silent: tuple[str, ...] = ()
+    lost: tuple[LostRows, ...] = ()
+    limiter_scope: str = "shard"
+
+    def __str__(self) -> str:
+        """Return the lines of the whole, of silent shards, and of what was lost."""
+        lines = [TableStats.__str__(self)]
+        lines += [f"{name} does not answer" for name in self.silent]
+        lines += [
+            f"{one.rows:,} rows or more were lost with {one.shard}, incarnation {one.incarnation}"
+            for one in self.lost
+        ]
+        return "\n".join(lines)
+
+
+class ShardStatus(TypedDict):
+    """One shard.
+
+    Attributes
+    ----------
+    number, incarnation : int
+    address, host, state : str
+    connected : bool
+    status : FeederStatus | None
+        ``None``: it did not answer.
+    """
+
+    number: int
+    incarnation: int
+    address: str
+    host: str
+    state: str
+    connected: bool
+    status: FeederStatus | None
+
+
+class ClusterStatus(TypedDict):
+    """A cluster.
+
+    Attributes
+    ----------
+    version : int
+        Of the shard map.
+    shards : dict of str to ShardStatus
+    """
+
+    version: int
+    shards: dict[str, ShardStatus]
+
+
+def summed(
+    shards: dict[str, TableStats], silent: Sequence[str], lost: Sequence[LostRows]
+) -> ClusterTableStats:
+    """Add up the counts of the shards that answered."""
+    parts = list(shards.values())
+    capacities = [one.capacity for one in parts]
+    sizes = [one.nbytes for one in parts]
+    return ClusterTableStats(
+        size=sum(one.size for one in parts),
+        capacity=None if None in capacities else sum(one or 0 for one in capacities),
+        inserted=sum(one.inserted for one in parts),
+        sampled=sum(one.sampled for one in parts),
+        deleted=sum(one.deleted for one in parts),
+        nbytes=None if None in sizes else sum(one or 0 for one in sizes),
+        streams=sum(one.streams for one in parts),
+        waiting=tuple(wait for one in parts for wait in one.waiting),
+        interrupted=sum(one.interrupted for one in parts),
+        stale=sum(one.stale for one in parts),
+        shards=shards,
+        silent=tuple(silent),
+        lost=tuple(lost),
+    )

@@ -1,0 +1,454 @@
+"""A table of a cluster, as a user holds it: its rows are those of all shards."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+
+from async_loader import batch_format as formats
+from async_loader import tree
+from async_loader.errors import (
+    AsyncLoaderError,
+    CannotSend,
+    ConfigError,
+    Timeout,
+    Unsupported,
+)
+from async_loader.feeder.client.arguments import batch_size_of
+from async_loader.feeder.client.reader_state import Transport
+from async_loader.feeder.client.row_queue import WriterOptions
+from async_loader.feeder.client.source import RemoteSource
+from async_loader.feeder.client.table import TableClient
+from async_loader.feeder.client.writer import RemoteWriter
+from async_loader.lifecycle import Deadline, Patience, seconds_or_none
+from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.replay.arguments import ids_of, positive, whole_seed
+from async_loader.replay.checkpoint.writing import SaveReport
+from async_loader.replay.rate_limiter import RateLimiter
+from async_loader.replay.samplers import Sampler
+from async_loader.replay.views import View
+from async_loader.scale.by_id import UpdatesById
+from async_loader.scale.connections import Connections
+from async_loader.scale.losses import Losses
+from async_loader.scale.placement import Placement
+from async_loader.scale.shard_connection import ShardConnection
+from async_loader.scale.shard_rows import TOTALS_S
+from async_loader.scale.source import ClusterSource
+from async_loader.scale.source_options import SourceOptions
+from async_loader.scale.stats import ClusterTableStats, summed
+from async_loader.schema import Schema, SchemaLike
+from async_loader.source import Applied
+from async_loader.sources.mixture_rows import add_source
+from async_loader.table import AutoReset, Batch, BatchFormat, VectorEnv, VectorWriter
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+_SAMPLERS = 8
+"""Batch sizes and views of `sample` that are kept open."""
+
+
+@explain_wrong_attributes
+class ClusterTable:
+    """One table of a cluster: `async_loader.table.Table` over all shards. Made by
+    `ClusterClient.table`.
+
+    All shards have a table of this name with the same settings. Ids have the number of their shard
+    in the bits from 56 on. Threads: any. A ``timeout_s`` of ``None`` is that of the client.
+
+    Parameters
+    ----------
+    connections : Connections
+    name : str
+    timeout_s : float
+
+    Attributes
+    ----------
+    name : str
+    """
+
+    def __init__(self, connections: Connections, name: str, timeout_s: float) -> None:
+        self._connections, self.name, self._timeout_s = connections, name, timeout_s
+        self._updates, self._losses = UpdatesById(connections, name), Losses(connections, name)
+        self._placement = Placement(connections, name)
+        self._lock = threading.Lock()
+        self._sampling: dict[Any, ClusterSource] = {}
+        self._sources: list[ClusterSource] = []
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int | None:
+        """Steps that all shards keep; ``None`` while that depends on a schema that is unknown."""
+        return self.stats().capacity
+
+    @property
+    def schema(self) -> Schema | None:
+        """Schema of a step, of the first shard that knows it; ``None`` while none does."""
+        found = self._all(lambda table: table.schema)
+        return next((one for one in found.values() if one is not None), None)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Shared memory of the full tables; ``None`` while the schema is unknown."""
+        return self.stats().nbytes
+
+    @property
+    def limiter(self) -> RateLimiter | None:
+        """How far sampling and inserting may run ahead of each other, in each shard."""
+        found = self._all(lambda table: table.limiter)
+        return next(iter(found.values()), None)
+
+    def __len__(self) -> int:
+        """Return the number of items that can be drawn, in the shards that answer."""
+        return self.stats().size
+
+    def stats(self) -> ClusterTableStats:
+        """Return the counts of all shards at this moment, and what was lost with shards.
+
+        Raises Timeout, Closed, Broken, Unsupported: if no shard answers.
+        """
+        found = self._all(lambda table: table.stats())
+        for one in self._connections.all:
+            if one.name in found:
+                self._losses.note(one.name, one.connection.servers, found[one.name].size)
+        silent = [one.name for one in self._connections.all if one.name not in found]
+        return summed(found, silent, self._losses.lost())
+
+    def __repr__(self) -> str:
+        return f"<ClusterTable {self.name!r} of {len(self._connections.all)} shards>"
+
+    def __reduce__(self) -> Any:
+        raise CannotSend("a client's table stays in its process: connect to the cluster there")
+
+    # -- steps in ----------------------------------------------------------------------------------
+
+    @explain_wrong_names
+    def writer(
+        self,
+        stream: Hashable | None = None,
+        *,
+        schema: SchemaLike | None = None,
+        batch_rows: int = WriterOptions.batch_rows,
+        linger_ms: float = WriterOptions.linger_ms,
+        buffer_bytes: int = WriterOptions.buffer_bytes,
+        overflow: Literal["block", "drop_oldest"] = "block",
+    ) -> RemoteWriter:
+        """Return a new writer, bound to one shard: on this host, or the one with the least load.
+
+        All its streams stay there. When the shard is lost it keeps what is not acknowledged, and
+        goes on with the process that takes the shard's place. See `TableClient.writer`.
+
+        Raises
+        ------
+        ConfigError, Timeout, Closed, Broken
+        """
+        shard = self._placement.choose(Deadline(self._timeout_s))
+        return self._table(shard).writer(
+            stream,
+            schema=schema,
+            batch_rows=batch_rows,
+            linger_ms=linger_ms,
+            buffer_bytes=buffer_bytes,
+            overflow=overflow,
+        )
+
+    @explain_wrong_names
+    def vector_writer(
+        self,
+        envs: int | VectorEnv,
+        *,
+        autoreset: AutoReset | None = None,
+        streams: Sequence[Hashable] | None = None,
+        schema: SchemaLike | None = None,
+    ) -> VectorWriter:
+        """Return a writer for the steps of a vector of environments, bound to one shard.
+
+        See `ReplayBuffer.vector_writer`.
+        """
+        shard = self._placement.choose(Deadline(self._timeout_s))
+        return self._table(shard).vector_writer(
+            envs, autoreset=autoreset, streams=streams, schema=schema
+        )
+
+    # -- batches out -------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        view: View | None = None,
+        timeout_s: float | None = None,
+        batch_format: BatchFormat = "numpy",
+        device: str | torch.device | None = None,
+    ) -> Batch:
+        """Draw ``batch_size`` items of all shards, now. See `source`, which draws ahead.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long to wait for enough items. ``None``: an empty table without a limiter raises at
+            once.
+
+        Raises
+        ------
+        NotEnoughData, ConfigError, Timeout, Closed, Broken, Unsupported
+        """
+        wanted = formats.checked(batch_format, device)
+        size, limit = batch_size_of(batch_size), seconds_or_none("timeout_s", timeout_s)
+        with self._lock:
+            source = self._sampling.pop((size, view), None)
+            if source is None:
+                source = self._source(view=view, prefetch=0, fresh=True)
+            self._sampling[size, view] = source
+            if len(self._sampling) > _SAMPLERS:
+                self._sampling.pop(next(iter(self._sampling))).close()
+            batch = self._sampled(source, size, limit)
+        made: Batch = formats.convert(batch, wanted, device)
+        return made
+
+    def _sampled(self, source: ClusterSource, size: int, limit: float | None) -> Batch:
+        source.begin_afresh(at_once=limit is None)
+        deadline = Deadline(self._timeout_s if limit is None else limit)
+        plan: Any = source.plan(size, Patience(deadline=deadline))
+        if plan.lease is not None:
+            source.hand_out(plan.lease)
+            source.settle(plan.lease)
+        batch: Batch = plan.batch
+        return batch
+
+    @explain_wrong_names
+    def source(
+        self,
+        *,
+        view: View | None = None,
+        sampler: Sampler | None = None,
+        min_size: int = 1,
+        seed: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        max_lag: int | None = None,
+        prefetch: int | None = None,
+        transport: Transport = "auto",
+        timeout_s: float | None = None,
+    ) -> ClusterSource:
+        """Return a source for ``AsyncDataLoader(source, batch_size)``: batches of all shards.
+
+        The loader makes one itself when it is given the table. See `ClusterSource`, and
+        `TableClient.source`.
+
+        Parameters
+        ----------
+        min_size : int
+            Items of all shards together that each batch waits for.
+        seed : int, optional
+            The same seed, rank and shards whose tables do not change give the same batches.
+        rank, world_size : int
+            Of data-parallel learners: each draws a stream of its own from all shards. Of a queue
+            each item goes to one of them.
+        prefetch : int, optional
+            Chunks that each shard may draw ahead; a chunk is a batch or less.
+        timeout_s : float, optional
+            For a batch, after which Timeout is raised; ``None``: as long as the loader waits.
+
+        Raises
+        ------
+        ConfigError, Unsupported, Timeout
+        """
+        source = self._source(
+            view=view, sampler=sampler, min_size=min_size, seed=seed, rank=rank,
+            world_size=world_size, max_lag=max_lag, prefetch=prefetch, transport=transport,
+            timeout_s=timeout_s,
+        )  # fmt: skip
+        with self._lock:
+            self._sources = [one for one in self._sources if not one.closed]
+            self._sources.append(source)
+        return source
+
+    def _source(
+        self,
+        *,
+        view: View | None = None,
+        sampler: Sampler | None = None,
+        min_size: int = 1,
+        seed: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        max_lag: int | None = None,
+        prefetch: int | None = None,
+        transport: Transport = "auto",
+        timeout_s: float | None = None,
+        fresh: bool = False,
+    ) -> ClusterSource:
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
+        said = repr(sampler) if sampler is not None else self._sampler_said()
+        entropy = whole_seed(seed) if seed is not None else np.random.SeedSequence().entropy
+        assert isinstance(entropy, int)
+        options = SourceOptions(
+            words=(entropy, rank, world_size),
+            learners=world_size,
+            min_size=positive("min_size", min_size),
+            prefetch=prefetch if not prefetch else positive("prefetch", prefetch),
+            timeout_s=seconds_or_none("timeout_s", timeout_s),
+            weighted=said.startswith("Prioritized("),
+            queue=said.startswith("Fifo("),
+            fresh=fresh,
+        )
+
+        def open_source(shard: ShardConnection) -> RemoteSource:
+            own = None if seed is None else _seed_of(seed, shard.number)
+            made = self._table(shard)._opened_source(
+                view, sampler, 1, own, rank, world_size, max_lag, options.ahead(0), transport, None,
+                masses=True,
+            )  # fmt: skip
+            made.watch_totals(TOTALS_S)
+            return made
+
+        return ClusterSource(self._connections, open_source, self._updates, options, self._losses)
+
+    def _sampler_said(self) -> str:
+        """Return the sampler of the shards' tables as text."""
+        found = self._all(lambda table: table._calls.about().sampler)
+        return next(iter(found.values()))
+
+    # -- by id -------------------------------------------------------------------------------------
+
+    @explain_wrong_names
+    def get(self, index: Any, *, view: View | None = None) -> Batch:
+        """Return rows by id, without those that are gone or whose shard is lost.
+
+        ``index`` of the batch says which ones there are.
+        """
+        ids, parts = ids_of(index), []
+        for places, number, batch in self._updates.get(
+            ids, lambda table, own: table.get(own, view=view)
+        ):
+            names = ("index", "step_index") if "is_first" in batch else ("index",)
+            for name in names:
+                if name in batch:
+                    add_source(batch[name], number)
+            parts.append((places, batch))
+        if not parts:
+            shard = next((one for one in self._connections.all if one.is_open), None)
+            if shard is None:
+                raise Timeout("no shard of the cluster can be reached: the call may be made again")
+            return self._table(shard).get(ids[:0], view=view)
+        order = np.argsort(np.concatenate([places for places, _ in parts]), kind="stable")
+        structure = tree.structure_of(parts[0][1])
+        columns = zip(*(tree.leaves(batch, structure) for _, batch in parts), strict=True)
+        merged = [np.concatenate(one)[order] for one in columns]
+        made: Batch = tree.rebuild(structure, merged)
+        return made
+
+    @explain_wrong_names
+    def update_priorities(
+        self, index: Any, priority: Any, *, timeout_s: float | None = None
+    ) -> Applied:
+        """Set new priorities by id, each in its own shard; those of lost shards count as stale.
+
+        Raises
+        ------
+        ConfigError, Unsupported, Timeout, Closed, Broken
+        """
+        return self._updates.update_priorities(index, priority, timeout_s)
+
+    def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
+        """Set new values of some fields, by id, each in its own shard.
+
+        Raises
+        ------
+        SchemaError, ConfigError, Unsupported, Timeout, Closed, Broken
+        """
+        return self._updates.update(index, fields, timeout_s)
+
+    @explain_wrong_names
+    def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
+        """Remove items by id, each from its own shard.
+
+        Raises
+        ------
+        ConfigError, Timeout, Closed, Broken, Unsupported
+        """
+        return self._updates.delete(index, timeout_s)
+
+    # -- the whole table ---------------------------------------------------------------------------
+
+    def clear(self, *, timeout_s: float | None = None) -> None:
+        """Remove all steps of all shards.
+
+        Raises Timeout, Closed, Broken, Unsupported: if one of them could not be asked.
+        """
+        for one in self._connections.all:
+            self._table(one).clear(timeout_s=timeout_s)
+
+    def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> SaveReport:
+        """Save the table of each shard in a folder of its own, ``path/SHARD``.
+
+        See `TableClient.save`. Shards are saved one after the other, while others go on adding and
+        sampling. The report has the sums, and the longest pause.
+        """
+        reports = [
+            self._table(one).save(os.path.join(os.fspath(path), one.name), timeout_s=timeout_s)
+            for one in self._connections.all
+        ]
+        return SaveReport(
+            kind="full" if any(one.kind == "full" for one in reports) else "incremental",
+            number=max(one.number for one in reports),
+            nbytes=sum(one.nbytes for one in reports),
+            duration_s=sum(one.duration_s for one in reports),
+            pause_s=max(one.pause_s for one in reports),
+            rows=sum(one.rows for one in reports),
+        )
+
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        number: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Replace the steps of each shard by those of its save, in ``path/SHARD``."""
+        for one in self._connections.all:
+            self._table(one).load(
+                os.path.join(os.fspath(path), one.name), number=number, timeout_s=timeout_s
+            )
+
+    def close(self) -> None:
+        """Close the sources of this table."""
+        with self._lock:
+            sources = [*self._sources, *self._sampling.values()]
+            self._sources, self._sampling = [], {}
+        for one in sources:
+            one.close()
+
+    def _table(self, shard: ShardConnection) -> TableClient:
+        return shard.client.table(self.name)
+
+    def _all(self, ask: Callable[[TableClient], T]) -> dict[str, T]:
+        """Ask all shards that can be reached; raise what the last one raised if none answers."""
+        found: dict[str, T] = {}
+        failed: AsyncLoaderError | None = None
+        for one in self._connections.all:
+            if one.is_open:
+                try:
+                    found[one.name] = ask(self._table(one))
+                except (ConfigError, Unsupported):
+                    raise
+                except AsyncLoaderError as error:
+                    failed = error
+        if not found:
+            names = ", ".join(one.name for one in self._connections.all)
+            raise failed or Timeout(f"none of {names} can be reached: the call may be made again")
+        return found
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """Return the seed of one shard."""
+    words = np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)
+    return int(words[0]) >> 1
