@@ -48,7 +48,9 @@ def keys_for(folder: Path, shard: str, roles: Sequence[str]) -> Secrets:
         f"{SERVER}.secret": (home / f"{SERVER}.secret").read_bytes(),
         _OPERATOR: (folder / "operator" / f"{shard}.secret").read_bytes(),
     }
-    files.update({f"clients/{path.name}": path.read_bytes() for path in (home / "clients").iterdir()})
+    files.update(
+        {f"clients/{path.name}": path.read_bytes() for path in (home / "clients").iterdir()}
+    )
     return Secrets(files=files)
 
 

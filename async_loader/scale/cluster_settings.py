@@ -86,7 +86,7 @@ class PlacementSettings(Settings, frozen=True, kw_only=True):
     """
 
     strategy: Strategy = "spread"
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
     cpus: Annotated[float, Meta(ge=0, le=4096)] = 1.0
     memory: Annotated[int, Meta(ge=1)] | None = None
 

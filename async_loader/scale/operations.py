@@ -285,9 +285,7 @@ class Operator:
         for name in names or self.running():
             self._say(f"restarting {name}")
             plan = self.plan(int(name.removeprefix("shard-")))
-            ended = ray_library.call(
-                self._actor(name), "restart", plan, timeout_s, timeout_s=ASK_S
-            )
+            ended = ray_library.call(self._actor(name), "restart", plan, timeout_s, timeout_s=ASK_S)
             self._wait_serving([name], ended)
         return self.status()
 

@@ -144,9 +144,7 @@ def find(name: str) -> Actor | None:
         return None
 
 
-def start_actor(
-    kind: type, name: str, arguments: Sequence[object], **options: object
-) -> Actor:
+def start_actor(kind: type, name: str, arguments: Sequence[object], **options: object) -> Actor:
     """Start a named, detached actor; or return the one of this name."""
     ray = load_ray()
     made = ray.remote(kind).options(

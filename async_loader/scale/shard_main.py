@@ -52,9 +52,7 @@ class Owners:
 
     def _run(self) -> None:
         owners: dict[int, socket.socket] = {}
-        while seen := readable(
-            [self._listener.fileno(), *owners], None if owners else ORPHAN_S
-        ):
+        while seen := readable([self._listener.fileno(), *owners], None if owners else ORPHAN_S):
             for fd in seen:
                 if fd == self._listener.fileno():
                     owner, _ = self._listener.accept()

@@ -317,4 +317,3 @@ class PeriodicSaves:
         """Release the counts. May be called again."""
         for one in self.tables.values():
             one.close()
-
