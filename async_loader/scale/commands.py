@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ from async_loader.scale.operations import Operator, Say
 def up(config: Path, ray: str | None, *, as_json: bool) -> None:
     """Start what does not run."""
     settings, say = ClusterSettings.load(config), _say(as_json)
-    ray_library.load_ray()
-    if not _found(ray):
-        address = local_ray.start(1 + settings.shards * settings.placement.cpus)
-        say(f"started Ray on this machine: {address}")
-    try:
+    with _joined(ray, lambda: _start(settings, say)):
         _print(Operator(settings, say).up(), as_json)
-    finally:
-        ray_library.leave()
+
+
+def _start(settings: ClusterSettings, say: Say) -> str:
+    address = local_ray.start(1 + settings.shards * settings.placement.cpus)
+    say(f"started Ray on this machine: {address}")
+    return address
 
 
 def status(config: Path, ray: str | None, *, as_json: bool) -> None:
@@ -80,26 +80,28 @@ def down(config: Path, ray: str | None, timeout_s: float, *, as_json: bool) -> N
         console.print("Ray has ended, which 'cluster up' had started")
 
 
-def _found(ray: str | None) -> bool:
-    """Connect to the given Ray, or to one that runs; return whether there is one."""
-    started = local_ray.address() if ray is None else None
+@contextlib.contextmanager
+def _joined(ray: str | None, start: Callable[[], str] | None = None) -> Iterator[None]:
+    """Be connected to the given Ray, to one that runs, or to what ``start`` starts."""
+    ray_library.load_ray()
     try:
-        ray_library.join(ray or started)
+        joined = ray_library.join(ray or local_ray.address())
     except ConfigError:
-        if ray is not None:
+        if ray is not None or start is None:
             raise
-        return False
-    return True
+        joined = ray_library.join(start())
+    try:
+        yield
+    finally:
+        if joined:
+            ray_library.leave()
 
 
 @contextlib.contextmanager
 def _operator(config: Path, ray: str | None, as_json: bool) -> Iterator[Operator]:
     settings = ClusterSettings.load(config)
-    ray_library.join(ray or local_ray.address())
-    try:
+    with _joined(ray):
         yield Operator(settings, _say(as_json))
-    finally:
-        ray_library.leave()
 
 
 def _say(as_json: bool) -> Say:

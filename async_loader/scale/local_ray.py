@@ -55,6 +55,7 @@ def start(cpus: float) -> str:
         while not readable([ended], _PAUSE_S):
             with contextlib.suppress(ConfigError):
                 ray_library.join(address)
+                ray_library.leave()
                 process.returncode = 0  # no warning: it is meant to outlive this process
                 return address
             if deadline.expired:

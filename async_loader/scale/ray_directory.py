@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import threading
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future
 from pathlib import Path
 from typing import Any
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout
+from async_loader.errors import Broken, Closed, ConfigError, Timeout
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.scale import ray_library
 from async_loader.scale.directory_actor import DIRECTORY
@@ -132,10 +133,8 @@ class RayDirectory:
     def report_lost(self, name: str, incarnation: int) -> None:
         """See `Directory.report_lost`."""
         if not self._closed.done():
-            try:
+            with contextlib.suppress(Broken):
                 ray_library.ask(self._actor, "report_lost", name, incarnation)
-            except Exception:  # of Ray: the directory is not there to be told
-                return
 
     def close(self) -> None:
         """See `Directory`."""
@@ -144,7 +143,4 @@ class RayDirectory:
                 return
             self._closed.set_result(None)
         if self._joined:
-            try:
-                ray_library.leave()
-            except AsyncLoaderError:
-                return
+            ray_library.leave()

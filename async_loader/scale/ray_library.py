@@ -21,6 +21,7 @@ NAMESPACE = "async_loader"
 Actor: TypeAlias = Any
 """A handle of a named actor: Ray's types are not to be had without Ray."""
 _joining = threading.Lock()
+_joined: list[None] = []  # one for each call of `join` that `leave` is to follow
 _CONNECT_S = 5.0
 
 
@@ -42,7 +43,9 @@ def load_ray() -> Any:
 
 
 def join(address: str | None = None) -> bool:
-    """Connect this process to a Ray cluster, unless it is connected; return whether it was not.
+    """Connect this process to a Ray cluster, unless it is connected.
+
+    Returns whether `leave` is to be called: not where the user has connected it.
 
     Parameters
     ----------
@@ -58,7 +61,10 @@ def join(address: str | None = None) -> bool:
     ray = load_ray()
     with _joining:
         if ray.is_initialized():
-            return False
+            if _joined:
+                _joined.append(None)
+            return bool(_joined)
+        _joined.clear()
         where = _answering(address)
         try:
             ray.init(
@@ -70,6 +76,7 @@ def join(address: str | None = None) -> bool:
             )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise ConfigError(_no_ray(f"at {where} ({_first_line(error)})")) from None
+        _joined.append(None)
     return True
 
 
@@ -104,8 +111,13 @@ def _no_ray(where: str) -> str:
 
 
 def leave() -> None:
-    """Disconnect this process from its Ray cluster."""
-    load_ray().shutdown()
+    """Disconnect this process from its Ray cluster, at the last of as many calls as of `join`."""
+    ray = load_ray()
+    with _joining:
+        if _joined:
+            _joined.pop()
+            if not _joined:
+                ray.shutdown()
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -199,8 +211,17 @@ def call(actor: Actor, method: str, *arguments: object, timeout_s: float) -> Any
 
 
 def ask(actor: Actor, method: str, *arguments: object) -> Any:
-    """Call a method, and return a reference to its result, which can be awaited."""
-    return getattr(actor, method).remote(*arguments)
+    """Call a method, and return a reference to its result, which can be awaited.
+
+    Raises
+    ------
+    Broken
+        This process is not connected to the actor's Ray any more.
+    """
+    try:
+        return getattr(actor, method).remote(*arguments)
+    except Exception as error:  # Ray raises bare ones here
+        raise Broken(f"{method}(): {_first_line(error)}") from None
 
 
 def future_of(actor: Actor, method: str, *arguments: object) -> Future[Any]:
