@@ -62,7 +62,7 @@ class Rule:
                 "Uniform(), Prioritized or Fifo: give one of them, or use client.shard(name)"
             )
 
-    def agree(self, said: dict[str, Any], shard: str) -> None:
+    def agree(self, said: dict[str, Any] | None, shard: str) -> None:
         """Raise ConfigError unless a shard has the same sampler."""
         if said != self.said:
             raise ConfigError(

@@ -70,9 +70,11 @@ class ShardRows:
         self._newest: TotalsReply | None = None
         self.shard, self._open_source, self._ahead, self._rng = shard, open_source, ahead, rng
         self.source = open_source()
-        self.chunk, self.most_age, self.shuffled = 0, None, False
+        self.chunk, self.shuffled = 0, False
+        self.most_age: int | None = None
         self._known, self._batches = False, batches
-        self._schema: Schema | None = None
+        self._schema: Schema | None = None  # of the rows that came last
+        self._seen: Schema | None = None
         self._chunks: deque[Chunk] = deque()
         self._pops: deque[int] = deque(maxlen=max(1, ahead))
         self._ended_at: int | None = None
@@ -106,14 +108,17 @@ class ShardRows:
             self._note_items(newest.items)
         return newest
 
+    def opened(self) -> bool:
+        """Whether it was opened, or opened again, since the last call."""
+        schema = self.source.schema
+        if schema is None or schema is self._seen:
+            return False
+        self._seen = schema
+        return True
+
     def sampler(self) -> dict[str, Any] | None:
         """Return the settings of its sampler, once it is open."""
         return self.source.totals(self.chunk)[1]
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has said what its rows are."""
-        return self.source.schema is not None
 
     def begin_afresh(self) -> None:
         """Forget what the shard has drawn and said."""

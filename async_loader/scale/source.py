@@ -263,10 +263,10 @@ class ClusterSource:
     def _agreed(self, here: list[ShardRows]) -> Rule | None:
         """Return how batches are drawn; ``None`` while no shard has said what its sampler is."""
         for one in here:
-            said = one.sampler()
-            if one.is_ready and self._rule is None:
-                self._rule = Rule(said, self._options.learners)
-            elif said is not None and self._rule is not None:
+            if one.opened():
+                said = one.sampler()
+                if self._rule is None:
+                    self._rule = Rule(said, self._options.learners)
                 self._rule.agree(said, one.shard.name)
         return self._rule
 

@@ -1,0 +1,204 @@
+"""Draws from four shards of unequal size are those from one table."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cluster_rig import add, chi_square, cluster_of, drawn, filled, until
+
+from async_loader import Prioritized, Uniform
+from async_loader.errors import ConfigError, NotEnoughData, Unsupported
+from async_loader.replay.samplers import Recency
+
+SIZES = (20, 40, 80, 260)
+ROWS = 80
+BATCHES = 300
+SETTLED = 80
+"""Batches after which nothing is left that was drawn before a change: more than rows are kept."""
+
+
+def counted(source, batches=BATCHES):
+    """How often each row was drawn, by (shard, x), over some batches."""
+    counts = np.zeros((4, 600), int)
+    for _ in range(batches):
+        batch = drawn(source, ROWS)
+        np.add.at(counts, (batch["shard"], batch["x"]), 1)
+    return counts
+
+
+def there(sizes=SIZES):
+    rows = np.zeros((4, 600), bool)
+    for number, size in enumerate(sizes):
+        rows[number, :size] = True
+    return rows
+
+
+def settle(source):
+    """Draw until what the shards say of themselves is of now, and nothing is left of before."""
+    for _ in range(SETTLED):
+        drawn(source, ROWS)
+
+
+def test_uniform_draws_are_those_of_one_table_also_after_writes_deletes_and_a_lost_shard(tmp_path):
+    tables = [filled(i, size) for i, size in enumerate(SIZES)]
+    with cluster_of(tmp_path, tables) as (shards, _, client):
+        table = client.table("t")
+        source = table.source(seed=7)
+        counts, items = counted(source), there()
+        assert not counts[~items].any()
+        assert chi_square(counts[items], np.full(items.sum(), counts.sum() / items.sum())) < 5
+
+        with client.shard("shard-0").table("t").writer() as writer:
+            for x in range(20, 180):
+                writer.append(x=x, shard=0)
+        gone = table.sample(64)
+        assert table.delete(gone["index"]).applied == len(np.unique(gone["index"]))
+        items = there((179, *SIZES[1:]))  # the last step waits for its successor, or its end
+        items[0, 179] = len(table) == items.sum() - len(np.unique(gone["index"])) + 1
+        items[gone["shard"], gone["x"]] = False
+        shards[3].die()
+        items[3] = False
+        settle(source)
+        counts = counted(source)
+        assert not counts[~items].any()
+        assert chi_square(counts[items], np.full(items.sum(), counts.sum() / items.sum())) < 5
+        assert table.stats().silent == ("shard-3",)
+        source.close()
+
+
+@pytest.mark.parametrize("normalize", ["batch", "buffer", "none"])
+def test_prioritized_draws_and_their_weights_are_those_of_one_table(tmp_path, normalize):
+    rng = np.random.default_rng(1)
+    given = [rng.uniform(0.2, 3, size) for size in SIZES]
+    alpha, beta, eps = 0.7, 0.5, 1e-6
+    tables = [
+        filled(i, size, priorities=given[i], sampler=Prioritized(alpha, beta, normalize=normalize))
+        for i, size in enumerate(SIZES)
+    ]
+    masses = np.zeros((4, 600))
+    for number, priorities in enumerate(given):
+        masses[number, : len(priorities)] = (priorities + eps) ** alpha
+    with cluster_of(tmp_path, tables) as (shards, _, client):
+        table = client.table("t")
+        source = table.source(seed=7)
+        _check_prioritized(source, masses, beta, normalize)
+
+        for _ in range(3):  # priorities go back to the shards of their rows
+            batch = drawn(source, ROWS)
+            assert source.update_priorities(batch["index"], np.full(ROWS, 2.0)).stale == 0
+            masses[batch["shard"], batch["x"]] = (2 + eps) ** alpha
+        shards[2].die()
+        masses[2] = 0
+        settle(source)
+        _check_prioritized(source, masses, beta, normalize)
+        stale = source.update_priorities(np.array([2 << 56, 0]), np.array([1.0, 1.0]))
+        assert (stale.applied, stale.stale) == (1, 1)
+        source.close()
+
+
+def _check_prioritized(source, masses, beta, normalize):
+    items = masses > 0
+    whole, least = masses.sum(), masses[items].min()
+    counts = np.zeros(masses.shape, int)
+    for _ in range(BATCHES):
+        batch = drawn(source, ROWS)
+        np.add.at(counts, (batch["shard"], batch["x"]), 1)
+        mass = masses[batch["shard"], batch["x"]]
+        base = {"batch": mass.min(), "buffer": least, "none": whole / items.sum()}[normalize]
+        np.testing.assert_allclose(batch["weight"], (base / mass) ** beta, rtol=1e-5)
+    assert not counts[~items].any()
+    expected = counts.sum() * masses[items] / whole
+    assert chi_square(counts[items], expected) < 5
+
+
+def test_a_shard_that_grows_gives_more_at_once_also_if_it_was_asked_seldom(tmp_path):
+    tables = [filled(0, 1000), filled(1, 2)]
+    with cluster_of(tmp_path, tables) as (_, _, client):
+        source = client.table("t").source(seed=1)
+        assert sum((drawn(source, 100)["shard"] == 1).sum() for _ in range(20)) < 30
+        with client.shard("shard-1").table("t").writer() as writer:
+            for x in range(2, 1001):
+                writer.append(x=x, shard=1)
+        until(lambda: len(client.table("t")) > 1990)
+        for _ in range(SETTLED):
+            drawn(source, 100)
+        late = [drawn(source, 100) for _ in range(40)]
+        shares = np.mean([(batch["shard"] == 1).mean() for batch in late])
+        assert 0.4 < shares < 0.6
+        assert any((batch["x"][batch["shard"] == 1] > 900).any() for batch in late)
+        source.close()
+
+
+def test_the_same_seed_gives_the_same_batches_and_ranks_have_streams_of_their_own(tmp_path):
+    tables = [filled(i, size) for i, size in enumerate(SIZES)]
+    with cluster_of(tmp_path, tables) as (_, _, client):
+        table = client.table("t")
+
+        def stream(rank, world_size):
+            source = table.source(seed=3, rank=rank, world_size=world_size)
+            batches = [drawn(source, 16)["index"].copy() for _ in range(12)]
+            source.close()
+            return np.array(batches)
+
+        first, second = stream(0, 2), stream(1, 2)
+        assert np.array_equal(stream(0, 2), first)
+        assert np.array_equal(stream(1, 2), second)
+        assert not any(np.array_equal(one, other) for one in first for other in second)
+
+
+def test_a_sample_is_of_all_shards_and_of_now(tmp_path):
+    tables = [filled(0, 0), filled(1, 0)]
+    with cluster_of(tmp_path, tables) as (_, _, client):
+        table = client.table("t")
+        with pytest.raises(NotEnoughData, match="the shards hold none"):
+            table.sample(4)
+        for number, one in enumerate(tables):
+            add(one, number, 50)
+        batch = table.sample(64)
+        assert {*batch["shard"].tolist()} == {0, 1}
+        assert np.array_equal(batch["index"] >> 56, batch["shard"])
+        table.delete(np.unique(batch["index"]))
+        again = table.sample(64)
+        assert not np.isin(again["index"], batch["index"]).any()
+
+
+def test_rows_are_read_updated_and_deleted_by_their_ids(tmp_path):
+    tables = [filled(i, 30) for i in range(3)]
+    with cluster_of(tmp_path, tables) as (shards, _, client):
+        table = client.table("t")
+        batch = table.sample(24)
+        ids = batch["index"]
+        read = table.get(ids)
+        for name in ("index", "x", "shard"):
+            assert np.array_equal(read[name], batch[name])
+        assert table.update(ids, x=batch["x"] + 1000).stale == 0
+        assert np.array_equal(table.get(ids)["x"], batch["x"] + 1000)
+        shards[1].die()
+        until(lambda: not client._connections.find(1).is_open)
+        lost = batch["shard"] == 1
+        assert np.array_equal(table.get(ids)["index"], ids[~lost])
+        done = table.delete(ids)
+        assert done.applied + done.stale == len(ids)
+        assert done.applied == len(np.unique(ids[~lost]))
+        assert len(table.get(ids)["index"]) == 0
+
+
+def test_tables_that_differ_and_samplers_that_have_no_whole_are_refused(tmp_path):
+    with cluster_of(tmp_path, [filled(0, 9, sampler=Recency(10)), filled(1, 9)]) as (_, _, client):
+        with pytest.raises(Unsupported, match=r"draws by Uniform\(\), Prioritized or Fifo"):
+            drawn(client.table("t").source(), 4)
+    mixed = [filled(0, 9, sampler=Prioritized()), filled(1, 9)]
+    with cluster_of(tmp_path / "mixed", mixed) as (_, _, client):
+        with pytest.raises(ConfigError, match="give all the same"):
+            drawn(client.table("t").source(), 4)
+        own = client.table("t").source(sampler=Uniform())
+        assert len(drawn(own, 4)["x"]) == 4
+        own.close()
+
+
+def test_batches_of_shards_on_this_host_come_in_shared_memory(tmp_path):
+    with cluster_of(tmp_path, [filled(0, 9), filled(1, 9)]) as (_, _, client):
+        source = client.table("t").source(transport="shm")
+        drawn(source, 8)
+        assert source.transports == {"shard-0": "shm", "shard-1": "shm"}
+        source.close()
