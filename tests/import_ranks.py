@@ -196,14 +196,15 @@ RANKS["recording"] = [
     "recording",
 ]
 RANKS["scale"] = [
-    "batch_maker hosts importance shard_map shares source_options stats",
-    "directory place rules",
-    "shard_connection",
-    "connections shard_rows",
-    "by_id leases losses placement",
-    "source",
-    "table",
-    "client",
+    "batch_maker hosts importance ray_library shard_main shard_map shard_plan shares "
+    "source_options stats",
+    "cluster_keys cluster_settings directory local_ray membership place rules shard_process",
+    "shard_connection shard_losses",
+    "connections shard_rows shard_supervisor",
+    "by_id leases losses placement shard_actor",
+    "directory_actor source",
+    "operations ray_directory table",
+    "client commands",
     "cluster",
     "scale",
 ]

@@ -108,9 +108,7 @@ def test_a_ray_that_is_not_there_is_said_at_once(monkeypatch, tmp_path):
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    result = CliRunner().invoke(
-        app, ["cluster", "up", "--config", str(CONFIGS / "cluster.yaml")]
-    )
+    result = CliRunner().invoke(app, ["cluster", "up", "--config", str(CONFIGS / "cluster.yaml")])
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "pip install 'async_loader[ray]'" in result.stderr

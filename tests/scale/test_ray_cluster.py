@@ -34,6 +34,7 @@ from async_loader.scale.ray_directory import RayDirectory  # noqa: E402
 from async_loader.scale.shard_actor import ShardActor, actor_name  # noqa: E402
 
 PATIENCE_S = 120.0
+TRIES = 4
 NAME = "test"
 SCHEMA = {"x": np.int64}
 _SMALL = {"object_store_memory": 80 << 20}
@@ -78,17 +79,20 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ray = RayCluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 1, "include_dashboard": False, "_system_config": _FAST, **_SMALL,
-            },
-        )  # fmt: skip
+        self.ray = RayCluster()
+        self.start_node(num_cpus=1, include_dashboard=False, _system_config=_FAST)
         for _ in range(2):
             self.add_node()
 
     def add_node(self) -> Any:
-        return self.ray.add_node(num_cpus=2, **_SMALL)
+        return self.start_node(num_cpus=2)
+
+    def start_node(self, **options: Any) -> Any:
+        """Ray gives a node 30 s to start, which is not always enough on a shared machine."""
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(Exception):  # Ray raises a bare one
+                return self.ray.add_node(**_SMALL, **options)
+        return self.ray.add_node(**_SMALL, **options)
 
     def plain(self, shards: int = 2) -> dict[str, Any]:
         sampler = {"kind": "uniform", "replacement": False}
