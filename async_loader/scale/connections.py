@@ -104,7 +104,8 @@ class Connections:
             try:
                 one.client.close(deadline.left())
             except AsyncLoaderError as error:
-                first = first or error
+                if one.lost_bytes or one in self._all:
+                    first = first or error
         if first is not None:
             raise first
 

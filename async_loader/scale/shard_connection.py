@@ -36,12 +36,14 @@ class ShardConnection:
     ----------
     client : Client
         It reconnects for as long as it takes, wherever the shard is by then.
+    lost_bytes : int
+        Of rows that were not acknowledged when the shard was removed.
     """
 
     def __init__(
         self, place: ShardPlace, key: Path | None, name: str, identity: bytes, timeout_s: float
     ) -> None:
-        self.place = place
+        self.place, self.lost_bytes = place, 0
         keys = None if key is None else load_client_keys(key)
         self.connection = Connection(place, None, keys=keys, name=name, client=identity)
         self.client = Client(self.connection, timeout_s)
@@ -98,5 +100,6 @@ class ShardConnection:
 
     def remove(self) -> None:
         """End with Broken: the shard is no part of the cluster any more."""
+        self.lost_bytes = self.client.stats().bytes_kept
         text = f"{self.name} was removed from the cluster: open another writer or source"
         self.connection.follow(os.eventfd(1), lambda: Broken(text))

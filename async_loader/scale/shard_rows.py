@@ -200,9 +200,15 @@ class ShardRows:
         self.held = 0
 
     def close(self, timeout_s: float | None) -> None:
-        """Close the source. Raises Timeout if the shard does not answer."""
+        """Close the source. Raises Timeout if the shard does not answer.
+
+        Of a chunk that batches have in part, all rows return, with the mark ``redelivered``.
+        """
         self.drop()
-        self.source.close(timeout_s if self.shard.is_open else 0.0)
+        limit = timeout_s if self.shard.is_open else 0.0
+        if self.source.leased:
+            self.source.release(0.0 if limit is None else limit)
+        self.source.close(limit)
 
     def _begin_anew(self) -> None:
         """Open another source: the shard had ended, and was started anew."""

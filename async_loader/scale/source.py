@@ -84,6 +84,7 @@ class ClusterSource:
         self._rule: Rule | None = None
         self._counts: Counts | None = None
         self._numbers: list[int] = []  # of the shards that they are of
+        self._takes_turns = False
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -124,10 +125,12 @@ class ClusterSource:
         with self._lock:
             self._check(batch_size)
             self._join()
+            if self._takes_turns:
+                return self._in_turn(list(self._shards.values()), batch_size)
             here = [one for one in self._shards.values() if one.here]
             if not here:
                 ended = self._shards and all(one.ended for one in self._shards.values())
-                return END if ended and self._connections.all else None
+                return END if ended else None
             totals = [one.totals() for one in here]
             known = [one for one in totals if one is not None]
             if not self._begun and len(known) < len(totals):
@@ -142,7 +145,8 @@ class ClusterSource:
             self._begun = True
             pairs = [(one, said) for one, said in zip(here, totals, strict=True) if said]
             if rule.in_turn or any(one.source.leased for one in here):
-                return self._in_turn(here, batch_size)
+                self._takes_turns = True
+                return self._in_turn(list(self._shards.values()), batch_size)
             return self._by_totals(pairs, batch_size, rule)
 
     def _by_totals(
@@ -189,20 +193,22 @@ class ClusterSource:
             for (one, said), count in zip(here, self._counts.tolist(), strict=True)
         )
 
-    def _in_turn(self, here: list[ShardRows], batch_size: int) -> Plan | None:
-        """Take what the shards have, as it comes, beginning with another one each time."""
-        first = self._batches % len(here)
-        turn = [*here[first:], *here[:first]]
-        self._at = here
+    def _in_turn(self, there: list[ShardRows], batch_size: int) -> Plan | None:
+        """Take what the shards have, as it comes, beginning with another one each time.
+
+        Also what lost shards had given: it is nowhere else.
+        """
+        first = self._batches % len(there)
+        turn = [*there[first:], *there[:first]]
+        self._at = there
         self._leases.put_back()
         for one in turn:
+            _ = one.here  # one that was started anew is opened again
             one.fill(batch_size, self._batches)
-        kept = [one for one in self._shards.values() if one not in here and one.held]
-        turn += kept  # rows of a lost shard are nowhere else
         held = sum(one.held for one in turn)
         rest: int = batch_size
         if held < batch_size:
-            if not all(one.ended for one in self._shards.values()):
+            if not all(one.ended for one in there):
                 return None
             rest = held
         if not rest:

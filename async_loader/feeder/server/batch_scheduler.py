@@ -116,6 +116,7 @@ class BatchScheduler:
             place,
         )
         reader.samples_itself = wanted.sampler is not None
+        reader.takes_short = wanted.masses
         self._readers.add(reader)
         return reader
 
@@ -318,14 +319,15 @@ class BatchScheduler:
         new = self._drawn(reader, missing) if missing and may_draw else None
         if old is None:
             return new
-        if missing and new is None and not self.draining:
+        if missing and new is None and not (self.draining or reader.takes_short):
             self._returned.put_back(schema, old)
             return None
         return OutgoingBatch.joined([old] if new is None else [old, new])
 
     def _drawn(self, reader: ReaderState, count: int) -> OutgoingBatch | None:
         if reader.drawing.why_not(count) is not None:
-            count = reader.drawing.most(count) if self.draining and self.table.leased else 0
+            short = self.table.leased and (self.draining or reader.takes_short)
+            count = reader.drawing.most(count) if short else 0
         if not count:
             return None
         columns = reader.drawing.arrays(count)

@@ -65,6 +65,8 @@ class ReaderState:
         memory.
     samples_itself : bool
         Whether it has a sampler of its own.
+    takes_short : bool
+        Whether its batches of a queue may have fewer rows: others come from other servers.
     """
 
     session: int = field(repr=False)
@@ -85,6 +87,7 @@ class ReaderState:
     batch_ring: SharedBatchRing | None = None
     asks: tuple[Any, ...] | None = None
     samples_itself: bool = False
+    takes_short: bool = False
 
     @property
     def batch_size(self) -> int:
