@@ -82,10 +82,10 @@ TORCH_AT_ONCE = {"demo", "compat"}
 ELSEWHERE = {
     "zmq": {"feeder"},
     "nacl": {"feeder.zmtp.curve"},
-    "msgspec": {"feeder"},
+    "msgspec": {"feeder", "scale.cluster_settings", "scale.shard_plan", "scale.shard_process"},
     "yaml": {"feeder"},
     "google_crc32c": {"feeder"},
-    "ray": {"scale"},
+    "ray": {"scale.ray_library"},
     "gymnasium": {"demo", "recording.recorder", "recording.vector_recorder"},
     "matplotlib": {"demo"},
     "mxnet": {"compat.gluon"},

@@ -82,6 +82,7 @@ class Operator:
             [name],
             num_cpus=0,
             max_restarts=-1,
+            max_task_retries=-1,  # calls wait until it is back
             max_concurrency=_CALLS,
         )
 

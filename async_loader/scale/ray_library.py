@@ -181,7 +181,7 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-def in_bundle(group: object, number: int) -> object:
+def in_bundle(group: Any, number: int) -> object:
     """Return where an actor goes: into a bundle of a placement group."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -12,14 +12,16 @@ import numpy as np
 
 from benchmarks.feeder.sampling import timed
 from benchmarks.feeder.workloads import Work
-from benchmarks.harness import Figures
+from benchmarks.harness import ROOT, Figures
 from benchmarks.replay.workloads import BATCH
 
 RAY = {
+    "address": "local",
     "num_cpus": 2,
     "object_store_memory": 1 << 30,
     "include_dashboard": False,
     "log_to_driver": False,
+    "runtime_env": {"env_vars": {"PYTHONPATH": str(ROOT)}},
 }
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +47,7 @@ with connect(sys.argv[1], timeout_s=240) as client:
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package of the commit before, as a folder for PYTHONPATH."""
     command = ["git", "-C", str(ROOT), "archive", BEFORE, "async_loader"]
     made = subprocess.run(command, capture_output=True, check=False)
@@ -57,7 +56,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("before")
     with tarfile.open(fileobj=io.BytesIO(made.stdout)) as files:
         files.extractall(folder, filter="data")
-    yield folder
+    return folder
 
 
 def run(folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -24,7 +24,7 @@ from ray.cluster_utils import Cluster as RayCluster  # noqa: E402
 
 from async_loader import Uniform  # noqa: E402
 from async_loader.cli import app  # noqa: E402
-from async_loader.errors import ConfigError, Timeout  # noqa: E402
+from async_loader.errors import Broken, ConfigError, Timeout  # noqa: E402
 from async_loader.lifecycle import Deadline, Patience  # noqa: E402
 from async_loader.scale import Cluster, ray_library  # noqa: E402
 from async_loader.scale.cluster_settings import ClusterSettings  # noqa: E402
@@ -206,6 +206,8 @@ class Load:
             one.join(PATIENCE_S)
         if error[0] is None:
             assert not self.failed, self.failed
+        else:
+            self.client.close()
 
 
 def rows(machine: Machine, client: Any) -> Counter[int]:
@@ -222,7 +224,7 @@ def wait_serving(machine: Machine, shards: int = 2) -> list[dict[str, Any]]:
     """The shards' status, when all of them serve."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        with contextlib.suppress(Timeout):
+        with contextlib.suppress(Timeout, Broken):
             found = machine.operator(shards).status()["shards"]
             if len(found) == shards and all(
                 one["state"] == "serving" and one["feeder"] for one in found
