@@ -11,9 +11,9 @@ from async_loader.scale.stats import LostRows
 class Losses:
     """Remembers how many rows each server of each shard had of one table.
 
-    A server that took the place of another and has fewer rows at first, has lost the others; and
-    what it did not have of those that it acknowledged to this client's writers. The larger number
-    counts: both are of the same rows. Threads: any.
+    A server that took the place of another and has fewer rows at first, was started without the
+    others. How many acknowledged rows of this client's own writers are missing there, the writers
+    know by their sequence numbers. Threads: any.
 
     Parameters
     ----------
@@ -49,7 +49,12 @@ class Losses:
                     if name == one.name
                 }
             for server in sorted({*acked, *missing}):
-                rows = max(acked.get(server, 0), missing.get(server, 0))
-                incarnation = one.place.incarnation_of(server)
-                found.append(LostRows(shard=one.name, incarnation=incarnation, rows=rows))
+                found.append(
+                    LostRows(
+                        shard=one.name,
+                        incarnation=one.place.incarnation_of(server),
+                        rows=acked.get(server, 0),
+                        items=missing.get(server, 0),
+                    )
+                )
         return found

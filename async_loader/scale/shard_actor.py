@@ -84,7 +84,8 @@ class ShardActor:
     def _ask(self, described: dict[str, Any]) -> dict[str, Any]:
         if described["pid"] is None:
             return {"feeder": None, "error": described["reason"]}
-        keys = self._supervisor.plan.secrets and self._supervisor.plan.place() / "keys"
+        plan = self._supervisor.plan
+        keys = None if plan.secrets is None else plan.place() / "keys"
         try:
             with connect(
                 described["address"],

@@ -21,13 +21,16 @@ class LostRows:
         Of the process that was lost: see `Shard`; where the directory does not count it, how often
         this client has seen the shard start anew before.
     rows : int
-        At least: those that this client knows to have been in the table, and that the process in
-        its place has not restored.
+        Acknowledged to this client's writers, and not restored by the process in its place.
+    items : int
+        Of all clients' writers, about: what the shard was last known to hold, without what the
+        process in its place held when it was first asked. 0 if this client has not asked.
     """
 
     shard: str
     incarnation: int
     rows: int
+    items: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,8 @@ class ClusterTableStats(TableStats):
         lines = [TableStats.__str__(self)]
         lines += [f"{name} does not answer" for name in self.silent]
         lines += [
-            f"{one.rows:,} rows or more were lost with {one.shard}, incarnation {one.incarnation}"
+            f"{max(one.rows, one.items):,} rows were lost with {one.shard}, incarnation "
+            f"{one.incarnation}"
             for one in self.lost
         ]
         return "\n".join(lines)
