@@ -82,7 +82,13 @@ TORCH_AT_ONCE = {"demo", "compat"}
 ELSEWHERE = {
     "zmq": {"feeder"},
     "nacl": {"feeder.zmtp.curve"},
-    "msgspec": {"feeder", "scale.cluster_settings", "scale.shard_plan", "scale.shard_process"},
+    "msgspec": {
+        "feeder",
+        "scale.cluster_settings",
+        "scale.shard_main",
+        "scale.shard_plan",
+        "scale.shard_process",
+    },
     "yaml": {"feeder"},
     "google_crc32c": {"feeder"},
     "ray": {"scale.ray_library"},
