@@ -2,15 +2,16 @@
 
     torchrun --nproc-per-node 2 examples/ddp_cluster.py --shards ipc:///run/a ipc:///run/b
 
-Without ``--shards`` the first rank starts two feeders on this machine, which end with it. The model is
-a linear one: what it learns is not the point. At the end the ranks compare the ids of all rows that
-they were given, and the weights of their models.
+Without ``--shards`` the first rank starts two feeders on this machine, which end with it. The model
+is a linear one: what it learns is not the point. At the end the ranks compare the ids of all rows
+that they were given, and the weights of their models.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,10 @@ def report(ids: np.ndarray[Any, Any], model: torch.nn.Module) -> None:
     equal = all(other == all_of_them[0][1] for _, other in all_of_them)
     by_shard = np.bincount(np.concatenate([one for one, _ in all_of_them]) >> 56)
     if dist.get_rank() == 0:
-        print(f"{rows} rows for {len(given)} ranks, by shard {by_shard.tolist()}")
-        print(f"batches are disjoint: {disjoint}; models are equal: {equal}")
+        sys.stdout.write(
+            f"{rows} rows for {len(given)} ranks, by shard {by_shard.tolist()}\n"
+            f"batches are disjoint: {disjoint}; models are equal: {equal}\n"
+        )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ MODULES = [
     "async_loader.recording",
     "async_loader.replay.samplers",
     "async_loader.feeder",
+    "async_loader.scale",
     "async_loader.offline",
     "async_loader.testing.conformance",
     "async_loader.testing.fakes",

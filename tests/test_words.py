@@ -48,6 +48,7 @@ KEPT = {
 
 THREADS = {
     "background-jobs",
+    "cluster",
     "demo-actors",
     "demo-lines",
     "feeder-client",

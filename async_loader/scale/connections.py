@@ -71,7 +71,7 @@ class Connections:
         return self._all
 
     def find(self, number: int) -> ShardConnection | None:
-        """Return the shard of this number; ``None`` if there is none."""
+        """Return the shard of this number; ``None`` if it is unknown."""
         return next((one for one in self._all if one.number == number), None)
 
     def everything(self) -> tuple[ShardConnection, ...]:

@@ -69,7 +69,7 @@ def check_shards(shards: Iterable[Shard]) -> tuple[Shard, ...]:
     Raises
     ------
     ConfigError
-        If there is none, or names or numbers are wrong or occur twice.
+        If the list is empty, or names or numbers are wrong or occur twice.
     """
     found = sorted(shards, key=lambda shard: shard.number)
     if not found:

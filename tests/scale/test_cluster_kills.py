@@ -13,6 +13,7 @@ from cluster_rig import PATIENCE_S, HandMade
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import Timeout
+from async_loader.feeder import connect
 from async_loader.feeder.embedded import Embedded
 from async_loader.feeder.settings import ServerSettings
 from async_loader.scale.client import ClusterClient
@@ -99,7 +100,7 @@ def rounds_of(count, rng):
                 )
             for one in actors:
                 one.end()
-            check(client, actors)
+            check(client, feeders, actors)
     finally:
         for one in feeders:
             one.close()
@@ -132,13 +133,14 @@ def more(learner):
         threading.Event().wait(0.01)
 
 
-def check(client, actors):
+def check(client, feeders, actors):
     """Every step is in its living shard once, in order, or is counted as lost with a dead one."""
     lost = client.table("t").stats().lost
     for actor in actors:
         name = f"shard-{actor.number}"
-        own = client.shard(name).table("t")
-        there = own.get(np.arange(own.stats().inserted + 64))["x"]
+        with connect(feeders[actor.number].address) as own:
+            size = own.table("t").stats().inserted
+            there = own.table("t").get(np.arange(size + 64))["x"]
         gone = sum(one.rows for one in lost if one.shard == name)
         assert there.tolist() == list(range(gone, actor.steps))
 

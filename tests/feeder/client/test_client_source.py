@@ -358,3 +358,15 @@ def test_more_readers_or_writers_than_a_session_can_have_are_refused_at_once(fee
         plan(client.table("replay").source())
     with pytest.raises(Broken, match="scripted LIMIT"):
         client.table("replay").writer().append({"obs": np.zeros(2, np.float32), "reward": 0.0})
+
+
+def test_a_source_of_a_cluster_names_the_version_that_an_older_feeder_lacks(tmp_path):
+    with (
+        FakeFeeder(f"ipc://{tmp_path}/old", version=4) as feeder,
+        connect(feeder.address, timeout_s=30.0) as client,
+    ):
+        table = client.table("replay")
+        source = table._opened_source(None, None, 1, None, 0, 1, None, 4, "auto", None, masses=True)
+        said = r"a source of a cluster is of version 5 of the wire, .* speaks version 4"
+        with pytest.raises(Unsupported, match=said):
+            plan(source)
