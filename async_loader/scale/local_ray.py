@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine alone, which ``cluster up`` starts where there is none."""
+"""A Ray cluster of this machine alone, which ``cluster up`` starts if no other runs."""
 
 from __future__ import annotations
 
