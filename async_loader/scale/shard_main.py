@@ -60,6 +60,7 @@ class Owners:
                     owners[owner.fileno()] = owner
                 elif not owners[fd].recv(64):
                     owners.pop(fd).close()
+        self._listener.close()
         self._server.stop()
 
 
