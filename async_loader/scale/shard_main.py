@@ -9,6 +9,7 @@ behind when a cluster is gone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -56,12 +57,20 @@ class Owners:
             for fd in seen:
                 if fd == self._listener.fileno():
                     owner, _ = self._listener.accept()
-                    owner.sendall(self._about)
                     owners[owner.fileno()] = owner
-                elif not owners[fd].recv(64):
+                    with contextlib.suppress(OSError):  # it has ended: it is removed as readable
+                        owner.sendall(self._about)
+                elif _has_ended(owners[fd]):
                     owners.pop(fd).close()
         self._listener.close()
         self._server.stop()
+
+
+def _has_ended(owner: socket.socket) -> bool:
+    try:
+        return not owner.recv(64)
+    except OSError:  # it was killed
+        return True
 
 
 def main(folder: Path, told: int) -> int:
