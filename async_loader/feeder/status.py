@@ -134,7 +134,8 @@ class CheckpointStatus(TypedDict):
     restored_rows : int
         Items that the feeder began with.
     lost_rows : int
-        Items that the process before this one had acknowledged, and that are not restored.
+        Items that the process before this one had acknowledged, or was about to, and that are not
+        restored.
     """
 
     every_s: float | None

@@ -3,7 +3,8 @@
 # NOTE [counts that outlive a kill]
 A process that is killed says nothing more. What it wrote to a shared mapping stays with the kernel,
 so the next process reads how far the killed one was, and names what its checkpoint does not have.
-The count is written before rows are acknowledged. After a power cut it may be an older one.
+The count is written before rows are acknowledged, so it is never too small: rows whose
+acknowledgement was on its way are in it. After a power cut it may be an older one.
 """
 
 from __future__ import annotations
