@@ -13,10 +13,10 @@ from async_loader.feeder.wire import TotalsReply
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
 from async_loader.scale.importance import Importance, Whole
 from async_loader.scale.shares import Counts, rows_of_each
+from async_loader.scale.source_options import AGE, WEIGHTED_AGE
 
-_AGE, _WEIGHTED_AGE = 32, 8
-"""Batches after which rows that were drawn ahead are old: those that a single feeder may have
-ahead. Fewer where rows have weights, which are those of the moment of the draw."""
+_AT_ONCE = 16
+"""Batches whose counts are drawn together: one call costs about as much as sixteen."""
 
 
 class Rule:
@@ -50,10 +50,12 @@ class Rule:
         sampler = None if said is None else sampler_from(said)
         self.said = said
         self.importance: Importance | None = None
-        self.in_turn, self.shuffled, self.most_age = False, False, _AGE
+        self._weights: list[float] = []
+        self._ready: list[Counts] = []  # of the next batches, while the weights stay
+        self.in_turn, self.shuffled, self.most_age = False, False, AGE
         if isinstance(sampler, Prioritized):
             self.importance = Importance(sampler, learners)
-            self.shuffled, self.most_age = sampler.stratified, _WEIGHTED_AGE
+            self.shuffled, self.most_age = sampler.stratified, WEIGHTED_AGE
         elif isinstance(sampler, Fifo):
             self.in_turn = True
         elif not isinstance(sampler, Uniform) or not sampler.repeats:
@@ -78,7 +80,10 @@ class Rule:
         weights = masses if by_mass else [float(one.items) for one in totals]
         if not sum(weights) > 0:
             return None
-        return rows_of_each(rng, rows, weights, by_mass and self.shuffled)
+        if weights != self._weights or not self._ready:
+            self._weights = weights
+            self._ready = rows_of_each(rng, rows, weights, by_mass and self.shuffled, _AT_ONCE)
+        return self._ready.pop()
 
 
 def whole_of(totals: Sequence[TotalsReply]) -> Whole:

@@ -38,8 +38,6 @@ class ShardRows:
     shard : ShardConnection
     open_source : callable
         Makes a source of the shard's table.
-    ahead : int
-        Chunks that the shard may draw ahead.
     rng : Generator
         For the order in which rows are taken.
     batches : BatchMaker
@@ -61,14 +59,13 @@ class ShardRows:
         self,
         shard: ShardConnection,
         open_source: Callable[[], RemoteSource],
-        ahead: int,
         rng: np.random.Generator,
         batches: BatchMaker,
         note_items: Callable[[int], None],
     ) -> None:
         self._note_items = note_items
         self._newest: TotalsReply | None = None
-        self.shard, self._open_source, self._ahead, self._rng = shard, open_source, ahead, rng
+        self.shard, self._open_source, self._rng = shard, open_source, rng
         self.source = open_source()
         self.chunk, self.shuffled = 0, False
         self.most_age: int | None = None
@@ -76,7 +73,7 @@ class ShardRows:
         self._schema: Schema | None = None  # of the rows that came last
         self._seen: Schema | None = None
         self._chunks: deque[Chunk] = deque()
-        self._pops: deque[int] = deque(maxlen=max(1, ahead))
+        self._pops: deque[int] = deque()
         self._ended_at: int | None = None
         self._bell: EventFd | None = None
         self.held = 0
@@ -150,8 +147,10 @@ class ShardRows:
         return self.held >= count
 
     def _keep(self, plan: Ready, batch: int) -> None:
-        asked = self._pops[0] if self._ahead and len(self._pops) == self._ahead else batch
+        asked, ahead = batch, self.source.ahead
         self._pops.append(batch)
+        while len(self._pops) > ahead:
+            asked = self._pops.popleft()
         if self._is_old(asked, batch):
             return
         schema = self.source.schema

@@ -27,7 +27,7 @@ from async_loader.scale.losses import Losses
 from async_loader.scale.rules import Rule, whole_of
 from async_loader.scale.shard_connection import ShardConnection
 from async_loader.scale.shard_rows import ShardRows
-from async_loader.scale.shares import Counts, chunk_rows
+from async_loader.scale.shares import Counts, chunks_of
 from async_loader.scale.source_options import SourceOptions
 from async_loader.source import END, Applied, Plan, Ready
 
@@ -51,7 +51,7 @@ class ClusterSource:
     ----------
     connections : Connections
     open_source : callable
-        Makes a source of the table of one shard.
+        Makes a source of the table of one shard, given how many chunks it may draw ahead.
     updates : UpdatesById
     options : SourceOptions
     losses : Losses
@@ -60,7 +60,7 @@ class ClusterSource:
     def __init__(
         self,
         connections: Connections,
-        open_source: Callable[[ShardConnection], RemoteSource],
+        open_source: Callable[[ShardConnection, int], RemoteSource],
         updates: UpdatesById,
         options: SourceOptions,
         losses: Losses,
@@ -248,20 +248,18 @@ class ClusterSource:
 
     def _opened(self, shard: ShardConnection, shards: int) -> ShardRows:
         options = self._options
-        ahead = options.ahead(self._planned)
+        chunk, ahead = chunks_of(self._batch_size, shards, options.most_age)
+        if options.fresh or options.queue:
+            chunk = max(1, self._batch_size // shards)
         order = np.random.default_rng([*options.words, shard.number])
         rows = ShardRows(
             shard,
-            lambda: self._open_source(shard),
-            ahead,
+            lambda: self._open_source(shard, ahead),
             order,
             self._batch_maker,
             lambda items: self._losses.note(shard.name, shard.connection.servers, items),
         )
-        if options.fresh or options.queue:
-            rows.chunk = max(1, self._batch_size // shards)
-        else:
-            rows.chunk = chunk_rows(self._batch_size, shards, ahead, options.most_age)
+        rows.chunk = chunk
         if self._bell is not None:
             rows.listen(self._bell)
         return rows

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-_LEAST_AHEAD = 4
-_MOST_AHEAD = 64
+AGE, WEIGHTED_AGE = 64, 16
+"""Batches after which rows that were drawn ahead are old: twice those that a single feeder may have
+ahead. Fewer where rows have weights, which are those of the moment of the draw."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +23,8 @@ class SourceOptions:
     min_size : int
         Items of all shards together that each batch waits for.
     prefetch : int | None
-        Chunks that each shard may draw ahead; ``None``: four, or as many as a loader plans.
+        Chunks that each shard may draw ahead; ``None``: see `shares.chunks_of`, and fewer of large
+        ones.
     timeout_s : float | None
         For a batch; ``None``: as long as the loader waits.
     weighted, queue : bool
@@ -45,10 +47,4 @@ class SourceOptions:
     @property
     def most_age(self) -> int:
         """See shard_rows.py, NOTE [age of rows]."""
-        return 8 if self.weighted else 32
-
-    def ahead(self, planned: int) -> int:
-        """Return how many chunks each shard may draw ahead."""
-        if self.prefetch is not None:
-            return min(self.prefetch, _MOST_AHEAD)
-        return min(_MOST_AHEAD, max(_LEAST_AHEAD, planned))
+        return WEIGHTED_AGE if self.weighted else AGE

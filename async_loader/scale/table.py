@@ -301,13 +301,13 @@ class ClusterTable:
             fresh=fresh,
         )
 
-        def open_source(shard: ShardConnection) -> RemoteSource:
+        def open_source(shard: ShardConnection, ahead: int) -> RemoteSource:
             own = None if seed is None else _seed_of(seed, shard.number)
             made = self._table(shard)._opened_source(
-                view, sampler, 1, own, rank, world_size, max_lag, options.ahead(0), transport, None,
+                view, sampler, 1, own, rank, world_size, max_lag, prefetch, transport, None,
                 masses=True,
             )  # fmt: skip
-            made.watch_totals(TOTALS_S)
+            made.watch_totals(TOTALS_S, ahead)
             return made
 
         return ClusterSource(self._connections, open_source, self._updates, options, self._losses)

@@ -13,7 +13,7 @@ from async_loader.feeder.wire import TotalsReply
 from async_loader.replay.samplers import Linear
 from async_loader.scale.importance import Importance, Whole
 from async_loader.scale.rules import Rule
-from async_loader.scale.shares import chunk_rows, rows_of_each
+from async_loader.scale.shares import chunks_of, rows_of_each
 
 totals = st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(lambda one: sum(one) > 1e-3)
 
@@ -21,23 +21,26 @@ totals = st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(lambda one: 
 @settings(max_examples=60)
 @given(totals, st.integers(1, 300), st.booleans(), st.integers(0, 9))
 def test_counts_add_up_and_an_empty_shard_gives_nothing(each, rows, stratified, seed):
-    counts = rows_of_each(np.random.default_rng(seed), rows, each, stratified)
-    assert counts.sum() == rows
-    assert len(counts) == len(each)
-    assert not counts[np.array(each) == 0].any()
+    found = rows_of_each(np.random.default_rng(seed), rows, each, stratified, 3)
+    assert len(found) == 3
+    for counts in found:
+        assert counts.sum() == rows
+        assert len(counts) == len(each)
+        assert not counts[np.array(each) == 0].any()
 
 
 @settings(max_examples=40)
 @given(totals, st.integers(1, 200))
 def test_stratified_counts_are_within_two_of_the_shares(each, rows):
-    counts = rows_of_each(np.random.default_rng(0), rows, each, True)
+    (counts,) = rows_of_each(np.random.default_rng(0), rows, each, True, 1)
     assert np.all(np.abs(counts - rows * np.array(each) / sum(each)) < 2)
 
 
-@given(st.integers(1, 4096), st.integers(1, 64), st.integers(0, 64), st.sampled_from([8, 32]))
-def test_a_chunk_is_no_larger_than_a_batch_and_is_used_up_in_time(rows, shards, ahead, age):
-    chunk = chunk_rows(rows, shards, ahead, age)
+@given(st.integers(1, 4096), st.integers(1, 64), st.sampled_from([16, 64]))
+def test_a_chunk_is_no_larger_than_a_batch_and_is_used_up_in_time(rows, shards, age):
+    chunk, ahead = chunks_of(rows, shards, age)
     assert 1 <= chunk <= rows
+    assert ahead >= 4
     assert chunk == 1 or chunk * ahead * shards <= age * rows / 2
 
 

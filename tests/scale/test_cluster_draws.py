@@ -13,7 +13,7 @@ from async_loader.replay.samplers import Recency
 SIZES = (20, 40, 80, 260)
 ROWS = 80
 BATCHES = 300
-SETTLED = 80
+SETTLED = 100
 """Batches after which nothing is left that was drawn before a change: more than rows are kept."""
 
 

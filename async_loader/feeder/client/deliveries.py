@@ -225,7 +225,7 @@ class Deliveries:
         opening.unpacking, nbytes = Unpacking(form), form.nbytes
         wished = options.prefetch
         if wished is None:
-            wished = ahead_of(schema, nbytes, options.planned)
+            wished = min(ahead_of(schema, nbytes, options.planned), options.most)
         shared = body.transport == "shm"
         credit.ahead = min(wished, MOST_AHEAD if shared else opening.limits.ahead(nbytes))
         credit.received = credit.told = 0

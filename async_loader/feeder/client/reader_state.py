@@ -60,11 +60,14 @@ class ReaderOptions:
     transport : "auto" | "shm" | "tcp"
     planned : int
         Batches that a loader plans ahead of the learner.
+    most : int
+        Batches ahead at most, where `ahead_of` decides.
     """
 
     prefetch: int | None
     transport: Transport = "tcp"
     planned: int = 0
+    most: int = AHEAD_MOST
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -177,9 +178,18 @@ class RemoteSource:
 
     # -- for a source of several feeders -----------------------------------------------------------
 
-    def watch_totals(self, every_s: float) -> None:
-        """From its opening on, know how much it draws from; see `totals`. Before the first plan."""
+    def watch_totals(self, every_s: float, most_ahead: int) -> None:
+        """From its opening on, know how much it draws from; see `totals`. Before the first plan.
+
+        ``most_ahead``: batches ahead at most, unless a prefetch was given.
+        """
         self._totals_every_s = every_s
+        self._options = replace(self._options, most=most_ahead)
+
+    @property
+    def ahead(self) -> int:
+        """Batches that may be on their way or wait here, as far as is known."""
+        return 0 if self._channel is None else self._channel.deliveries.credit.ahead
 
     def totals(self, batch_size: int) -> tuple[TotalsReply | None, dict[str, Any] | None]:
         """Return what the feeder has said of how much there is to draw from, and the sampler.
