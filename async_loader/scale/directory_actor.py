@@ -121,7 +121,8 @@ class DirectoryActor:
 
     def _map(self) -> dict[str, Any]:
         shards = [asdict(one) for one in self._members.shards()]
-        return {"version": self._members.version, "shards": shards}
+        retired = sorted(self._members.retired)
+        return {"version": self._members.version, "shards": shards, "retired": retired}
 
     async def report_lost(self, name: str, incarnation: int) -> None:
         """Check what a client says: ask the shard, and mark it lost if it does not answer."""

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,18 @@ _PAUSE_S = 0.5
 _LONGEST_S = 60.0
 
 
-def map_of(said: Mapping[str, Any]) -> ShardMap:
-    """Return the map of plain values."""
-    shards = tuple(Shard(**one) for one in said["shards"])
-    return ShardMap(version=said["version"], shards=shards)
+def map_of(said: Mapping[str, Any], known: ShardMap | None = None) -> ShardMap:
+    """Return the map of plain values.
+
+    A shard of the map ``known`` that is missing and was not removed stays, as a lost one: a
+    directory that was started anew may not have heard of it yet.
+    """
+    shards = [Shard(**one) for one in said["shards"]]
+    there = {one.number for one in shards} | set(said["retired"])
+    before = () if known is None else known.shards
+    shards += [replace(one, state="lost") for one in before if one.number not in there]
+    by_number = tuple(sorted(shards, key=lambda one: one.number))
+    return ShardMap(version=said["version"], shards=by_number)
 
 
 class RayDirectory:
@@ -115,8 +124,9 @@ class RayDirectory:
         if not self._wait([asked], limit):
             raise Timeout(f"the directory of cluster {self._cluster!r} did not answer in time")
         with ray_library.our_errors("the directory's shard_map()", limit):
-            found = map_of(asked.result(0))
+            said = asked.result(0)
         with self._lock:
+            found = map_of(said, self._known)
             if self._known is None or found.version >= self._known.version:
                 self._known = found
         return found

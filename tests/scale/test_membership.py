@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader.scale.membership import Membership
+from async_loader.scale.ray_directory import map_of
 
 
 def said(number: int, incarnation: int, state: str = "serving", **more: Any) -> dict[str, Any]:
@@ -82,3 +83,14 @@ def test_versions_grow_with_each_change_and_incarnations_never_shrink(moves):
         assert members.version == version + changed
         for name, one in before.items():
             assert after[name].incarnation >= one.incarnation
+
+
+def plain(number: int, **more: Any) -> dict[str, Any]:
+    one = {key: said(number, 1)[key] for key in ("name", "number", "address", "host")}
+    return {**one, "incarnation": 1, "state": "serving", **more}
+
+
+def test_a_shard_that_a_new_directory_has_not_heard_of_is_lost_and_not_removed():
+    known = map_of({"version": 1, "shards": [plain(0), plain(1), plain(2)], "retired": []})
+    found = map_of({"version": 2, "shards": [plain(1)], "retired": [2]}, known)
+    assert [(one.number, one.state) for one in found.shards] == [(0, "lost"), (1, "serving")]
