@@ -341,18 +341,107 @@ def inspect(
         commands.inspect(what, as_json=as_json, console=Console())
 
 
+# -- many feeders ----------------------------------------------------------------------------------
+
+cluster = typer.Typer(
+    help="Run many feeders as shards of a cluster, placed and restarted by Ray.",
+    no_args_is_help=True,
+)
+app.add_typer(cluster, name="cluster")
+CLUSTER_CONFIG = typer.Option("--config", help="YAML: see configs/cluster.yaml.")
+RAY = typer.Option(
+    "--ray", help="Ray's address; by default RAY_ADDRESS, or the Ray that runs on this machine."
+)
+CLUSTER_JSON = typer.Option("--json", help="Print one line of JSON, and nothing else.")
+CLUSTER_WAIT = typer.Option("--timeout-s", help="How long a shard may deliver and save.")
+DISCARD = typer.Option("--discard", help="Also if rows are lost with it.")
+
+
+@cluster.command("up")
+def cluster_up(
+    config: Annotated[Path, CLUSTER_CONFIG],
+    ray: Annotated[str | None, RAY] = None,
+    as_json: Annotated[bool, CLUSTER_JSON] = False,
+) -> None:
+    """Start the shards of the file that do not run yet. Where there is no Ray, start one here."""
+    with _errors():
+        from async_loader.scale import commands
+
+        commands.up(config, ray, as_json=as_json)
+
+
+@cluster.command("status")
+def cluster_status(
+    config: Annotated[Path, CLUSTER_CONFIG],
+    ray: Annotated[str | None, RAY] = None,
+    as_json: Annotated[bool, CLUSTER_JSON] = False,
+) -> None:
+    """Print where each shard is, how it is, and the rows that it has lost."""
+    with _errors():
+        from async_loader.scale import commands
+
+        commands.status(config, ray, as_json=as_json)
+
+
+@cluster.command("drain")
+def cluster_drain(
+    shard: Annotated[str, typer.Argument(help="As in shard-1.")],
+    config: Annotated[Path, CLUSTER_CONFIG],
+    ray: Annotated[str | None, RAY] = None,
+    as_json: Annotated[bool, CLUSTER_JSON] = False,
+    timeout_s: Annotated[float, CLUSTER_WAIT] = 60.0,
+    discard: Annotated[bool, DISCARD] = False,
+) -> None:
+    """Remove a shard, when it has delivered or saved what it holds."""
+    with _errors():
+        from async_loader.scale import commands
+
+        commands.drain(shard, config, ray, timeout_s, discard=discard, as_json=as_json)
+
+
+@cluster.command("restart")
+def cluster_restart(
+    config: Annotated[Path, CLUSTER_CONFIG],
+    shards: Annotated[list[str] | None, typer.Argument(help="By default all.")] = None,
+    ray: Annotated[str | None, RAY] = None,
+    as_json: Annotated[bool, CLUSTER_JSON] = False,
+    timeout_s: Annotated[float, CLUSTER_WAIT] = 60.0,
+    discard: Annotated[bool, DISCARD] = False,
+) -> None:
+    """Restart shards one after the other, with the present settings and package."""
+    with _errors():
+        from async_loader.scale import commands
+
+        commands.restart(shards or [], config, ray, timeout_s, discard=discard, as_json=as_json)
+
+
+@cluster.command("down")
+def cluster_down(
+    config: Annotated[Path, CLUSTER_CONFIG],
+    ray: Annotated[str | None, RAY] = None,
+    as_json: Annotated[bool, CLUSTER_JSON] = False,
+    timeout_s: Annotated[float, CLUSTER_WAIT] = 60.0,
+) -> None:
+    """End all shards; and Ray, if 'cluster up' has started it."""
+    with _errors():
+        from async_loader.scale import commands
+
+        commands.down(config, ray, timeout_s, as_json=as_json)
+
+
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
     """Print an error as one line and exit: code 2 for a bad request,
     1 for a failure at run time.
     """
-    from async_loader.errors import AsyncLoaderError, ConfigError
+    from async_loader.errors import AsyncLoaderError, ConfigError, MissingExtra
 
     try:
         yield
     except AsyncLoaderError as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+        code = 2 if isinstance(error, ConfigError | MissingExtra) else 1
+        raise typer.Exit(code) from None
     except ModuleNotFoundError as error:
         if not error.name or error.name.startswith(__package__):
             raise

@@ -21,7 +21,7 @@ from benchmarks.gains import gain
 from benchmarks.harness import ROOT, Outcome, Row, run_row
 
 RESULTS = ROOT / "benchmarks" / "results"
-SUITES = ("loader", "replay", "trajectories", "feeder", "doors", "soak")
+SUITES = ("loader", "replay", "trajectories", "feeder", "scale", "doors", "soak")
 REPEATS = 3
 WIDTH = 170
 """Width of tables in a file or a pipe."""

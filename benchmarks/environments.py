@@ -136,6 +136,15 @@ FASTAI = Environment(
     ("fastai", "torch", "numpy"),
 )
 
+RAY = Environment(
+    "ray-peers",
+    (
+        ("torch==2.13.0", "numpy", "psutil"),
+        ("torchrl==0.14.1", "tensordict==0.14.3", "ray==2.60.0", "torch==2.13.0"),
+    ),
+    "import ray; from torchrl.data import RayReplayBuffer",
+    ("ray", "torchrl", "tensordict", "torch", "numpy"),
+)
 RLLIB = Environment(
     "rllib",
     (("torch==2.13.0", "numpy", "psutil"), ("ray[rllib]==2.60.0",)),
@@ -162,7 +171,7 @@ CODECS = Environment(
     ("cramjam", "lz4", "zstandard", "blosc2", "numpy"),
 )  # fmt: skip
 
-_PEERS = (DING, REPLAY, TIANSHOU, REVERB, GLUON, FASTAI, RLLIB, FLASHBAX, MINARI, CODECS)
+_PEERS = (DING, REPLAY, TIANSHOU, REVERB, GLUON, FASTAI, RAY, RLLIB, FLASHBAX, MINARI, CODECS)
 PEERS = {peer.name: peer for peer in _PEERS}
 PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy", "pyzmq")
 

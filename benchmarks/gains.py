@@ -56,6 +56,7 @@ GAINS = {
     ("soak", "chaos"): "What was acknowledged is there, whatever dies.",
     ("soak", "connections"): "A port scan or a broken client does not end a run.",
     ("soak", "memory"): "A run of weeks does not end for want of memory.",
+    ("soak", "shards"): "A killed shard, directory or node stops no learner and doubles no step.",
     ("soak", "storm"): "Ctrl-C ends or interrupts a run, and loses nothing of it.",
 }
 

@@ -103,7 +103,7 @@ RANKS["feeder"] = [
     "status wire.bounds wire.codes zmtp.errors shared.offer derived_settings settings_errors "
     "client.forks client.stats server.episode_values",
     "client client.batch_structure client.notifier client.outbox server.acceptor server.folders "
-    "server.policy_lag",
+    "server.policy_lag server.producer_positions server.row_counts",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
     "shared.listener table_settings client.waker client.whereabouts",
     "wire.control wire.row_layout zmtp.curve zmtp.mechanism zmtp.null shared plain_values",
@@ -137,7 +137,7 @@ RANKS["feeder"] = [
     "client.arguments client.priority_updates client.row_sink client.sample_channel client.weights "
     "server.call_handler",
     "client.source client.table_calls client.traffic client.writer server.control_handler "
-    "server.pull_handler",
+    "server.periodic_saves server.pull_handler",
     "client.owner server.event_loop",
     "client.table server",
     "client.client serving",
@@ -212,14 +212,15 @@ RANKS["recording"] = [
     "recording",
 ]
 RANKS["scale"] = [
-    "batch_maker hosts importance shard_map shares source_options stats",
-    "directory place rules",
-    "shard_connection",
-    "connections shard_rows",
-    "by_id leases losses placement",
-    "source",
-    "table",
-    "client",
+    "batch_maker hosts importance ray_library shard_main shard_map shard_plan shares "
+    "source_options stats",
+    "cluster_keys cluster_settings directory local_ray membership place rules shard_process",
+    "shard_connection shard_losses",
+    "connections shard_rows shard_supervisor",
+    "by_id leases losses placement shard_actor",
+    "directory_actor source",
+    "operations ray_directory table",
+    "client commands",
     "cluster",
     "scale",
 ]

@@ -82,10 +82,15 @@ TORCH_AT_ONCE = {"demo", "compat"}
 ELSEWHERE = {
     "zmq": {"feeder"},
     "nacl": {"feeder.zmtp.curve"},
-    "msgspec": {"feeder"},
+    "msgspec": {
+        "feeder",
+        "scale.cluster_settings",
+        "scale.shard_main",
+        "scale.shard_plan",
+        "scale.shard_process",
+    },
     "yaml": {"feeder"},
     "google_crc32c": {"feeder"},
-    "ray": {"scale"},
     "prometheus_client": {"observe.exporter"},
     "gymnasium": {
         "demo",
@@ -93,6 +98,7 @@ ELSEWHERE = {
         "recording.resets",
         "recording.vector_recorder",
     },
+    "ray": {"scale.ray_library"},
     "matplotlib": {"demo"},
     "mxnet": {"compat.gluon"},
     "tensordict": {"batch_format", "compat.torchrl"},

@@ -10,6 +10,7 @@ from async_loader.feeder.curve_keys import load_server_keys
 from async_loader.feeder.self_test import self_test
 from async_loader.feeder.server.event_loop import Server
 from async_loader.feeder.server.folders import Folders
+from async_loader.feeder.server.periodic_saves import PeriodicSaves
 from async_loader.feeder.settings import ServerSettings
 
 
@@ -43,6 +44,8 @@ class FeederProcess:
     settings : ServerSettings
     private : bool
         See `Folders`.
+    count : bool
+        Keep the counts of rows also without periodic checkpoints: a restart names what is lost.
 
     Raises
     ------
@@ -52,10 +55,15 @@ class FeederProcess:
         See `lock_address`.
     """
 
-    def __init__(self, settings: ServerSettings, private: bool = False) -> None:
+    def __init__(
+        self, settings: ServerSettings, private: bool = False, count: bool = False
+    ) -> None:
         tables = settings.make_tables()
         self._lock: AddressLock | None = None
+        folders = Folders(settings.checkpoint.path, private)
+        saves: PeriodicSaves | None = None
         try:
+            saves = PeriodicSaves.of(tables, folders, settings.checkpoint.every_s, count)
             self._lock, self._authenticator = lock_address(settings)
             self._server = Server(
                 tables,
@@ -63,12 +71,15 @@ class FeederProcess:
                 settings,
                 bind=self._lock.bind,
                 memory=self._lock.address.memory,
-                checkpoints=Folders(settings.checkpoint.path, private),
+                checkpoints=folders,
+                saves=saves,
                 authenticator=self._authenticator,
             )
         except BaseException:
             for table in tables.values():
                 table.close()
+            if saves is not None:
+                saves.close()
             self._close()
             raise
 

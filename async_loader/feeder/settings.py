@@ -117,16 +117,31 @@ class SecuritySettings(Settings, frozen=True, kw_only=True):
 
 
 class CheckpointSettings(Settings, frozen=True, kw_only=True):
-    """Where clients may save tables to, and load them from.
+    """Where tables are saved to, and loaded from.
 
     Parameters
     ----------
     path : str, optional
         A folder with a folder for each table, in which clients name folders. Without it no table is
         saved or loaded. In a file, relative to that file.
+    every_s : float, optional
+        Save each table that has changed after this time, while it is served, and once more at the
+        end; begin with the newest save. One feeder at a time has the folder then.
+
+    Raises
+    ------
+    ConfigError
     """
 
     path: str | None = None
+    every_s: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        if self.every_s is not None and self.path is None:
+            raise ConfigError(
+                f"every_s={self.every_s:g} without a path: name the folder too, as in checkpoint: "
+                "{every_s: 60, path: saves}"
+            )
 
 
 class MetricsSettings(Settings, frozen=True, kw_only=True):
@@ -257,7 +272,9 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         if allow_insecure:
             settings = replace(settings, security=replace(settings.security, allow_insecure=True))
         if checkpoint is not None:
-            settings = replace(settings, checkpoint=CheckpointSettings(path=str(checkpoint)))
+            settings = replace(
+                settings, checkpoint=replace(settings.checkpoint, path=str(checkpoint))
+            )
         if dashboard_port is not None:
             where = settings_of({"port": dashboard_port}, DashboardSettings, "--dashboard-port")
             settings = replace(settings, dashboard=where)
@@ -319,32 +336,43 @@ def _table_name(name: str) -> None:
 
 def _checked(plain: dict[str, Any], path: Path | None) -> ServerSettings:
     where = "" if path is None else str(path)
+    settings = settings_of(with_tables(plain, where), ServerSettings, where)
+    return settings if path is None else relative_to(path, settings)
+
+
+def with_tables(plain: dict[str, Any], where: str, field: str = "tables") -> dict[str, Any]:
+    """Return plain settings with their short tables, as in ``replay: 1000``, spelled out.
+
+    Raises
+    ------
+    ConfigError
+        Names ``where`` and the table, below ``field``.
+    """
     tables = plain.get("tables")
-    if isinstance(tables, dict):
-        plain = {
-            **plain,
-            "tables": {name: _spelled_out(one, where, name) for name, one in tables.items()},
-        }
-    settings = settings_of(plain, ServerSettings, where)
-    keys = settings.security.keys
-    if path is not None and keys is not None:
-        settings = replace(settings, security=replace(settings.security, keys=_beside(path, keys)))
-    if path is not None and settings.checkpoint.path is not None:
-        settings = replace(
-            settings, checkpoint=CheckpointSettings(path=_beside(path, settings.checkpoint.path))
-        )
+    if not isinstance(tables, dict):
+        return plain
+    spelled = {name: _spelled_out(one, where, f"{field}.{name}") for name, one in tables.items()}
+    return {**plain, "tables": spelled}
+
+
+def relative_to(path: Path, settings: ServerSettings) -> ServerSettings:
+    """Return settings whose paths are relative to a file."""
+    keys, saves = settings.security.keys, settings.checkpoint.path
+    if keys is not None:
+        settings = replace(settings, security=replace(settings.security, keys=beside(path, keys)))
+    if saves is not None:
+        checkpoint = replace(settings.checkpoint, path=beside(path, saves))
+        settings = replace(settings, checkpoint=checkpoint)
     return settings
 
 
-def _beside(path: Path, named: str) -> str:
+def beside(path: Path, named: str) -> str:
     """Return a path in a file, relative to that file."""
     return str(path.parent / Path(named).expanduser())
 
 
-def _spelled_out(table: object, where: str, name: object) -> Any:
+def _spelled_out(table: object, where: str, field: str) -> Any:
     try:
         return spelled_out(table)
     except (ConfigError, SchemaError) as error:
-        raise ConfigError(
-            ": ".join(part for part in (where, f"tables.{name}.{error}") if part)
-        ) from None
+        raise ConfigError(": ".join(part for part in (where, f"{field}.{error}") if part)) from None

@@ -152,6 +152,40 @@ class SessionStatus(TypedDict):
     in_flight_bytes: int
 
 
+class CheckpointStatus(TypedDict):
+    """The checkpoints of one table.
+
+    Attributes
+    ----------
+    every_s : float | None
+        ``None``: it is not saved by the feeder itself.
+    number : int | None
+        Of the newest save.
+    age_s : float | None
+        Since this process made it; ``None``: it has made none.
+    save_s, nbytes : float | None, int | None
+        What that save took.
+    saving : bool
+    failed : str | None
+        Why the last one failed.
+    restored_rows : int
+        Items that the feeder began with.
+    lost_rows : int
+        Items that the process before this one had acknowledged, or was about to, and that are not
+        restored.
+    """
+
+    every_s: float | None
+    number: int | None
+    age_s: float | None
+    save_s: float | None
+    nbytes: int | None
+    saving: bool
+    failed: str | None
+    restored_rows: int
+    lost_rows: int
+
+
 class FeederStatus(TypedDict):
     """A feeder.
 
@@ -174,6 +208,8 @@ class FeederStatus(TypedDict):
         as nothing came over an open connection.
     sessions : list of SessionStatus
         128 at most.
+    checkpoints : dict of str to CheckpointStatus
+        By table, of a feeder with ``checkpoint: {every_s, path}``, and of a shard of a cluster.
     weights : dict of str to int
         The newest version of each name.
     weights_stale : int
@@ -196,6 +232,7 @@ class FeederStatus(TypedDict):
     sessions_open: int
     sessions_ended: dict[str, int]
     sessions: list[SessionStatus]
+    checkpoints: dict[str, CheckpointStatus]
     weights: dict[str, int]
     weights_stale: int
     weights_waiting: dict[str, int]

@@ -956,3 +956,8 @@ def parts_of(buffer: ReplayBuffer) -> TableParts:
     They are shared with the buffer, and are used by the rules in their docstrings.
     """
     return TableParts(buffer._table_state, buffer._in, buffer._out)
+
+
+def saver_of(buffer: ReplayBuffer) -> checkpoint.Saver:
+    """Return what saves a table, for a server that adds a file of its own to each save."""
+    return buffer._saver

@@ -44,3 +44,42 @@ class Cluster:
         """
         directory = StaticDirectory(addresses, keys=keys)
         return ClusterClient(directory, name=name, timeout_s=timeout_s)
+
+    @classmethod
+    @explain_wrong_names
+    def connect(
+        cls,
+        address: str | None = None,
+        *,
+        cluster: str = "default",
+        keys: str | os.PathLike[str] | None = None,
+        name: str = "",
+        timeout_s: float = 30.0,
+    ) -> ClusterClient:
+        """Return a client of the shards that ``async-loader cluster up`` has started on Ray.
+
+        It asks Ray for the shards' directory, and the directory where the shards are; steps and
+        batches do not go through Ray.
+
+        Parameters
+        ----------
+        address : str, optional
+            Of Ray, if this process is not connected to it; by default ``RAY_ADDRESS``, or the
+            cluster that runs on this machine.
+        cluster : str
+            The ``name`` in the cluster's settings.
+        keys : path, optional
+            The folder of this client's role, with ``shard-0.secret``, ``shard-1.secret``...
+        name, timeout_s
+            As in `static`.
+
+        Raises
+        ------
+        MissingExtra
+            Ray is not installed.
+        ConfigError, Timeout, Broken, Unsupported
+        """
+        from async_loader.scale.ray_directory import RayDirectory
+
+        directory = RayDirectory(address, cluster=cluster, keys=keys, timeout_s=timeout_s)
+        return ClusterClient(directory, name=name, timeout_s=timeout_s)

@@ -75,6 +75,7 @@ class ShardRows:
         self._chunks: deque[Chunk] = deque()
         self._pops: deque[int] = deque()
         self._ended_at: int | None = None
+        self._bell: EventFd | None = None
         self.held = 0
 
     # -- what the shard says of itself -------------------------------------------------------------
@@ -125,7 +126,8 @@ class ShardRows:
 
     def listen(self, bell: EventFd | None) -> None:
         """Have a bell rung when there is something new, or no more."""
-        if self._ended_at is None:
+        self._bell = bell
+        if bell is None or self._ended_at is None:
             self.source.listen(self.chunk, bell)
 
     # -- rows --------------------------------------------------------------------------------------
@@ -211,9 +213,12 @@ class ShardRows:
 
     def _begin_anew(self) -> None:
         """Open another source: the shard had ended, and was started anew."""
+        self.source.listen(self.chunk, None)
         self.source.close(0.0)
         self.source, self._ended_at = self._open_source(), None
         self._pops.clear()
+        if self._bell is not None:  # a plan waits that began before
+            self.source.listen(self.chunk, self._bell)
 
     def _is_old(self, asked: int, batch: int) -> bool:
         return self.most_age is not None and batch - asked > self.most_age

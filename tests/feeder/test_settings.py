@@ -51,6 +51,7 @@ def test_a_config_that_is_shipped_makes_its_tables_parts(name):
 def test_the_configs_that_are_shipped_are_all_tested():
     assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == [
         "atari",
+        "cluster",  # by tests/scale/test_cluster_settings.py
         "feeder",
         "prioritized",
         "queue",

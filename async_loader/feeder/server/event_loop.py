@@ -23,6 +23,7 @@ from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.insert_handler import InsertHandler
 from async_loader.feeder.server.kernel_warmup import KernelWarmup
+from async_loader.feeder.server.periodic_saves import PeriodicSaves
 from async_loader.feeder.server.pull_handler import PullHandler, SharedMemoryAcceptor
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.sockets import Bind, ServerSockets
@@ -63,6 +64,8 @@ class Server:
         Path of a unix socket where learners of this host and user offer memory for their batches.
     checkpoints : Folders, optional
         Where clients may save tables to, and load them from.
+    saves : PeriodicSaves, optional
+        Of the tables; closed by the server.
     authenticator : CurveAuthenticator, optional
         Decides which keys may connect; by default there are no keys.
     clock : callable
@@ -84,6 +87,7 @@ class Server:
         bind: Bind | None = None,
         memory: str | None = None,
         checkpoints: Folders | None = None,
+        saves: PeriodicSaves | None = None,
         authenticator: CurveAuthenticator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -113,6 +117,8 @@ class Server:
         self._calls = CallHandler(
             server_state, self._dispatcher, self._jobs, checkpoints or Folders(None)
         )
+        self._saves = PeriodicSaves() if saves is None else saves
+        self._saves.begin(server_state.tables, self._jobs, self._ring)
         self._control_handler = ControlHandler(
             server_state, self._calls, self._welcome, self.status, settings.heartbeat_s
         )
@@ -189,13 +195,15 @@ class Server:
         if self._more:
             return 0.0
         now = self._clock()
-        ending = self._ending.left() if self._ending is not None else None
+        draining = self._ending is not None and not self._saves.ending
+        ending = self._ending.left() if self._ending is not None and draining else None
         moments = [
             self._server_state.sessions.left_s(),
             self._control_handler.left_s(),
             self._insert_handler.left_s(),
             ending,
             self._calls.samples.left_s(now),
+            self._saves.left_s(),
         ]
         moments += [
             table.scheduler.left_s(now)
@@ -211,6 +219,7 @@ class Server:
         )  # fmt: skip
         self._more = False
         self._jobs.finish()
+        self._saves.step()
         self._status_requests.answer(self.status)
         if begun:
             self._serve_tables()
@@ -236,6 +245,7 @@ class Server:
                 self._more |= self._pull_handler.flow(table)
             if table.rates.due:
                 table.rates.note(*table.table.counts)
+        self._saves.note()
         self._insert_handler.tell()
         self._pull_handler.complain()
 
@@ -301,9 +311,9 @@ class Server:
                 self._settings.drain_s,
             )
             return False
-        if self._stops > 1 or self._ending.expired:
+        if self._stops > 1:
             return True
-        return (
+        drained = (
             not self._more
             and not self._jobs.busy
             and not any(
@@ -311,6 +321,7 @@ class Server:
                 for table in self._server_state.tables.values()
             )
         )
+        return (drained or self._ending.expired) and self._saves.ended()
 
     def close(self) -> None:
         """Send the last messages and free everything. `run` calls it; may be called again."""
@@ -336,6 +347,7 @@ class Server:
                         writer.slots.close()
             for table in self._server_state.tables.values():
                 table.buffer.close()
+            self._saves.close()
 
     def _send_ends(self, reason: str) -> None:
         self._insert_handler.tell(at_once=True)
@@ -399,5 +411,6 @@ class Server:
         return {
             **who,
             "version": NEWEST,
+            "checkpoints": self._saves.status(),
             **status_of(self._server_state, self.counters, self._control_handler.waiting()),
         }

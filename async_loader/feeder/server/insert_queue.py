@@ -10,7 +10,7 @@ takes it, and is acknowledged then. The queue belongs to the producer: it outliv
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
 from async_loader.feeder.server.blocked_time import BlockedTime
 from async_loader.feeder.server.insert_slots import InsertSlots
 from async_loader.feeder.server.policy_lag import PolicyVersions, ReceivedLags
+from async_loader.feeder.server.producer_positions import Position, Positions
 from async_loader.feeder.server.producer_streams import ProducerStreams
 from async_loader.feeder.server.receipt import Receipt
 from async_loader.feeder.wire import FINAL, ErrorCode, Insert, RowLayout, check_id, read_insert
@@ -52,6 +53,8 @@ class Producer:
     received, applied : int
         Inserts with lower numbers were received; are in the table.
     streams : ProducerStreams
+    skip : int
+        Rows of its next insert that are in the table, as a checkpoint has them.
     writers : list of WriterState
         Its open writers.
     versions : dict of str to int
@@ -63,6 +66,7 @@ class Producer:
     streams: ProducerStreams
     received: int = 0
     applied: int = 0
+    skip: int = 0
     queue: deque[Queued] = field(default_factory=deque)
     queued_bytes: int = 0
     queued_rows: int = 0
@@ -141,6 +145,8 @@ class InsertQueue:
         When inserts waited for the table. `PullHandler` notes it.
     lags : ReceivedLags | None
         Of the received steps; ``None`` if they are not counted.
+    notes : Positions | None
+        Of the save that runs.
     """
 
     def __init__(
@@ -160,6 +166,7 @@ class InsertQueue:
         self.rests = False
         self.blocked_time = BlockedTime()
         self.lags: ReceivedLags | None = None
+        self.notes: Positions | None = None
 
     @property
     def layout(self) -> RowLayout:
@@ -246,6 +253,7 @@ class InsertQueue:
         self._drop_queue(producer)
         producer.streams.end()
         producer.epoch, producer.received, producer.applied = epoch, 0, 0
+        producer.skip = 0
         producer.writers.clear()
         self._release(producer)
         self.moved.pop(producer, None)
@@ -316,7 +324,8 @@ class InsertQueue:
             count = int(np.count_nonzero(steps.flags & FINAL == 0))
             for policy, version in made_by if count else ():
                 self.lags.add(policy, version, count)
-        producer.queue.append(Queued(steps, nbytes, writer.heard))
+        done, producer.skip = min(producer.skip, len(steps)), 0
+        producer.queue.append(Queued(steps, nbytes, writer.heard, done))
         producer.queued_bytes += nbytes
         producer.queued_rows += len(steps)
         producer.received += 1
@@ -358,15 +367,36 @@ class InsertQueue:
         first.done = self.table.insert(first.steps, before)
         self.rows += first.done - before
         if first.done < len(first.steps):
+            self._note(producer, first.done)
             return False
         producer.queue.popleft()
         producer.queued_bytes -= first.nbytes
         producer.queued_rows -= len(first.steps)
         producer.applied += 1
+        self._note(producer, 0)
         self.moved[producer] = None
         if not producer.writers:
             self._release(producer)
         return True
+
+    def _note(self, producer: Producer, done: int) -> None:
+        if self.notes is not None:
+            at = Position(producer.key, producer.epoch, producer.applied, done)
+            self.notes.note(self.table.rows_had, at)
+
+    def positions(self) -> Iterator[Position]:
+        """Return where each producer is."""
+        for one in self._producers.values():
+            done = one.queue[0].done if one.queue else one.skip
+            yield Position(one.key, one.epoch, one.applied, done)
+
+    def restore(self, positions: Iterable[Position]) -> None:
+        """Remember the producers of a checkpoint, which was loaded into the new table."""
+        for at in positions:
+            one = Producer(at.key, at.epoch, ProducerStreams(at.key, self.table))
+            one.received = one.applied = at.applied
+            one.skip = at.done
+            self._producers[at.key] = self._gone[at.key] = one
 
     def advance(self) -> bool:
         """Insert waiting messages, one of each producer in turn; return whether a row went in."""

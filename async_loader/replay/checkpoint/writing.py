@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,12 +145,16 @@ class Saver:
     ----------
     disk : Disk
     last : PreviousSave | None
+    beside : tuple of str and callable, optional
+        A file that goes into each save, and what makes its bytes, from the number of rows that the
+        table of the save has had. Called on the thread that saves, without a lock.
     """
 
     def __init__(self, table_state: TableState) -> None:
         self._table_state = table_state
         self.disk = Disk()
         self.last: PreviousSave | None = None
+        self.beside: tuple[str, Callable[[int], bytes]] | None = None
         self._one, self._turn = threading.Lock(), threading.Condition()
 
     def alone(self, path: object, timeout_s: float | None) -> threading.Lock:
@@ -205,6 +209,7 @@ class Saver:
             there[-1] + 1 if there else 1,
             self.last if chain else None,
             chain,
+            self.beside,
         )
         report, self.last = save.run()
         rests_on = {number for number, _ in self.last.manifest.chain}
@@ -266,7 +271,9 @@ class _Save:
         number: int,
         last: PreviousSave | None,
         chain: list[Manifest],
+        beside: tuple[str, Callable[[int], bytes]] | None = None,
     ) -> None:
+        self._beside = beside
         self._table_state, self._disk, self._root, self._number = table_state, disk, root, number
         self._last, self._chain = last, chain
         self._pause_s = 0.0
@@ -288,12 +295,10 @@ class _Save:
             data = DataFile(self._disk, temporary / folder.DATA)
             private = self._write(data, taking)
             manifest = self._manifest(data, private, token)
-            text = DataFile(self._disk, temporary / folder.MANIFEST)
-            try:
-                text.append(memoryview(manifest.text().encode()))
-                text.finish()
-            finally:
-                text.close()
+            if self._beside is not None and private.table is not None:
+                name, made = self._beside
+                self._file(temporary / name, made(private.table["cursor"]))
+            text = self._file(temporary / folder.MANIFEST, manifest.text().encode())
             self._disk.sync_folder(temporary)
             self._disk.rename(temporary, final)
             self._disk.sync_folder(self._root)
@@ -320,6 +325,16 @@ class _Save:
         """Return the position up to which the save before has the compressed values."""
         before = None if self._last is None else self._last.manifest.table
         return 0 if before is None or "ring" not in before else int(before["ring"][1])
+
+    def _file(self, path: Path, content: bytes) -> DataFile:
+        """Write a small file; return it, closed."""
+        file = DataFile(self._disk, path)
+        try:
+            file.append(memoryview(content))
+            file.finish()
+        finally:
+            file.close()
+        return file
 
     def _check(self) -> None:
         """Raise the errors that are known before any file is written."""

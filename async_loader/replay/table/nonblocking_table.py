@@ -21,7 +21,7 @@ from async_loader.replay.base.field_table import (
     NO_PRIORITIES,
     from_step,
 )
-from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL, SHOWN, TRUNCATED
+from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN, TRUNCATED
 from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
@@ -107,6 +107,12 @@ class NonblockingTable:
         """Items inserted, and items drawn, since the table was made. Takes no lock."""
         table = self._table_state.table if self._table_state.ready else None
         return (0, 0) if table is None else (table.inserted, table.sampled)
+
+    @property
+    def rows_had(self) -> int:
+        """How many rows were written since the table was made: the id of the next one."""
+        table = self._table_state.table if self._table_state.ready else None
+        return 0 if table is None else int(table.g[CURSOR])
 
     @property
     def uses_up(self) -> bool:

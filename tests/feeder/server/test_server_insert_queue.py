@@ -285,3 +285,28 @@ def test_producers_that_come_and_go_leave_no_object_behind(monkeypatch):
 
     before = come_and_go(0, 200)
     assert come_and_go(1000, 2000) <= before + 5
+
+
+def test_inserts_that_a_checkpoint_has_are_not_stored_again(tmp_path):
+    """The table was full: of the last insert two of three rows went in before it was saved."""
+    buffer = ReplayBuffer.queue(5, SCHEMA)
+    intake = intake_of(buffer)
+    writer, _ = intake.open(1, 0, KEYS[0], 3, SCHEMA)
+    sent = [[1, 2], [3], [4, 5, 6]]
+    for sequence, values in enumerate(sent):
+        intake.receive(writer, sequence, message(values), ID)
+    (position,) = intake.positions()
+    assert (position.epoch, position.applied, position.done) == (3, 2, 2)
+    buffer.save(tmp_path / "s")
+    again = ReplayBuffer.queue(100, SCHEMA)
+    again.load(tmp_path / "s")
+    restored = intake_of(again)
+    restored.restore([position])
+    writer, resumed = restored.open(1, 0, KEYS[0], 3, SCHEMA)
+    assert (resumed, writer.told) == (True, 2)
+    assert restored.receive(writer, 1, message(sent[1]), ID) is Receipt.AGAIN
+    assert restored.receive(writer, 2, message(sent[2]), ID) is Receipt.NEW
+    assert restored.receive(writer, 3, message([7]), ID) is Receipt.NEW
+    assert stored(again) == [1, 2, 3, 4, 5, 6, 7]
+    buffer.close()
+    again.close()

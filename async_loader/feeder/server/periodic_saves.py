@@ -1,0 +1,319 @@
+"""Checkpoints that a feeder makes by itself: restored at its start, written while it serves.
+
+::
+
+    CHECKPOINT.PATH/TABLE/rows             the count of rows, see row_counts.py
+    CHECKPOINT.PATH/TABLE/newest/save-...  saves, the newest of which is restored
+
+See NOTE [slow work] in background_jobs.py and NOTE [positions of a save] in producer_positions.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from async_loader.errors import Broken, Malformed
+from async_loader.feeder.server import producer_positions
+from async_loader.feeder.server.background_jobs import BackgroundJobs
+from async_loader.feeder.server.folders import Folders
+from async_loader.feeder.server.producer_positions import Position, Positions
+from async_loader.feeder.server.row_counts import RowCount
+from async_loader.feeder.server.state import TableEntry
+from async_loader.lifecycle import Deadline
+from async_loader.replay.buffer import ReplayBuffer, saver_of
+from async_loader.replay.checkpoint import SaveReport
+
+_log = logging.getLogger("async_loader.feeder")
+NEWEST, ROWS = "newest", "rows"
+LAST_S = 300.0
+"""How long the last saves may take, before a feeder ends without them."""
+_LOOP_S = 60.0
+_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a feeder began with.
+
+    Attributes
+    ----------
+    number : int | None
+        Of the save; ``None`` if there was none.
+    rows : int
+        Items in the table.
+    lost : int
+        Rows that the last process had acknowledged, and that the save does not have.
+    positions : list of Position
+    """
+
+    number: int | None = None
+    rows: int = 0
+    lost: int = 0
+    positions: list[Position] | None = None
+
+
+class TableSaves:
+    """The saves of one table. Used by the server's thread.
+
+    Parameters
+    ----------
+    name : str
+    buffer : ReplayBuffer
+        Filled here from the newest save, if there is one.
+    folder : Path
+        Of the table.
+    every_s : float, optional
+        ``None``: only the count is kept.
+
+    Raises
+    ------
+    ConfigError, CorruptCheckpoint, SchemaError
+    """
+
+    def __init__(
+        self, name: str, buffer: ReplayBuffer, folder: Path, every_s: float | None
+    ) -> None:
+        self.name, self.buffer, self.every_s = name, buffer, every_s
+        self._root = folder / NEWEST
+        self._count = RowCount(folder / ROWS)
+        try:
+            self.restored = self._restore()
+        except BaseException:
+            self._count.close()
+            raise
+        self.saving = False
+        self.report: SaveReport | None = None
+        self.saved_at: float | None = None
+        self.failed: str | None = None
+        self._saved_counts = self.counts()
+
+    def _restore(self) -> Restored:
+        had = self._count.before or 0
+        saves = sorted(self._root.glob("save-*")) if self.every_s is not None else []
+        if not saves:
+            return Restored(lost=had)
+        number = int(saves[-1].name.removeprefix("save-"))
+        self.buffer.load(self._root)
+        stats = self.buffer.stats()
+        positions = producer_positions.read(saves[-1])
+        lost = max(0, had - stats.inserted)
+        if lost:
+            _log.warning(
+                "table %s: %d rows that were acknowledged after save %d are lost",
+                self.name, lost, number,
+            )  # fmt: skip
+        return Restored(number, stats.size, lost, positions)
+
+    def note(self, rows: int) -> None:
+        """Write the count of rows. In the loop, before they are acknowledged."""
+        self._count.note(rows)
+
+    def changed(self) -> bool:
+        """Return whether the table has changed since its newest save."""
+        return self.counts() != self._saved_counts
+
+    def counts(self) -> tuple[int, ...]:
+        stats = self.buffer.stats()
+        return stats.inserted, stats.sampled, stats.deleted
+
+    def save(self, positions: Callable[[int], list[Position]]) -> SaveReport:
+        """Write a save. On the background thread."""
+        saver = saver_of(self.buffer)
+        saver.beside = (
+            producer_positions.FILE,
+            lambda rows: producer_positions.encode(positions(rows)),
+        )
+        try:
+            self._root.parent.mkdir(parents=True, exist_ok=True)
+            report: SaveReport = self.buffer.save(self._root)
+            return report
+        finally:
+            saver.beside = None
+
+    def saved(self, result: Any, counts: tuple[int, ...], now: float) -> None:
+        """Note the result of `save`. In the loop."""
+        self.saving = False
+        if isinstance(result, BaseException):
+            self.failed = str(result) or type(result).__name__
+            _log.error("table %s was not saved: %s", self.name, self.failed)
+            return
+        self.report, self.saved_at, self.failed = result, now, None
+        self._saved_counts = counts
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return the plain values of `CheckpointStatus`."""
+        report, restored = self.report, self.restored
+        return {
+            "every_s": self.every_s,
+            "number": restored.number if report is None else report.number,
+            "age_s": None if self.saved_at is None else now - self.saved_at,
+            "save_s": None if report is None else report.duration_s,
+            "nbytes": None if report is None else report.nbytes,
+            "saving": self.saving,
+            "failed": self.failed,
+            "restored_rows": restored.rows,
+            "lost_rows": restored.lost,
+        }
+
+    def close(self) -> None:
+        self._count.close()
+
+
+class PeriodicSaves:
+    """Saves all tables, each ``every_s``; and once more at the end. In the server's loop.
+
+    Parameters
+    ----------
+    tables : dict of TableSaves
+    clock : callable
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, TableSaves] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tables = dict(tables or {})
+        self._clock = clock
+        self._entries: Mapping[str, TableEntry] = {}
+        self._jobs: BackgroundJobs | None = None
+        self._ring: Callable[[], None] = lambda: None
+        self._due = {
+            name: clock() + one.every_s
+            for name, one in self.tables.items()
+            if one.every_s is not None
+        }
+        self._last: Deadline | None = None
+        self._asked: deque[Callable[[], None]] = deque()
+
+    @classmethod
+    def of(
+        cls,
+        buffers: Mapping[str, ReplayBuffer],
+        folders: Folders,
+        every_s: float | None,
+        count: bool = False,
+    ) -> PeriodicSaves:
+        """Restore the tables, and return their saves. Raises as `TableSaves`."""
+        made: dict[str, TableSaves] = {}
+        if every_s is None and not count:
+            return cls()
+        try:
+            for name, buffer in buffers.items():
+                made[name] = TableSaves(name, buffer, folders.of(name, "."), every_s)
+        except BaseException:
+            for one in made.values():
+                one.close()
+            raise
+        return cls(made)
+
+    def begin(
+        self, entries: Mapping[str, TableEntry], jobs: BackgroundJobs, ring: Callable[[], None]
+    ) -> None:
+        """Take what the loop has. ``ring`` wakes it, from any thread."""
+        self._entries, self._jobs, self._ring = entries, jobs, ring
+        for name, one in self.tables.items():
+            if one.restored.positions:
+                entries[name].insert_queue.restore(one.restored.positions)
+        self.note()
+
+    def note(self) -> None:
+        """Write the counts of rows. Called before rows are acknowledged."""
+        for name, one in self.tables.items():
+            one.note(self._entries[name].table.counts[0])
+
+    @property
+    def ending(self) -> bool:
+        """Whether the last saves were begun."""
+        return self._last is not None
+
+    def left_s(self) -> float | None:
+        """Return the seconds until `step` has something to do."""
+        if self._last is not None:
+            return self._last.left()
+        return max(0.0, min(self._due.values()) - self._clock()) if self._due else None
+
+    def step(self) -> None:
+        """Answer a save that asks for positions; begin those that are due. Never waits."""
+        while self._asked:
+            self._asked.popleft()()
+        now = self._clock()
+        for name, due in self._due.items():
+            if now >= due and self._last is None:
+                self._due[name] = now + (self.tables[name].every_s or 0.0)
+                if not self._save(self.tables[name]):
+                    self._due[name] = now + _AGAIN_S
+
+    def ended(self) -> bool:
+        """Return whether the last saves are made. The first call begins them: no row goes in."""
+        if self._last is None:
+            self._last = Deadline(LAST_S if self._due else 0.0, self._clock)
+            for name in self._due:
+                one = self.tables[name]
+                self._entries[name].rests = True
+                if not one.saving:
+                    self._save(one)
+        for name in self._due:  # a periodic one was under way, or there was no place
+            one = self.tables[name]
+            if not one.saving and one.failed is None and one.changed():
+                self._save(one)
+        if any(self.tables[name].saving for name in self._due):
+            return self._last.expired
+        return True
+
+    def _save(self, one: TableSaves) -> bool:
+        """Begin a save, if the table has changed; return whether it could be done."""
+        entry = self._entries[one.name]
+        if one.saving or (entry.rests and self._last is None) or entry.table.closed:
+            return False
+        counts = one.counts()
+        if not one.changed():
+            return True
+        positions = Positions(entry.insert_queue.positions())
+        entry.insert_queue.notes = positions
+
+        def done(result: Any) -> None:
+            entry.insert_queue.notes = None
+            one.saved(result, counts, self._clock())
+
+        assert self._jobs is not None
+        try:
+            self._jobs.add(lambda: one.save(lambda rows: self._positions(positions, rows)), done)
+        except Malformed as error:
+            entry.insert_queue.notes = None
+            one.failed = str(error)
+            return False
+        one.saving = True
+        return True
+
+    def _positions(self, positions: Positions, rows: int) -> list[Position]:
+        """Read the notes in the loop, and wait for it. On the background thread."""
+        found: list[list[Position]] = []
+        over = threading.Event()
+
+        def answer() -> None:
+            found.append(positions.at(rows))
+            over.set()
+
+        self._asked.append(answer)
+        self._ring()
+        if not over.wait(_LOOP_S):
+            raise Broken(f"the server's loop did not answer within {_LOOP_S:g} s")
+        return found[0]
+
+    def status(self) -> dict[str, Any]:
+        """Return the status of each table by name."""
+        now = self._clock()
+        return {name: one.status(now) for name, one in self.tables.items()}
+
+    def close(self) -> None:
+        """Release the counts. May be called again."""
+        for one in self.tables.values():
+            one.close()

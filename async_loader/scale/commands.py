@@ -1,0 +1,145 @@
+"""The commands ``cluster up``, ``status``, ``drain``, ``restart`` and ``down``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from async_loader.errors import ConfigError
+from async_loader.feeder.status_view import clean, count_text
+from async_loader.scale import local_ray, ray_library
+from async_loader.scale.cluster_settings import ClusterSettings
+from async_loader.scale.operations import Operator, Say
+
+
+def up(config: Path, ray: str | None, *, as_json: bool) -> None:
+    """Start what does not run."""
+    settings, say = ClusterSettings.load(config), _say(as_json)
+    with _joined(ray, lambda: _start(settings, say)):
+        _print(Operator(settings, say).up(), as_json)
+
+
+def _start(settings: ClusterSettings, say: Say) -> str:
+    address = local_ray.start(1 + settings.shards * settings.placement.cpus)
+    say(f"started Ray on this machine: {address}")
+    return address
+
+
+def status(config: Path, ray: str | None, *, as_json: bool) -> None:
+    """Print the status."""
+    with _operator(config, ray, as_json) as operator:
+        _print(operator.status(), as_json)
+
+
+def drain(
+    shard: str, config: Path, ray: str | None, timeout_s: float, *, discard: bool, as_json: bool
+) -> None:
+    """Remove a shard."""
+    with _operator(config, ray, as_json) as operator:
+        ended = operator.drain(shard, timeout_s, discard=discard)
+    if as_json:
+        _json(ended)
+        return
+    where = f"saved in {ended['saves']}" if ended["saves"] else "in no checkpoint"
+    Console().print(f"{shard} has left, with {_held(ended['rows'])}, {where}", highlight=False)
+
+
+def restart(
+    shards: Sequence[str],
+    config: Path,
+    ray: str | None,
+    timeout_s: float,
+    *,
+    discard: bool,
+    as_json: bool,
+) -> None:
+    """Restart shards, one after the other."""
+    with _operator(config, ray, as_json) as operator:
+        _print(operator.restart(shards, timeout_s, discard=discard), as_json)
+
+
+def down(config: Path, ray: str | None, timeout_s: float, *, as_json: bool) -> None:
+    """End all shards, and the Ray that `up` has started."""
+    with _operator(config, ray, as_json) as operator:
+        ended = operator.down(timeout_s)
+    stopped = local_ray.stop() if ray is None else False
+    if as_json:
+        _json({"shards": ended, "stopped_ray": stopped})
+        return
+    console = Console()
+    for one in ended:
+        how = f": {clean(one['error'])}" if "error" in one else f", with {_held(one['rows'])}"
+        console.print(f"{one['shard']} has ended{how}", highlight=False)
+    if stopped:
+        console.print("Ray has ended, which 'cluster up' had started")
+
+
+@contextlib.contextmanager
+def _joined(ray: str | None, start: Callable[[], str] | None = None) -> Iterator[None]:
+    """Be connected to the given Ray, to one that runs, or to what ``start`` starts."""
+    ray_library.load_ray()
+    try:
+        joined = ray_library.join(ray or local_ray.address())
+    except ConfigError:
+        if ray is not None or start is None:
+            raise
+        joined = ray_library.join(start())
+    try:
+        yield
+    finally:
+        if joined:
+            ray_library.leave()
+
+
+@contextlib.contextmanager
+def _operator(config: Path, ray: str | None, as_json: bool) -> Iterator[Operator]:
+    settings = ClusterSettings.load(config)
+    with _joined(ray):
+        yield Operator(settings, _say(as_json))
+
+
+def _say(as_json: bool) -> Say:
+    console = Console(stderr=True)
+    return lambda line: None if as_json else console.print(clean(line), highlight=False)
+
+
+def _json(value: object) -> None:
+    Console().out(json.dumps(value), highlight=False)
+
+
+def _held(rows: dict[str, int]) -> str:
+    return ", ".join(f"{count} rows of {clean(name)}" for name, count in rows.items()) or "no rows"
+
+
+def _print(status: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _json(status)
+        return
+    table = Table("shard", "state", "address", "host", "starts", "rows", "lost", "why")
+    for one in status["shards"]:
+        style = "" if one["state"] == "serving" else "yellow"
+        cells = (
+            one["name"],
+            one["state"],
+            one.get("address") or "",
+            one.get("host") or "",
+            str(one.get("starts", "")),
+            _sizes(one),
+            _held(one.get("lost_rows") or {}) if one.get("lost_rows") else "",
+            one.get("error") or one.get("reason") or "",
+        )
+        table.add_row(*(clean(cell) for cell in cells), style=style)
+    console = Console()
+    console.print(f"cluster {status['cluster']}, {status['nodes']} nodes", highlight=False)
+    console.print(table)
+
+
+def _sizes(shard: dict[str, Any]) -> str:
+    tables = shard["feeder"]["tables"] if shard.get("feeder") else {}
+    return ", ".join(f"{name} {count_text(one['size'])}" for name, one in tables.items())

@@ -1,0 +1,251 @@
+"""Checkpoints that a feeder makes by itself: when, what is restored, what is counted as lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from async_loader.errors import ConfigError, CorruptCheckpoint
+from async_loader.feeder import connect
+from async_loader.feeder.server import producer_positions
+from async_loader.feeder.server.producer_positions import Position, Positions
+from async_loader.feeder.server.row_counts import RowCount
+from async_loader.feeder.serving import FeederProcess
+from async_loader.feeder.settings import ServerSettings
+from async_loader.lifecycle import readable
+
+PATIENCE_S = 60.0
+SCHEMA = {"x": np.int64}
+
+
+def settings(folder: Path, every_s: float = 3600.0) -> Path:
+    path = folder / "f.yaml"
+    table = "{capacity: 1000, sampler: {kind: uniform, replacement: false}}"
+    path.write_text(
+        f"bind: ipc://{folder}/f\ntables: {{t: {table}}}\ndrain_s: 0.5\n"
+        f"checkpoint: {{path: saves, every_s: {every_s}}}\n"
+    )
+    return path
+
+
+@contextlib.contextmanager
+def serving(path: Path) -> Iterator[FeederProcess]:
+    """A feeder in a thread, which ends as by SIGTERM."""
+    server = FeederProcess(ServerSettings.load(path))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(PATIENCE_S)
+        server.__dict__.clear()
+
+
+def write(client: Any, values: range) -> None:
+    with client.table("t").writer(schema=SCHEMA) as writer:
+        for x in values:
+            writer.append(x=x)
+
+
+def rows(client: Any) -> list[int]:
+    """All rows: drawn without replacement."""
+    table = client.table("t")
+    found: list[int] = table.sample(len(table))["x"].tolist()
+    return found
+
+
+def wait_for(client: Any, key: str, least: int) -> dict[str, Any]:
+    """The status of the checkpoints of the table, when ``key`` has reached a number."""
+    while True:
+        found = client.status()["checkpoints"]["t"]
+        assert not found["failed"], found
+        if (found[key] or 0) >= least:
+            return dict(found)
+        readable([], 0.02)
+
+
+def test_what_was_there_at_the_end_is_there_at_the_next_start(tmp_path):
+    with serving(settings(tmp_path)) as server, connect(server.address) as client:
+        write(client, range(100))
+    with serving(settings(tmp_path)) as server, connect(server.address) as client:
+        status = client.status()
+        assert status["tables"]["t"]["size"] == 100
+        found = status["checkpoints"]["t"]
+        assert (found["restored_rows"], found["lost_rows"], found["number"]) == (100, 0, 1)
+        write(client, range(100, 150))
+        assert sorted(rows(client)) == list(range(150))
+
+
+def test_a_table_is_saved_while_it_is_served_and_only_when_it_has_changed(tmp_path):
+    with serving(settings(tmp_path, 0.05)) as server, connect(server.address) as client:
+        write(client, range(10))
+        number = wait_for(client, "number", 1)["number"]
+        write(client, range(10, 20))
+        assert wait_for(client, "number", number + 1)["save_s"] > 0
+        last = wait_for(client, "number", number + 1)["number"]
+        readable([], 0.3)
+        assert client.status()["checkpoints"]["t"]["number"] <= last + 1
+
+
+@pytest.mark.filterwarnings("ignore:the feeder lost")
+def test_a_killed_feeder_begins_with_its_newest_save_and_counts_what_is_lost(tmp_path):
+    command = [sys.executable, "-m", "async_loader", "serve", "--config"]
+    path, process = settings(tmp_path, 0.2), None
+    try:
+        with connect_to(command, path) as (client, process):
+            writer = client.table("t").writer(schema=SCHEMA)
+            for x in range(100):
+                writer.append(x=x)
+            writer.flush()
+            wait_for(client, "restored_rows", 0)
+            wait_for(client, "number", 1)
+            process.send_signal(signal.SIGSTOP)  # from here on it saves nothing
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            process = subprocess.Popen([*command, str(path)], stderr=subprocess.DEVNULL)
+            for x in range(100, 200):
+                writer.append(x=x)
+            writer.close(PATIENCE_S)
+            found = client.status()
+            values = rows(client)
+            assert len(set(values)) == len(values)
+            lost = client.stats().rows_lost
+            assert len(values) + lost == 200
+            assert found["checkpoints"]["t"]["lost_rows"] == lost  # all were acknowledged
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def connect_to(command: list[str], path: Path) -> Iterator[Any]:
+    process = subprocess.Popen([*command, str(path)], stderr=subprocess.DEVNULL)
+    with connect(f"ipc://{path.parent}/f", timeout_s=PATIENCE_S) as client:
+        yield client, process
+
+
+def test_a_writer_goes_on_with_a_feeder_that_was_restored_as_with_the_one_before(tmp_path):
+    path = settings(tmp_path)
+    with contextlib.ExitStack() as stack:
+        with serving(path) as server:
+            client = stack.enter_context(connect(server.address, timeout_s=PATIENCE_S))
+            writer = client.table("t").writer(schema=SCHEMA, batch_rows=10)
+            for x in range(40):
+                writer.append(x=x)
+            writer.flush()
+        (save,) = (tmp_path / "saves/t/newest").glob("save-*")
+        (position,) = producer_positions.read(save)
+        assert position.applied >= 4
+        with serving(path):
+            for x in range(40, 60):
+                writer.append(x=x)
+            writer.close(PATIENCE_S)
+            assert client.stats().rows_lost == 0
+            assert sorted(rows(client)) == list(range(60))
+            client.close()
+
+
+def test_two_feeders_do_not_share_a_folder(tmp_path):
+    one = settings(tmp_path)
+    with serving(one):
+        other = tmp_path / "other.yaml"
+        other.write_text(one.read_text().replace("/f\n", "/g\n"))
+        with pytest.raises(ConfigError, match="another feeder, which runs: name another folder"):
+            FeederProcess(ServerSettings.load(other))
+
+
+def test_a_damaged_save_is_named_and_nothing_starts(tmp_path):
+    path = settings(tmp_path)
+    with serving(path) as server, connect(server.address) as client:
+        write(client, range(10))
+    (data,) = (tmp_path / "saves/t/newest").glob("save-*/data.bin")
+    data.write_bytes(b"x" + data.read_bytes()[1:])
+    with pytest.raises(CorruptCheckpoint, match=str(data)):
+        FeederProcess(ServerSettings.load(path))
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_in_the_status_and_serving_goes_on(tmp_path):
+    if os.geteuid() == 0:
+        blocker = tmp_path / "saves/t/newest"  # root can write anywhere: a file is in the way
+        blocker.parent.mkdir(parents=True)
+        blocker.write_text("")
+    with serving(settings(tmp_path, 0.05)) as server, connect(server.address) as client:
+        write(client, range(10))
+        while not (failed := client.status()["checkpoints"]["t"]["failed"]):
+            readable([], 0.02)
+        assert "newest" in failed
+        write(client, range(10, 20))
+        assert client.status()["tables"]["t"]["size"] == 20
+
+
+def test_every_s_needs_a_path():
+    with pytest.raises(ConfigError, match="without a path: name the folder too"):
+        ServerSettings.from_plain({"t": 10}).checkpoint.__class__(every_s=1.0)
+
+
+def test_a_count_outlives_the_object_that_wrote_it(tmp_path):
+    count = RowCount(tmp_path / "t/rows")
+    assert count.before is None
+    count.note(7)
+    with pytest.raises(ConfigError, match="another feeder"):
+        RowCount(tmp_path / "t/rows")
+    count.close()
+    count.close()
+    again = RowCount(tmp_path / "t/rows")
+    assert again.before == 7
+    again.close()
+    (tmp_path / "t/rows").write_text("something else, of a user")
+    with pytest.raises(ConfigError, match="no count of rows"):
+        RowCount(tmp_path / "t/rows")
+
+
+inserts = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=40)
+
+
+@given(inserts, st.data())
+def test_positions_are_those_of_the_moment_of_the_save(inserts, data):
+    """Whole messages of several producers go in, some in two parts; a save is cut somewhere."""
+    begin = [Position(bytes([i]), 1, 0) for i in range(2)]
+    notes, rows = Positions(begin), 0
+    applied = dict.fromkeys((bytes([i]) for i in range(4)), 0)
+    expected = {0: dict.fromkeys((bytes([0]), bytes([1])), (0, 0))}
+    state = dict(expected[0])
+    for producer, count in inserts:
+        key = bytes([producer])
+        parts = [count] if count < 3 else [1, count - 1]
+        for i, part in enumerate(parts):
+            rows += part
+            whole = i == len(parts) - 1
+            applied[key] += whole
+            at = Position(key, 1, applied[key], 0 if whole else part)
+            notes.note(rows, at)
+            state[key] = (at.applied, at.done)
+            expected[rows] = dict(state)
+    cut = data.draw(st.sampled_from(sorted(expected)))
+    found = producer_positions.encode(notes.at(cut))
+    assert {one.key: (one.applied, one.done) for one in notes.at(cut)} == expected[cut]
+    assert found.startswith(b"[")
+
+
+def test_positions_are_read_as_they_were_written(tmp_path):
+    written = [Position(b"\x01" * 16, 3, 17, 4), Position(b"\x02" * 16, 1, 0)]
+    (tmp_path / producer_positions.FILE).write_bytes(producer_positions.encode(written))
+    assert producer_positions.read(tmp_path) == written
+    assert producer_positions.read(tmp_path / "none") == []
+    (tmp_path / producer_positions.FILE).write_text('[["zz",1]]')
+    with pytest.raises(CorruptCheckpoint, match="no positions"):
+        producer_positions.read(tmp_path)
