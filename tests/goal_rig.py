@@ -86,10 +86,6 @@ class Episodes:
         goal = np.array([-1.0, -1.0])
         return {"observation": value, "achieved_goal": np.full(2, 2 * value), "desired_goal": goal}
 
-    def play(self, moves: list[Any]) -> None:
-        for move, which, end in moves:
-            getattr(self, move)(*((which, end) if move == "add" else (which,)))
-
     def add(self, stream: int, end: str) -> None:
         """Add a step, which goes on, ends, or ends without telling what was seen then."""
         if stream not in self.open:

@@ -67,14 +67,11 @@ def test_goals_are_of_their_episode_where_rows_were_overwritten(view, moves, lin
     capacity=st.sampled_from([12, 30, 300]),
 )
 def test_goals_stay_right_while_steps_come_and_go(view, rounds, linked, capacity):
-    model = Episodes(
-        ReplayBuffer(schema=LINKED if linked else STORED, seed=0, capacity=capacity, view=view),
-        linked,
-    )
+    model = played([], linked, capacity=capacity, view=view)
     for moves in rounds:
-        model.play(moves)
-        if len(model.buffer):
-            model.check(model.buffer.sample(20), view)
+        play(model, moves)
+        if len(model.table):
+            model.check(model.table.sample(20), view)
 
 
 def arrays_of(batch: Any) -> Any:
