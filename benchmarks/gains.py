@@ -53,6 +53,9 @@ GAINS = {
     ("doors", "torch-decode"): "Workers outlive epochs, and pass batches on in shared memory that "
     "is used again.",
     ("doors", "torch-stalled"): "One slow item does not hold up the others.",
+    ("replay", "codecs"): "Frames take a fraction of their memory, for microseconds each.",
+    ("replay", "disk"): "A table larger than the memory is read as fast as the disk allows.",
+    ("trajectories", "hindsight"): "Relabelled goals cost the same whatever an episode's length.",
     ("soak", "chaos"): "What was acknowledged is there, whatever dies.",
     ("soak", "connections"): "A port scan or a broken client does not end a run.",
     ("soak", "memory"): "A run of weeks does not end for want of memory.",

@@ -78,6 +78,12 @@ class FakeServer:
         self.settings = settings
         self.made.append(self)
 
+    def ask_status(self, timeout_s):
+        return self.status()
+
+    def close(self):
+        pass
+
     def run(self):
         if isinstance(self.result, BaseException):
             raise self.result

@@ -25,7 +25,7 @@ SCHEMA = {"[red]obs": Field((2,), "float32", next="after"), "reward": "float32"}
 def runs_of(model, most):
     """The steps of each episode that follow each other in the newest ids; which are a whole one."""
     oldest = model.cursor - min(most, model.table.capacity)
-    for episode in model.all:
+    for episode in [one for episodes in model.streams.values() for one in episodes]:
         run = []
         for step in (*episode.steps, None):
             if step is not None and step.name >= oldest and step.name not in model.deleted:
