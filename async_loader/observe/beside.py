@@ -7,9 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from async_loader.feeder.server.policy_lag import LAG_BOUNDS
 from async_loader.feeder.settings import ServerSettings
-from async_loader.observe.feeder_families import feeder_families
 
 STATUS_S = 5.0
 """A loop that makes no status for this long makes a scrape fail, and is shown on the dashboard."""
@@ -29,7 +27,9 @@ def observed(
     """
     with contextlib.ExitStack() as stack:
         if settings.metrics is not None:
+            from async_loader.feeder.server.policy_lag import LAG_BOUNDS
             from async_loader.observe.exporter import MetricsServer
+            from async_loader.observe.feeder_families import feeder_families
 
             wanted = settings.metrics
             server = MetricsServer(

@@ -440,6 +440,8 @@ module = types.ModuleType("async_loader.feeder.serving")
 class Server:
     def __init__(self, settings): self.settings = settings
     def status(self): return dict(tables={}, sessions=[], address="here", pid=1, uptime_s=1.0)
+    def ask_status(self, timeout_s): return self.status()
+    def close(self): pass
     def run(self): return 0
 module.FeederProcess = Server
 sys.modules["async_loader.feeder.serving"] = module
@@ -464,6 +466,8 @@ class Server:
     def __init__(self, settings): pass
     def status(self): return dict(tables={"replay": TABLE}, sessions=[], address="here", pid=1,
             uptime_s=1.0)
+    def ask_status(self, timeout_s): return self.status()
+    def close(self): pass
     def run(self):
         signal.sigwait([signal.SIGTERM])
         return 0

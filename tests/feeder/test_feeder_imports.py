@@ -71,6 +71,7 @@ LONGER = {
     "server.batch_scheduler",
     "server.event_loop",
     "server.insert_queue",
+    "wire.control",
 }
 """Files that clusters and periodic saves have made longer: to be divided."""
 
