@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from async_loader.compat.saved_table import SavedTable
+from async_loader.compat.sb3.placed_draws import PlacedDraws
+from async_loader.compat.sb3.staged_calls import StagedCalls
 from async_loader.compat.sb3.step_block import StepBlock
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.errors import Broken
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.base.row_format import CURSOR
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.table.readers import reader_of
 
@@ -24,6 +30,8 @@ class PlacedSteps:
 
     The transition of environment ``e`` that was added ``k`` calls before the newest has the id
     ``newest - k * n_envs + e``, so a place ``[position, environment]`` is a row without a look-up.
+    Calls in which no episode ends are staged, and drawn from where they are staged: an algorithm
+    that draws after each step would have the table written for every step.
 
     Parameters
     ----------
@@ -52,14 +60,77 @@ class PlacedSteps:
         self._storage = self._state.table.storage
         self._rows = self._storage.layout.rows
         self._reader = reader_of(self._state, parts.table_sampler.read_plan(None))
+        columns = self.block.columns
+        self._staged = None
+        if StagedCalls.suits(columns):
+            self._staged = StagedCalls(self._state.step_packer, columns)
+        self._drawing = PlacedDraws(self._storage, form, size, self._staged)
+        with self._state.lock:  # so that a run's first steps do not wait for it
+            self._state.table.load_writing()
+        self._drawing.read(np.empty(0, np.int64), None, 0, self._newest)
 
-    def add(self) -> None:
+    def add(self, values: Sequence[Any]) -> bool:
+        """Add a call, as its values are given: those of `StepBlock.columns`.
+
+        Return whether they are of the table's dtypes, and the call could be staged.
+        """
+        staged = self._staged
+        packed = None if staged is None else staged.pack(values)
+        if staged is None or packed is None:
+            return False
+        state = self._state
+        with state.lock:
+            table = state.table
+            if table.staged is not staged and not self._begin_staging(staged):
+                return False
+            if table.rest is not None or state.closed:
+                return False
+            if not staged.count and int(table.g[CURSOR]) != self._newest + self._n_envs:
+                return False
+            staged.put(packed)
+            self._newest += self._n_envs
+            if staged.count == staged.most or state.waiters.any_waits:
+                try:
+                    table.finish()
+                finally:
+                    state.waiters.ring()
+        return True
+
+    def _begin_staging(self, staged: StagedCalls) -> bool:
+        state = self._state
+        if state.foreign or state.closed:
+            return False
+        table = state.own()
+        staged.count = 0
+        staged.streams[:] = self.block.stream_numbers(table)
+        return state.stage_in(staged)
+
+    def add_block(self) -> None:
         """Add what `block` holds, a transition of each environment."""
+        if self.add(self.block.columns):
+            return
         newest = int(self.block.write()[0])
-        if newest != self._newest + self._n_envs:
-            self._newest = newest
-            raise Broken(_OTHERS)
+        expected = self._newest + self._n_envs
         self._newest = newest
+        if newest != expected:
+            raise Broken(_OTHERS)
+
+    def draw(self, positions: Ids, envs: Ids | None, next_position: int) -> Sequence[Array] | None:
+        """As `PlacedDraws.read`; ``None`` if `at` is to read so many.
+
+        ``next_position``: as in `ids`.
+        """
+        if len(positions) > self._drawing.most:
+            return None
+        state = self._state
+        with state.lock:
+            state.check_open()
+            if state.writers is not None or state.table.rest is not None:
+                state.catch_up()
+            drawn = self._drawing.read(positions, envs, next_position, self._newest)
+        if drawn is None:
+            raise Broken(_OTHERS)
+        return drawn
 
     def ids(self, position: Ids, env: Ids | int, next_position: int) -> Ids:
         """Return the ids of places, of which ``next_position`` is the next to be overwritten."""

@@ -85,6 +85,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             self.action_dim,
             self._maybe_cast_dtype(self.action_space.dtype),
         )
+        self._not_truncated = np.zeros(self.n_envs, np.bool_)
         self._placed: PlacedSteps | None = None
         self._linked: LinkedSteps | None = None
         if self.optimize_memory_usage:
@@ -115,6 +116,38 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         infos : sequence of dict
             One for each environment; read with ``handle_timeout_termination``.
         """
+        if not self._stage(obs, next_obs, action, reward, done, infos):
+            self._fill(obs, next_obs, action, reward, done, infos)
+            if self._placed is not None:
+                self._placed.add_block()
+            else:
+                assert self._linked is not None
+                self._linked.add(self.pos)
+        self.pos += 1
+        if self.pos == self.buffer_size:
+            self.full = True
+            self.pos = 0
+
+    def _stage(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any
+    ) -> bool:
+        """Add a transition of each environment as it is given. Return whether that was possible."""
+        placed, keys = self._placed, self._form.keys
+        if placed is None:
+            return False
+        if self.handle_timeout_termination:
+            for info in infos:
+                if info.get("TimeLimit.truncated", False):
+                    return False
+        if keys is None:
+            return placed.add((obs, next_obs, action, reward, done, self._not_truncated))
+        both = *(obs[key] for key in keys), *(next_obs[key] for key in keys)
+        return placed.add((*both, action, reward, done, self._not_truncated))
+
+    def _fill(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any
+    ) -> None:
+        """Copy a transition of each environment into the block."""
         form, block = self._form, self._steps.block
         before = form.flat(obs)
         if self._linked is not None:
@@ -131,15 +164,6 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             for env, info in enumerate(infos):
                 if info.get("TimeLimit.truncated", False):
                     block.terminated[env], block.truncated[env] = False, True
-        if self._placed is not None:
-            self._placed.add()
-        else:
-            assert self._linked is not None
-            self._linked.add(self.pos)
-        self.pos += 1
-        if self.pos == self.buffer_size:
-            self.full = True
-            self.pos = 0
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw transitions uniformly, with replacement.
@@ -156,7 +180,8 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             Of the version that is installed, with new tensors on `device`.
         """
         if self._linked is None:
-            return super().sample(batch_size, env=env)
+            most = self.buffer_size if self.full else self.pos
+            return self._get_samples(np.random.randint(0, most, size=batch_size), env=env)
         return self._samples(self._linked.draw(batch_size), env)
 
     def _get_samples(self, batch_inds: Ids, env: Any = None) -> Any:
@@ -165,15 +190,20 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             raise NotImplementedError(
                 "with optimize_memory_usage=True transitions have no positions: use sample()"
             )
-        return self._samples(self._placed.at(self._drawn(batch_inds)), env)
+        envs = self._drawn_envs(len(batch_inds))
+        drawn = None if env is not None else self._placed.draw(batch_inds, envs, self.pos)
+        if drawn is None:
+            ids = self._placed.ids(batch_inds, 0 if envs is None else envs, self.pos)
+            return self._samples(self._placed.at(ids), env)
+        made = map(torch.from_numpy if self.device.type == "cpu" else self._tensor, drawn)
+        obs, next_obs, (action, reward, ends) = self._form.divided(made)
+        return self._sample_class(obs, action, next_obs, ends, reward)
 
-    def _drawn(self, batch_inds: Ids) -> Ids:
-        """Draw an environment for each position. Return the transitions' ids."""
-        assert self._placed is not None
+    def _drawn_envs(self, count: int) -> Ids | None:
+        """Draw environments; ``None`` if there is one."""
         if self.n_envs == 1:  # randint(0, 1) uses no random number
-            return self._placed.ids(batch_inds, 0, self.pos)
-        drawn = np.random.randint(0, high=self.n_envs, size=len(batch_inds))
-        return self._placed.ids(batch_inds, drawn, self.pos)
+            return None
+        return np.random.randint(0, high=self.n_envs, size=count)
 
     def _samples(
         self,
@@ -281,7 +311,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     # -- pickles -----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_placed", "_linked", "_form")
+        left = ("_placed", "_linked", "_form", "_not_truncated")
         state = {name: value for name, value in vars(self).items() if name not in left}
         state["_saved"] = self._steps.saved()
         return state

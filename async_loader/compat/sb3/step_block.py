@@ -10,6 +10,7 @@ from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
 from async_loader.replay.base.row_format import ENDS
 from async_loader.replay.buffer import parts_of
+from async_loader.replay.table.table import Table as TableOfSteps
 
 
 class StepBlock:
@@ -27,6 +28,8 @@ class StepBlock:
     obs, next_obs : list of arrays [n_envs, ...]
     action, reward, terminated, truncated : arrays [n_envs, ...]
         What `write` writes.
+    columns : list of arrays [n_envs, ...]
+        All of them that the table has, in the order of its fields.
     """
 
     def __init__(self, table: Table, form: TransitionFormat, linked: bool) -> None:
@@ -36,7 +39,7 @@ class StepBlock:
         self.action = np.zeros((n_envs, *form.action_shape), form.action_dtype)
         self.reward = np.zeros(n_envs, np.float32)
         self.terminated, self.truncated = np.zeros(n_envs, np.bool_), np.zeros(n_envs, np.bool_)
-        self._columns: list[Array] = [
+        self.columns: list[Array] = [
             *self.obs,
             *(() if linked else self.next_obs),
             self.action,
@@ -46,7 +49,7 @@ class StepBlock:
         ]
         self._state = parts_of(table).state
         packer = self._packer = self._state.step_packer
-        self._fields = packer.fields(packer.everything, self._columns)
+        self._fields = packer.fields(packer.everything, self.columns)
         self._final = packer.fields(packer.followed, self.next_obs) if linked else NO_FIELDS
         self._streams = list(range(n_envs))
         self._known_to: object = None
@@ -58,7 +61,7 @@ class StepBlock:
             return self._extend()
         flags, final = self._none, NO_FIELDS
         if self.terminated.any() or self.truncated.any():
-            flags = self._packer.column_ends(self._columns)
+            flags = self._packer.column_ends(self.columns)
             if self._linked:
                 final, flags = self._final, self._packer.check_ends(flags, flags & ENDS != 0)
         state = self._state
@@ -66,22 +69,26 @@ class StepBlock:
         with state.lock:
             try:
                 table = state.own()
-                if self._known_to is not table.streams:
-                    self._numbers, self._known_to = table.numbers(self._streams), table.streams
                 table.write(
                     self._fields,
                     final,
                     len(ids),
-                    self._numbers,
+                    self.stream_numbers(table),
                     flags,
                     NO_PRIORITIES,
                     ids,
-                    (self._columns, self.next_obs),
+                    (self.columns, self.next_obs),
                 )
             finally:
                 if state.waiters.any_waits:
                     state.waiters.ring()
         return ids
+
+    def stream_numbers(self, table: TableOfSteps) -> Ids:
+        """Return the numbers of the environments' streams. Under the lock."""
+        if self._known_to is not table.streams:
+            self._numbers, self._known_to = table.numbers(self._streams), table.streams
+        return self._numbers
 
     def _extend(self) -> Ids:
         nested, ends = self._form.nested, self.terminated | self.truncated

@@ -26,6 +26,7 @@ from async_loader.replay.table.staged_steps import StagedSteps
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.waiters import Waiters
+from async_loader.replay.table.write import Staged
 from async_loader.replay.views import Sequences, View, links
 from async_loader.schema import Schema
 
@@ -223,24 +224,38 @@ class TableAccess:
     def stage(self) -> None:
         """Let steps be staged from now on, unless something forbids it. Under the lock."""
         table, step_packer = self._table, self._step_packer
-        if (
-            self.may_stage
-            and self._limits is None
+        if self.may_stage and table is not None and step_packer is not None:
+            self.may_stage = StagedSteps.suits(table)
+            if self.may_stage and self._takes_staged(table):
+                self.staged = table.staged = StagedSteps(step_packer, self.lock, self.waiters)
+
+    def stage_in(self, staged: Staged) -> bool:
+        """Have the table take the steps of ``staged`` when it is used next, from now on until
+        `stop_staging`. Return whether nothing forbids it. Under the lock, after `own`.
+        """
+        if not self._takes_staged(self.table):
+            return False
+        self.stop_staging()
+        self.table.staged = staged
+        return True
+
+    def _takes_staged(self, table: Table) -> bool:
+        return (
+            self._limits is None
             and self.writers is None
             and not self.closed
-            and table is not None
-            and step_packer is not None
-        ):
-            self.may_stage = StagedSteps.suits(table)
-            if self.may_stage and StagedSteps.allowed(table):
-                self.staged = table.staged = StagedSteps(step_packer, self.lock, self.waiters)
+            and StagedSteps.allowed(table)
+        )
 
     def stop_staging(self) -> None:
         """Write the steps that are staged, and stage no more until `stage`. Under the lock."""
+        table = self._table
+        if table is not None and table.staged is not None:
+            table.finish()
+            table.staged = None
         if self.staged is not None:
-            self.table.finish()
             self.staged.stopped = True
-            self.staged = self.table.staged = None
+            self.staged = None
 
     def count_items(self) -> int:
         """Return how many items can be drawn."""
@@ -301,8 +316,9 @@ _all: weakref.WeakSet[TableAccess] = weakref.WeakSet()
 def _before_fork() -> None:
     """Write staged steps: the child may draw what this process has added."""
     for one in list(_all):
+        staged = None if one._table is None else one._table.staged
         # Another thread that holds the lock is about to write them.
-        if one.staged is not None and one.staged.count and one.lock.acquire(timeout=_FORK_WAIT_S):
+        if staged is not None and staged.count and one.lock.acquire(timeout=_FORK_WAIT_S):
             try:
                 one.catch_up()
             finally:

@@ -8,6 +8,7 @@ import numpy as np
 
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
+from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
 from async_loader.replay.table.compressed_ring import CompressedRing, Packed
 from async_loader.replay.table.free_rows import FreeRows
 from async_loader.replay.table.room import TableRoom
@@ -69,6 +70,13 @@ class TableWriting(TableRoom):
         except BaseException:
             self._write_rest_again()
             raise
+
+    def load_writing(self) -> None:
+        """Load the kernel that writes, which the first steps would wait for: 0.3 s."""
+        none = np.empty(0, np.int64)
+        self._k.write(
+            self.g, NO_FIELDS, 0, 0, 1, 0, NO_FIELDS, none, none, NO_PRIORITIES, none, self._changes
+        )
 
     def _write_rest_again(self) -> None:
         try:

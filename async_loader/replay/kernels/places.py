@@ -1,0 +1,73 @@
+"""Reads transitions by the places that a ring of calls gives them, also those that are staged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from async_loader.replay.base import place_table as p
+from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.field_table import (
+    ARRAY_ADDRESS,
+    ARRAY_STRIDE,
+    NBYTES,
+    ROW_ADDRESS,
+    ROW_STRIDE,
+)
+from async_loader.replay.base.row_format import BASE, ROWS, STRIDE
+from async_loader.replay.kernels.machine import copy, peek8, poke_float32
+from async_loader.replay.kernels.row_address import AHEAD, at_row, fetch, holds
+
+
+@kernel(inline=True)
+def _find(g: Any, positions: Any, envs: Any, ring: Any, ids: Any) -> None:
+    """Fill in the ids at the places."""
+    size, width = ring[p.SIZE], ring[p.ENVS]
+    for i in range(len(ids)):
+        age = ring[p.NEXT] - 1 - positions[i]
+        if age < 0:
+            age += size
+        ids[i] = ring[p.NEWEST] - age * width
+        if len(envs):
+            ids[i] += envs[i]
+
+
+@kernel(keeps_gil=True)
+def read_places(
+    g: Any, positions: Any, envs: Any, ring: Any, fields: Any, staged: Any, ids: Any
+) -> int:
+    """Read the transitions at places into one block. Under the table's lock.
+
+    ``ring``: see place_table.py. ``fields [fields, 8]``: targets count from ``ids``, which is the
+    beginning of the block and is filled in; of the last field a float32 says whether it is true.
+    ``staged [fields, 5]``: where staged steps lie. Returns how many transitions are not there.
+    """
+    _find(g, positions, envs, ring, ids)
+    base, stride, rows, block = g[BASE], g[STRIDE], g[ROWS], ids.ctypes.data
+    last, first, width = len(fields) - 1, ring[p.STAGED_FROM], ring[p.ENVS]
+    gone = 0
+    for i in range(-AHEAD, len(ids)):
+        if i + AHEAD < len(ids):
+            fetch(base + ids[i + AHEAD] % rows * stride, stride)
+        if i < 0:
+            continue
+        name = ids[i]
+        if name >= first:
+            call, env = (name - first) // width, (name - first) % width
+            row = 0
+        else:
+            call, env, row = 0, 0, name % rows
+            if name < 0 or not holds(at_row(g, row), name):
+                gone += 1
+                continue
+        for f in range(len(fields)):
+            if name >= first:
+                source = staged[f, ARRAY_ADDRESS] + call * ring[p.CALL_BYTES]
+                source += env * staged[f, ARRAY_STRIDE]
+            else:
+                source = fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE]
+            target = block + fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE]
+            if f == last:
+                poke_float32(target, 1.0 if peek8(source) else 0.0)
+            else:
+                copy(target, source, fields[f, NBYTES])
+    return gone
