@@ -14,11 +14,13 @@ RANKS["replay"] = [
     "arguments read_plan ragged",
     "codec limiter_state queues sequence_limits",
     "base base.array_address base.field_table base.goal_table base.grant_log base.kernel_cache "
-    "base.episode_lists base.link_table base.ring_format base.row_format base.sequence_table",
+    "base.episode_lists base.link_table base.place_table base.ring_format base.row_format "
+    "base.sequence_table",
     "base.compiled",
     "kernels.machine",
     "kernels.row_address",
-    "kernels.linked_rows kernels.publish_ring kernels.sequence_starts kernels.writing",
+    "kernels.linked_rows kernels.places kernels.publish_ring kernels.sequence_starts "
+    "kernels.writing",
     "kernels.episode_lists kernels.reading",
     "kernels.compressed kernels.goals kernels.sequences",
     "kernels.items kernels.row_grants",
@@ -152,9 +154,9 @@ RANKS["compat"] = [
     "fastai.collate_errors fastai.fake_loader fastai.getattr_proxy fastai.items "
     "fastai.keep_types fastai.to_device gluon.data.arrays gluon.data.checks gluon.data.queues "
     "gluonnlp.data.buckets sb3.peer "
-    "sb3.transitions torch.order torch_errors",
+    "sb3.staged_calls sb3.transitions torch.order torch_errors",
     "ding.ragged ding.results ding.timesteps fastai.batch_maker fastai.workers "
-    "gluon.data.batchify gluon.data.sampler sb3.step_block torch.loader "
+    "gluon.data.batchify gluon.data.sampler sb3.placed_draws sb3.step_block torch.loader "
     "torchrl.replay_buffer",
     "ding.loader fastai.loader gluon.data.dataset gluonnlp.data.batchify gluonnlp.data.sampler "
     "sb3.placed_steps torch.stateful torchrl.tensordict_replay_buffer",

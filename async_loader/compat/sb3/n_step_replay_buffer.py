@@ -49,8 +49,7 @@ class NStepReplayBuffer(ReplayBuffer, _Theirs):  # type: ignore[misc]
         """Return the n-step returns from these positions on, of environments that are drawn."""
         assert self._placed is not None
         placed, count = self._placed, len(batch_inds)
-        envs = self._drawn_envs(count)
-        first = placed.ids(batch_inds, 0 if envs is None else envs, self.pos)
+        first = self._drawn(batch_inds)
         steps = np.arange(self.n_steps)
         positions = (batch_inds[:, None] + steps) % self.buffer_size
         # steps of one environment are n_envs ids apart; what is beyond the newest is masked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Sequence
 from operator import itemgetter
@@ -13,11 +14,18 @@ from async_loader.compat.sb3.staged_calls import StagedCalls
 from async_loader.compat.sb3.transitions import TransitionFormat
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base import place_table as p
-from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, NBYTES, READING
-from async_loader.replay.base.field_table import ROW_ADDRESS, ROW_STRIDE, WRITING
+from async_loader.replay.base.field_table import (
+    ARRAY_ADDRESS,
+    ARRAY_STRIDE,
+    NBYTES,
+    READING,
+    ROW_ADDRESS,
+    ROW_STRIDE,
+    WRITING,
+)
 from async_loader.replay.table.storage import Storage
 
-_NO_ENVS = np.empty(0, np.int64)
+_legacy_random: Any = np.random  # numpy's stubs lack get_bit_generator
 _ALIGN = 64
 _KEPT = 8
 _BYTES = 1 << 20
@@ -25,7 +33,7 @@ _BYTES = 1 << 20
 
 
 class PlacedDraws:
-    """Reads transitions by place, those that are staged too.
+    """Draws transitions by place, those that are staged too.
 
     Parameters
     ----------
@@ -48,7 +56,8 @@ class PlacedDraws:
     ) -> None:
         from async_loader.replay.kernels import places  # late: see compiled.py
 
-        self._read_places = places.read_places
+        self._draw_places = places.draw_places
+        self._random: Any = None
         self._geometry, self._staged, self._n_envs = storage.geometry, staged, form.n_envs
         # without `truncated`: what it says is in `terminated`
         shown = storage.layout.schema.fields[:-1]
@@ -69,35 +78,39 @@ class PlacedDraws:
         self._blocks: dict[int, tuple[np.dtype[Any], Any, Ids]] = {}
         self.most = 0 if storage.on_disk else _BYTES // storage.layout.schema.nbytes
 
-    def read(
-        self, positions: Ids, envs: Ids | None, next_position: int, newest: int
+    def draw(
+        self, count: int, most: int, next_position: int, newest: int
     ) -> Sequence[Array] | None:
-        """Read the transitions at places into new arrays; ``None`` if some are not in the table.
-        Under the lock.
+        """Draw from the first ``most`` positions, into new arrays; ``None`` if some transition is
+        not in the table. Takes the lock of the random numbers; under that of the table.
 
         The arrays: those of the observations, of the next observations, the action, the reward
         ``[rows, 1]``, and a float32 array ``[rows, 1]``, 1 where the episode terminated.
-        ``newest``: the id of the first environment's newest transition.
+        ``next_position``: the next to be overwritten. ``newest``: the id of the first environment's
+        newest transition.
         """
-        count, ring, staged = len(positions), self._ring, self._staged
+        ring, staged = self._ring, self._staged
         block, pick, fields = self._blocks.get(count) or self._block(count)
-        ring[p.NEXT], ring[p.NEWEST] = next_position, newest
+        random = _legacy_random.get_bit_generator()
+        if random is not self._random:
+            self._use(random)
+        ring[p.NEXT], ring[p.NEWEST], ring[p.MOST] = next_position, newest, most
         ring[p.STAGED_FROM] = (
             newest + self._n_envs - staged.count
             if staged is not None and staged.count
             else sys.maxsize
         )
         ids, *arrays = pick(np.empty((), block))
-        gone = self._read_places(
-            self._geometry,
-            positions,
-            _NO_ENVS if envs is None else envs,
-            ring,
-            fields,
-            self._from,
-            ids,
-        )
+        with random.lock:
+            gone = self._draw_places(self._geometry, ring, fields, self._from, ids)
         return None if gone else arrays
+
+    def _use(self, random: Any) -> None:
+        """Draw with this bit generator from now on."""
+        interface = random.ctypes
+        self._ring[p.RANDOM] = ctypes.cast(interface.next_uint32, ctypes.c_void_p).value or 0
+        self._ring[p.RANDOM_STATE] = interface.state_address
+        self._random = random  # keeps both alive
 
     def _block(self, count: int) -> tuple[np.dtype[Any], Any, Ids]:
         """Lay out the arrays of that many transitions, behind their ids."""
@@ -105,7 +118,7 @@ class PlacedDraws:
         for dtype, shape, _ in self._shown:
             starts.append(-(-end // _ALIGN) * _ALIGN)
             end = starts[-1] + count * dtype.itemsize * int(np.prod(shape))
-        formats = [(np.dtype(np.int64), (count,))]
+        formats: list[tuple[np.dtype[Any], tuple[int, ...]]] = [(np.dtype(np.int64), (count,))]
         formats += [(dtype, (count, *shape)) for dtype, shape, _ in self._shown]
         block = np.dtype(
             {

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from async_loader.compat.saved_table import SavedTable
 from async_loader.compat.sb3.placed_draws import PlacedDraws
 from async_loader.compat.sb3.staged_calls import StagedCalls
@@ -67,7 +65,7 @@ class PlacedSteps:
         self._drawing = PlacedDraws(self._storage, form, size, self._staged)
         with self._state.lock:  # so that a run's first steps do not wait for it
             self._state.table.load_writing()
-        self._drawing.read(np.empty(0, np.int64), None, 0, self._newest)
+        self._drawing.draw(0, 1, 0, self._newest)
 
     def add(self, values: Sequence[Any]) -> bool:
         """Add a call, as its values are given: those of `StepBlock.columns`.
@@ -115,19 +113,16 @@ class PlacedSteps:
         if newest != expected:
             raise Broken(_OTHERS)
 
-    def draw(self, positions: Ids, envs: Ids | None, next_position: int) -> Sequence[Array] | None:
-        """As `PlacedDraws.read`; ``None`` if `at` is to read so many.
-
-        ``next_position``: as in `ids`.
-        """
-        if len(positions) > self._drawing.most:
+    def draw(self, count: int, most: int, next_position: int) -> Sequence[Array] | None:
+        """As `PlacedDraws.draw`; ``None`` if `at` is to read so many."""
+        if count > self._drawing.most:
             return None
         state = self._state
         with state.lock:
             state.check_open()
             if state.writers is not None or state.table.rest is not None:
                 state.catch_up()
-            drawn = self._drawing.read(positions, envs, next_position, self._newest)
+            drawn = self._drawing.draw(count, most, next_position, self._newest)
         if drawn is None:
             raise Broken(_OTHERS)
         return drawn

@@ -85,6 +85,8 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             self.action_dim,
             self._maybe_cast_dtype(self.action_space.dtype),
         )
+        # a subclass may return something else for positions
+        self._own_samples = type(self)._get_samples is ReplayBuffer._get_samples
         self._not_truncated = np.zeros(self.n_envs, np.bool_)
         self._placed: PlacedSteps | None = None
         self._linked: LinkedSteps | None = None
@@ -116,33 +118,34 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         infos : sequence of dict
             One for each environment; read with ``handle_timeout_termination``.
         """
-        if not self._stage(obs, next_obs, action, reward, done, infos):
+        placed = self._placed
+        if placed is None:
             self._fill(obs, next_obs, action, reward, done, infos)
-            if self._placed is not None:
-                self._placed.add_block()
-            else:
-                assert self._linked is not None
-                self._linked.add(self.pos)
+            assert self._linked is not None
+            self._linked.add(self.pos)
+        elif not placed.add(self._columns(obs, next_obs, action, reward, done, infos)):
+            self._fill(obs, next_obs, action, reward, done, infos)
+            placed.add_block()
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
             self.pos = 0
 
-    def _stage(
+    def _columns(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any
-    ) -> bool:
-        """Add a transition of each environment as it is given. Return whether that was possible."""
-        placed, keys = self._placed, self._form.keys
-        if placed is None:
-            return False
+    ) -> tuple[Any, ...]:
+        """Return what was given in the order of the table's fields, nothing if an episode was cut
+        off.
+        """
         if self.handle_timeout_termination:
             for info in infos:
                 if info.get("TimeLimit.truncated", False):
-                    return False
+                    return ()
+        keys = self._form.keys
         if keys is None:
-            return placed.add((obs, next_obs, action, reward, done, self._not_truncated))
+            return obs, next_obs, action, reward, done, self._not_truncated
         both = *(obs[key] for key in keys), *(next_obs[key] for key in keys)
-        return placed.add((*both, action, reward, done, self._not_truncated))
+        return *both, action, reward, done, self._not_truncated
 
     def _fill(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any
@@ -180,9 +183,20 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             Of the version that is installed, with new tensors on `device`.
         """
         if self._linked is None:
-            most = self.buffer_size if self.full else self.pos
-            return self._get_samples(np.random.randint(0, most, size=batch_size), env=env)
+            return self._sample_placed(batch_size, env)
         return self._samples(self._linked.draw(batch_size), env)
+
+    def _sample_placed(self, batch_size: int, env: Any) -> Any:
+        assert self._placed is not None
+        most = self.buffer_size if self.full else self.pos
+        drawn = None
+        if env is None and most and self._own_samples:
+            drawn = self._placed.draw(batch_size, most, self.pos)
+        if drawn is None:
+            return self._get_samples(np.random.randint(0, most, size=batch_size), env=env)
+        made = map(torch.from_numpy if self.device.type == "cpu" else self._tensor, drawn)
+        obs, next_obs, (action, reward, ends) = self._form.divided(made)
+        return self._sample_class(obs, action, next_obs, ends, reward)
 
     def _get_samples(self, batch_inds: Ids, env: Any = None) -> Any:
         """Return the transitions at these positions, of environments that are drawn."""
@@ -190,20 +204,15 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             raise NotImplementedError(
                 "with optimize_memory_usage=True transitions have no positions: use sample()"
             )
-        envs = self._drawn_envs(len(batch_inds))
-        drawn = None if env is not None else self._placed.draw(batch_inds, envs, self.pos)
-        if drawn is None:
-            ids = self._placed.ids(batch_inds, 0 if envs is None else envs, self.pos)
-            return self._samples(self._placed.at(ids), env)
-        made = map(torch.from_numpy if self.device.type == "cpu" else self._tensor, drawn)
-        obs, next_obs, (action, reward, ends) = self._form.divided(made)
-        return self._sample_class(obs, action, next_obs, ends, reward)
+        return self._samples(self._placed.at(self._drawn(batch_inds)), env)
 
-    def _drawn_envs(self, count: int) -> Ids | None:
-        """Draw environments; ``None`` if there is one."""
+    def _drawn(self, batch_inds: Ids) -> Ids:
+        """Draw an environment for each position. Return the transitions' ids."""
+        assert self._placed is not None
         if self.n_envs == 1:  # randint(0, 1) uses no random number
-            return None
-        return np.random.randint(0, high=self.n_envs, size=count)
+            return self._placed.ids(batch_inds, 0, self.pos)
+        drawn = np.random.randint(0, high=self.n_envs, size=len(batch_inds))
+        return self._placed.ids(batch_inds, drawn, self.pos)
 
     def _samples(
         self,
@@ -311,7 +320,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     # -- pickles -----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_placed", "_linked", "_form", "_not_truncated")
+        left = ("_placed", "_linked", "_form", "_not_truncated", "_own_samples")
         state = {name: value for name, value in vars(self).items() if name not in left}
         state["_saved"] = self._steps.saved()
         return state

@@ -89,7 +89,7 @@ class StagedCalls:
             if list(map(_look, values)) != self._looks:
                 return None
             packed = b"".join(values)
-        except (AttributeError, ValueError, BufferError):  # no arrays, or not contiguous
+        except (AttributeError, TypeError):  # no arrays, or not contiguous
             return None
         return packed if packed.endswith(self._no_ends) else None
 

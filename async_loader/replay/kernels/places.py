@@ -1,4 +1,4 @@
-"""Reads transitions by the places that a ring of calls gives them, also those that are staged."""
+"""Draws transitions by the places that a ring of calls gives them, also those that are staged."""
 
 from __future__ import annotations
 
@@ -14,34 +14,52 @@ from async_loader.replay.base.field_table import (
     ROW_STRIDE,
 )
 from async_loader.replay.base.row_format import BASE, ROWS, STRIDE
-from async_loader.replay.kernels.machine import copy, peek8, poke_float32
+from async_loader.replay.kernels.machine import call32, copy, peek8, poke_float32
 from async_loader.replay.kernels.row_address import AHEAD, at_row, fetch, holds
 
 
 @kernel(inline=True)
-def _find(g: Any, positions: Any, envs: Any, ring: Any, ids: Any) -> None:
-    """Fill in the ids at the places."""
-    size, width = ring[p.SIZE], ring[p.ENVS]
+def _draw(ring: Any, most: int) -> int:
+    """Draw a number from 0 to ``most - 1``, as ``numpy.random.randint`` does.
+
+    Of as many bits as ``most - 1`` has, the first that are not beyond it. For up to 2**32.
+    """
+    highest = most - 1
+    if highest == 0:
+        return 0
+    mask = highest
+    for shift in (1, 2, 4, 8, 16):
+        mask |= mask >> shift
+    drawn = highest + 1
+    while drawn > highest:
+        drawn = call32(ring[p.RANDOM], ring[p.RANDOM_STATE]) & mask
+    return drawn
+
+
+@kernel(inline=True)
+def _draw_places(ring: Any, ids: Any) -> None:
+    """Fill in the ids at places that are drawn: first all positions, then all environments."""
+    width = ring[p.ENVS]
     for i in range(len(ids)):
-        age = ring[p.NEXT] - 1 - positions[i]
+        age = ring[p.NEXT] - 1 - _draw(ring, ring[p.MOST])
         if age < 0:
-            age += size
+            age += ring[p.SIZE]
         ids[i] = ring[p.NEWEST] - age * width
-        if len(envs):
-            ids[i] += envs[i]
+    if width > 1:
+        for i in range(len(ids)):
+            ids[i] += _draw(ring, width)
 
 
 @kernel(keeps_gil=True)
-def read_places(
-    g: Any, positions: Any, envs: Any, ring: Any, fields: Any, staged: Any, ids: Any
-) -> int:
-    """Read the transitions at places into one block. Under the table's lock.
+def draw_places(g: Any, ring: Any, fields: Any, staged: Any, ids: Any) -> int:
+    """Draw places with equal probability, with replacement, and read their transitions into one
+    block. Under the table's lock, and that of the random numbers.
 
     ``ring``: see place_table.py. ``fields [fields, 8]``: targets count from ``ids``, which is the
     beginning of the block and is filled in; of the last field a float32 says whether it is true.
     ``staged [fields, 5]``: where staged steps lie. Returns how many transitions are not there.
     """
-    _find(g, positions, envs, ring, ids)
+    _draw_places(ring, ids)
     base, stride, rows, block = g[BASE], g[STRIDE], g[ROWS], ids.ctypes.data
     last, first, width = len(fields) - 1, ring[p.STAGED_FROM], ring[p.ENVS]
     gone = 0
