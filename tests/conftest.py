@@ -97,8 +97,24 @@ def _left(before: tuple[dict[int, str], Counter[str], int]) -> dict[str, object]
     return {what: value for what, value in left.items() if value}
 
 
+_searched = True  # for garbage since `_leave_out` was called
+
+
+def _leave_out() -> None:
+    """Leave what is alive out of later searches for garbage, each of which would take half a
+    second otherwise: torch, numba and the tests are a million objects.
+    """
+    global _searched
+    if _searched:
+        gc.collect()
+        gc.freeze()
+        _searched = False
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left():
+    global _searched
+    _leave_out()
     before = (children(), descriptors(), mapped_segments())
     yield
     deadline = time.monotonic() + PATIENCE_S
@@ -107,6 +123,7 @@ def nothing_is_left():
             pytest.fail(f"left behind after {PATIENCE_S:g} s: {left}")
         threading.Event().wait(0.02)
         gc.collect()
+        _searched = True
 
 
 @pytest.fixture(params=["fork", "spawn", "forkserver"])
