@@ -38,7 +38,14 @@ def _parse() -> argparse.Namespace:
         prog="scripts/bench", description="Side-by-side benchmarks; see benchmarks/."
     )
     parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("--rows", help="only these rows, by key: 1,11,start")
+    parser.add_argument(
+        "--rows", help="only these rows, by key: 1,11,start; recorded if --record is given"
+    )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="put the rows of --rows in the place of those on record; the others stay",
+    )
     parser.add_argument(
         "--repeats",
         type=int,
@@ -67,6 +74,7 @@ def main() -> int:
         name: importlib.import_module(name).ROW
         for name in (f"benchmarks.{options.suite}.{row}" for row in suite.ROWS)
     }
+    every = list(rows.values())
     if options.rows:
         wanted = options.rows.split(",")
         if unknown := set(wanted) - {row.key for row in rows.values()}:
@@ -84,20 +92,25 @@ def main() -> int:
             f"[yellow]the machine is busy (load {about['load_before']:.1f} on {about['cpus']} "
             f"CPUs): {NOISE}[/yellow]"
         )
-    outcomes = []
+    out = options.out or RESULTS
+    written, kept = {}, {}
+    if options.rows and options.record:
+        written, kept = report.earlier(out / f"{options.suite}.json", about, every)
+    made = {}
     for module, row in rows.items():
-        outcomes.append(_run(console, row, module, pythons, repeats, hurry))
-        report.show(console, outcomes[-1], gain(options.suite, row.key))
-    out = options.out or (None if options.quick or options.rows else RESULTS)
-    if out:
+        made[row.key] = _run(console, row, module, pythons, repeats, hurry)
+        report.show(console, made[row.key], gain(options.suite, row.key))
+    if options.out or options.record or not (options.quick or options.rows):
         draw: Callable[..., None] = getattr(suite, "draw", report.draw)
-        report.record(out / f"{options.suite}.json", options.suite, about, outcomes)
+        outcomes = [one for row in every if (one := made.get(row.key) or kept.get(row.key))]
+        written = {key: row for key, row in written.items() if key not in made}
+        report.record(out / f"{options.suite}.json", options.suite, about, outcomes, written)
         draw(out / f"{options.suite}.png", about, outcomes)
         console.print(
             f"recorded: {options.suite}.json and {options.suite}.png in {os.path.relpath(out)}"
         )
     console.print(f"took {time.monotonic() - begin:.0f} s")
-    verdicts = [verdict for outcome in outcomes for verdict in outcome.verdicts()]
+    verdicts = [verdict for outcome in made.values() for verdict in outcome.verdicts()]
     return int(options.check and not all(verdict.held for verdict in verdicts))
 
 

@@ -182,7 +182,7 @@ def _suite(results: dict[str, Any]) -> list[str]:
         "",
         f"`./scripts/bench {name}` on {results['cpus']} shared cores, {results['date_of_run']}, "
         f"{results['machine']}, "
-        f"{results['repeats']} repeats, medians; {_versions(results)}.",
+        f"{results['repeats']} repeats, medians; {_versions(results)}.{_other_days(results)}",
         "",
         f"Of {len(targets)} targets, {len(missed)} are missed.",
         "",
@@ -214,6 +214,15 @@ def _contenders(row: dict[str, Any]) -> list[str]:
             f"{'' if times is None else f'{times:.3g}x'} |"
         )
     return lines
+
+
+def _other_days(results: dict[str, Any]) -> str:
+    """Return a sentence about the rows that were measured on other days than the last run."""
+    days: dict[str, list[str]] = {}
+    for row in results["rows"]:
+        days.setdefault(row.get("date_of_run", results["date_of_run"]), []).append(row["title"])
+    days.pop(results["date_of_run"], None)
+    return "".join(f" Measured on {day}: {'; '.join(rows)}." for day, rows in sorted(days.items()))
 
 
 def _versions(results: dict[str, Any]) -> str:

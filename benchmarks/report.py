@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import Measured, Metric, Outcome, Verdict
+from benchmarks.harness import Measured, Metric, Outcome, Row, Verdict
 
 OURS_COLOUR, PEER_COLOUR, LIMIT_COLOUR, TARGET_COLOUR = "#2a6fb0", "#b8bcc4", "#e6dcc0", "#c0392b"
 
@@ -94,16 +94,66 @@ def _sentence(outcome: Outcome, verdict: Verdict) -> str:
     return f"{word}  {verdict.target.text}: {figure}"
 
 
-def record(path: Path, suite: str, about: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
-    """Return all measurements of all repeats, and the versions compared with."""
+def record(
+    path: Path,
+    suite: str,
+    about: Mapping[str, Any],
+    outcomes: Sequence[Outcome],
+    kept: Mapping[str, Any] | None = None,
+) -> None:
+    """Write all measurements of all repeats, and the versions compared with.
+
+    ``kept``: the rows of an earlier record, by key, that stay as they are; `earlier` returns them.
+    """
+    kept, day = kept or {}, {"date_of_run": about["date_of_run"]}
+    rows = [kept.get(one.row.key) or {**_row(one), **day} for one in outcomes]
     document = {
         "suite": suite,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **about,
-        "rows": [_row(outcome) for outcome in outcomes],
+        "rows": rows,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_rounded(document), indent=1) + "\n")
+
+
+def earlier(
+    path: Path, about: dict[str, Any], rows: Sequence[Row]
+) -> tuple[dict[str, Any], dict[str, Outcome]]:
+    """Return the rows of a record as they are written there, and as outcomes, by key; none if there
+    is no record. Adds to ``about`` what they were measured with.
+
+    Raises
+    ------
+    ValueError
+        If another version of a library was measured: rows of one record are to be comparable.
+    """
+    if not path.exists():
+        return {}, {}
+    document = json.loads(path.read_text())
+    for environment, versions in document["versions"].items():
+        now = about["versions"].setdefault(environment, versions)
+        if now != versions:
+            raise ValueError(
+                f"{path.name} was recorded with {environment} {versions}, and now there is {now}: "
+                "record all rows again"
+            )
+    written = {row["row"]: row for row in document["rows"]}
+    outcomes = {}
+    for row in rows:
+        if row.key in written:
+            written[row.key].setdefault("date_of_run", document["date_of_run"])
+            outcomes[row.key] = _outcome(row, written[row.key])
+    return {key: written[key] for key in outcomes}, outcomes
+
+
+def _outcome(row: Row, written: Mapping[str, Any]) -> Outcome:
+    figures = {one["name"]: one for one in written["contenders"]}
+    measured = []
+    for contender in row.contenders:
+        one = figures.get(contender.name, {"not_measured": "added later"})
+        measured.append(Measured(contender, one.get("repeats", []), one.get("not_measured")))
+    return Outcome(row, tuple(measured))
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
