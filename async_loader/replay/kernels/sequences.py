@@ -28,6 +28,7 @@ from async_loader.replay.base.row_format import (
     ENDS,
     FINAL,
     FLAGS,
+    ID,
     NEXT,
     PREV,
     ROWS,
@@ -101,15 +102,50 @@ def _fetch_on(g: Any, row: int, before: int) -> None:
 
 
 @kernel(inline=True)
+def _walk_evenly(g: Any, first: int, count: int, names: Any, rows: Any, stamps: Any) -> int:
+    """Find the rows of ``count`` steps from the place ``first`` on, which has been visited, if they
+    lie equally far from each other, as those of a stream mostly do, and no episode ends before the
+    last. Returns how far, 0 if not.
+
+    No load waits for the one before, as it does from link to link: a third of the time.
+    """
+    name, row = names[first], rows[first]
+    apart = load(g[BASE] + row * g[STRIDE] + NEXT) - name
+    end = row + apart * (count - 1)
+    if apart <= 0 or end >= g[ROWS]:
+        return 0
+    address, step = g[BASE] + row * g[STRIDE], apart * g[STRIDE]
+    flags, wrong = 0, 0
+    for t in range(count):
+        if t + AHEAD < count:
+            fetch(address + AHEAD * step, g[STRIDE])
+        stamp = load(address + FLAGS)
+        wrong |= load(address + ID) ^ (name + 1)
+        if t < count - 1:
+            flags |= stamp
+            wrong |= load(address + NEXT) ^ (name + apart)
+        else:
+            flags |= stamp & ~ENDS
+        place = first + t
+        names[place], rows[place], stamps[place] = name, row, stamp
+        name, row, address = name + apart, row + apart, address + step
+    return apart if wrong == 0 and flags & (ENDS | VERSION_ONE) == 0 else 0
+
+
+@kernel(inline=True)
 def _walk(g: Any, shape: Any, names: Any, rows: Any, stamps: Any) -> Any:
     """Find the rows of the sequence whose first step is at ``BEFORE - 1``.
 
-    Returns how many steps there are from the first on, 0 if some are missing, and the place of the
-    last row that was visited.
+    Returns how many steps there are from the first on, 0 if some are missing, the place of the
+    last row that was visited, and how far the rows of these steps lie from each other, 0 if not
+    equally far.
     """
     place = first = shape[q.BEFORE] - 1
     span = (shape[q.PLACES_OF_TIME] - 1) * shape[q.DILATION] + 1
     ended = False
+    apart = _walk_evenly(g, first, span, names, rows, stamps)
+    if apart:
+        place = first + span - 1
     while place - first + 1 < span + shape[q.FOLLOWED]:
         if stamps[place] & ENDS:
             ended = True
@@ -119,7 +155,7 @@ def _walk(g: Any, shape: Any, names: Any, rows: Any, stamps: Any) -> Any:
             break
         place += 1
         if not _visit(g, after, row, place, names, rows, stamps):
-            return 0, place
+            return 0, place, 0
         if place - first + AHEAD < span:
             _fetch_on(g, row, rows[place - 1])
     steps = place - first + 1
@@ -127,18 +163,18 @@ def _walk(g: Any, shape: Any, names: Any, rows: Any, stamps: Any) -> Any:
         ended = True
     if not ended:  # the episode goes on, or ends after the sequence
         if shape[q.WHOLE] or steps < span + shape[q.FOLLOWED]:
-            return 0, place
-        return span, place
+            return 0, place, 0
+        return span, place, apart
     if (steps - 1) // shape[q.DILATION] + 1 < shape[q.LEAST]:
-        return 0, place
+        return 0, place, 0
     if shape[q.FOLLOWED]:
         after, row = _next(g, place, names, rows)
         place += 1
         if after < 0:  # it terminated without an observation after it
             _repeat(place - 1, names, rows, stamps)
         elif not _visit(g, after, row, place, names, rows, stamps):
-            return 0, place
-    return steps, place
+            return 0, place, 0
+    return steps, place, apart
 
 
 @kernel(inline=True)
@@ -169,6 +205,14 @@ def _walk_across(
     place = shape[q.BEFORE] - 1
     span = (shape[q.PLACES_OF_TIME] - 1) * shape[q.DILATION] + 1
     followed, begin = shape[q.FOLLOWED], 0
+    if not followed:
+        apart = _walk_evenly(g, place, span, names, rows, stamps)
+        if apart:  # all of them are of one episode
+            for step in range(span):
+                begins[place + step] = begin
+            for step in range(shape[q.PLACES_OF_TIME]):
+                where[step] = place + step * shape[q.DILATION]
+            return span, place + span - 1, apart
     begins[place] = begin
     for step in range(span):
         last, ends = step == span - 1, stamps[place] & ENDS != 0
@@ -182,7 +226,7 @@ def _walk_across(
             _repeat(place, names, rows, stamps)
             place += 1
             if after >= 0 and not _visit(g, after, row, place, names, rows, stamps):
-                return 0, place
+                return 0, place, 0
             if last:
                 break
         place += 1
@@ -191,8 +235,8 @@ def _walk_across(
             row = after % g[ROWS]
         begins[place] = begin
         if after < 0 or not _visit(g, after, row, place, names, rows, stamps):
-            return 0, place
-    return span, place
+            return 0, place, 0
+    return span, place, 0
 
 
 @kernel(inline=True)
@@ -255,10 +299,16 @@ def _copy_rows(
     begins: Any,
     where: Any,
     there: int,
+    apart: int,
 ) -> None:
-    """Copy the steps of one sequence, and zeros where there are none."""
+    """Copy the steps of one sequence, and zeros where there are none.
+
+    ``apart``: how far their rows lie from each other, 0 if not equally far.
+    """
     empty = shape[q.PLACES_OF_TIME] - there
-    regular, _ = _run(rows, where, 0, there, 0, 0)
+    regular = there
+    if not apart or there == 1:
+        regular, _ = _run(rows, where, 0, there, 0, 0)
     for f in range(len(fields)):
         count, row_bytes = fields[f, NBYTES], fields[f, ROW_STRIDE]
         anchor, frames = fields[f, ANCHOR], fields[f, FRAMES]
@@ -316,14 +366,28 @@ def _describe(
 
 
 @kernel(inline=True)
-def _unchanged(g: Any, last: int, names: Any, rows: Any, stamps: Any) -> bool:
-    """As `reading.same_rows`, for rows that are known."""
-    for place in range(last + 1):
+def _unchanged(
+    g: Any, shape: Any, last: int, apart: int, names: Any, rows: Any, stamps: Any
+) -> bool:
+    """As `reading.same_rows`, for rows that are known; ``apart``: as in `_copy_rows`."""
+    place, wrong = 0, 0
+    while place <= last:
+        if apart and place == shape[q.BEFORE] - 1:
+            name = names[place] + 1
+            address, step = g[BASE] + rows[place] * g[STRIDE], apart * g[STRIDE]
+            span = (shape[q.PLACES_OF_TIME] - 1) * shape[q.DILATION] + 1
+            for t in range(span):
+                wrong |= load(address + ID) ^ name
+                wrong |= load(address + FLAGS) ^ stamps[place + t]
+                name, address = name + apart, address + step
+            place += span
+            continue
         if names[place] >= 0:
             address = g[BASE] + rows[place] * g[STRIDE]
-            if not holds(address, names[place]) or load(address + FLAGS) != stamps[place]:
-                return False
-    return True
+            wrong |= load(address + ID) ^ (names[place] + 1)
+            wrong |= load(address + FLAGS) ^ stamps[place]
+        place += 1
+    return wrong == 0
 
 
 @kernel(inline=True)
@@ -334,8 +398,9 @@ def _read_sequences(g: Any, ids: Any, fields: Any, shape: Any, visited: Any, tak
     first = shape[q.BEFORE] - 1
     for i in range(len(ids)):
         if i + 1 < len(ids):
-            for k in range(AHEAD):
-                fetch(base + (ids[i + 1] + k) % capacity * stride, stride)
+            row = ids[i + 1] % capacity
+            for k in range(row, min(row + AHEAD, capacity)):
+                fetch(base + k * stride, stride)
         taken[i] = 0
         gone += 1
         if (
@@ -346,16 +411,16 @@ def _read_sequences(g: Any, ids: Any, fields: Any, shape: Any, visited: Any, tak
         ):
             continue
         if shape[q.ACROSS]:
-            steps, last = _walk_across(g, shape, names, rows, stamps, begins, where)
+            steps, last, apart = _walk_across(g, shape, names, rows, stamps, begins, where)
         else:
-            steps, last = _walk(g, shape, names, rows, stamps)
+            steps, last, apart = _walk(g, shape, names, rows, stamps)
         if steps == 0:
             continue
         there = (steps - 1) // shape[q.DILATION] + 1
-        _copy_rows(g, fields, shape, i, names, rows, begins, where, there)
+        _copy_rows(g, fields, shape, i, names, rows, begins, where, there, apart)
         _describe(g, shape, i, names, rows, begins, where, there)
         after_loads()
-        if _unchanged(g, last, names, rows, stamps):
+        if _unchanged(g, shape, last, apart, names, rows, stamps):
             taken[i] = there
             gone -= 1
     return gone
