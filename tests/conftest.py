@@ -4,6 +4,7 @@ descriptor.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import threading
 import time
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import hypothesis
 import psutil
@@ -46,13 +48,34 @@ def pytest_configure(config: pytest.Config) -> None:
         )  # else a second for each worker
 
 
+_LISTED = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+"""Whether the kernel lists the children of a process. Else every process of the machine is read,
+which takes longer than most tests.
+"""
+
+
+def _below(pid: int) -> list[int]:
+    if not _LISTED:
+        return [process.pid for process in psutil.Process(pid).children(recursive=True)]
+    found = []
+    with contextlib.suppress(OSError):  # it ends meanwhile
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with (
+                contextlib.suppress(OSError),
+                open(f"/proc/{pid}/task/{thread}/children") as listed,
+            ):
+                found += map(int, listed.read().split())
+    return found + [one for child in found for one in _below(child)]
+
+
 def children() -> dict[int, str]:
     """Processes below this one, but for those that multiprocessing keeps until the interpreter
     ends.
     """
     found = {}
-    for process in psutil.Process().children(recursive=True):
+    for pid in _below(os.getpid()):
         try:
+            process = psutil.Process(pid)
             command = " ".join(process.cmdline())
             if process.status() != psutil.STATUS_ZOMBIE and not any(
                 own in command for own in _PYTHONS_OWN
