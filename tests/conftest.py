@@ -59,12 +59,9 @@ def _below(pid: int) -> list[int]:
         return [process.pid for process in psutil.Process(pid).children(recursive=True)]
     found = []
     with contextlib.suppress(OSError):  # it ends meanwhile
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with (
-                contextlib.suppress(OSError),
-                open(f"/proc/{pid}/task/{thread}/children") as listed,
-            ):
-                found += map(int, listed.read().split())
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
     return found + [one for child in found for one in _below(child)]
 
 
