@@ -114,7 +114,7 @@ class PlacedSteps:
             raise Broken(_OTHERS)
 
     def draw(self, count: int, most: int, next_position: int) -> Sequence[Array] | None:
-        """As `PlacedDraws.draw`; ``None`` if `at` is to read so many."""
+        """As `PlacedDraws.draw`; ``None`` if there are more than one call of the kernel reads."""
         if count > self._drawing.most:
             return None
         state = self._state
