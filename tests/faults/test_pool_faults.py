@@ -17,7 +17,10 @@ from async_loader.pipeline.engine import Engine
 
 
 def kill_one(pool, rng):
-    if pids := pool.pids:  # none while all of them are being replaced
+    """Kill a worker that is ready: three that are killed before that in a row end the pool."""
+    workers = [one for one in list(pool._core.pool.handles) if one.ready]
+    # none while all of them are being replaced
+    if pids := [one.pid for one in workers if one.pid]:
         with contextlib.suppress(ProcessLookupError):  # it was killed before, and reaped just now
             os.kill(rng.choice(pids), signal.SIGKILL)
 
