@@ -121,16 +121,19 @@ def test_a_shard_that_grows_gives_more_at_once_also_if_it_was_asked_seldom(tmp_p
                 writer.append(x=x, shard=1)
         until(lambda: len(client.table("t")) > 1990)
 
-        def half_comes_from_it():
-            for _ in range(SETTLED):
-                drawn(source, 100)
-            late = [drawn(source, 100) for _ in range(40)]
-            share = np.mean([(batch["shard"] == 1).mean() for batch in late])
-            return 0.4 < share < 0.6 and any(
-                (batch["x"][batch["shard"] == 1] > 900).any() for batch in late
-            )
+        def told():
+            """Whether the source has heard of the new rows, while it is drawn from."""
+            drawn(source, 100)
+            newest = source._shards[1]._newest
+            return newest is not None and newest.items > 990
 
-        until(half_comes_from_it)  # at once, but for what the shard takes to say how much it has
+        until(told)
+        for _ in range(SETTLED):
+            drawn(source, 100)
+        late = [drawn(source, 100) for _ in range(40)]
+        shares = np.mean([(batch["shard"] == 1).mean() for batch in late])
+        assert 0.4 < shares < 0.6
+        assert any((batch["x"][batch["shard"] == 1] > 900).any() for batch in late)
         source.close()
 
 
