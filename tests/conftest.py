@@ -4,7 +4,6 @@ descriptor.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import os
@@ -12,7 +11,6 @@ import threading
 import time
 import warnings
 from collections import Counter
-from pathlib import Path
 
 import hypothesis
 import psutil
@@ -48,31 +46,13 @@ def pytest_configure(config: pytest.Config) -> None:
         )  # else a second for each worker
 
 
-_LISTED = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-"""Whether the kernel lists the children of a process. Else every process of the machine is read,
-which takes longer than most tests.
-"""
-
-
-def _below(pid: int) -> list[int]:
-    if not _LISTED:
-        return [process.pid for process in psutil.Process(pid).children(recursive=True)]
-    found = []
-    with contextlib.suppress(OSError):  # it ends meanwhile
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                found += map(int, (thread / "children").read_text().split())
-    return found + [one for child in found for one in _below(child)]
-
-
 def children() -> dict[int, str]:
     """Processes below this one, but for those that multiprocessing keeps until the interpreter
     ends.
     """
     found = {}
-    for pid in _below(os.getpid()):
+    for process in psutil.Process().children(recursive=True):
         try:
-            process = psutil.Process(pid)
             command = " ".join(process.cmdline())
             if process.status() != psutil.STATUS_ZOMBIE and not any(
                 own in command for own in _PYTHONS_OWN
