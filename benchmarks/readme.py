@@ -251,9 +251,9 @@ def recorded() -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in files if file.exists()]
 
 
-def replaced(text: str, written: str) -> str:
-    """A page's text with what stands between its marks replaced."""
-    return text[: text.index(BEGIN)] + written + text[text.index(END) + len(END) :]
+def replaced(text: str, written: str, begin: str = BEGIN, end: str = END) -> str:
+    """A page's text with what stands between its marks, and the marks, replaced."""
+    return text[: text.index(begin)] + written + text[text.index(end) + len(end) :]
 
 
 def main() -> None:

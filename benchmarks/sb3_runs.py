@@ -18,6 +18,8 @@ from pathlib import Path
 from time import thread_time
 from typing import Any
 
+from benchmarks.readme import replaced
+
 RECORD = Path(__file__).parent / "results" / "sb3_runs.json"
 PAGE = Path(__file__).parent.parent / "docs" / "guides" / "sb3.md"
 BEGIN = "<!-- runs: written by python -m benchmarks.sb3_runs -->"
@@ -178,12 +180,6 @@ def section(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    before, rest = PAGE.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{section(rows)}\n{END}{after}")
-
-
 def main() -> None:
     """Run all, or with --one TASK BUFFER SEED one run, whose figures are printed as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -206,7 +202,8 @@ def main() -> None:
                 print(runs[-1], flush=True)
     record = {"when": datetime.now(UTC).date().isoformat(), "summary": summary(runs), "runs": runs}
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    _show(record["summary"])
+    written = f"{BEGIN}\n{section(record['summary'])}\n{END}"
+    PAGE.write_text(replaced(PAGE.read_text(), written, BEGIN, END))
     print(json.dumps(record["summary"], indent=1))
 
 
