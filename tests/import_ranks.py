@@ -214,12 +214,12 @@ RANKS["recording"] = [
     "recording",
 ]
 RANKS["scale"] = [
-    "batch_maker hosts importance ray_library shard_main shard_map shard_plan shares "
-    "source_options stats",
+    "batch_maker hosts importance limiter_shares ray_library shard_main shard_map shard_plan "
+    "shares source_options stats",
     "cluster_keys cluster_settings directory local_ray membership place rules shard_process",
     "shard_connection shard_losses",
     "connections shard_rows shard_supervisor",
-    "by_id leases losses placement shard_actor",
+    "by_id leases limiter_balance losses placement shard_actor",
     "directory_actor source",
     "operations ray_directory table",
     "client commands",

@@ -55,6 +55,7 @@ THREADS = {
     "demo-lines",
     "feeder-client",
     "kernel-warmup",
+    "limiter",
     "owner",
     "parent",
     "producer",

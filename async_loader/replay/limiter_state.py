@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from async_loader.errors import ConfigError
 from async_loader.replay.rate_limiter import UNLIMITED, RateLimiter, number_text, whole
+
+
+class LimiterBalance(NamedTuple):
+    """Where a limiter's cursor is, in samples; see `RateLimiter`.
+
+    Attributes
+    ----------
+    moved : int
+        Samples that other tables gave, less those that they took. The cursor has them.
+    cursor, low, high : float
+    """
+
+    moved: int
+    cursor: float
+    low: float
+    high: float
 
 
 class LimiterState:
@@ -23,6 +40,7 @@ class LimiterState:
     ----------
     inserted, sampled, deleted : int
         Items since the table was new. Deletions count for its size only, not for the ratio.
+        Samples that other tables gave are taken off ``sampled``: see `TableAccess.balance`.
     waiting : int
         Steps that were written and are not items yet. They count for the ratio, not for the size.
     needed : int
@@ -171,6 +189,13 @@ class LimiterState:
         return max(
             0, whole((self.inserted + self.waiting + more) * self._spi - self.sampled - self._low)
         )
+
+    def balance(self, moved: int) -> LimiterBalance | None:
+        """Return the cursor and its bounds; ``None`` if there are none."""
+        if not (math.isfinite(self._low) and math.isfinite(self._high)):
+            return None
+        cursor = (self.inserted + self.waiting) * self._spi - self.sampled
+        return LimiterBalance(moved, cursor, self._low, self._high)
 
     def window(self) -> float:
         """Return the samples between the two bounds."""

@@ -46,13 +46,14 @@ class ClusterTableStats(TableStats):
     lost : tuple of LostRows
         Since this client was made.
     limiter_scope : str
-        "shard": each shard's limiter holds its own table to the ratio.
+        "cluster": the shards' limiters hold the ratio over all of them: see
+        `ClusterTable.limiter`.
     """
 
     shards: dict[str, TableStats]
     silent: tuple[str, ...] = ()
     lost: tuple[LostRows, ...] = ()
-    limiter_scope: str = "shard"
+    limiter_scope: str = "cluster"
 
     def __str__(self) -> str:
         """Return the lines of the whole, of silent shards, and of what was lost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -24,6 +25,8 @@ from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.client.writer import RemoteWriter
+from async_loader.feeder.plain_values import limiter_from
+from async_loader.feeder.wire import AboutReply
 from async_loader.lifecycle import Deadline, Patience, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import ids_of, positive, whole_seed
@@ -33,6 +36,7 @@ from async_loader.replay.samplers import Sampler
 from async_loader.replay.views import View
 from async_loader.scale.by_id import UpdatesById
 from async_loader.scale.connections import Connections
+from async_loader.scale.limiter_balance import LimiterBalance
 from async_loader.scale.losses import Losses
 from async_loader.scale.placement import Placement
 from async_loader.scale.shard_connection import ShardConnection
@@ -79,6 +83,7 @@ class ClusterTable:
         self._lock = threading.Lock()
         self._sampling: dict[Any, ClusterSource] = {}
         self._sources: list[ClusterSource] = []
+        self._balance = LimiterBalance(connections, lambda shard: self._table(shard)._calls)
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -100,7 +105,13 @@ class ClusterTable:
 
     @property
     def limiter(self) -> RateLimiter | None:
-        """How far sampling and inserting may run ahead of each other, in each shard."""
+        """How far sampling and inserting may run ahead of each other, by each shard.
+
+        The ratio holds over all shards: while a loader or `sample` draws, what one shard may be
+        sampled more, or inserted into, goes to those that need it. Least size and error buffer are
+        those of each shard, so that the whole may be off by as many error buffers as there are
+        shards.
+        """
         found = self._all(lambda table: table.limiter)
         return next(iter(found.values()), None)
 
@@ -287,7 +298,8 @@ class ClusterTable:
     ) -> ClusterSource:
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
-        said = repr(sampler) if sampler is not None else self._sampler_said()
+        about = self._about()
+        said = repr(sampler) if sampler is not None else about.sampler
         entropy = whole_seed(seed) if seed is not None else np.random.SeedSequence().entropy
         assert isinstance(entropy, int)
         options = SourceOptions(
@@ -300,6 +312,8 @@ class ClusterTable:
             queue=said.startswith("Fifo("),
             fresh=fresh,
         )
+        if rank == 0 and _has_bounds(limiter_from(about.limiter)):
+            self._balance.start()
 
         def open_source(shard: ShardConnection, ahead: int) -> RemoteSource:
             own = None if seed is None else _seed_of(seed, shard.number)
@@ -312,9 +326,9 @@ class ClusterTable:
 
         return ClusterSource(self._connections, open_source, self._updates, options, self._losses)
 
-    def _sampler_said(self) -> str:
-        """Return the sampler of the shards' tables as text."""
-        found = self._all(lambda table: table._calls.about().sampler)
+    def _about(self) -> AboutReply:
+        """Return what the first shard says of its table."""
+        found = self._all(lambda table: table._calls.about())
         return next(iter(found.values()))
 
     # -- by id -------------------------------------------------------------------------------------
@@ -424,6 +438,7 @@ class ClusterTable:
         with self._lock:
             sources = [*self._sources, *self._sampling.values()]
             self._sources, self._sampling = [], {}
+        self._balance.close()
         for one in sources:
             one.close()
 
@@ -446,6 +461,10 @@ class ClusterTable:
             names = ", ".join(one.name for one in self._connections.all)
             raise failed or Timeout(f"none of {names} can be reached: the call may be made again")
         return found
+
+
+def _has_bounds(limiter: RateLimiter | None) -> bool:
+    return limiter is not None and math.isfinite(limiter.bounds[1]) and limiter.queue_size is None
 
 
 def _seed_of(seed: int, number: int) -> int:

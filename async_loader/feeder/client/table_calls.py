@@ -20,6 +20,8 @@ from async_loader.feeder.client.reader_state import ReaderOptions
 from async_loader.feeder.wire import (
     About,
     AboutReply,
+    Balance,
+    Balanced,
     BatchForm,
     ById,
     Control,
@@ -124,6 +126,10 @@ class TableCalls:
         if reply.schema is not None:
             self.last_about = reply
         return reply
+
+    def balance(self, was: int | None = None, now: int = 0, timeout_s: Timeout = None) -> Balanced:
+        """Move samples to this table's limiter, or from it: see docs/wire.md."""
+        return self.ask(Balance(table=self.table, was=was, now=now), Balanced, timeout_s)
 
     def known(self) -> AboutReply:
         """Return the properties, which do not change once there is a schema."""

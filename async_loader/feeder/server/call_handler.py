@@ -1,4 +1,6 @@
-"""Calls of tables, one message each: about, get, update, delete, prioritize, clear, save, load."""
+"""Calls of tables, one message each: about, get, update, delete, prioritize, clear, save, load,
+balance.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,8 @@ from async_loader.feeder.wire import (
     About,
     AboutReply,
     Applied,
+    Balance,
+    Balanced,
     BatchForm,
     ById,
     Clear,
@@ -82,6 +86,7 @@ class CallHandler:
             Type.CLEAR: self._clear,
             Type.SAVE: self._save,
             Type.LOAD: self._load,
+            Type.BALANCE: self._balance,
             Type.SAMPLE: self.samples.add,
             Type.GET: self._get,
             Type.UPDATE: self._update,
@@ -194,6 +199,15 @@ class CallHandler:
         table.buffer.clear()
         table.scheduler.forget_rows()
         return message.reply(Done())
+
+    def _balance(self, session: Session, message: Message, table: TableEntry) -> Message:
+        body = message.body
+        assert isinstance(body, Balance)
+        found = table.table.balance(body.was, body.now)
+        if found is None:
+            return message.reply(Balanced())
+        moved, cursor, low, high = found
+        return message.reply(Balanced(moved=moved, cursor=cursor, low=low, high=high))
 
     # -- checkpoints, see NOTE [slow work] ---------------------------------------------------------
 

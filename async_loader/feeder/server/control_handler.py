@@ -85,7 +85,9 @@ class ControlHandler:
             Type.PUBLISH: self._publish,
             Type.LATEST: self._latest,
             Type.DRAIN: self._drain,
-            **dict.fromkeys((Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD), calls.answer),
+            **dict.fromkeys(
+                (Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD, Type.BALANCE), calls.answer
+            ),
         }
 
     def hello(self, message: Message, user: str | None) -> tuple[Session, Message]:

@@ -99,6 +99,9 @@ class TableItems:
         self._patching: Ids | None = None
         self._none = np.full(256, np.nan)
         self.inserted = self.counted = self.deleted = 0
+        self.moved = (
+            0  # samples that tables of other processes gave, or took: see TableAccess.balance
+        )
         # Draws of tables in which each item counts its draws; kernels count them.
         self._used = np.zeros(1, np.int64)
         self.undelivered: list[tuple[Draw, Ids]] = []

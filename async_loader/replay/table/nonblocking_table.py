@@ -22,6 +22,7 @@ from async_loader.replay.base.field_table import (
     from_step,
 )
 from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN, TRUNCATED
+from async_loader.replay.limiter_state import LimiterBalance
 from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
@@ -322,6 +323,10 @@ class NonblockingTable:
             return self._table_state.why_not_insert(
                 1, 2 if self._table_state.ready and self._table_state.step_packer.followed else 1
             )
+
+    def balance(self, was: int | None, now: int) -> LimiterBalance | None:
+        """See `TableAccess.balance`."""
+        return self._table_state.balance(was, now)
 
     def prioritize(self, ids: Ids, priorities: Floats) -> Applied:
         """As `ReplayBuffer.update_priorities`. Copies arrays of a message, which are read-only."""

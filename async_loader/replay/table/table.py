@@ -151,7 +151,7 @@ class Table(TableWriting):
         for number in np.flatnonzero(self.last >= 0).tolist():
             self.end_stream(number, r.TRUNCATED, NO_FIELDS)
         self.remove(np.flatnonzero(self.ids >= 0))
-        self._used[0] = self.inserted = self.counted = self.deleted = 0
+        self._used[0] = self.inserted = self.counted = self.deleted = self.moved = 0
 
     def empty(self) -> None:
         """Remove all items from the samplers, and all ids from the rows: no process can read a row
@@ -184,6 +184,7 @@ class Table(TableWriting):
             "inserted": self.inserted,
             "sampled": self.sampled,
             "deleted": self.deleted,
+            "moved": self.moved,
         }
         arrays = {"last": self.last[list(self.streams.values())]}
         if self.ring is not None:
@@ -215,6 +216,7 @@ class Table(TableWriting):
         self.inserted, self.counted, self.deleted = (
             counters[name] for name in ("inserted", "sampled", "deleted")
         )
+        self.moved = counters.get("moved", 0)  # earlier saves have none
 
     def expire_old(self) -> None:
         """End what lies outside of this table's window.
