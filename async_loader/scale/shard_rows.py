@@ -83,7 +83,12 @@ class ShardRows:
     @property
     def here(self) -> bool:
         """Whether the shard can be drawn from at this moment."""
-        if self._ended_at is not None and self.shard.connection.servers > self._ended_at:
+        servers, source = self.shard.connection.servers, self.source
+        if self._ended_at is not None:
+            replaced = servers > self._ended_at
+        else:  # of what it had nothing is asked for any more, so the END would not be taken
+            replaced = source.end_has_come and not source.leased and servers > source.server
+        if replaced:
             self._begin_anew()
         return self._ended_at is None and self.shard.answers
 
@@ -140,7 +145,8 @@ class ShardRows:
             if plan is None:
                 return False
             if plan is END:
-                self._ended_at = self.shard.connection.servers
+                # by now there may be another server, which has rows again
+                self._ended_at = self.source.server
                 break
             assert isinstance(plan, Ready)
             self._keep(plan, batch)

@@ -109,6 +109,22 @@ def test_a_learner_goes_on_without_a_lost_shard_and_with_its_successor(tmp_path)
         successor.close()
 
 
+def test_the_end_of_a_shard_is_not_taken_for_that_of_its_successor(tmp_path):
+    """A learner that draws seldom takes the END when the next process is connected already."""
+    tables = [filled(0, 40), filled(1, 40)]
+    with cluster_of(tmp_path, tables) as (shards, directory, client):
+        source = client.table("t").source()
+        drawn(source, 16)
+        connection = client._connections.find(1).connection
+        shards[1].close()  # says END
+        successor = ThreadShard(tmp_path / "successor", filled(1, 40, first=500))
+        directory.change(1, address=successor.address, incarnation=1)
+        until(lambda: connection.servers == 1 and connection.is_open)
+        until(lambda: (drawn(source, 16)["x"] >= 500).any())
+        source.close()
+        successor.close()
+
+
 def test_shards_come_and_go_while_a_learner_draws(tmp_path):
     with cluster_of(tmp_path, [filled(0, 40)]) as (_, directory, client):
         source = client.table("t").source()

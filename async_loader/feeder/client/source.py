@@ -195,6 +195,17 @@ class RemoteSource:
         self._options = replace(self._options, most=most_ahead)
 
     @property
+    def server(self) -> int:
+        """The server that was asked last to open the reader: see `Connection.servers`."""
+        return 0 if self._channel is None else self._channel.deliveries.opening.server
+
+    @property
+    def end_has_come(self) -> bool:
+        """Whether the feeder has sent its END; batches from before may be here."""
+        channel = self._channel
+        return channel is not None and channel.deliveries.credit.ended_after is not None
+
+    @property
     def ahead(self) -> int:
         """Batches that may be on their way or wait here, as far as is known."""
         return 0 if self._channel is None else self._channel.deliveries.credit.ahead
