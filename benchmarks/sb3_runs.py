@@ -194,8 +194,6 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     for number, task in enumerate(TASKS):
         if task.algorithm not in (asked.algorithms or [task.algorithm]):
-            kept = json.loads(RECORD.read_text())["runs"] if RECORD.exists() else []
-            runs += [one for one in kept if one["algorithm"] == task.algorithm]
             continue
         for seed in range(SEEDS):
             for buffer in BUFFERS:
@@ -213,6 +211,11 @@ def main() -> None:
                     }
                 )
                 print(runs[-1], flush=True)
+    ran = {one["algorithm"] for one in runs}
+    kept = json.loads(RECORD.read_text())["runs"] if RECORD.exists() else []
+    runs += [one for one in kept if one["algorithm"] not in ran]
+    order = [task.algorithm for task in TASKS]
+    runs.sort(key=lambda one: order.index(one["algorithm"]))
     record = {"summary": summary(runs), "runs": runs}
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     written = f"{BEGIN}\n{section(record['summary'])}\n{END}"

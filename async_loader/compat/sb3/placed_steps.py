@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from async_loader.compat.saved_table import SavedTable
 from async_loader.compat.sb3.placed_draws import PlacedDraws
 from async_loader.compat.sb3.staged_calls import StagedCalls
@@ -113,7 +115,7 @@ class PlacedSteps:
         if newest != expected:
             raise Broken(_OTHERS)
 
-    def draw(self, count: int, most: int, next_position: int) -> Sequence[Array] | None:
+    def draw(self, count: int, most: int, next_position: int) -> Sequence[torch.Tensor] | None:
         """As `PlacedDraws.draw`; ``None`` if there are more than one call of the kernel reads."""
         if count > self._drawing.most:
             return None

@@ -194,8 +194,10 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             drawn = self._placed.draw(batch_size, most, self.pos)
         if drawn is None:
             return self._get_samples(np.random.randint(0, most, size=batch_size), env=env)
-        made = map(torch.from_numpy if self.device.type == "cpu" else self._tensor, drawn)
-        obs, next_obs, (action, reward, ends) = self._form.divided(made)
+        device = self.device
+        if device.type != "cpu":
+            drawn = [tensor.to(device) for tensor in drawn]
+        obs, next_obs, (action, reward, ends) = self._form.divided(drawn)
         return self._sample_class(obs, action, next_obs, ends, reward)
 
     def _get_samples(self, batch_inds: Ids, env: Any = None) -> Any:

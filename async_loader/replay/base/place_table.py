@@ -1,4 +1,5 @@
-"""What the kernel that draws places knows of them: an int64 array.
+"""What the kernel that draws places knows of them: an int64 array, which ends with the addresses of
+the arrays that it fills, one for each field.
 
 A ring has ``SIZE`` positions, and a step of each of ``ENVS`` environments at each. The newest steps
 may be staged, a call after the other; see staged_steps.py, NOTE [staged steps].
@@ -8,11 +9,12 @@ from __future__ import annotations
 
 SIZE = 0
 ENVS = 1
-NEXT = 2  # the position that is written next
-NEWEST = 3  # the id of the first environment's newest step
-STAGED_FROM = 4  # the id of the first step that is staged
-CALL_BYTES = 5  # from staged call to staged call
-MOST = 6  # positions that can be drawn
 # Of the random numbers: the address of a C function that returns 32 bits, and its argument.
-RANDOM, RANDOM_STATE = 7, 8
-PLACES = 9
+RANDOM, RANDOM_STATE = 2, 3
+# From here on it changes with each draw.
+NEXT = 4  # the position that is written next
+NEWEST = 5  # the id of the first environment's newest step
+STAGED_FROM = 6  # the id of the first step that is staged
+CALL_BYTES = 7  # from staged call to staged call
+MOST = 8  # positions that can be drawn
+TARGETS = 9

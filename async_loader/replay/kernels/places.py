@@ -52,15 +52,15 @@ def _draw_places(ring: Any, ids: Any) -> None:
 
 @kernel(keeps_gil=True)
 def draw_places(g: Any, ring: Any, fields: Any, staged: Any, ids: Any) -> int:
-    """Draw places with equal probability, with replacement, and read their transitions into one
-    block. Under the table's lock, and that of the random numbers.
+    """Draw places with equal probability, with replacement, and read their transitions into
+    arrays. Under the table's lock, and that of the random numbers.
 
-    ``ring``: see place_table.py. ``fields [fields, 8]``: targets count from ``ids``, which is the
-    beginning of the block and is filled in; of the last field a float32 says whether it is true.
-    ``staged [fields, 5]``: where staged steps lie. Returns how many transitions are not there.
+    ``ring``: see place_table.py; it has the addresses of the arrays, and ``fields [fields, 8]`` has
+    their strides. Of the last field a float32 says whether it is true. ``staged [fields, 5]``:
+    where staged steps lie. ``ids`` is filled in. Returns how many transitions are not there.
     """
     _draw_places(ring, ids)
-    base, stride, rows, block = g[BASE], g[STRIDE], g[ROWS], ids.ctypes.data
+    base, stride, rows = g[BASE], g[STRIDE], g[ROWS]
     last, first, width = len(fields) - 1, ring[p.STAGED_FROM], ring[p.ENVS]
     gone = 0
     for i in range(-AHEAD, len(ids)):
@@ -83,7 +83,7 @@ def draw_places(g: Any, ring: Any, fields: Any, staged: Any, ids: Any) -> int:
                 source += env * staged[f, ARRAY_STRIDE]
             else:
                 source = fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE]
-            target = block + fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE]
+            target = ring[p.TARGETS + f] + i * fields[f, ARRAY_STRIDE]
             if f == last:
                 poke_float32(target, 1.0 if peek8(source) else 0.0)
             else:
