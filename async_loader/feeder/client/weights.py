@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors as torch_tensors
-from async_loader.errors import Broken, ConfigError, SchemaError
+from async_loader.errors import (
+    Broken,
+    ConfigError,
+    Malformed,
+    SchemaError,
+    Timeout,
+    Unsupported,
+)
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.shared import SHARED_FROM, WeightsRequest, map_weights
 from async_loader.feeder.wire import (
     BFLOAT16,
     Latest,
@@ -35,6 +44,7 @@ PART_BYTES = 4 << 20
 AHEAD = 4
 """Parts under way: a round trip for each would take longer than the part."""
 _RESTARTS = 16
+_MAP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,9 @@ class Published:
     ----------
     version : int
     tensors : dict of arrays or torch tensors
-        Copies. numpy has no bfloat16: such tensors are uint16 arrays of the bits, which
+        Copies: what is written to them stays in this process. On the feeder's own host large ones
+        take no memory until then, since all processes map the same pages. numpy has no bfloat16:
+        such tensors are uint16 arrays of the bits, which
         ``(bits.astype("u4") << np.uint32(16)).view("f4")`` turns into float32.
     run : str
         The client that published them: versions count within a run. A restarted training script
@@ -139,6 +151,9 @@ def latest(
 ) -> Published | None:
     """See `Client.latest`."""
     most, limit = _part_bytes(connection), min(wait_s, LONGEST_S) if wait_s > 0 else None
+    path = _memory_of(connection)
+    if path is not None:  # more than that may come in shared memory
+        most = min(most, SHARED_FROM - 1)
     body = Latest(name=name, newer_than=newer_than, run=run, most=most, timeout_s=limit)
     reply = connection.call(Call(body), deadline)
     while True:
@@ -151,8 +166,13 @@ def latest(
                 f"weights {name!r} begin at byte {first.offset}: the feeder answers what was not "
                 "asked"
             )
+        whole: bytearray | mmap.mmap | None = None
+        if path is not None and first.total_bytes >= SHARED_FROM:
+            whole = _map(connection, path, first, deadline)
+        if whole is not None:
+            break
         whole = bytearray(first.total_bytes)
-        newer = _receive(connection, first, reply.data, whole, deadline)
+        newer = _receive(connection, first, reply.data, whole, most, deadline)
         if newer is None:
             break
         reply = newer
@@ -165,16 +185,44 @@ def latest(
     return Published(first.version, found, (first.run or b"").hex())
 
 
+def _memory_of(connection: Connection) -> str | None:
+    """Return where the feeder gives its memory to clients of this host; ``None``: nowhere."""
+    welcome = connection.session.welcome
+    return None if welcome is None or connection.version < 5 else welcome.memory_endpoint
+
+
+def _map(connection: Connection, path: str, first: Weights, deadline: Deadline) -> mmap.mmap | None:
+    """Map a version; ``None``: it has to come in parts, or was replaced meanwhile."""
+    assert first.version is not None
+    request = WeightsRequest(
+        connection.session.number, first.name, first.version, first.run or bytes(16)
+    )
+    left = deadline.left()
+    try:
+        return map_weights(
+            path, request, first.total_bytes, _MAP_S if left is None else min(left, _MAP_S)
+        )
+    except (Unsupported, Malformed, Broken, Timeout, OSError):
+        return None
+
+
 def _receive(
-    connection: Connection, first: Weights, data: Buffer, whole: bytearray, deadline: Deadline
+    connection: Connection,
+    first: Weights,
+    data: Buffer,
+    whole: bytearray,
+    asked_for: int,
+    deadline: Deadline,
 ) -> Message | None:
     """Fill ``whole`` with all parts.
 
     Return the first part of another version, if there is one now.
     """
-    most = memoryview(data).nbytes
-    whole[:most] = data
-    offsets, asked = iter(range(most, len(whole), most)), deque[tuple[int, Call]]()
+    had = memoryview(data).nbytes
+    # less than was asked for is what the feeder sends at most
+    most = had if had < asked_for else _part_bytes(connection)
+    whole[:had] = data
+    offsets, asked = iter(range(had, len(whole), most)), deque[tuple[int, Call]]()
 
     def more(at: int) -> Latest:
         return Latest(name=first.name, version=first.version, run=first.run, offset=at, most=most)

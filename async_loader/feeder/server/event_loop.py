@@ -104,7 +104,9 @@ class Server:
         self._sockets.needed = server_state.sessions.routes
         try:
             self._memory_acceptor = (
-                None if memory is None else SharedMemoryAcceptor(memory, server_state.sessions)
+                None
+                if memory is None
+                else SharedMemoryAcceptor(memory, server_state.sessions, server_state.weights)
             )
         except BaseException:
             self._sockets.close()

@@ -15,7 +15,14 @@ from async_loader.feeder.server.reader_state import ReaderState
 from async_loader.feeder.server.send_buffers import SendBuffer
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.state import ServerState, TableEntry
-from async_loader.feeder.shared import Listener, Offer, Owner, SharedBatchRing
+from async_loader.feeder.server.weights import WeightStore
+from async_loader.feeder.shared import (
+    Listener,
+    Offer,
+    Owner,
+    SharedBatchRing,
+    WeightsRequest,
+)
 from async_loader.feeder.wire import (
     REDELIVERED,
     Applied,
@@ -268,6 +275,8 @@ class SharedMemoryAcceptor:
         Of the unix socket.
     sessions : Sessions
         Whose readers and writers may be offered memory.
+    weights : WeightStore
+        Whose memory sessions may map.
 
     Raises
     ------
@@ -275,10 +284,11 @@ class SharedMemoryAcceptor:
         If nothing can listen there.
     """
 
-    def __init__(self, path: str, sessions: Sessions) -> None:
-        self._sessions = sessions
+    def __init__(self, path: str, sessions: Sessions, weights: WeightStore) -> None:
+        self._sessions, self._weights = sessions, weights
+        weights.shared = True
         try:
-            self._listener = Listener(path, self._take)
+            self._listener = Listener(path, self._take, self._give)
         except OSError as error:
             raise ConfigError(
                 f"{path} (shared memory) cannot be bound: {error.strerror}: name another address"
@@ -289,6 +299,11 @@ class SharedMemoryAcceptor:
             self._listener.handle,
             self._listener.close,
         )
+
+    def _give(self, wanted: WeightsRequest) -> int:
+        if self._sessions.get(wanted.session) is None:
+            raise Malformed(f"there is no session {wanted.session}")
+        return self._weights.memory_of(wanted.name, wanted.version, wanted.run)
 
     def _take(self, offer: Offer, fd: int) -> None:
         try:

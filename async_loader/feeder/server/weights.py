@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from async_loader.errors import Malformed
+from async_loader.errors import Malformed, OutOfMemory, Unsupported
+from async_loader.feeder.shared.weights_memory import SHARED_FROM
 from async_loader.feeder.wire import ErrorCode, Latest, Publish, TensorSpec, Weights
 from async_loader.feeder.wire.data import Buffer
+from async_loader.shm.segment import Segment
 
 _RUNS = 256  # ended runs of a name that are remembered
 
@@ -31,8 +33,9 @@ class Version:
 
     version: int
     specs: tuple[TensorSpec, ...]
-    blob: bytearray
+    blob: bytearray | memoryview
     run: bytes
+    segment: Segment | None = None
     filled: int = 0
 
     @property
@@ -51,6 +54,11 @@ class WeightStore:
     ----------
     most_bytes : int
         Of one version; of all incomplete ones, four times as many.
+
+    Attributes
+    ----------
+    shared : bool
+        Whether clients of this host may map versions of `SHARED_FROM` bytes or more.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -58,6 +66,7 @@ class WeightStore:
         self._newest: dict[str, Version] = {}
         self._making: dict[tuple[Hashable, str], Version] = {}
         self._over: dict[str, OrderedDict[bytes, None]] = {}
+        self.shared = False
         self.published = self.stale = 0
 
     def versions(self) -> dict[str, int]:
@@ -140,7 +149,34 @@ class WeightStore:
             raise Malformed(
                 f"{text} ({making} are in the making): raise weight_bytes", ErrorCode.TOO_LARGE
             )
-        self._making[key] = Version(part.version, part.specs, bytearray(part.total_bytes), run)
+        blob: bytearray | memoryview
+        segment = self._segment(part) if part.total_bytes >= SHARED_FROM and self.shared else None
+        blob = bytearray(part.total_bytes) if segment is None else segment.view()
+        self._making[key] = Version(part.version, part.specs, blob, run, segment)
+
+    def _segment(self, part: Publish) -> Segment | None:
+        """Return memory that can be shared, if there is room for it."""
+        try:
+            made = Segment.create(part.total_bytes, f"weights {part.name!r}", commit=False)
+            made.seal()
+        except (OutOfMemory, Unsupported):
+            return None
+        return made
+
+    def memory_of(self, name: str, version: int, run: bytes) -> int:
+        """Return the descriptor of a version's memory.
+
+        Raises
+        ------
+        Malformed
+            If it is not the newest any more, or not in memory that can be shared.
+        """
+        newest = self._newest.get(name)
+        if newest is None or (newest.version, newest.run) != (version, run):
+            raise Malformed(f"weights {name!r} of version {version} were replaced")
+        if newest.segment is None:
+            raise Malformed(f"weights {name!r} are not in shared memory")
+        return newest.segment.fileno()
 
     def gone(self, who: Hashable) -> None:
         """Drop the incomplete versions of a publisher that is gone."""

@@ -1,5 +1,5 @@
 """Rows in shared memory on one host: a client owns it. The server writes a learner's batches into
-it, and reads an actor's rows from it.
+it, and reads an actor's rows from it. Weights are in memory of the server, which clients map.
 
 ::
 
@@ -33,5 +33,21 @@ from __future__ import annotations
 from async_loader.feeder.shared.batch_ring import BatchSlot, SharedBatchRing
 from async_loader.feeder.shared.listener import Listener
 from async_loader.feeder.shared.offer import Offer, Offering, Owner, offer_to
+from async_loader.feeder.shared.weights_memory import (
+    SHARED_FROM,
+    WeightsRequest,
+    map_weights,
+)
 
-__all__ = ["BatchSlot", "Listener", "Offer", "Offering", "Owner", "SharedBatchRing", "offer_to"]
+__all__ = [
+    "SHARED_FROM",
+    "BatchSlot",
+    "Listener",
+    "Offer",
+    "Offering",
+    "Owner",
+    "SharedBatchRing",
+    "WeightsRequest",
+    "map_weights",
+    "offer_to",
+]

@@ -1,4 +1,5 @@
-"""The server's unix socket for offers of memory. Never waits: a loop polls its descriptors.
+"""The server's unix socket for offers of memory, and for weights in memory of its own. Never
+waits: a loop polls its descriptors.
 
 While there is no descriptor in reserve, the socket is not polled; opening one is tried each time
 that the loop asks what to poll. See NOTE [out of descriptors] in reserve_descriptor.py.
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from async_loader.errors import Malformed
 from async_loader.feeder.reserve_descriptor import NO_ROOM, ReserveDescriptor
 from async_loader.feeder.shared.offer import Offer, answered, peer_uid
+from async_loader.feeder.shared.weights_memory import MAGIC, WeightsRequest
 
 _MOST_CALLERS = 64
 
@@ -27,10 +29,18 @@ class Listener:
         In a folder that only this user can enter; see addresses.py.
     take : callable
         Called with an `Offer` and a descriptor, which it owns. Raises Malformed to refuse.
+    give : callable
+        Called with a `WeightsRequest`; returns the descriptor of their memory. Raises Malformed to
+        refuse.
     """
 
-    def __init__(self, path: str, take: Callable[[Offer, int], None]) -> None:
-        self.path, self._take = path, take
+    def __init__(
+        self,
+        path: str,
+        take: Callable[[Offer, int], None],
+        give: Callable[[WeightsRequest], int],
+    ) -> None:
+        self.path, self._take, self._give = path, take, give
         self._callers: dict[int, socket.socket] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
@@ -78,19 +88,17 @@ class Listener:
 
     def _hear(self, caller: socket.socket) -> None:
         fds: list[int] = []
+        given: list[int] = []
         reason: str | None = None
         try:
             record, fds, _, _ = socket.recv_fds(caller, 4096, 8)
             uid = peer_uid(caller)
             if uid is not None and uid not in (os.getuid(), 0):
-                raise Malformed(f"memory is taken from user {os.getuid()} only, this is {uid}")
-            offer = Offer.unpack(record)
-            if len(fds) != 1:
-                raise Malformed(
-                    f"an offer of memory came with {len(fds)} descriptors, it takes one"
-                )
-            offer.check(fds[0])
-            self._take(offer, os.dup(fds[0]))
+                raise Malformed(f"memory is shared with user {os.getuid()} only, this is {uid}")
+            if record.startswith(MAGIC):
+                given.append(self._give(WeightsRequest.unpack(record)))
+            else:
+                self._consider(record, fds)
         except Malformed as error:
             reason = str(error)
         except OSError as error:
@@ -99,7 +107,15 @@ class Listener:
             for fd in fds:
                 os.close(fd)
         with contextlib.suppress(OSError):
-            caller.send(answered(reason))
+            socket.send_fds(caller, [answered(reason)], given)
+
+    def _consider(self, record: bytes, fds: list[int]) -> None:
+        """Take an offer of memory. Raises Malformed, OSError."""
+        offer = Offer.unpack(record)
+        if len(fds) != 1:
+            raise Malformed(f"an offer of memory came with {len(fds)} descriptors, it takes one")
+        offer.check(fds[0])
+        self._take(offer, os.dup(fds[0]))
 
     def close(self) -> None:
         """Close the socket and all callers, and remove the socket's file."""

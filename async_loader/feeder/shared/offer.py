@@ -16,7 +16,7 @@ from async_loader.lifecycle import readable
 
 _RECORD = struct.Struct("<4sIQIIQ")
 _MAGIC = b"ALM1"
-_TEXT_BYTES = 512
+TEXT_BYTES = 512
 _MOST_SLOTS, _MOST_BYTES = 4096, 1 << 40
 SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 
@@ -108,38 +108,16 @@ class Offering:
     """
 
     def __init__(self, path: str, offer: Offer, fd: int, patience_s: float = 0.0) -> None:
-        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.setblocking(
-            patience_s > 0
-        )  # the kernel's own limit: Python's does not wait for room among the callers
-        whole = int(patience_s)
-        limit = struct.pack("@ll", whole, int((patience_s - whole) * 1e6))
+        self._channel = connected(path, patience_s)
         try:
-            try:
-                self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-                self._channel.connect(path)
-                self._channel.setblocking(False)
-            except BlockingIOError:
-                raise Broken(f"the server's memory socket {path} is busy") from None
-            except (
-                ConnectionRefusedError
-            ):  # a file that a server left: it was killed, and another may follow
-                raise Broken(f"the server at the memory socket {path} is gone") from None
-            except OSError as error:
-                text = (
-                    f"the server's memory socket {path} cannot be reached from here: "
-                    f"{error.strerror}"
-                )
-                raise Unsupported(text) from None
-            try:
-                socket.send_fds(self._channel, [offer.pack()], [fd])
-            except OSError as error:
-                raise Broken(
-                    f"the server went away while memory was offered: {error.strerror}"
-                ) from None
-        except BaseException:
+            socket.send_fds(self._channel, [offer.pack()], [fd])
+        except BaseException as error:
             self._channel.close()
-            raise
+            if not isinstance(error, OSError):
+                raise
+            raise Broken(
+                f"the server went away while memory was offered: {error.strerror}"
+            ) from None
 
     def fileno(self) -> int:
         """Return what to poll for reading; -1 when it is closed."""
@@ -156,7 +134,7 @@ class Offering:
             If the server is gone.
         """
         try:
-            answer = self._channel.recv(_TEXT_BYTES)
+            answer = self._channel.recv(TEXT_BYTES)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -172,6 +150,40 @@ class Offering:
     def close(self) -> None:
         """Close the connection. May be called again."""
         self._channel.close()
+
+
+def connected(path: str, patience_s: float) -> socket.socket:
+    """Return a socket that is connected to a server's memory socket; it never blocks.
+
+    Raises
+    ------
+    Unsupported
+        If no server listens there: it is on another host, or in another container.
+    Broken
+        If the server is gone, or too busy for ``patience_s``.
+    """
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        # the kernel's own limit: Python's does not wait for room among the callers
+        channel.setblocking(patience_s > 0)
+        whole = int(patience_s)
+        limit = struct.pack("@ll", whole, int((patience_s - whole) * 1e6))
+        try:
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            channel.connect(path)
+            channel.setblocking(False)
+        except BlockingIOError:
+            raise Broken(f"the server's memory socket {path} is busy") from None
+        except ConnectionRefusedError:  # a killed server left the file, and another may follow
+            raise Broken(f"the server at the memory socket {path} is gone") from None
+        except OSError as error:
+            raise Unsupported(
+                f"the server's memory socket {path} cannot be reached from here: {error.strerror}"
+            ) from None
+        return channel
+    except BaseException:
+        channel.close()
+        raise
 
 
 def offer_to(path: str, offer: Offer, fd: int, timeout_s: float) -> None:
@@ -195,7 +207,7 @@ def offer_to(path: str, offer: Offer, fd: int, timeout_s: float) -> None:
 
 def answered(reason: str | None) -> bytes:
     """The record that a server sends back: whether it took the memory, or why not."""
-    return b"\0" if reason is None else b"\1" + reason.encode()[: _TEXT_BYTES - 1]
+    return b"\0" if reason is None else b"\1" + reason.encode()[: TEXT_BYTES - 1]
 
 
 def peer_uid(channel: socket.socket) -> int | None:

@@ -1,0 +1,163 @@
+"""Large weights on the feeder's host: all clients map one copy."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from async_loader.errors import Broken, Malformed, Timeout
+from async_loader.feeder import connect
+from async_loader.feeder.client import weights
+from async_loader.feeder.shared import SHARED_FROM, WeightsRequest, map_weights
+
+PATIENCE_S = 240.0
+FLOATS = SHARED_FROM // 2
+
+
+def values(version):
+    """Weights of twice the size from which on they are shared."""
+    return {"w": np.arange(FLOATS, dtype=np.float32) + version, "b": np.full(3, version)}
+
+
+def mapped_kb(what):
+    """What smaps says of the mappings of memory files that are that large: its sum in kB."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key, _, rest = line.partition(":")
+        if "memfd:" in line and " " not in key.split("-")[0]:
+            low, high = line.split()[0].split("-")
+            counts = int(high, 16) - int(low, 16) >= 4 * FLOATS and "rw-p" in line
+        elif counts and key == what:
+            total += int(rest.split()[0])
+    return total
+
+
+@pytest.fixture
+def feeder():
+    with connect("embedded", tables={"t": 10}, timeout_s=PATIENCE_S) as own:
+        yield own
+
+
+@pytest.fixture
+def mappings(monkeypatch):
+    """Notes each mapping that is made."""
+    made = []
+
+    def noted(*args):
+        made.append(map_weights(*args))
+        return made[-1]
+
+    monkeypatch.setattr(weights, "map_weights", noted)
+    yield made
+    made.clear()
+
+
+def test_all_clients_map_one_copy_and_write_to_pages_of_their_own(feeder, mappings):
+    feeder.publish("policy", values(1), 1)
+    with connect(feeder.address) as other:
+        first, second = (one.latest("policy") for one in (feeder, other))
+        assert len(mappings) == 2
+        for one in (first, second):
+            assert one.version == 1
+            for name, given in values(1).items():
+                np.testing.assert_array_equal(one.tensors[name], given)
+        assert mapped_kb("Private_Dirty") == 0
+        assert mapped_kb("Rss") >= 2 * 4 * FLOATS // 1024
+        first.tensors["w"][:] = -1
+        np.testing.assert_array_equal(second.tensors["w"], values(1)["w"])
+        np.testing.assert_array_equal(feeder.latest("policy").tensors["w"], values(1)["w"])
+
+
+def test_weights_stay_as_they_are_when_others_follow(feeder, mappings):
+    feeder.publish("policy", values(2), 2)
+    old = feeder.latest("policy", as_torch=True)
+    feeder.publish("policy", values(3), 3)
+    new = feeder.latest("policy", newer_than=old, as_torch=True)
+    assert (old.version, new.version, len(mappings)) == (2, 3, 2)
+    assert torch.equal(old.tensors["w"], torch.from_numpy(values(2)["w"]))
+    assert torch.equal(new.tensors["w"], torch.from_numpy(values(3)["w"]))
+    assert feeder.latest("policy", newer_than=new) is None
+
+
+def test_memory_goes_with_the_last_array(feeder):
+    feeder.publish("policy", values(4), 4)
+    found = feeder.latest("policy")
+    one = found.tensors["w"]
+    del found
+    gc.collect()
+    assert mapped_kb("Size") >= 4 * FLOATS // 1024
+    assert one[5] == values(4)["w"][5]
+    del one
+    gc.collect()
+    assert mapped_kb("Size") == 0
+
+
+def test_small_weights_and_those_of_other_hosts_come_in_messages(feeder, mappings, monkeypatch):
+    feeder.publish("small", {"w": np.arange(1000)}, 1)
+    np.testing.assert_array_equal(feeder.latest("small").tensors["w"], np.arange(1000))
+    monkeypatch.setattr(weights, "_memory_of", lambda connection: "/there/is/no/such/socket")
+    feeder.publish("policy", values(5), 5)
+    np.testing.assert_array_equal(feeder.latest("policy").tensors["w"], values(5)["w"])
+    assert mappings == []
+
+
+def test_what_was_replaced_is_refused_and_the_newest_comes(feeder, monkeypatch):
+    """The version is replaced between its first part and the request for its memory."""
+    feeder.publish("policy", values(6), 6)
+
+    def late(path, request, nbytes, timeout_s):
+        monkeypatch.undo()
+        feeder.publish("policy", values(7), 7)
+        with pytest.raises(Malformed, match="version 6 were replaced"):
+            map_weights(path, request, nbytes, timeout_s)
+        return map_weights(path, request, nbytes, timeout_s)
+
+    monkeypatch.setattr(weights, "map_weights", late)
+    found = feeder.latest("policy")
+    assert found.version == 7
+    np.testing.assert_array_equal(found.tensors["w"], values(7)["w"])
+
+
+def test_requests_that_are_none_are_refused_with_a_reason(feeder):
+    path = feeder._connection.session.welcome.memory_endpoint
+    session = feeder._connection.session.number
+    for request, why in (
+        (WeightsRequest(session + 99, "policy", 1, bytes(16)), f"no session {session + 99}"),
+        (WeightsRequest(session, "other", 1, bytes(16)), "'other' of version 1 were replaced"),
+        (WeightsRequest(session, "", 1, bytes(16)), "ends with the name"),
+    ):
+        with pytest.raises(Malformed, match=why):
+            map_weights(path, request, SHARED_FROM, PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"), [(None, Timeout), (b"", Broken), (b"\0", Broken), (b"\1no", Malformed)]
+)
+def test_a_server_that_answers_something_else_is_an_error_in_time(tmp_path, answer, fault):
+    path = str(tmp_path / "m")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen(1)
+        request = WeightsRequest(1, "policy", 1, bytes(16))
+        if answer is None:
+            with pytest.raises(Timeout, match=r"for 0\.2 s"):
+                map_weights(path, request, SHARED_FROM, 0.2)
+            return
+        pid = os.fork()
+        if not pid:
+            caller, _ = listener.accept()
+            caller.recv(4096)
+            if answer:
+                caller.send(answer)
+            os._exit(0)
+        try:
+            with pytest.raises(fault):
+                map_weights(path, request, SHARED_FROM, PATIENCE_S)
+        finally:
+            os.waitpid(pid, 0)
