@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
 from typing import Any
 
-import torch
-
 from async_loader.compat.saved_table import SavedTable
+from async_loader.compat.sb3.cold_calls import OTHERS, NewestId, adder, drawer
 from async_loader.compat.sb3.placed_draws import PlacedDraws
 from async_loader.compat.sb3.staged_calls import StagedCalls
 from async_loader.compat.sb3.step_block import StepBlock
@@ -15,14 +14,8 @@ from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.errors import Broken
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
-from async_loader.replay.base.row_format import CURSOR
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.table.readers import reader_of
-
-_OTHERS = (
-    "the table of this buffer has other steps than those of add(), or lacks some of them: nothing "
-    "else may write to it"
-)
 
 
 class PlacedSteps:
@@ -45,7 +38,13 @@ class PlacedSteps:
     ----------
     table : async_loader.ReplayBuffer
     block : StepBlock
-        What `add` adds.
+        What `add_block` adds.
+    add : callable
+        Adds a call, as its values are given: those of `StepBlock.columns`. Returns whether they are
+        of the table's dtypes, and the call could be staged.
+    draw : callable
+        As `PlacedDraws.draw`, without the id; ``None`` if there are more than one call of the
+        kernel reads.
     """
 
     def __init__(self, size: int, form: TransitionFormat, saved: SavedTable | None = None) -> None:
@@ -53,8 +52,7 @@ class PlacedSteps:
         capacity = size * form.n_envs
         self.table = Table(capacity, form.schema(False)) if saved is None else saved.table()
         self.block = StepBlock(self.table, form, linked=False)
-        # of the first environment's newest transition
-        self._newest = -form.n_envs if saved is None else int(saved.extra)
+        self._newest = NewestId(-form.n_envs if saved is None else int(saved.extra))
         parts = parts_of(self.table)
         self._state = parts.state
         self._storage = self._state.table.storage
@@ -67,37 +65,17 @@ class PlacedSteps:
         self._drawing = PlacedDraws(self._storage, form, size, self._staged)
         with self._state.lock:  # so that a run's first steps do not wait for it
             self._state.table.load_writing()
-        self._drawing.draw(0, 1, 0, self._newest)
+        self.add = adder(
+            self._state, self._staged, self._newest, weakref.WeakMethod(self.begin_staging)
+        )
+        self.draw = drawer(self._state, self._drawing, self._newest)
+        self.draw(0, 1, 0)  # loads the kernel
 
-    def add(self, values: Sequence[Any]) -> bool:
-        """Add a call, as its values are given: those of `StepBlock.columns`.
-
-        Return whether they are of the table's dtypes, and the call could be staged.
-        """
-        staged = self._staged
-        packed = None if staged is None else staged.pack(values)
-        if staged is None or packed is None:
+    def begin_staging(self) -> bool:
+        """Let the table take staged calls; return whether it does. Under the lock."""
+        state, staged = self._state, self._staged
+        if staged is None:
             return False
-        state = self._state
-        with state.lock:
-            table = state.table
-            if table.staged is not staged and not self._begin_staging(staged):
-                return False
-            if table.rest is not None or state.closed:
-                return False
-            if not staged.count and int(table.g[CURSOR]) != self._newest + self._n_envs:
-                return False
-            staged.put(packed)
-            self._newest += self._n_envs
-            if staged.count == staged.most or state.waiters.any_waits:
-                try:
-                    table.finish()
-                finally:
-                    state.waiters.ring()
-        return True
-
-    def _begin_staging(self, staged: StagedCalls) -> bool:
-        state = self._state
         if state.foreign or state.closed:
             return False
         table = state.own()
@@ -110,24 +88,10 @@ class PlacedSteps:
         if self.add(self.block.columns):
             return
         newest = int(self.block.write()[0])
-        expected = self._newest + self._n_envs
-        self._newest = newest
+        expected = self._newest.id + self._n_envs
+        self._newest.id = newest
         if newest != expected:
-            raise Broken(_OTHERS)
-
-    def draw(self, count: int, most: int, next_position: int) -> Sequence[torch.Tensor] | None:
-        """As `PlacedDraws.draw`; ``None`` if there are more than one call of the kernel reads."""
-        if count > self._drawing.most:
-            return None
-        state = self._state
-        with state.lock:
-            state.check_open()
-            if state.writers is not None or state.table.rest is not None:
-                state.catch_up()
-            drawn = self._drawing.draw(count, most, next_position, self._newest)
-        if drawn is None:
-            raise Broken(_OTHERS)
-        return drawn
+            raise Broken(OTHERS)
 
     def ids(self, position: Ids, env: Ids | int, next_position: int) -> Ids:
         """Return the ids of places, of which ``next_position`` is the next to be overwritten."""
@@ -135,7 +99,7 @@ class PlacedSteps:
         age %= self._size
         age *= -self._n_envs
         age += env
-        age += self._newest
+        age += self._newest.id
         return age
 
     def at(self, ids: Ids) -> Transitions:
@@ -148,7 +112,7 @@ class PlacedSteps:
         if read is None:
             into, gone = reader.take(ids)
             if len(gone):
-                raise Broken(_OTHERS)
+                raise Broken(OTHERS)
             read = into.fields
         width = self._form.width
         action, reward, terminated, truncated = read[2 * width : 2 * width + 4]
@@ -168,7 +132,7 @@ class PlacedSteps:
 
     def saved(self) -> SavedTable:
         """Return everything, as an object that pickles."""
-        return SavedTable.of(self.table, self._newest)
+        return SavedTable.of(self.table, self._newest.id)
 
 
 def column_of(table: Table, name: str, ids: Ids) -> Array:

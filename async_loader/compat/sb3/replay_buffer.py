@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,10 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         )
         # a subclass may return something else for positions
         self._own_samples = type(self)._get_samples is ReplayBuffer._get_samples
+        kind = self._sample_class
+        # what __new__ of a named tuple does, without its call of Python: see cold_calls.py
+        self._new_samples = functools.partial(tuple.__new__, kind)
+        self._no_more = tuple(kind._field_defaults[name] for name in kind._fields[5:])
         self._not_truncated = np.zeros(self.n_envs, np.bool_)
         self._placed: PlacedSteps | None = None
         self._linked: LinkedSteps | None = None
@@ -123,29 +128,28 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             self._fill(obs, next_obs, action, reward, done, infos)
             assert self._linked is not None
             self._linked.add(self.pos)
-        elif not placed.add(self._columns(obs, next_obs, action, reward, done, infos)):
-            self._fill(obs, next_obs, action, reward, done, infos)
-            placed.add_block()
+        else:
+            ends = self._not_truncated
+            if self._form.keys is not None:
+                values: Any = *self._both(obs, next_obs), action, reward, done, ends
+            else:
+                values = obs, next_obs, action, reward, done, ends
+            if self.handle_timeout_termination:
+                for info in infos:
+                    if info.get("TimeLimit.truncated", False):
+                        values = ()  # which is never staged
+            if not placed.add(values):
+                self._fill(obs, next_obs, action, reward, done, infos)
+                placed.add_block()
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
             self.pos = 0
 
-    def _columns(
-        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any
-    ) -> tuple[Any, ...]:
-        """Return what was given in the order of the table's fields, nothing if an episode was cut
-        off.
-        """
-        if self.handle_timeout_termination:
-            for info in infos:
-                if info.get("TimeLimit.truncated", False):
-                    return ()
-        keys = self._form.keys
-        if keys is None:
-            return obs, next_obs, action, reward, done, self._not_truncated
-        both = *(obs[key] for key in keys), *(next_obs[key] for key in keys)
-        return *both, action, reward, done, self._not_truncated
+    def _both(self, obs: Any, next_obs: Any) -> tuple[Any, ...]:
+        """Return the arrays of two observations of a Dict space, in the order of the fields."""
+        keys = self._form.keys or ()
+        return *(obs[key] for key in keys), *(next_obs[key] for key in keys)
 
     def _fill(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any
@@ -182,23 +186,22 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         ReplayBufferSamples
             Of the version that is installed, with new tensors on `device`.
         """
-        if self._linked is None:
-            return self._sample_placed(batch_size, env)
-        return self._samples(self._linked.draw(batch_size), env)
-
-    def _sample_placed(self, batch_size: int, env: Any) -> Any:
-        assert self._placed is not None
-        most = self.buffer_size if self.full else self.pos
-        drawn = None
+        placed, most = self._placed, self.buffer_size if self.full else self.pos
+        if placed is None:
+            assert self._linked is not None
+            return self._samples(self._linked.draw(batch_size), env)
+        drawn: Any = None
         if env is None and most and self._own_samples:
-            drawn = self._placed.draw(batch_size, most, self.pos)
+            drawn = placed.draw(batch_size, most, self.pos)
         if drawn is None:
             return self._get_samples(np.random.randint(0, most, size=batch_size), env=env)
         device = self.device
         if device.type != "cpu":
             drawn = [tensor.to(device) for tensor in drawn]
-        obs, next_obs, (action, reward, ends) = self._form.divided(drawn)
-        return self._sample_class(obs, action, next_obs, ends, reward)
+        if self._form.keys is not None:
+            drawn = self._form.divided(drawn)
+        obs, next_obs, action, reward, ends = drawn
+        return self._new_samples((obs, action, next_obs, ends, reward, *self._no_more))
 
     def _get_samples(self, batch_inds: Ids, env: Any = None) -> Any:
         """Return the transitions at these positions, of environments that are drawn."""
@@ -322,7 +325,15 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     # -- pickles -----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_placed", "_linked", "_form", "_not_truncated", "_own_samples")
+        left = (
+            "_placed",
+            "_linked",
+            "_form",
+            "_not_truncated",
+            "_own_samples",
+            "_new_samples",
+            "_no_more",
+        )
         state = {name: value for name, value in vars(self).items() if name not in left}
         state["_saved"] = self._steps.saved()
         return state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,18 +89,15 @@ class TransitionFormat:
             "truncated": "bool",
         }
 
-    def nested(self, arrays: list[Any]) -> Any:
+    def nested(self, arrays: Sequence[Any]) -> Any:
         """Return arrays of one observation as a table takes them."""
         return arrays[0] if self.keys is None else dict(zip(self.keys, arrays, strict=True))
 
-    def divided(self, values: Iterable[Any]) -> tuple[Any, Any, list[Any]]:
-        """Divide the values of transitions into an observation, the next one, and the others."""
-        if self.keys is None:
-            obs, next_obs, *others = values
-            return obs, next_obs, others
-        listed, width = list(values), self.width
-        both = self.nested(listed[:width]), self.nested(listed[width : 2 * width])
-        return *both, listed[2 * width :]
+    def divided(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the values of transitions as an observation, the next one, and the others."""
+        width = self.width
+        both = self.nested(values[:width]), self.nested(values[width : 2 * width])
+        return *both, *values[2 * width :]
 
     def empty_observations(self) -> list[Array]:
         """Return zeros ``[n_envs, ...]`` in place of observations of all environments."""
