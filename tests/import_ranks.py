@@ -105,6 +105,7 @@ RANKS["feeder"] = [
     "status wire.bounds wire.codes zmtp.errors shared.offer derived_settings settings_errors "
     "client.forks client.stats server.episode_values",
     "client client.batch_structure client.notifier client.outbox server.acceptor server.folders "
+    "shared.weights_memory "
     "server.policy_lag server.producer_positions server.row_counts",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
     "shared.listener table_settings client.waker client.whereabouts",
@@ -159,12 +160,12 @@ RANKS["compat"] = [
     "gluon.data.batchify gluon.data.sampler sb3.placed_draws sb3.step_block torch.loader "
     "torchrl.replay_buffer",
     "ding.loader fastai.loader gluon.data.dataset gluonnlp.data.batchify gluonnlp.data.sampler "
-    "sb3.placed_steps torch.stateful torchrl.tensordict_replay_buffer",
-    "ding fastai gluon.data.bulk gluon.data.records sb3.linked_steps torch torchrl",
-    "accelerate gluon.data.dataloader sb3.replay_buffer",
-    "gluon.data gluonnlp.data.dataloader sb3.dict_replay_buffer sb3.n_step_replay_buffer",
-    "gluon gluonnlp.data sb3",
-    "gluonnlp",
+    "sb3.cold_calls torch.stateful torchrl.tensordict_replay_buffer",
+    "ding fastai gluon.data.bulk gluon.data.records sb3.placed_steps torch torchrl",
+    "accelerate gluon.data.dataloader sb3.linked_steps",
+    "gluon.data gluonnlp.data.dataloader sb3.replay_buffer",
+    "gluon gluonnlp.data sb3.dict_replay_buffer sb3.n_step_replay_buffer",
+    "gluonnlp sb3",
 ]
 RANKS["shm"] = [
     "shm array_pool hugepages limits malloc",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +29,14 @@ def values(version):
 
 
 def mapped_kb(what):
-    """What smaps says of the mappings of memory files that are that large: its sum in kB."""
+    """What smaps says of private mappings of memory files that are that large, summed up in kB."""
     total, counts = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        key, _, rest = line.partition(":")
-        if "memfd:" in line and " " not in key.split("-")[0]:
-            low, high = line.split()[0].split("-")
-            counts = int(high, 16) - int(low, 16) >= 4 * FLOATS and "rw-p" in line
-        elif counts and key == what:
-            total += int(rest.split()[0])
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ", line):
+            low, high = int(found[1], 16), int(found[2], 16)
+            counts = "memfd:" in line and high - low >= 4 * FLOATS and found[3].endswith("p")
+        elif counts and line.startswith(f"{what}:"):
+            total += int(line.split()[1])
     return total
 
 
@@ -161,3 +163,40 @@ def test_a_server_that_answers_something_else_is_an_error_in_time(tmp_path, answ
                 map_weights(path, request, SHARED_FROM, PATIENCE_S)
         finally:
             os.waitpid(pid, 0)
+
+
+ACTORS, LARGE = 32, 100_000_000
+ACTOR = """
+import os, sys, numpy as np
+from async_loader.feeder import connect
+with connect(sys.argv[1], timeout_s=240) as client:
+    tensors = client.latest("policy", timeout_s=240).tensors
+    total = float(tensors["w"].sum())  # every page is read
+    print(total, flush=True)
+    sys.stdin.readline()
+    smaps = open("/proc/self/smaps_rollup").read().splitlines()
+    print(next(int(line.split()[1]) for line in smaps if line.startswith("Pss_Shmem")), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.soak  # 32 processes
+def test_100_mb_for_32_actors_of_a_host_are_one_copy(feeder):
+    """Each process counts its share of the pages that it has with others."""
+    feeder.publish("policy", {"w": np.ones(LARGE // 4, np.float32)}, 1)
+    command = [sys.executable, "-c", ACTOR, feeder.address]
+    actors = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(ACTORS)
+    ]
+    try:
+        for one in actors:
+            assert float(one.stdout.readline()) == LARGE // 4
+        for one in actors:
+            one.stdin.write("all have them\n")
+            one.stdin.flush()
+        shares = [int(one.stdout.readline()) for one in actors]
+        assert sum(shares) < 1.1 * LARGE / 1024, "kB of the pages that all of them map"
+    finally:
+        for one in actors:
+            one.communicate("\n", timeout=PATIENCE_S)

@@ -69,13 +69,16 @@ def map_weights(path: str, request: WeightsRequest, nbytes: int, timeout_s: floa
     with connected(path, timeout_s) as channel:
         try:
             channel.send(request.pack())
-            if not readable([channel.fileno()], timeout_s):
-                raise Timeout(f"the server sent no weights in shared memory for {timeout_s:g} s")
-            answer, fds, _, _ = socket.recv_fds(channel, TEXT_BYTES, 8)
+            heard = readable([channel.fileno()], timeout_s)
+            answer, fds, _, _ = (
+                socket.recv_fds(channel, TEXT_BYTES, 8) if heard else (b"", [], 0, 0)
+            )
         except OSError as error:
             raise Broken(
                 f"the server went away while weights were asked for: {error.strerror}"
             ) from None
+    if not heard:
+        raise Timeout(f"the server sent no weights in shared memory for {timeout_s:g} s")
     try:
         if not answer:
             raise Broken("the server went away while weights were asked for")
