@@ -3,9 +3,8 @@
 # NOTE [cold calls]
 Between two of these calls an algorithm trains, and nothing of them is in the processor's caches any
 more: a call costs what it touches, some 100 ns each time. So each is one function, whose variables
-lie side by side; a draw makes its tensors like others that are kept, since an array, a view of it
-and a tensor of that would take twice as long; and all that changes goes into the kernel's table at
-once.
+lie side by side; the tensors of several draws are made together; and all that changes goes into the
+kernel's table at once.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 from async_loader.compat.sb3.placed_draws import PlacedDraws
-from async_loader.compat.sb3.staged_calls import StagedCalls, look
+from async_loader.compat.sb3.staged_calls import StagedCalls
 from async_loader.errors import Broken
 from async_loader.replay.base.row_format import CURSOR
 from async_loader.replay.table.table_state import TableState
@@ -30,8 +29,6 @@ OTHERS = (
 )
 
 _legacy_random: Any = np.random  # numpy's stubs lack get_bit_generator
-_like: Any = torch.empty_like
-_address: Any = torch.Tensor.data_ptr
 Adder = Callable[[Sequence[Any]], bool]
 Drawer = Callable[[int, int, int], Sequence[torch.Tensor] | None]
 
@@ -58,20 +55,12 @@ def adder(
     """
     if staged is None:
         return lambda values: False
-    looks, no_ends, join = staged.looks, staged.no_ends, b"".join
-    put, memory, nbytes, rows = staged.pack_into, staged.memory, staged.call_bytes, staged.rows
+    rows, nbytes, columns = staged.rows, staged.call_bytes, staged.columns
+    ends, ends_at, no_ends = staged.ends, staged.ends_at, bytes(rows)
+    table, waiters, fields = state.table, state.waiters, range(len(columns))
 
     def add(values: Sequence[Any]) -> bool:
-        try:
-            if list(map(look, values)) != looks:
-                return False
-            packed = join(values)
-        except (AttributeError, TypeError):  # no arrays, or not contiguous
-            return False
-        if not packed.endswith(no_ends):
-            return False
         with state.lock:
-            table = state.table
             if table.staged is not staged and not begin()():  # type: ignore[misc]
                 return False
             if table.rest is not None or state.closed:
@@ -79,14 +68,19 @@ def adder(
             count = staged.count
             if not count and int(table.g[CURSOR]) != newest.id + rows:
                 return False
-            put(memory, count // rows * nbytes, packed)
+            call = count // rows
+            for i in fields:
+                columns[i][call] = values[i]
+            at = ends_at + call * nbytes
+            if ends[at] if rows == 1 else ends[at : at + rows] != no_ends:
+                return False
             staged.count = count + rows
             newest.id += rows
-            if staged.count == staged.most or state.waiters.any_waits:
+            if staged.count == staged.most or waiters.any_waits:
                 try:
                     table.finish()
                 finally:
-                    state.waiters.ring()
+                    waiters.ring()
         return True
 
     return add
@@ -94,21 +88,23 @@ def adder(
 
 def drawer(state: TableState, draws: PlacedDraws, newest: NewestId) -> Drawer:
     """Return a function that draws transitions; see `PlacedSteps.draw`."""
-    kernel, kept_for, keep = draws.kernel, draws.kept, draws.keep
+    kernel, kept_for, keep, more = draws.kernel, draws.kept, draws.keep, draws.more
     put, changing, nbytes = draws.put, draws.changing, draws.call_bytes
     geometry, ring, fields, staged_at = draws.geometry, draws.ring, draws.fields, draws.staged_at
-    staged, n_envs = draws.staged, draws.n_envs
-    bit_generator, like, address = _legacy_random.get_bit_generator, _like, _address
+    staged, n_envs, table = draws.staged, draws.n_envs, state.table
+    bit_generator = _legacy_random.get_bit_generator
 
     def draw(count: int, most: int, next_position: int) -> Sequence[torch.Tensor] | None:
         if count > draws.most:
             return None
         with state.lock:
-            if state.closed or state.writers is not None or state.table.rest is not None:
+            if table.rest is not None or state.writers is not None or state.closed:
                 state.check_open()
                 state.catch_up()
-            ids, kept = kept_for.get(count) or keep(count)
-            tensors = [*map(like, kept)]
+            ids, spare = kept_for.get(count) or keep(count)
+            if not spare:
+                more(count, spare)
+            tensors, addresses = spare.pop()
             behind = 0 if staged is None else staged.count
             put(
                 changing,
@@ -118,7 +114,7 @@ def drawer(state: TableState, draws: PlacedDraws, newest: NewestId) -> Drawer:
                 newest.id + n_envs - behind if behind else sys.maxsize,
                 nbytes,
                 most,
-                *map(address, tensors),
+                *addresses,
             )
             random = bit_generator()
             if random is not draws.random:

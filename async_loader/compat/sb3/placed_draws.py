@@ -23,7 +23,9 @@ from async_loader.replay.base.field_table import (
 )
 from async_loader.replay.table.storage import Storage
 
+Target = tuple[list[torch.Tensor], list[int]]
 _KEPT = 8
+_TOGETHER, _TOGETHER_BYTES = 31, 1 << 20
 _BYTES = 1 << 20
 """Of a draw that keeps the GIL."""
 
@@ -59,7 +61,7 @@ class PlacedDraws:
     random : BitGenerator | None
         What numbers are drawn with.
     kept : dict
-        By the size of a draw: room for ids, and tensors like those of a draw.
+        By the size of a draw: room for ids, and tensors, with their addresses, for later draws.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class PlacedDraws:
             self.call_bytes = staged.call_bytes
         self.put = struct.Struct(f"{p.TARGETS - p.NEXT + len(shown)}q").pack_into
         self.changing = self.ring[p.NEXT :].data
-        self.kept: dict[int, tuple[Ids, list[torch.Tensor]]] = {}
+        self.kept: dict[int, tuple[Ids, list[Target]]] = {}
         self.most = 0 if storage.on_disk else _BYTES // storage.layout.schema.nbytes
 
     def use(self, random: Any) -> None:
@@ -102,13 +104,19 @@ class PlacedDraws:
         self.ring[p.RANDOM_STATE] = interface.state_address
         self.random = random  # keeps both alive
 
-    def keep(self, count: int) -> tuple[Ids, list[torch.Tensor]]:
-        """Make room for the ids of that many transitions, and tensors like those of their draws."""
+    def keep(self, count: int) -> tuple[Ids, list[Target]]:
+        """Make room for the ids of that many transitions, and a list for the tensors of draws."""
         if len(self.kept) == _KEPT:
             self.kept.clear()
-        made = (
-            np.empty(count, np.int64),
-            [torch.from_numpy(np.empty((count, *shape), dtype)) for dtype, shape in self._shown],
-        )
+        made: tuple[Ids, list[Target]] = np.empty(count, np.int64), []
         self.kept[count] = made
         return made
+
+    def more(self, count: int, spare: list[Target]) -> None:
+        """Make the tensors of some draws, of a few if they are large."""
+        first = [torch.from_numpy(np.empty((count, *shape), dtype)) for dtype, shape in self._shown]
+        nbytes = sum(tensor.nbytes for tensor in first)
+        others = min(_TOGETHER, _TOGETHER_BYTES // max(1, nbytes))
+        like, address = torch.empty_like, torch.Tensor.data_ptr
+        for tensors in (first, *([*map(like, first)] for _ in range(others))):
+            spare.append((tensors, [*map(address, tensors)]))

@@ -40,8 +40,8 @@ class PlacedSteps:
     block : StepBlock
         What `add_block` adds.
     add : callable
-        Adds a call, as its values are given: those of `StepBlock.columns`. Returns whether they are
-        of the table's dtypes, and the call could be staged.
+        Adds a call, given its values in the order of `StepBlock.columns`, without ``truncated``.
+        Returns whether it is staged: not if an episode ends.
     draw : callable
         As `PlacedDraws.draw`, without the id; ``None`` if there are more than one call of the
         kernel reads.
@@ -85,8 +85,6 @@ class PlacedSteps:
 
     def add_block(self) -> None:
         """Add what `block` holds, a transition of each environment."""
-        if self.add(self.block.columns):
-            return
         newest = int(self.block.write()[0])
         expected = self._newest.id + self._n_envs
         self._newest.id = newest

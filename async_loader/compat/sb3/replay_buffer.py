@@ -92,7 +92,6 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         # what __new__ of a named tuple does, without its call of Python: see cold_calls.py
         self._new_samples = functools.partial(tuple.__new__, kind)
         self._no_more = tuple(kind._field_defaults[name] for name in kind._fields[5:])
-        self._not_truncated = np.zeros(self.n_envs, np.bool_)
         self._placed: PlacedSteps | None = None
         self._linked: LinkedSteps | None = None
         if self.optimize_memory_usage:
@@ -129,27 +128,26 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             assert self._linked is not None
             self._linked.add(self.pos)
         else:
-            ends = self._not_truncated
-            if self._form.keys is not None:
-                values: Any = *self._both(obs, next_obs), action, reward, done, ends
-            else:
-                values = obs, next_obs, action, reward, done, ends
+            ends = False
             if self.handle_timeout_termination:
                 for info in infos:
-                    if info.get("TimeLimit.truncated", False):
-                        values = ()  # which is never staged
-            if not placed.add(values):
+                    ends = ends or info.get("TimeLimit.truncated", False)
+            if not ends:
+                # mostly as given; see cold_calls.py
+                if action.ndim != 2:
+                    action = action.reshape(placed.block.action.shape)
+                if self._form.as_given:
+                    values: Any = obs, next_obs, action, reward, done
+                else:
+                    flat = self._form.flat
+                    values = *flat(obs), *flat(next_obs), action, reward, done
+            if ends or not placed.add(values):
                 self._fill(obs, next_obs, action, reward, done, infos)
                 placed.add_block()
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
             self.pos = 0
-
-    def _both(self, obs: Any, next_obs: Any) -> tuple[Any, ...]:
-        """Return the arrays of two observations of a Dict space, in the order of the fields."""
-        keys = self._form.keys or ()
-        return *(obs[key] for key in keys), *(next_obs[key] for key in keys)
 
     def _fill(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any
@@ -329,7 +327,6 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             "_placed",
             "_linked",
             "_form",
-            "_not_truncated",
             "_own_samples",
             "_new_samples",
             "_no_more",

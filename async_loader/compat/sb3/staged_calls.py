@@ -4,9 +4,7 @@ async_loader/replay/table/staged_steps.py, NOTE [staged steps].
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,10 +15,10 @@ from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
 from async_loader.replay.table.step_packer import StepPacker
 
 _MOST = 64
+_ALIGN = 8
 _BYTES = 1 << 18
 _CALL_BYTES = 1 << 15
 """Bytes of a call, beyond which a second copy costs more than the kernel that writes."""
-look: Any = attrgetter("__class__", "dtype", "nbytes")
 
 
 class StagedCalls:
@@ -42,13 +40,11 @@ class StagedCalls:
     call_bytes : int
     rows : int
         Steps of one call.
-    looks : list
-        What `look` returns of the arrays of a call.
-    no_ends : bytes
-        How a call ends in which no episode does.
-    memory : memoryview
-    pack_into : callable
-        Writes the bytes of one call: ``pack_into(memory, offset, packed)``.
+    columns : list of arrays [calls, n_envs, ...]
+        The memory, by field; without `truncated`, which is false in all.
+    ends : memoryview
+        That of `terminated`: ``n_envs`` bytes of each call, from ``ends_at + call * call_bytes``.
+    ends_at : int
     fields : int64 array [fields, 5]
         Where the steps of the first call lie.
     streams : int64 array [n_envs]
@@ -58,27 +54,34 @@ class StagedCalls:
     __slots__ = (
         "_flags",
         "call_bytes",
+        "columns",
         "count",
+        "ends",
+        "ends_at",
         "fields",
-        "looks",
-        "memory",
         "most",
-        "no_ends",
-        "pack_into",
         "rows",
         "streams",
     )
 
     def __init__(self, packer: StepPacker, columns: Sequence[Array]) -> None:
-        self.looks = list(map(look, columns))
-        starts = np.cumsum([0, *(column.nbytes for column in columns)]).tolist()
+        sizes = [-(-column.nbytes // _ALIGN) * _ALIGN for column in columns]
+        starts = np.cumsum([0, *sizes]).tolist()
         self.call_bytes = starts.pop()
-        self.no_ends = bytes(self.call_bytes - starts[-2])
-        self.pack_into = struct.Struct(f"{self.call_bytes}s").pack_into
         calls, self.rows = min(_MOST, _BYTES // self.call_bytes), len(columns[-1])
         memory = np.zeros(calls * self.call_bytes, np.uint8)
-        self.memory = memory.data
         base = address_of(memory)
+        self.columns = [
+            np.ndarray(
+                (calls, *column.shape),
+                column.dtype,
+                memory.data,
+                start,
+                (self.call_bytes, *column.strides),
+            )
+            for column, start in zip(columns[:-1], starts, strict=False)
+        ]
+        self.ends, self.ends_at = memory.data, starts[-2]
         self.fields = packer.fields_at(packer.everything, [base + start for start in starts])
         self.streams: Ids = np.empty(self.rows, np.int64)
         self.most = calls * self.rows

@@ -49,6 +49,8 @@ class TransitionFormat:
         Of a Dict space.
     width : int
         Arrays of one observation.
+    as_given : bool
+        Whether an observation is one array, in the shape that is stored.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class TransitionFormat:
         each = list(shapes.values()) if isinstance(shapes, Mapping) else [shapes]
         self.width, self.n_envs = len(each), n_envs
         self.obs_shapes = [tuple(shape) for shape in each]
+        natural = [space.shape for space in spaces]
+        self.as_given = self.keys is None and natural == self.obs_shapes
         self.obs_dtypes = [np.dtype(space.dtype) for space in spaces]
         self.action_shape, self.action_dtype = (action_dim,), np.dtype(action_dtype)
         self._columns = [
