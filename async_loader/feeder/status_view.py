@@ -49,14 +49,16 @@ def status_sections(status: Status, before: Status | None) -> list[Section]:
     return [
         text_section([head]),
         _tables(status, before),
-        text_section([*_waits(status), *_stale(status)], rank=3),
+        text_section([*_waits(status), *_stale(status)], least=0, rank=3),
         text_section([_summary(status, sessions)]),
         _clients(sessions, status, before),
-        text_section(list(_weights(status)), rank=2),
+        text_section(list(_weights(status)), least=0, rank=2),
     ]
 
 
-def text_section(lines: list[str], style: str | list[str] = "", rank: int = 0) -> Section:
+def text_section(
+    lines: list[str], style: str | list[str] = "", *, least: int = 2, rank: int = 0
+) -> Section:
     """Return a section of lines, in a style or one each."""
     styles = [style] * len(lines) if isinstance(style, str) else style
     return Section(
@@ -65,7 +67,7 @@ def text_section(lines: list[str], style: str | list[str] = "", rank: int = 0) -
             text_line(text, kind) for text, kind in zip(lines[:count], styles, strict=False)
         ],
         more=lambda shown: text_line(f"and {len(lines) - shown} lines more"),
-        least=2,
+        least=least,
         rank=rank,
     )
 
@@ -81,11 +83,11 @@ def _tables(status: Status, before: Status | None) -> Section:
             rates = [rate(one, old, what, seconds) for what in ("inserted", "sampled")]
         else:
             rates = [one["inserts_per_s"], one["samples_per_s"]]
-        full = f" / {count_text(one['capacity'])}" if one["capacity"] else ""
+        full = f" / {short_text(one['capacity'])}" if one["capacity"] else ""
         ratio = f"{one['samples_per_insert']:.3g}"
         members = [str(one["writers"]), str(one["readers"])]
         rows.append(
-            [name, f"{count_text(one['size'])}{full}", *map(count_text, rates), ratio, *members]
+            [name, f"{short_text(one['size'])}{full}", *map(short_text, rates), ratio, *members]
         )
     names = ["table", "size", "in/s", "out/s", "out/in", "writers", "readers"]
     return Section(
@@ -264,6 +266,15 @@ def clean(text: str) -> str:
 def count_text(number: float) -> str:
     """Return a number with a decimal only where it matters."""
     return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
+
+
+def short_text(number: float) -> str:
+    """Return a number as `count_text` does, from a million on in three digits: ``12.3 M``."""
+    for unit, name in ((1e9, "G"), (1e6, "M")):
+        if number >= unit:
+            part = number / unit
+            return f"{part:.{max(0, 2 - len(f'{part:.0f}') + 1)}f} {name}"
+    return count_text(number)
 
 
 def _duration(seconds: float) -> str:

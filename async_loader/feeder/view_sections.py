@@ -25,7 +25,7 @@ class Section:
     header : int
         Lines above the rows.
     least : int
-        Rows that have a line on each screen, the line on the others included.
+        Lines that it has on each screen, the one on the others included; 0 without a header only.
     hidden : bool
         There are others that have no row in any case, of which the last line tells.
     rank : int
@@ -47,12 +47,11 @@ class Section:
 
     def lines(self, lines: int) -> Iterator[RenderableType]:
         """Yield what is shown in this number of lines, without the header's."""
-        if not self.count:
+        if not self.count or not lines:
             return
-        shown = self.count if lines >= self.wanted else max(0, lines - 1)
-        if shown or self.header:
-            yield from self.show(shown)
-        if shown < self.count or self.hidden:
+        shown = self.count if lines >= self.wanted else max(1, lines - 1)
+        yield from self.show(shown)
+        if shown < lines and (shown < self.count or self.hidden):
             yield self.more(shown)
 
 

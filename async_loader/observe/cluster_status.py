@@ -54,7 +54,7 @@ def merged(cluster: Status) -> dict[str, Any]:
     return {
         "incarnation": "cluster",
         "pid": 0,
-        "address": f"cluster of {len(there)} shards, {len(parts)} answer",
+        "address": f"cluster, {len(parts)} of {len(there)} shards answer",
         "version": min((one["version"] for one in statuses), default=0),
         "connections": _added(one.get("connections", {}) for one in statuses),
         "uptime_s": max((one["uptime_s"] for one in statuses), default=0.0),

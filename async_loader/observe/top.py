@@ -10,8 +10,8 @@ from async_loader.feeder.commands import LIVE_S, RATE_S, asking
 from async_loader.feeder.status_view import (
     Status,
     clean,
-    count_text,
     grid,
+    short_text,
     status_sections,
     text_line,
     text_section,
@@ -43,7 +43,7 @@ def top_view(status: Status, before: Status | None, height: int | None) -> list[
     frame = frame_of(status, before)
     texts = [clean(one["text"]) for one in frame["headlines"]]
     tones = [_STYLES[one["tone"]] for one in frame["headlines"]]
-    said = text_section(texts, tones)
+    said = text_section(texts, tones, rank=1)
     head, *others = status_sections(status, before)
     shards = [_shards(frame["shards"])] if frame["shards"] else []
     return laid_out([said, head, *shards, *others], height)
@@ -73,7 +73,7 @@ def _waited(row: Mapping[str, Any]) -> float:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     if not row["answers"]:
         return [row["name"], row["state"], *[""] * 7]
-    rates = [count_text(row[key]) for key in ("items", "in_per_s", "out_per_s")]
+    rates = [short_text(row[key]) for key in ("items", "in_per_s", "out_per_s")]
     members = [str(row["actors"]), str(row["learners"])]
     return [
         row["name"],

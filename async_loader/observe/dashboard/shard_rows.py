@@ -76,8 +76,8 @@ def silent_lines(rows: Sequence[Status]) -> list[dict[str, str]]:
     return [
         {
             "tone": "bad",
-            "text": f"{row['name']} at {row['address']} does not answer ({row['state']}): what it "
-            "holds is not in these counts",
+            "text": f"{row['name']} ({row['state']}, {row['address']}) does not answer: its rows "
+            "are not counted",
         }
         for row in rows
         if not row["answers"]
