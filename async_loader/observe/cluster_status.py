@@ -37,11 +37,11 @@ _SUMS = (
 def merged(cluster: Status) -> dict[str, Any]:
     """Return one `FeederStatus` of a `ClusterStatus`.
 
-    Counts, rates and seconds are sums over the shards that answered, ages and lags the largest.
-    A key that a shard of an older version lacks counts as 0.
-    What waits begins with the name of its shard. A client is listed once, with the names of the
-    ``shards`` that it writes or reads. ``shards`` are all shards by number, also those that did not
-    answer; a table's ``shards`` are the number of those that have it.
+    Counts, rates and seconds are sums over the shards that answered, ages and lags the largest. A
+    key that a shard of an older version lacks counts as 0. What waits begins with the name of its
+    shard. A client is listed once, with the names of the ``shards`` that it writes or reads.
+    ``shards`` are all shards by number, also those that did not answer; a table's ``shards`` are
+    the number of those that have it.
     """
     there = sorted(cluster["shards"].items(), key=lambda one: (one[1]["number"], one[0]))
     parts = [
