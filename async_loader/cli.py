@@ -384,7 +384,7 @@ def cluster_status(
 
 
 CLUSTER_ADDRESSES = typer.Argument(
-    help="Of all shards, in the order of their clients, if no file of a cluster on Ray is given."
+    help="Of each shard, in the order that all clients use: for a cluster without Ray."
 )
 CLUSTER_KEYS = typer.Option(
     "--keys",
