@@ -383,6 +383,48 @@ def cluster_status(
         commands.status(config, ray, as_json=as_json)
 
 
+CLUSTER_ADDRESSES = typer.Argument(
+    help="Of each shard, in the order that all clients use: for a cluster without Ray."
+)
+CLUSTER_KEYS = typer.Option(
+    "--keys",
+    help="NAME.secret, or a folder with one for each shard; by default the operator's of the file.",
+)
+
+
+@cluster.command("dashboard")
+def cluster_dashboard(
+    addresses: Annotated[list[str] | None, CLUSTER_ADDRESSES] = None,
+    config: Annotated[Path | None, CLUSTER_CONFIG] = None,
+    ray: Annotated[str | None, RAY] = None,
+    keys: Annotated[str | None, CLUSTER_KEYS] = None,
+    port: Annotated[
+        int, typer.Option(help="On this machine's loopback; 0 takes a free one.")
+    ] = 8484,
+) -> None:
+    """Serve a page that shows all shards live, as one and each by itself. Ctrl-C ends it."""
+    with _errors():
+        from async_loader.scale import live_commands
+
+        live_commands.dashboard(addresses or [], config, ray, keys, port)
+
+
+@cluster.command("top")
+def cluster_top(
+    addresses: Annotated[list[str] | None, CLUSTER_ADDRESSES] = None,
+    config: Annotated[Path | None, CLUSTER_CONFIG] = None,
+    ray: Annotated[str | None, RAY] = None,
+    keys: Annotated[str | None, CLUSTER_KEYS] = None,
+) -> None:
+    """Show all shards on the whole terminal, redrawn each second. Ctrl-C ends it."""
+    from rich.console import Console
+
+    with _errors():
+        from async_loader.scale import live_commands
+
+        live_commands.top(addresses or [], config, ray, keys, Console())
+
+
 @cluster.command("drain")
 def cluster_drain(
     shard: Annotated[str, typer.Argument(help="As in shard-1.")],

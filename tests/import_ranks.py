@@ -146,7 +146,8 @@ RANKS["feeder"] = [
     "client.client serving",
     "embedded",
     "client.connect",
-    "feeder status_view",
+    "feeder view_sections",
+    "status_view",
     "commands inspection",
 ]
 RANKS["compat"] = [
@@ -201,8 +202,8 @@ RANKS["testing"] = [
     "testing conformance debug fake_device fakes",
 ]
 RANKS["observe"] = [
-    "families",
-    "feeder_families object_families dashboard.frame",
+    "cluster_sessions families dashboard.shard_rows",
+    "cluster_status feeder_families object_families dashboard.frame",
     "exporter dashboard.history",
     "dashboard.server",
     "dashboard",
@@ -219,11 +220,11 @@ RANKS["scale"] = [
     "shares source_options stats",
     "cluster_keys cluster_settings directory local_ray membership place rules shard_process",
     "shard_connection shard_losses",
-    "connections shard_rows shard_supervisor",
+    "connections shard_rows shard_statuses shard_supervisor",
     "by_id leases limiter_balance losses placement shard_actor",
     "directory_actor source",
     "operations ray_directory table",
     "client commands",
     "cluster",
-    "scale",
+    "live_commands scale",
 ]

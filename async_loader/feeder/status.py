@@ -135,6 +135,9 @@ class SessionStatus(TypedDict):
         Rows received from its open writers; batches sent to its open readers.
     in_flight_bytes : int
         Received, and not in a table.
+    lag : int | None
+        Versions that the newest steps of its writers are behind the published weights: of the
+        writer furthest behind. ``None``: its steps carry none, or none is published.
     """
 
     id: int
@@ -150,6 +153,7 @@ class SessionStatus(TypedDict):
     rows_in: int
     batches_out: int
     in_flight_bytes: int
+    lag: int | None
 
 
 class CheckpointStatus(TypedDict):

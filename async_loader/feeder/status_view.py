@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from async_loader.feeder.view_sections import Section, laid_out
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -15,8 +17,8 @@ _SILENT_S = 3.0
 """A client that is heard sends something each second or two."""
 _WAITS = 3
 """Lines of those that wait for one table."""
-_LEAST_CLIENTS = 4
-"""Lines of clients on a terminal that is too low."""
+_LEAST_TABLES, _LEAST_CLIENTS = 3, 4
+"""Lines on a terminal that is too low."""
 _ORDER = {"died": 0, "silent": 1, "left": 3}
 
 
@@ -30,27 +32,50 @@ def status_view(
     before : Status, optional
         Rates are since then; else those of the feeder, over its last seconds.
     height : int, optional
-        Lines of the terminal: clients that are well are left out if there are too many lines.
+        Lines of the terminal, of which one is the shell's. What does not fit is counted in a line;
+        clients that are well are left out first.
     """
-    pid, address = clean(str(status.get("pid", "?"))), clean(str(status.get("address", "?")))
-    head = f"{address}, process {pid}, up {_duration(status.get('uptime_s', 0))}"
+    return laid_out(status_sections(status, before), None if height is None else height - 1)
+
+
+def status_sections(status: Status, before: Status | None) -> list[Section]:
+    """Return the sections of the view: head, tables, those that wait, clients, weights."""
+    head = clean(str(status.get("address", "?")))
+    if "shards" not in status:
+        head += f", process {clean(str(status.get('pid', '?')))}"
+    head += f", up {_duration(status.get('uptime_s', 0))}"
     head += ", draining" if status.get("draining") else ""
-    waits, weights = [*_waits(status), *_stale(status)], list(_weights(status))
-    shown: list[RenderableType] = [_line(head), _tables(status, before), *map(_line, waits)]
     sessions = list(status.get("sessions", ()))
-    shown.append(_line(_summary(status, sessions)))
-    if sessions:
-        # with the headers of both tables, and the line of the shell
-        others = len(status.get("tables", ())) + len(waits) + len(weights) + 5
-        lines = len(sessions) if height is None else max(_LEAST_CLIENTS, height - others)
-        shown += _clients(sessions, status, before, lines)
-    return [*shown, *map(_line, weights)]
+    return [
+        text_section([head]),
+        _tables(status, before),
+        text_section([*_waits(status), *_stale(status)], least=0, rank=3),
+        text_section([_summary(status, sessions)]),
+        _clients(sessions, status, before),
+        text_section(list(_weights(status)), least=0, rank=2),
+    ]
+
+
+def text_section(
+    lines: list[str], style: str | list[str] = "", *, least: int = 2, rank: int = 0
+) -> Section:
+    """Return a section of lines, in a style or one each."""
+    styles = [style] * len(lines) if isinstance(style, str) else style
+    return Section(
+        count=len(lines),
+        show=lambda count: [
+            text_line(text, kind) for text, kind in zip(lines[:count], styles, strict=False)
+        ],
+        more=lambda shown: text_line(f"and {len(lines) - shown} lines more"),
+        least=least,
+        rank=rank,
+    )
 
 
 # -- tables and weights ----------------------------------------------------------------------------
 
 
-def _tables(status: Status, before: Status | None) -> RenderableType:
+def _tables(status: Status, before: Status | None) -> Section:
     rows, seconds = [], seconds_between(before, status)
     for name, one in status.get("tables", {}).items():
         old = table_of(before, name)
@@ -58,13 +83,21 @@ def _tables(status: Status, before: Status | None) -> RenderableType:
             rates = [rate(one, old, what, seconds) for what in ("inserted", "sampled")]
         else:
             rates = [one["inserts_per_s"], one["samples_per_s"]]
-        full = f" / {count_text(one['capacity'])}" if one["capacity"] else ""
+        full = f" / {short_text(one['capacity'])}" if one["capacity"] else ""
         ratio = f"{one['samples_per_insert']:.3g}"
         members = [str(one["writers"]), str(one["readers"])]
         rows.append(
-            [name, f"{count_text(one['size'])}{full}", *map(count_text, rates), ratio, *members]
+            [name, f"{short_text(one['size'])}{full}", *map(short_text, rates), ratio, *members]
         )
-    return _grid(["table", "size", "in/s", "out/s", "out/in", "writers", "readers"], rows, 1)
+    names = ["table", "size", "in/s", "out/s", "out/in", "writers", "readers"]
+    return Section(
+        count=len(rows),
+        show=lambda count: [grid(names, rows[:count], 1)],
+        more=lambda shown: text_line(f"and {len(rows) - shown} tables more"),
+        header=1,
+        least=_LEAST_TABLES,
+        rank=1,
+    )
 
 
 def _waits(status: Status) -> Iterator[str]:
@@ -117,19 +150,34 @@ def _summary(status: Status, sessions: list[Status]) -> str:
     return said + (f", and before: {', '.join(gone)}" if gone else "")
 
 
-def _clients(
-    sessions: list[Status], status: Status, before: Status | None, lines: int
-) -> Iterator[RenderableType]:
-    """Yield a table of clients, those in trouble first, and a line on those without a row."""
+def _clients(sessions: list[Status], status: Status, before: Status | None) -> Section:
+    """Return a table of clients, those in trouble first, and a line on those without a row."""
     seconds = seconds_between(before, status)
     old = {one["id"]: one for one in (before or {}).get("sessions", ())}
-    ordered = sorted(sessions, key=lambda one: (_ORDER.get(client_state(one)[0], 2), one["id"]))
-    kept = ordered if len(ordered) <= lines else ordered[: lines - 1]
-    rows = [_client(one, old.get(one["id"]), seconds) for one in kept]
-    yield _grid(["client", "state", "rows/s", "batches/s", "age"], rows, 2)
-    if len(kept) < status.get("sessions_open", len(sessions)):
-        more = status.get("sessions_open", len(sessions)) - len(kept)
-        yield _line(f"and {more} more: see --json")
+    ordered = sorted(sessions, key=_trouble)
+    rows = [_client(one, old.get(one["id"]), seconds) for one in ordered]
+    names = ["client", "state", "rows/s", "batches/s", "age"]
+    opened = max(status.get("sessions_open", 0), len(rows))
+
+    def more(shown: int) -> RenderableType:
+        actors = sum(one["writers"] > 0 for one in ordered[shown:])
+        return text_line(f"and {opened - shown} clients, {actors} of them actors, more: see --json")
+
+    return Section(
+        count=len(rows),
+        show=lambda count: [grid(names, rows[:count], 2)],
+        more=more,
+        header=1,
+        least=_LEAST_CLIENTS,
+        hidden=opened > len(rows),
+        rank=4,
+    )
+
+
+def _trouble(one: Status) -> tuple[float, ...]:
+    """Return a key that sorts the worst first: dead, silent, held back, behind."""
+    state = _ORDER.get(client_state(one)[0], 2)
+    return state, -one.get("in_flight_bytes", 0), -(one.get("lag") or 0), one["id"]
 
 
 def _client(one: Status, old: Status | None, seconds: float) -> list[str]:
@@ -144,7 +192,10 @@ def _client(one: Status, old: Status | None, seconds: float) -> list[str]:
             for what, members in places
         ]
     state, since = client_state(one)
-    said = state if state == "connected" else f"{state} {_duration(since)}"
+    said = f"{state} {_duration(since)}"
+    if state == "connected":
+        said = "held back" if one.get("in_flight_bytes") else state
+        said += f", {one['lag']} behind" if one.get("lag") else ""
     return [f"{name} {user}{process}".strip(), said, *rates, _duration(one["age_s"])]
 
 
@@ -180,13 +231,13 @@ def table_of(status: Status | None, name: str) -> Status | None:
     return found
 
 
-def _line(text: str) -> RenderableType:
+def text_line(text: str, style: str = "") -> RenderableType:
     from rich.text import Text
 
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
-def _grid(names: list[str], rows: list[list[str]], texts: int) -> RenderableType:
+def grid(names: list[str], rows: list[list[str]], texts: int) -> RenderableType:
     """Return a table without lines; all but the first ``texts`` columns are numbers."""
     from rich.table import Table
     from rich.text import Text
@@ -215,6 +266,15 @@ def clean(text: str) -> str:
 def count_text(number: float) -> str:
     """Return a number with a decimal only where it matters."""
     return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
+
+
+def short_text(number: float) -> str:
+    """Return a number as `count_text` does, from a million on in three digits: ``12.3 M``."""
+    for unit, name in ((1e9, "G"), (1e6, "M")):
+        if number >= unit:
+            part = number / unit
+            return f"{part:.{max(0, 2 - len(f'{part:.0f}') + 1)}f} {name}"
+    return count_text(number)
 
 
 def _duration(seconds: float) -> str:

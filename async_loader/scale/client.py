@@ -17,7 +17,8 @@ from async_loader.names import explain_wrong_names
 from async_loader.scale.connections import Connections
 from async_loader.scale.directory import Directory
 from async_loader.scale.shard_connection import ShardConnection
-from async_loader.scale.stats import ClusterStatus, ShardStatus
+from async_loader.scale.shard_statuses import statuses_of
+from async_loader.scale.stats import ClusterStatus
 from async_loader.scale.table import ClusterTable
 
 
@@ -136,13 +137,15 @@ class ClusterClient:
 
     @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
-        """Return the status of all shards, as plain values. Raises Closed."""
+        """Return the status of all shards, as plain values. Raises Closed.
+
+        All are asked at once: one that does not answer in time has none, and costs the others
+        nothing.
+        """
         self._check()
         deadline = self._deadline(timeout_s)
-        return {
-            "version": self._connections.version,
-            "shards": {one.name: _status(one, deadline) for one in self._connections.all},
-        }
+        version, there = self._connections.version, self._connections.all
+        return {"version": version, "shards": statuses_of(there, deadline)}
 
     def stats(self) -> dict[str, ClientStats]:
         """Return what was sent, lost and received so far, by shard."""
@@ -218,22 +221,3 @@ class ClusterClient:
     def _nothing(self, what: str) -> Timeout:
         names = ", ".join(self.shards)
         return Timeout(f"{what}: none of {names} can be reached: the call may be made again")
-
-
-def _status(one: ShardConnection, deadline: Deadline) -> ShardStatus:
-    status = None
-    if one.is_open:
-        try:
-            status = one.client.status(timeout_s=deadline.left())
-        except AsyncLoaderError:
-            status = None
-    shard = one.shard
-    return {
-        "number": shard.number,
-        "incarnation": shard.incarnation,
-        "address": shard.address,
-        "host": shard.host,
-        "state": shard.state,
-        "connected": one.is_open,
-        "status": status,
-    }

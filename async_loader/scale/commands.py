@@ -1,4 +1,7 @@
-"""The commands ``cluster up``, ``status``, ``drain``, ``restart`` and ``down``."""
+"""The commands ``cluster up``, ``status``, ``drain``, ``restart`` and ``down``.
+
+Those that show a cluster live are in live_commands.py.
+"""
 
 from __future__ import annotations
 

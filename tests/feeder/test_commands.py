@@ -47,7 +47,7 @@ def status_of(**changes):
     session = {
         "id": 7, "pid": 4321, "host": "node7", "user": "alice", "user_agent": "async_loader/0.1",
         "age_s": 3700.0, "silent_s": 0.5, "connected": True, "writers": 1,
-        "readers": 0, "rows_in": 1000, "batches_out": 0, "in_flight_bytes": 2048,
+        "readers": 0, "rows_in": 1000, "batches_out": 0, "in_flight_bytes": 0,
     }  # fmt: skip
     status = {
         "incarnation": "ab",

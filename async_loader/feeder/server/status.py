@@ -36,7 +36,7 @@ def status_of(
         "sessions_open": len(server_state.sessions),
         "sessions_ended": counters.sessions_ended,
         "sessions": [
-            _session(session, server_state.clock())
+            _session(session, server_state)
             for session in itertools.islice(server_state.sessions, _SESSIONS)
         ],
         "weights_stale": server_state.weights.stale,
@@ -110,7 +110,10 @@ def _waiting(table: TableEntry) -> list[str]:
     return [text for text, _ in table.waiting()]
 
 
-def _session(session: Session, now: float) -> dict[str, Any]:
+def _session(session: Session, server_state: ServerState) -> dict[str, Any]:
+    now = server_state.clock()
+    made = [one.producer.versions for one in session.writers.values()]
+    behind = lags(made, server_state.published).values()
     return {
         "id": session.id,
         "pid": session.hello.pid,
@@ -125,4 +128,5 @@ def _session(session: Session, now: float) -> dict[str, Any]:
         "rows_in": session.rows_in,
         "batches_out": session.batches_out,
         "in_flight_bytes": session.in_flight_bytes,
+        "lag": max((one["lag"] for one in behind if "lag" in one), default=None),
     }

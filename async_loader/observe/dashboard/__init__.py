@@ -1,4 +1,4 @@
-"""A page that shows a feeder live: who writes, what the tables hold, who reads, and who waits.
+"""A page that shows a feeder or a cluster live: who writes, what tables hold, who reads, who waits.
 
     status, once a second ---> frame ---> History (ten minutes) ---> the page, its events
 

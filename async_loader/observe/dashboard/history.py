@@ -10,6 +10,7 @@ from typing import Any
 
 from async_loader.errors import AsyncLoaderError
 from async_loader.lifecycle import every
+from async_loader.observe.cluster_status import paired
 from async_loader.observe.dashboard.frame import frame_of
 
 EVERY_S = 1.0
@@ -23,7 +24,8 @@ class History:
     Parameters
     ----------
     status : callable
-        Returns the feeder's status; an error of this package makes a frame that says so.
+        Returns the status of a feeder, or of a cluster; an error of this package makes a frame that
+        says so.
 
     Notes
     -----
@@ -46,7 +48,7 @@ class History:
         except (AsyncLoaderError, RuntimeError) as error:  # also a status changed while it is read
             self._add({"error": str(error)}, None)
             return
-        frame = frame_of(status, self._before)
+        frame = frame_of(*paired(status, self._before))
         self._before = status
         self._add(frame, _point(frame))
 

@@ -26,14 +26,15 @@ _VIEWERS = 64
 
 
 class Dashboard:
-    """Serves a feeder's dashboard until `close`.
+    """Serves the dashboard of a feeder, or of a cluster, until `close`.
 
     Threads: one asks for the status each second, one for each viewer sends it.
 
     Parameters
     ----------
     status : callable
-        Returns the status, a `FeederStatus`; called each second on a thread of the dashboard.
+        Returns the status, a `FeederStatus` or a `ClusterStatus`; called each second on a thread of
+        the dashboard.
     port : int
         0 takes a free one.
     address : str

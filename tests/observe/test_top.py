@@ -1,0 +1,153 @@
+"""The screen of ``top``: at most 24 lines of 80 columns, with what is wrong first."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console, Group
+from status_rig import cluster_status, feeder_status, session_status, table_status
+
+from async_loader.errors import Broken
+from async_loader.observe import top as top_module
+from async_loader.observe.top import redraw, top_view
+
+TABLES = ("replay", "rollouts", "evaluation")
+
+
+def screen(status, before=None, height=24, width=80):
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
+    console.print(Group(*top_view(status, before, height)))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+    assert "\x1b" not in text
+    return text.splitlines()
+
+
+def big_table(**changes):
+    return table_status(
+        size=10_000_000, capacity=10_000_000, samples_per_insert=8.0, nbytes=9 << 30,
+        writers=64, readers=4, queued_rows=12_345,
+        waiting=[f"reader {i}: 5 items, and a batch needs 32" for i in range(8)],
+        policies={"policy": {"newest": 11, "oldest": 9, "lag": 3, "lag_s": 0.25}},
+        stale={"came_old": 12},
+        **changes,
+    )  # fmt: skip
+
+
+def busy_feeder(uptime_s=75.0, blocked_s=0.0, actors=64, number=0):
+    """Three tables, 64 actors of which some are in trouble, four learners."""
+    sessions = [session_status(i, rows_in=int(10_000 * uptime_s)) for i in range(actors)]
+    sessions[17].update(connected=False, silent_s=4.0)
+    sessions[30].update(silent_s=7.0)
+    sessions[41].update(in_flight_bytes=1 << 20)
+    sessions[50].update(lag=12)
+    sessions += [
+        session_status(100 + i, user_agent=f"learner-{i} async_loader/0.1", writers=0, readers=1)
+        for i in range(4)
+    ]
+    tables = {
+        name: big_table(
+            inserted=int(123_456 * uptime_s),
+            sampled=int(1_234_567 * uptime_s),
+            readers_blocked_s=blocked_s,
+            writers_blocked_s=blocked_s,
+        )
+        for name in TABLES
+    }
+    return feeder_status(
+        uptime_s=uptime_s,
+        address=f"tcp://node{number}.cluster.example:5555",
+        sessions=sessions,
+        tables=tables,
+        weights={"policy": 12},
+        weights_age_s={"policy": 2.0},
+        weights_waiting={"policy": 3, "critic": 1},
+    )
+
+
+def check_fits(lines, height=24, width=80):
+    assert len(lines) <= height, "\n".join(lines)
+    assert max(map(len, lines)) <= width, "\n".join(lines)
+
+
+def clients_of(lines):
+    begin = next(i for i, line in enumerate(lines) if line.startswith("client "))
+    return [line.split()[0] for line in lines[begin + 1 :]]
+
+
+def test_64_actors_fit_a_terminal_of_80_by_24_and_the_worst_come_first():
+    lines = screen(busy_feeder(77.0, 1.0), busy_feeder())
+    check_fits(lines)
+    text = "\n".join(lines)
+    assert clients_of(lines)[:3] == ["actor-17", "actor-30", "actor-41"]
+    for said in ("died 4.0 s", "silent 7.0 s", "held back", "Learners wait for actors in replay"):
+        assert said in text, text
+    assert "68 clients" in text
+    (left_out,) = re.findall(r"and (\d+) clients, (\d+) of them actors, more", text)
+    shown = len([one for one in clients_of(lines) if one.startswith("actor-")])
+    assert (int(left_out[0]), int(left_out[1])) == (68 - shown, 64 - shown), text
+
+
+def test_on_a_higher_terminal_actors_that_are_behind_come_next():
+    lines = screen(busy_feeder(77.0), busy_feeder(), height=40)
+    check_fits(lines, 40)
+    assert clients_of(lines)[3] == "actor-50"
+    assert "connected, 12 behind" in "\n".join(lines)
+
+
+def test_clients_that_the_status_does_not_list_are_counted():
+    status = {**busy_feeder(), "sessions_open": 300}
+    assert "more: see --json" in "\n".join(screen(status, height=200))
+    check_fits(lines := screen(status))
+    assert any(re.search(r"and 29\d clients", line) for line in lines)
+
+
+@pytest.mark.parametrize("shards", [1, 8])
+def test_a_cluster_fits_a_terminal_of_80_by_24(shards):
+    before = [busy_feeder(number=i) for i in range(shards)]
+    now = [busy_feeder(77.0, float(i == 1), number=i) for i in range(shards)]
+    if shards > 2:
+        now[2] = None
+    lines = screen(cluster_status(*now), cluster_status(*before))
+    check_fits(lines)
+    text = "\n".join(lines)
+    for i in range(shards):
+        assert re.search(rf"^shard-{i} ", text, re.MULTILINE), text
+    assert clients_of(lines)[0] == "actor-17"
+    if shards > 2:
+        assert "shard-2 (silent, tcp://node2:5555) does not answer" in text
+        assert re.search(r"^shard-2 +silent", text, re.MULTILINE)
+        assert re.search(r"and \d+ clients, \d+ of them actors, more", text)
+
+
+def test_of_64_shards_those_in_trouble_are_shown():
+    before = [busy_feeder(actors=51, number=i) for i in range(64)]
+    now = [busy_feeder(77.0, 0.5 * (i == 60), 51, i) for i in range(64)]
+    now[33] = None
+    lines = screen(cluster_status(*now), cluster_status(*before))
+    check_fits(lines)
+    begin = next(i for i, line in enumerate(lines) if line.startswith("shard "))
+    assert [line.split()[0] for line in lines[begin + 1 : begin + 3]] == ["shard-33", "shard-60"]
+    assert any(re.fullmatch(r"and \d+ shards more", line.strip()) for line in lines)
+
+
+def test_a_feeder_at_rest_has_a_screen_too():
+    check_fits(screen(feeder_status(tables={})))
+    check_fits(screen(cluster_status(None, None)))
+
+
+def test_the_screen_is_redrawn_until_the_status_fails(monkeypatch):
+    monkeypatch.setattr(top_module, "LIVE_S", 0.0)
+    monkeypatch.setattr(top_module, "RATE_S", 0.0)
+    answers = iter([busy_feeder(), busy_feeder(77.0), busy_feeder(79.0)])
+
+    def status():
+        for found in answers:
+            return found
+        raise Broken("the feeder has gone")
+
+    console = Console(file=io.StringIO(), width=80, height=24)
+    with pytest.raises(Broken, match="has gone"):
+        redraw(status, console)
+    assert "actor-17" in console.file.getvalue()
