@@ -6,6 +6,7 @@ Ray places, names, restarts and finds processes. No step and no batch goes throu
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import socket
@@ -66,6 +67,7 @@ def join(address: str | None = None) -> bool:
             return bool(_joined)
         _joined.clear()
         where = _answering(address)
+        _use_token(where)
         try:
             ray.init(
                 address=where,
@@ -101,6 +103,25 @@ def _answering(address: str | None) -> str:
     except (OSError, OverflowError) as error:
         raise ConfigError(_no_ray(f"at {where} ({error})")) from None
     return where
+
+
+def _use_token(where: str) -> None:
+    """Show the user's token to a Ray of this machine, which asks for it if there is one.
+
+    By itself Ray shows it only where it has found the cluster itself.
+    """
+    if where.rpartition(":")[0].strip("[]") not in _own_addresses():
+        return
+    name = "ray._private.authentication.authentication_token_setup"
+    with contextlib.suppress(ImportError, AttributeError):  # a Ray that has no tokens
+        setup = importlib.import_module(name)
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def _own_addresses() -> set[str]:
+    with contextlib.suppress(OSError):
+        return {"127.0.0.1", "::1", "localhost", *socket.gethostbyname_ex(socket.gethostname())[2]}
+    return {"127.0.0.1", "::1", "localhost"}
 
 
 def _no_ray(where: str) -> str:
