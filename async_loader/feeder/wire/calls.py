@@ -24,8 +24,10 @@ MOST_NEWEST = 1 << 16
 def needs(body: object) -> tuple[int, str]:
     """Return the oldest version of the wire that has this message, and what of it is so new."""
     kind, view = getattr(body, "TYPE", None), getattr(body, "view", None)
+    if kind is Type.BALANCE:
+        return 5, "a limiter of a cluster"
     if kind in codes.SINCE_5 or getattr(body, "masses", False):
-        return 5, "a table of a cluster"
+        return 5, "a source of a cluster"
     if getattr(body, "max_lag", None) is not None:
         return 5, "max_lag"
     if getattr(body, "newest", 0) and kind is Type.ABOUT:

@@ -21,6 +21,10 @@ SCHEMA = Schema.of({"x": ((3,), np.float32), "index": np.int64})
 OFFER = Offer(session=7, number=1, slots=3, slot_bytes=4096)
 
 
+def no_weights(wanted):
+    raise Malformed(f"there are no weights {wanted.name!r}")
+
+
 @pytest.fixture
 def segment():
     segment = Segment.create(OFFER.nbytes, "a test")
@@ -31,7 +35,10 @@ def segment():
 @contextlib.contextmanager
 def listening(path, take):
     """A listener in a loop of its own, as a server polls it."""
-    with contextlib.closing(Listener(str(path), take)) as listener, listening_to(listener):
+    with (
+        contextlib.closing(Listener(str(path), take, no_weights)) as listener,
+        listening_to(listener),
+    ):
         yield listener
 
 
@@ -141,7 +148,7 @@ def test_without_descriptors_callers_keep_no_loop_busy_and_later_ones_are_heard(
     path = str(tmp_path / "m")
     segment.seal()
     with (
-        contextlib.closing(Listener(path, lambda _, fd: os.close(fd))) as listener,
+        contextlib.closing(Listener(path, lambda _, fd: os.close(fd), no_weights)) as listener,
         contextlib.ExitStack() as stack,
     ):
         callers = [
