@@ -83,6 +83,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.numbers = 0  # that loads have written so far
         self.ray = RayCluster()
         self.start_node(num_cpus=1, include_dashboard=False, _system_config=_FAST)
         for _ in range(2):
@@ -144,9 +145,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 class Load:
-    """An actor that writes numbers, each once, and a learner, until they are told to end."""
+    """An actor that writes numbers, each once, and a learner, until they are told to end.
+
+    No two loads write the same number: a table that was cleared before its next save is restored
+    with the rows that an earlier load has written.
+    """
 
     def __init__(self, machine: Machine) -> None:
+        self.machine, self.first = machine, machine.numbers
         self.client = Cluster.connect(cluster=NAME, keys=machine.learner_keys, timeout_s=PATIENCE_S)
         self.end = threading.Event()
         self.written = 0
@@ -167,7 +173,7 @@ class Load:
             writers = [self.client.table("t").writer(schema=SCHEMA) for _ in range(4)]
             while not self.end.is_set():
                 for writer in writers:
-                    writer.append(x=self.written, timeout_s=PATIENCE_S)
+                    writer.append(x=self.first + self.written, timeout_s=PATIENCE_S)
                     self.written += 1
                 self.end.wait(0.002)
             for writer in writers:
@@ -208,19 +214,21 @@ class Load:
         self.end.set()
         for one in self.threads:
             one.join(PATIENCE_S)
+        self.machine.numbers = self.first + self.written
         if error[0] is None:
             assert not self.failed, self.failed
         else:
             self.client.close()
 
 
-def rows(machine: Machine, client: Any) -> Counter[int]:
-    """All rows of the cluster, from its shards, one by one."""
+def rows(load: Load) -> Counter[int]:
+    """All rows of the cluster that a load has written, from its shards, one by one."""
     found: Counter[int] = Counter()
-    for name in client.shards:
-        table = client.shard(name).table("t")
+    for name in load.client.shards:
+        table = load.client.shard(name).table("t")
         if size := table.stats().size:  # drawn without replacement: each row once
-            found.update(table.sample(size, timeout_s=PATIENCE_S)["x"].tolist())
+            drawn = table.sample(size, timeout_s=PATIENCE_S)["x"]
+            found.update(drawn[drawn >= load.first].tolist())
     return found
 
 
@@ -373,7 +381,7 @@ def check_round(machine: Machine, kill: Any) -> float:
         load.wait_for_batches(20)
         wait_serving(machine)
         load.wait_for_batches(5)
-    found = rows(machine, load.client)
+    found = rows(load)
     gone = sum(one.rows_lost for one in load.client.stats().values())
     load.client.close()
     counted = lost(machine) - before  # and those that were on their way to be acknowledged
@@ -414,7 +422,7 @@ def test_a_rolling_restart_loses_nothing_and_learners_go_on(machine):
         status = machine.operator().restart([], 30.0)
         assert load.batches > batches
         load.wait_for_batches(5)
-    found = rows(machine, load.client)
+    found = rows(load)
     load.client.close()
     assert [one["state"] for one in status["shards"]] == ["serving"] * 2
     assert lost(machine) == before

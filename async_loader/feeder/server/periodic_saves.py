@@ -27,7 +27,7 @@ from async_loader.feeder.server.producer_positions import Position, Positions
 from async_loader.feeder.server.row_counts import RowCount
 from async_loader.feeder.server.state import TableEntry
 from async_loader.lifecycle import Deadline
-from async_loader.replay.buffer import ReplayBuffer, saver_of
+from async_loader.replay.buffer import ReplayBuffer, parts_of, saver_of
 from async_loader.replay.checkpoint import SaveReport
 
 _log = logging.getLogger("async_loader.feeder")
@@ -103,7 +103,7 @@ class TableSaves:
         self.buffer.load(self._root)
         stats = self.buffer.stats()
         positions = producer_positions.read(saves[-1])
-        lost = max(0, had - stats.inserted)
+        lost = max(0, had - self._steps_had())
         if lost:
             _log.warning(
                 "table %s: %d rows that were acknowledged after save %d are lost",
@@ -121,7 +121,11 @@ class TableSaves:
 
     def counts(self) -> tuple[int, ...]:
         stats = self.buffer.stats()
-        return stats.inserted, stats.sampled, stats.deleted
+        return self._steps_had(), stats.sampled, stats.deleted
+
+    def _steps_had(self) -> int:
+        table_state = parts_of(self.buffer).state
+        return table_state.table.steps_had if table_state.ready else 0
 
     def save(self, positions: Callable[[int], list[Position]]) -> SaveReport:
         """Write a save. On the background thread."""
@@ -227,7 +231,7 @@ class PeriodicSaves:
     def note(self) -> None:
         """Write the counts of rows. Called before rows are acknowledged."""
         for name, one in self.tables.items():
-            one.note(self._entries[name].table.counts[0])
+            one.note(self._entries[name].table.steps_had)
 
     @property
     def ending(self) -> bool:

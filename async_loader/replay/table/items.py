@@ -99,6 +99,7 @@ class TableItems:
         self._patching: Ids | None = None
         self._none = np.full(256, np.nan)
         self.inserted = self.counted = self.deleted = 0
+        self.cleared = 0  # items that were inserted before the last `clear`
         self.moved = (
             0  # samples that tables of other processes gave, or took: see TableAccess.balance
         )

@@ -105,9 +105,15 @@ class NonblockingTable:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Items inserted, and items drawn, since the table was made. Takes no lock."""
+        """Items inserted, and items drawn, since the table was cleared last. Takes no lock."""
         table = self._table_state.table if self._table_state.ready else None
         return (0, 0) if table is None else (table.inserted, table.sampled)
+
+    @property
+    def steps_had(self) -> int:
+        """How many items were inserted since the table was made. Takes no lock."""
+        table = self._table_state.table if self._table_state.ready else None
+        return 0 if table is None else table.steps_had
 
     @property
     def rows_had(self) -> int:

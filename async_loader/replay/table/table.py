@@ -151,7 +151,13 @@ class Table(TableWriting):
         for number in np.flatnonzero(self.last >= 0).tolist():
             self.end_stream(number, r.TRUNCATED, NO_FIELDS)
         self.remove(np.flatnonzero(self.ids >= 0))
-        self._used[0] = self.inserted = self.counted = self.deleted = self.moved = 0
+        self.inserted, self.cleared = 0, self.steps_had
+        self._used[0] = self.counted = self.deleted = self.moved = 0
+
+    @property
+    def steps_had(self) -> int:
+        """How many items were inserted since the table was made: never less than before."""
+        return self.cleared + self.inserted
 
     def empty(self) -> None:
         """Remove all items from the samplers, and all ids from the rows: no process can read a row
@@ -185,6 +191,7 @@ class Table(TableWriting):
             "sampled": self.sampled,
             "deleted": self.deleted,
             "moved": self.moved,
+            "cleared": self.cleared,
         }
         arrays = {"last": self.last[list(self.streams.values())]}
         if self.ring is not None:
@@ -216,7 +223,8 @@ class Table(TableWriting):
         self.inserted, self.counted, self.deleted = (
             counters[name] for name in ("inserted", "sampled", "deleted")
         )
-        self.moved = counters.get("moved", 0)  # earlier saves have none
+        # earlier saves have none
+        self.moved, self.cleared = counters.get("moved", 0), counters.get("cleared", 0)
 
     def expire_old(self) -> None:
         """End what lies outside of this table's window.

@@ -100,6 +100,36 @@ def test_a_table_is_saved_while_it_is_served_and_only_when_it_has_changed(tmp_pa
         assert client.status()["checkpoints"]["t"]["number"] <= last + 1
 
 
+def test_a_table_that_was_cleared_and_filled_again_has_changed(tmp_path):
+    with serving(settings(tmp_path)) as server, connect(server.address) as client:
+        write(client, range(100))
+    with serving(settings(tmp_path)) as server, connect(server.address) as client:
+        client.table("t").clear()
+        write(client, range(100, 200))
+    with serving(settings(tmp_path)) as server, connect(server.address) as client:
+        assert sorted(rows(client)) == list(range(100, 200))
+
+
+def test_rows_that_came_after_a_table_was_cleared_are_counted_as_lost(tmp_path):
+    command = [sys.executable, "-m", "async_loader", "serve", "--config"]
+    path, process = settings(tmp_path), None
+    with serving(path) as server, connect(server.address) as client:
+        write(client, range(100))  # in the save
+    try:
+        with connect_to(command, path) as (client, process):
+            client.table("t").clear()
+            write(client, range(100, 130))
+            process.kill()
+            process.wait()
+        with serving(path) as server, connect(server.address) as client:
+            assert sorted(rows(client)) == list(range(100))  # the save knows of no `clear`
+            assert client.status()["checkpoints"]["t"]["lost_rows"] == 30
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
 @pytest.mark.filterwarnings("ignore:the feeder lost")
 def test_a_killed_feeder_begins_with_its_newest_save_and_counts_what_is_lost(tmp_path):
     command = [sys.executable, "-m", "async_loader", "serve", "--config"]
