@@ -15,7 +15,7 @@ from async_loader.feeder.wire import Plane
 
 PATH_BYTES = 107
 """Bytes of a unix socket's path: ``sun_path`` has 108, and one ends it."""
-_LONGEST = ".insert"  # and ".memory"
+LONGEST = ".insert"  # and ".memory"
 _HOSTNAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,253}[A-Za-z0-9_])?")
 
 
@@ -120,10 +120,10 @@ def _ipc(text: str, path: str) -> Address:
             f"address {text[:300]!r}: the path is to name a file, without '//', '.', '..' or a '/' "
             "at its end"
         )
-    size = len(os.fsencode(path + _LONGEST))
+    size = len(os.fsencode(path + LONGEST))
     if size > PATH_BYTES:
         raise ConfigError(
-            f"address {text[:300]!r}: with {_LONGEST!r} its path has {size} bytes, a socket's has "
+            f"address {text[:300]!r}: with {LONGEST!r} its path has {size} bytes, a socket's has "
             f"{PATH_BYTES} at most: "
             "use a shorter one"
         )

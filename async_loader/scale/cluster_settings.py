@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,6 +11,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from async_loader.errors import ConfigError
+from async_loader.feeder import addresses
 from async_loader.feeder.derived_settings import Settings
 from async_loader.feeder.settings import (
     SecuritySettings,
@@ -19,6 +21,7 @@ from async_loader.feeder.settings import (
     with_tables,
 )
 from async_loader.feeder.settings_errors import read_yaml, settings_of
+from async_loader.scale.shard_main import OWNER
 from async_loader.scale.shard_map import MOST_SHARDS
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,31}")
@@ -147,6 +150,19 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
             )
         if self.feeder.security != SecuritySettings():
             raise ConfigError("feeder.security: a cluster makes the keys: see network.keys")
+        if self.folder is not None:
+            self._check_length(self.folder)
+
+    def _check_length(self, folder: str) -> None:
+        """Raise for a folder in which the paths of sockets would be too long: no shard starts."""
+        last = Path(folder).absolute() / self.name / f"shard-{MOST_SHARDS - 1}"
+        name = "feeder" + addresses.LONGEST if self.network.listen == "ipc" else OWNER
+        size = len(os.fsencode(str(last / name)))
+        if size > addresses.PATH_BYTES:
+            raise ConfigError(
+                f"folder={folder!r}: the sockets of shards in it have paths of {size} bytes, the "
+                f"system allows {addresses.PATH_BYTES}: name a shorter folder, or none"
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> ClusterSettings:

@@ -46,6 +46,7 @@ def test_short_tables_and_paths_beside_the_file(tmp_path):
         ({"feeder": FEEDER, "shards": 65}, "shards: .*<= 64"),
         ({"feeder": FEEDER, "shards": 0}, "shards: .*>= 1"),
         ({"feeder": FEEDER, "name": "a b"}, "name='a b'"),
+        ({"feeder": FEEDER, "folder": "/" + "x" * 85}, "folder=.*paths of 1[0-9]{2} bytes.*107"),
         ({"feeder": {"tables": {"replay": "many"}}}, r"feeder\.tables\.replay"),
         ({"feeder": {**FEEDER, "bind": "ipc:///x"}}, r"feeder\.bind=.*network\.listen"),
         ({"feeder": {**FEEDER, "security": {"keys": "k"}}}, r"feeder\.security.*network\.keys"),

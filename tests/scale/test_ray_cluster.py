@@ -361,8 +361,10 @@ def kill_directory(machine: Machine) -> None:
 
 
 def kill_node(machine: Machine) -> None:
-    victim = wait_serving(machine)[1]
-    node = machine.node_of(victim)
+    here = machine.ray.head_node  # of this process: Ray does not let it end
+    found = {one["name"]: machine.node_of(one) for one in wait_serving(machine)}
+    victim = next(one for one in reversed(wait_serving(machine)) if found[one["name"]] is not here)
+    node = found[victim["name"]]
     os.kill(victim["pid"], signal.SIGKILL)
     machine.ray.remove_node(node, allow_graceful=False)
     machine.add_node()
