@@ -361,10 +361,9 @@ def kill_directory(machine: Machine) -> None:
 
 
 def kill_node(machine: Machine) -> None:
-    here = machine.ray.head_node  # of this process: Ray does not let it end
-    found = {one["name"]: machine.node_of(one) for one in wait_serving(machine)}
-    victim = next(one for one in reversed(wait_serving(machine)) if found[one["name"]] is not here)
-    node = found[victim["name"]]
+    found = [(one, machine.node_of(one)) for one in reversed(wait_serving(machine))]
+    # Ray does not let the node of this process end.
+    victim, node = next(pair for pair in found if pair[1] is not machine.ray.head_node)
     os.kill(victim["pid"], signal.SIGKILL)
     machine.ray.remove_node(node, allow_graceful=False)
     machine.add_node()
