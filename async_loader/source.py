@@ -230,7 +230,9 @@ def waiting_for(source: Source) -> str | None:
     """Return why `plan` of this source waits;
     ``None`` if it does not wait or does not report it.
     """
-    return source.waiting_for() if isinstance(source, Explaining) else None
+    # As `Explaining` says; isinstance() of a protocol takes 30 us, before each wait for a batch.
+    ask = getattr(source, "waiting_for", None)
+    return None if ask is None else ask()
 
 
 @runtime_checkable

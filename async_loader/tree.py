@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 
@@ -99,7 +100,7 @@ def columns(structure: Structure, samples: Sequence[Any], prefix: str = "") -> I
     mapping = structure.kind is dict
     for position, (key, child) in enumerate(zip(structure.keys, structure.children, strict=True)):
         try:
-            column = [s[key] for s in samples] if mapping else [s[position] for s in samples]
+            column = list(map(itemgetter(key if mapping else position), samples))
         except (KeyError, IndexError) as error:
             raise Misfit(f"a sample has no {prefix + str(key)!r}") from error
         if child is None:

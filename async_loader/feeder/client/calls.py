@@ -92,6 +92,19 @@ class Calls:
         with self.lock:
             self.unsent = dict(self.pending)
 
+    def note_end(self, message: Message) -> None:
+        """The server has ended: answer what asked it to, whose answer was lost.
+
+        The process that takes its place is not asked.
+        """
+        with self.lock:
+            asked = [one for one in self.pending.values() if one.body.TYPE is Type.DRAIN]
+            asked = [one for one in asked if one.sequence not in self.unsent]
+        for call in asked:
+            call.reply = message
+        self.forget(asked)
+        self.news.ring()
+
     def fail(self, call: Call, error: AsyncLoaderError) -> None:
         """Answer a request with an error."""
         self.forget([call])

@@ -343,7 +343,9 @@ class IoThread:
         if not self.session.welcomed(self.clock(), message.session, welcome):
             return
         self._session_due = -math.inf
-        self.servers += self.incarnation not in (b"", welcome.incarnation)
+        if self.incarnation not in (b"", welcome.incarnation):
+            self.servers += 1
+            self._calls.note_end(message)
         self.limits, self.incarnation = welcome.limits, welcome.incarnation
         self._where.reached(self.servers)
         self._sockets.open_data(welcome)
@@ -367,6 +369,7 @@ class IoThread:
             self._leave()
         elif isinstance(body, End) and not message.number:
             self._parting = self.clock() + _LAST_WORDS_S
+            self._calls.note_end(message)
         elif self._calls.is_answer(plane, message):
             self._calls.answer(message, self.address, self._reopen)
         else:

@@ -32,6 +32,32 @@ def test_hello_names_the_client(feeder, client):
     client.drain()
 
 
+def test_a_drain_whose_answer_is_lost_ends_with_the_session(feeder, client):
+    def only_end(feeder, plane, route, message):
+        feeder.say(plane, route, wire.Message(wire.End(reason="drained", count=0), message.session))
+        return True
+
+    feeder.hooks[Type.DRAIN] = only_end
+    client.drain(timeout_s=PATIENCE_S)
+    assert feeder.seen[Type.DRAIN] == 1
+
+
+def test_a_drain_is_not_asked_of_the_process_that_takes_the_place_of_the_drained_one(
+    feeder, client
+):
+    def is_gone(feeder, plane, route, message):
+        feeder.sessions.clear()
+        feeder.incarnation = bytes(16)
+        feeder.error(plane, route, message, wire.ErrorCode.UNKNOWN_SESSION)
+        return True
+
+    feeder.hooks[Type.DRAIN] = is_gone
+    client.drain(timeout_s=PATIENCE_S)
+    feeder.until(lambda: feeder.seen[Type.HELLO] == 2)
+    assert client.status() == {"fine": True}
+    assert feeder.seen[Type.DRAIN] == 1
+
+
 def test_a_version_that_is_not_spoken_is_said(feeder):
     def refuse(feeder, plane, route, message):
         feeder.error(plane, route, message, wire.ErrorCode.VERSION, 9)
