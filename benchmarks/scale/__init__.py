@@ -1,3 +1,4 @@
-"""Several shards as one table, beside one shard, and beside buffers that are actors of Ray."""
+"""Several shards as one table, beside one shard, and beside buffers that are actors of Ray; what
+it costs to look at one."""
 
-ROWS = ("row_small", "row_atari")
+ROWS = ("row_small", "row_atari", "row_watch")
