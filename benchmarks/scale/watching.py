@@ -37,9 +37,7 @@ def watched(seconds: float, how: str) -> Figures:
                 with_it.append(_cpu_s(seconds))
                 watcher.say("end")
                 asked += watcher.hear()
-        beyond = statistics.median(
-            one - other for one, other in zip(with_it, without, strict=True)
-        )
+        beyond = statistics.median(one - other for one, other in zip(with_it, without, strict=True))
     return {
         "percent": 100 * beyond / seconds,
         "without_percent": 100 * statistics.median(without) / seconds,

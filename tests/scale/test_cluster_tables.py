@@ -88,7 +88,8 @@ def test_nested_steps_and_sequences_of_all_shards_are_whole(transport):
             assert seen == {0, 1}
 
 
-def test_each_shard_is_saved_in_its_own_folder_and_loaded_from_it(tmp_path):
+def test_each_shard_is_saved_in_its_own_folder_and_loaded_from_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where a feeder of this process's own saves
     with cluster(saves=tmp_path) as client:
         fill(client)
         table = client.table("t")

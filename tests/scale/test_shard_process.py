@@ -23,6 +23,7 @@ from async_loader.scale.shard_process import ShardProcess
 from async_loader.scale.shard_supervisor import ShardSupervisor
 
 PATIENCE_S = 240.0
+PORT_TRIES = 3
 
 
 def plan(folder: Path, every_s: float | None = None, **more: Any) -> ShardPlan:
@@ -91,10 +92,15 @@ def test_a_shard_on_tcp_comes_back_at_its_address_with_its_keys(tmp_path, starte
     first = started(one)
     first.keep_address()
     write(first.about.address, 10, tmp_path / "keys/actor/shard-0.secret")
-    first.stop(PATIENCE_S)  # saves at the end
-    second = started(one)
-    assert second.about.address == first.about.address
-    assert second.about.restored == {"t": {"rows": 10, "lost": 0, "save": 1}}
+    for _ in range(PORT_TRIES):
+        first.stop(PATIENCE_S)  # saves at the end
+        second = started(one)
+        assert second.about.restored == {"t": {"rows": 10, "lost": 0, "save": 1}}
+        if second.about.address == first.about.address:
+            return
+        first = second  # another program has taken one of its ports meanwhile
+        first.keep_address()
+    pytest.fail(f"it was at another address after each of {PORT_TRIES} restarts")
 
 
 def test_a_process_without_an_owner_ends(tmp_path, monkeypatch):

@@ -241,9 +241,9 @@ class IoThread:
         in_use = self._phases.state in (SessionPhase.OPEN, SessionPhase.CONNECTING)
         if cut and in_use:  # see NOTE [cut] in sockets.py
             if self._parting is None or Plane.PULL in cut:
-                self._leave()
+                self._lose_session()
         elif self._parting is not None and self.clock() >= self._parting:
-            self._leave()
+            self._lose_session()
         if self._sockets.refusal is not None:
             (self._refusal, for_good), self._sockets.refusal = self._sockets.refusal, None
             if for_good:
@@ -366,7 +366,7 @@ class IoThread:
     def _dispatch(self, plane: Plane, message: Message) -> None:
         body = message.body
         if isinstance(body, Error) and body.code == ErrorCode.UNKNOWN_SESSION:
-            self._leave()
+            self._lose_session()
         elif isinstance(body, End) and not message.number:
             self._parting = self.clock() + _LAST_WORDS_S
             self._calls.note_end(message)
@@ -379,14 +379,9 @@ class IoThread:
 
     def _reopen(self, number: int) -> bool:
         channel = self._channels.get(number)
-        if channel is None:
-            return False
-        channel.begin()
-        return True
-
-    def _leave(self) -> None:
-        self._parting = None
-        self._lose_session()
+        if channel is not None:
+            channel.begin()
+        return channel is not None
 
     def _move(self, now: float) -> None:
         """Connect to the server's new address soon: nothing answers at the old one."""
@@ -396,6 +391,7 @@ class IoThread:
         self._sockets.leave()
 
     def _lose_session(self) -> None:
+        self._parting = None
         self.session.lost(self.clock())
         self._session_due = -math.inf
         self._sockets.leave()
