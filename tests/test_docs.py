@@ -4,16 +4,17 @@ figures are the recorded ones.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from script_rig import Scripts
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "async_loader"
@@ -36,15 +37,27 @@ def blocks():
             yield pytest.param(match[1], id=f"{page.relative_to(ROOT)}-{number}")
 
 
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[Scripts]:
+    with contextlib.closing(Scripts(_WARNINGS)) as found:
+        yield found
+
+
 @pytest.mark.parametrize("code", list(blocks()))
-def test_an_example_runs_as_it_stands(code: str, tmp_path: Path):
+def test_an_example_runs_as_it_stands(code: str, tmp_path: Path, scripts: Scripts):
     script = tmp_path / "example.py"
     script.write_text(code)
-    command = [sys.executable, *_WARNINGS, str(script)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    exit_code, errors = scripts.run(script)
+    assert exit_code == 0, errors
+
+
+def test_an_example_that_fails_is_caught(tmp_path: Path, scripts: Scripts):
+    script = tmp_path / "example.py"
+    for code, text in (("1 / 0", "ZeroDivisionError"), ("import sys; sys.exit('no')", "no")):
+        script.write_text(code)
+        exit_code, errors = scripts.run(script)
+        assert exit_code == 1
+        assert text in errors
 
 
 def test_the_first_example_of_the_readme_needs_no_accelerator_and_leaves_nothing_open():
