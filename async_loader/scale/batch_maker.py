@@ -51,13 +51,10 @@ class Part(NamedTuple):
 
     Attributes
     ----------
-    number : int
-        Of the shard.
     last : bool
         Whether it ends the chunk.
     """
 
-    number: int
     chunk: Chunk
     start: int
     rows: int
@@ -123,9 +120,13 @@ class BatchMaker:
                 order = chunk.order[taken]
                 for array, source in zip(arrays, chunk.arrays, strict=True):
                     np.take(source, order, axis=0, out=array[into], mode="clip")
-            for place in self._ids:
-                add_source(arrays[place][into], part.number)
         return arrays
+
+    def number(self, arrays: list[Array], shard: int) -> None:
+        """Put ids with the shard's number in the place of a chunk's. Once for all its rows."""
+        for place in self._ids:
+            arrays[place] = ids = arrays[place].copy()
+            add_source(ids, shard)
 
     def weight_of(self, arrays: Sequence[Array]) -> Array | None:
         """Return the weights of a batch, if its rows have any."""

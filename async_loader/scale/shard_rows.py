@@ -167,6 +167,7 @@ class ShardRows:
         if schema is not self._schema:
             self._agree(schema)
         arrays = list(tree.leaves(plan.batch, schema.structure))
+        self._batches.number(arrays, self.shard.number)
         rows = len(arrays[0])
         order = self._rng.permutation(rows) if self.shuffled else None
         self._chunks.append(Chunk(arrays, rows, order, asked, server, plan.lease))
@@ -187,7 +188,7 @@ class ShardRows:
             over = chunk.taken == chunk.rows
             if over:
                 self._chunks.popleft()
-            parts.append(Part(self.shard.number, chunk, chunk.taken - rows, rows, over))
+            parts.append(Part(chunk, chunk.taken - rows, rows, over))
             self.held -= rows
             count -= rows
         return parts

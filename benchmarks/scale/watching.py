@@ -18,7 +18,7 @@ from benchmarks.harness import Figures
 ACTORS = 16
 STEPS_PER_S = 20
 """Of each actor: the feeder has work to do, and each window of time has the same."""
-TURNS = 5
+TURNS = 3
 WORK = Work("small")
 
 
