@@ -22,6 +22,7 @@ SUITES = {
     "replay": ("torch", "cpprb", "torchrl", "stable-baselines3", "tianshou"),
     "trajectories": ("torchrl", "ray", "flashbax", "minari", "stable-baselines3"),
     "feeder": ("dm-reverb", "tensorflow", "pyzmq"),
+    "scale": ("torchrl", "ray"),
     "doors": ("torch", "mxnet", "gluonnlp", "fastai", "DI-engine"),
 }
 """The recorded suites that the pages show, and the libraries whose versions they name."""
@@ -30,13 +31,14 @@ TITLES = {
     "replay": "The replay table",
     "trajectories": "Sequences and episodes",
     "feeder": "The feeder",
+    "scale": "A cluster",
     "doors": "Drop-in modules",
 }
 LINK = "docs/benchmarks.md"
 
 _UNITS = {
     "idle_us": "us", "busy_us": "us", "us": "us", "busy_p99_ms": "ms", "slower_percent": "%",
-    "beyond_percent": "%", "beyond_us": "us",
+    "percent": "% of one core", "beyond_percent": "%", "beyond_us": "us",
     "kept_percent": "%", "first_ms": "ms", "socket_bytes": "bytes", "close_s": "s",
     "start_s": "s", "left": "things", "left_after_exit": "things",
     "over_gather": "times", "worst": "times", "spread": "of the mean",
