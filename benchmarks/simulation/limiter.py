@@ -22,6 +22,7 @@ from async_loader.scale.shares import rows_of_each
 from benchmarks.simulation.costs import Assumed, Costs
 from benchmarks.simulation.events import EventQueue
 
+RUN_S, WARM_S = 30.0, 10.0
 _AT_ONCE = 16
 
 
@@ -42,7 +43,8 @@ class Workload:
         Times by which the busiest shard's writers send more than the laziest one's: rates are even
         between them.
     window_s : float
-        The error buffer of each shard, as the time in which an average shard's writers earn it.
+        The error buffer of each shard, as the time in which an average shard's writers earn it:
+        ``error_buffer = samples_per_insert * rows_per_s * window_s``.
     demand : float
         What the learner can take, as a share of what all writers earn.
     """
@@ -52,7 +54,7 @@ class Workload:
     chunk: int = 16
     rows_per_s: float = 100.0
     spread: float = 4.0
-    window_s: float = 10.0
+    window_s: float = 1.0
     demand: float = 1.2
 
     def rates(self, shards: int) -> np.ndarray:
@@ -68,10 +70,11 @@ class SimulatedShard:
 
     def __init__(self, limiter: RateLimiter) -> None:
         self.state, self.moved = LimiterState(limiter), 0
-        self.calls, self.given, self.taken = 0, 0, 0
         self.state.insert(limiter.min_size_to_sample)
-        self.waiting_writer = False
-        self.wrote, self.drawn = 0, 0
+        self.state.sample(round(limiter.min_size_to_sample * limiter.samples_per_insert))
+        self.state.sample(-round(limiter.bounds[0]))  # sampling has spent all that it may
+        self.calls, self.wrote, self.drawn = 0, 0, 0
+        self.every_s, self.writer_waits = 0.0, False
 
     def balance(self, was: int | None = None, now: int = 0, timeout_s: float = 0.0) -> Cursor:
         """As `TableAccess.balance`."""
@@ -106,8 +109,8 @@ class Fairness:
         The rows of the shard whose writers were held back most, as a share of what they could send
         if the learner's pace were the only limit.
     whole, worst : float
-        How far samples per insert are off, over all shards and in the worst shard, as a share of
-        the ratio; the samples that the error buffer allows left out.
+        How far samples per insert are off in the watched time, over all shards and in the worst
+        shard, as a share of the ratio.
     outside : float
         By how many samples the sum of the cursors was outside the sum of the bounds, at most.
     round_s : float
@@ -150,18 +153,17 @@ class LimiterModel:
         self._rng = np.random.default_rng(seed)
         self.events = EventQueue()
         self._call_s = costs.round_trip_us / 1e6 + 2 * assumed.latency_s
-        least = 1_000
+        least = max(1_000, round(2 * work.rows_per_s * work.window_s))
         earned = work.samples_per_insert * work.rows_per_s * work.window_s
-        # an error buffer that a batch's part of a shard does not fit in holds by itself
-        buffer = max(earned, 2.0 * work.samples_per_insert, 2.0 * work.batch / shards)
-        buffer = min(buffer, least * work.samples_per_insert)
+        # a message, and a batch's part of a shard, have to fit between the bounds
+        part = work.batch / shards + 5.0 * (work.batch / shards) ** 0.5 + 5.0
+        buffer = max(earned, work.samples_per_insert * work.chunk, part)
         limiter = RateLimiter(
             min_size_to_sample=least,
             samples_per_insert=work.samples_per_insert,
             error_buffer=buffer,
         )
         self.shards = [SimulatedShard(limiter) for _ in range(shards)]
-        self._least = least
         self._rates = work.rates(shards)
         self._balance = LimiterBalance(
             cast(Any, _All(self.shards)), lambda shard: cast(Any, shard)
@@ -173,42 +175,40 @@ class LimiterModel:
         self._due_s = 0.0
         self.found = Fairness(shards, balanced)
 
-    def run(self, seconds: float) -> Fairness:
-        """Run for some simulated seconds."""
+    def run(self, seconds: float, warm_s: float = 0.0) -> Fairness:
+        """Run for some simulated seconds, and watch after the first ``warm_s`` of them."""
         for shard, rate in zip(self.shards, self._rates, strict=True):
-            every_s = self._work.chunk / float(rate)
-            self.events.at(float(self._rng.uniform(0.0, every_s)), self._write, shard, every_s)
+            shard.every_s = self._work.chunk / float(rate)
+            self.events.at(float(self._rng.uniform(0.0, shard.every_s)), self._write, shard)
         self.events.at(0.0, self._draw)
         if self._balanced:
             self.events.at(0.0, self._round, 0.0)
+        self.events.run(warm_s)
+        for shard in self.shards:
+            shard.wrote = shard.drawn = 0
         self.events.run(seconds)
         self._balance.close()
-        return self._measured(seconds)
+        return self._measured(seconds - warm_s)
 
     # -- writers ---------------------------------------------------------------------------------
 
-    def _write(self, shard: SimulatedShard, every_s: float) -> None:
+    def _write(self, shard: SimulatedShard) -> None:
         """Insert a chunk, and the next one after its time; or wait for the limiter."""
         chunk = self._work.chunk
         if not shard.state.may_insert(chunk):
-            shard.waiting_writer = True
-            self._resume[id(shard)] = every_s
+            shard.writer_waits = True
             return
         shard.state.insert(chunk)
         shard.state.delete(chunk)
         shard.wrote += chunk
-        self.events.after(every_s, self._write, shard, every_s)
+        self.events.after(shard.every_s, self._write, shard)
         if self._wanted:
             self._take()
 
-    @property
-    def _resume(self) -> dict[int, float]:
-        return self.__dict__.setdefault("_resumed", {})
-
     def _wake(self, shard: SimulatedShard) -> None:
-        if shard.waiting_writer and shard.state.may_insert(self._work.chunk):
-            shard.waiting_writer = False
-            self._write(shard, self._resume.pop(id(shard)))
+        if shard.writer_waits and shard.state.may_insert(self._work.chunk):
+            shard.writer_waits = False
+            self._write(shard)
 
     # -- the learner -----------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class LimiterModel:
             if shard.state.may_sample(rows):
                 shard.state.sample(rows)
                 shard.drawn += rows
-                if shard.waiting_writer:
+                if shard.writer_waits:
                     woken.append(shard)
             else:
                 left.append((shard, rows))
@@ -278,3 +278,14 @@ class LimiterModel:
         found.whole = float(abs(drawn.sum() / max(1.0, wrote.sum()) / spi - 1.0))
         found.worst = float(np.abs(drawn / np.maximum(wrote, 1.0) / spi - 1.0).max())
         return found
+
+
+def least_window_s(costs: Costs, assumed: Assumed, shards: int, share: float = 0.97) -> float:
+    """Return an error buffer, as `Workload.window_s`, by which the learner keeps a share of what
+    the writers earn: the first that does of 0.5, 1, 2, 4, 8 and 16 s.
+    """
+    for window_s in (0.5, 1.0, 2.0, 4.0, 8.0):
+        model = LimiterModel(costs, assumed, shards, Workload(window_s=window_s))
+        if model.run(RUN_S, WARM_S).learner >= share:
+            return window_s
+    return 16.0
