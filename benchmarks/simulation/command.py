@@ -150,8 +150,8 @@ def _tables(record: Mapping[str, Any]) -> list[Table]:
     opened = _table("Sessions of a shard", "clients", "heartbeats", "all back, s", "attempts")
     for one in record["sessions"]:
         back = "not in 60" if one["open_s"] is None else page.number(one["open_s"])
-        cells = f"{one['resting']:.1%}", back, page.number(one["attempts"])
-        opened.add_row(f"{one['clients']:,}", *cells)
+        attempts = page.number(one["attempts"])
+        opened.add_row(f"{one['clients']:,}", f"{one['resting']:.1%}", back, attempts)
     limits = _table("Limiter", "shards", "balance", "learner", "slowest writers",
                     "ratio of the whole off by", "of the worst shard", "round, s")  # fmt: skip
     for one in record["limiter"]:

@@ -165,9 +165,7 @@ class LimiterModel:
         )
         self.shards = [SimulatedShard(limiter) for _ in range(shards)]
         self._rates = work.rates(shards)
-        self._balance = LimiterBalance(
-            cast(Any, _All(self.shards)), lambda shard: cast(Any, shard)
-        )
+        self._balance = LimiterBalance(cast(Any, _All(self.shards)), lambda shard: cast(Any, shard))
         self._counts: list[np.ndarray] = []
         self._wanted: list[tuple[SimulatedShard, int]] = []
         earns = float(self._rates.sum()) * work.samples_per_insert

@@ -187,7 +187,9 @@ def _start(note: Note) -> None:
                 took.append(time.perf_counter() - begin)
             process.stop(5.0)
             process.close()
-    note("shard_start_s", statistics.median(took), "median of 3 starts, until a client is connected")
+    note(
+        "shard_start_s", statistics.median(took), "median of 3 starts, until a client is connected"
+    )
 
 
 def _rows(note: Note) -> None:
@@ -195,9 +197,9 @@ def _rows(note: Note) -> None:
         with _feeder(kind) as (server, address, work):
             ours.fill(address, work)
             _fit(note, f"{kind}_insert", CHUNKS[kind], "rows that are acknowledged before the next",
-                 lambda rows: _insert_us(server, address, work, rows))  # noqa: B023 # fmt: skip
+                 lambda rows: _insert_us(server, address, work, rows))  # fmt: skip
             _fit(note, f"{kind}_sample", BATCHES[kind], "rows to a learner over tcp",
-                 lambda rows: _sample_us(server, address, rows))  # noqa: B023 # fmt: skip
+                 lambda rows: _sample_us(server, address, rows))  # fmt: skip
             with ours.taking(address, batch=256, transport="tcp") as take:
                 batch = take()
             size = sum(value.nbytes for value in batch.values()) / 256

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from async_loader.scale.operations import _CALLS as CALLS
 from async_loader.scale.shard_map import MOST_SHARDS
 from benchmarks.simulation import directory, limiter, sizing
-from benchmarks.simulation.sessions import LIMIT
+from benchmarks.simulation.sessions import LIMIT, WATCH_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 BEGIN = "<!-- limits: written by ./scripts/bench simulation --record -->"
@@ -55,13 +56,14 @@ def most_text(clients: int) -> str:
 
 def _directory(record: Mapping[str, Any]) -> str:
     names = list(directory.SCENARIOS)
-    rows = [[one["shards"], *(most_text(one[name]) for name in names)] for one in record["most"]]
+    rows = [
+        [f"{one['shards']:,}", *(most_text(one[name]) for name in names)] for one in record["most"]
+    ]
     at = next(one for one in record["most"] if one["shards"] == MOST_SHARDS)
     crowd = next(
         one
         for one in record["directory"]
-        if (one["shards"], one["clients"], one["scenario"])
-        == (MOST_SHARDS, 100_000, "at rest")
+        if (one["shards"], one["clients"], one["scenario"]) == (MOST_SHARDS, 100_000, "at rest")
     )
     return (
         "**Directory**: the most clients that have news of a change within "
@@ -70,7 +72,7 @@ def _directory(record: Mapping[str, Any]) -> str:
         + "\n\nEach change of the map is an answer with the whole map to each client, and each "
         f"client reports a loss. With {MOST_SHARDS} shards the loss of a host saturates the "
         f"directory at {number(at['a host is lost'])} clients. At rest it is "
-        f"{number(directory.CALLS)} calls at once that end it, not its thread: with 100,000 "
+        f"{number(CALLS)} calls at once that end it, not its thread: with 100,000 "
         f"clients the thread is busy for {crowd['utilisation']:.0%} and "
         f"{number(crowd['late'])} questions are late. Clients go on with the map that they have "
         "meanwhile. Above it, let several actors share a process and its client, or use fewer "
@@ -81,9 +83,9 @@ def _directory(record: Mapping[str, Any]) -> str:
 def _sessions(record: Mapping[str, Any]) -> str:
     rows = [
         [
-            number(one["clients"]),
+            f"{one['clients']:,}",
             f"{one['resting']:.0%}",
-            f"{one['open_s']:.2g} s" if one["open_s"] is not None else "not within 60 s",
+            _back(one),
             f"{one['attempts']:.2g}",
             f"{one['memory_bytes'] / 2**20:.3g} MiB",
         ]
@@ -93,21 +95,28 @@ def _sessions(record: Mapping[str, Any]) -> str:
     head = ["clients", "heartbeats take of a shard's core", "all back after a restart",
             "attempts of a client", "memory of a shard"]  # fmt: skip
     return (
-        "**Sessions**: a client is connected to all shards, so more shards do not make the sessions "
-        "of a shard fewer.\n\n"
+        "**Sessions**: a client is connected to all shards, so more shards do not make the "
+        "sessions of a shard fewer.\n\n"
         + _table(head, rows)
         + f"\n\nA shard takes {LIMIT:,} sessions by default (`limits.sessions`), which is the most "
         f"clients of a cluster of any size. Raise it up to {number(most['half'])} clients, where "
-        f"heartbeats take half of each shard's core; at {number(most['all'])} they take all of it. "
+        f"heartbeats take half of each shard's core; it saturates at {number(most['all'])}, where they "
+        "take all of it. "
         "A longer `heartbeat_s` makes them fewer in proportion (with `silence_s` of twice that or "
         "more)."
     )
 
 
+def _back(one: Mapping[str, Any]) -> str:
+    if one["open_s"] is None:
+        return f"not within {WATCH_S:g} s"
+    return f"{one['open_s']:.2g} s" + (", then lost again" if one["resting"] >= 1.0 else "")
+
+
 def _limiter(record: Mapping[str, Any]) -> str:
     rows = [
         [
-            one["shards"],
+            f"{one['shards']:,}",
             f"{one['round_s']:.2g} s",
             f"{one['alone']['learner']:.0%}",
             f"{one['balanced']['learner']:.0%}",
@@ -122,6 +131,12 @@ def _limiter(record: Mapping[str, Any]) -> str:
             "the slowest shard's writers", "ratio of the whole is off by",
             "error buffer for 97 %"]  # fmt: skip
     slow = [one["shards"] for one in record["limiter"] if one["balanced"]["learner"] < 0.97]
+    outside = max(one["balanced"]["outside"] for one in record["limiter"])
+    sums = (
+        f"The sum of the cursors left the sum of the bounds by {number(outside)} samples at most."
+        if outside > 0
+        else "The sum of the cursors never left the sum of the bounds."
+    )
     where = f"It saturates at {slow[0]:,} shards" if slow else "It saturates at none of these sizes"
     return (
         f"**Limiter**: writers of the busiest shard send {work.spread:g} times what those of the "
@@ -129,7 +144,7 @@ def _limiter(record: Mapping[str, Any]) -> str:
         f"{work.window_s:g} s, and the learner wants {work.demand:g} times of what all earn. "
         "Shares are of what the writers' pace allows.\n\n"
         + _table(head, rows)
-        + "\n\nThe sum of the cursors never left the sum of the bounds. A single shard's own ratio "
+        + f"\n\n{sums} A single shard's own ratio "
         "does differ: batches take as many rows from each full table, whichever of them is "
         f"written faster. {where}: the balance asks one shard after the other, and a shard earns "
         "more between two rounds than its error buffer holds. Give an `error_buffer` of "
