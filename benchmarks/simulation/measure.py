@@ -151,14 +151,14 @@ def _sessions(note: Note) -> None:
         for _ in range(CLIENTS):
             stack.enter_context(connect(address))
         opened, grown = server.cpu_s() - before, server.memory_bytes() - memory
-        note("session_us", opened / CLIENTS * 1e6,
-             f"{CLIENTS} clients connect beside {CLIENTS} others: the feeder's processor time")  # fmt: skip
+        how = f"{CLIENTS} clients connect beside {CLIENTS} others: the feeder's processor time"
+        note("session_us", opened / CLIENTS * 1e6, how)
         note("session_bytes", max(0.0, grown / CLIENTS), "the same: its memory")
         before = server.cpu_s()
         time.sleep(BEATS_S)
         beats_s = server.cpu_s() - before
-        note("heartbeat_us", beats_s / (2 * CLIENTS * BEATS_S) * 1e6,
-             f"{2 * CLIENTS} clients at rest for {BEATS_S:g} s: the feeder's processor time")  # fmt: skip
+        how = f"{2 * CLIENTS} clients at rest for {BEATS_S:g} s: the feeder's processor time"
+        note("heartbeat_us", beats_s / (2 * CLIENTS * BEATS_S) * 1e6, how)
     with _feeder("small") as (server, address, work):
         ours.fill(address, work)
         with connect(address) as client:

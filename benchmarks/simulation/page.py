@@ -100,9 +100,8 @@ def _sessions(record: Mapping[str, Any]) -> str:
         + _table(head, rows)
         + f"\n\nA shard takes {LIMIT:,} sessions by default (`limits.sessions`), which is the most "
         f"clients of a cluster of any size. Raise it up to {number(most['half'])} clients, where "
-        f"heartbeats take half of each shard's core; it saturates at {number(most['all'])}, where they "
-        "take all of it. "
-        "A longer `heartbeat_s` makes them fewer in proportion (with `silence_s` of twice that or "
+        f"heartbeats take half of each shard's core; it saturates at {number(most['all'])}, "
+        "where they take all of it. A longer `heartbeat_s` makes them fewer in proportion (with `silence_s` of twice that or "
         "more)."
     )
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from async_loader.errors import Broken
 from async_loader.replay.rate_limiter import RateLimiter
-from async_loader.scale.directory_actor import DirectoryActor
 from async_loader.scale.limiter_balance import LimiterBalance
 from benchmarks.simulation import command, directory, limiter, page, sessions, sizing
 from benchmarks.simulation.costs import Assumed, Costs
@@ -223,11 +223,6 @@ def test_the_most_clients_are_those_that_the_calls_hold_when_nothing_happens():
     assert most == pytest.approx(directory.CALLS * ratio, rel=0.06)
 
 
-def test_the_model_waits_as_long_as_the_directory_does():
-    assert DirectoryActor.shard_map.__annotations__["timeout_s"] == "float"
-    assert directory.POLL_S == 60.0
-
-
 # -- sessions --------------------------------------------------------------------------------------
 
 
@@ -280,21 +275,36 @@ def test_equal_seeds_give_equal_fairness():
 
 
 MOVES = st.lists(
-    st.tuples(st.integers(0, 3), st.sampled_from(["insert", "sample", "balance"])), max_size=120
+    st.tuples(st.integers(0, 3), st.sampled_from(["insert", "sample", "balance", "breaks"])),
+    max_size=120,
 )
+
+
+class FragileShard(limiter.SimulatedShard):
+    """A shard whose next move fails, where it is to."""
+
+    breaks = False
+
+    def balance(self, was: int | None = None, now: int = 0, timeout_s: float = 0.0) -> Any:
+        if was is not None and self.breaks:
+            self.breaks = False
+            raise Broken("it was lost")
+        return super().balance(was, now, timeout_s)
 
 
 @settings(max_examples=60, deadline=None)
 @given(MOVES, st.integers(1, 40))
 def test_the_sum_of_the_cursors_never_leaves_the_sum_of_the_bounds(moves, rows):
     config = RateLimiter(min_size_to_sample=100, samples_per_insert=2.0, error_buffer=80.0)
-    shards = [limiter.SimulatedShard(config) for _ in range(4)]
+    shards = [FragileShard(config) for _ in range(4)]
     balance = LimiterBalance(SimpleNamespace(all=shards), lambda one: one)
     try:
         for number, what in moves:
             state = shards[number].state
             if what == "balance":
                 balance.once()
+            elif what == "breaks":
+                shards[number].breaks = True
             elif what == "insert" and state.may_insert(rows):
                 state.insert(rows)
             elif what == "sample" and state.may_sample(rows):
@@ -302,8 +312,7 @@ def test_the_sum_of_the_cursors_never_leaves_the_sum_of_the_bounds(moves, rows):
             cursors = [one.state.balance(one.moved) for one in shards]
             assert sum(one.low for one in cursors) <= sum(one.cursor for one in cursors)
             assert sum(one.cursor for one in cursors) <= sum(one.high for one in cursors)
-            if what == "balance":
-                assert sum(one.moved for one in cursors) in (0, sum(one.moved for one in shards))
+            assert sum(one.moved for one in cursors) <= 0  # taken first, given then
     finally:
         balance.close()
 
