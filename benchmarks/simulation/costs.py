@@ -28,6 +28,8 @@ class Costs:
         Until a process of a shard answers.
     session_bytes : float
         A shard's memory for a session.
+    learner_us, learner_shard_us : float
+        A learner's processor time for a batch of 256 small rows, and for each shard it draws from.
     small_insert_us, small_insert_row_us, ... : float
         A shard's processor time for a message of rows, and for each row in it; for sampling the
         same of a batch. ``*_step_bytes`` is a step in a table, ``*_row_bytes`` a row of a batch.
@@ -44,6 +46,8 @@ class Costs:
     round_trip_us: float
     shard_start_s: float
     session_bytes: float
+    learner_us: float
+    learner_shard_us: float
     small_insert_us: float
     small_insert_row_us: float
     small_sample_us: float

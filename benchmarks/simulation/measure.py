@@ -17,8 +17,9 @@ from typing import Any
 
 from async_loader.feeder import connect
 from async_loader.feeder.settings import ServerSettings
+from async_loader.lifecycle import Patience
 from async_loader.replay.buffer import ReplayBuffer
-from async_loader.scale import ray_library
+from async_loader.scale import Cluster, ray_library
 from async_loader.scale.directory_actor import DirectoryActor
 from async_loader.scale.shard_plan import ShardPlan, encoded
 from async_loader.scale.shard_process import ShardProcess
@@ -34,6 +35,7 @@ FEW, MANY = 4, 64
 CHUNKS = {"small": (16, 512), "atari": (4, 64)}
 BATCHES = {"small": (32, 512), "atari": (8, 64)}
 ROUNDS_S = 2.0
+SEVERAL = 8
 
 
 def measure(say: Callable[[str], None]) -> Measured:
@@ -43,7 +45,7 @@ def measure(say: Callable[[str], None]) -> Measured:
     def note(name: str, value: float, how: str) -> None:
         found[name] = {"value": float(f"{value:.4g}"), "how": how}
 
-    for step in (_directory, _sessions, _start, _rows):
+    for step in (_directory, _sessions, _start, _rows, _learner):
         say(step.__name__.strip("_"))
         step(note)
     return found
@@ -208,6 +210,33 @@ def _rows(note: Note) -> None:
         assert schema is not None
         step = ReplayBuffer.nbytes_for(1_000_000, schema) / 1e6
         note(f"{kind}_step_bytes", step, "ReplayBuffer.nbytes_for of 1,000,000 steps")
+
+
+def _learner(note: Note) -> None:
+    one, several = _learner_us(1), _learner_us(SEVERAL)
+    shard_us = max(0.0, (several - one) / (SEVERAL - 1))
+    how = f"batches of 256 small rows of 1 and of {SEVERAL} shards: the learner's processor time"
+    note("learner_us", max(0.0, one - shard_us), how)
+    note("learner_shard_us", shard_us, how)
+
+
+def _learner_us(shards: int) -> float:
+    with ExitStack() as stack:
+        addresses = []
+        for _ in range(shards):
+            _, address, work = stack.enter_context(_feeder("small"))
+            ours.fill(address, work)
+            addresses.append(address)
+        client = stack.enter_context(Cluster.static(addresses))
+        source, patience = client.table(ours.TABLE).source(), Patience()
+        stack.callback(source.close)
+        for _ in range(50):
+            source.plan(256, patience)
+        count, begin, before = 0, time.perf_counter(), time.process_time()
+        while time.perf_counter() - begin < ROUNDS_S:
+            source.plan(256, patience)
+            count += 1
+        return (time.process_time() - before) / count * 1e6
 
 
 def _fit(

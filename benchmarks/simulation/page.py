@@ -9,6 +9,7 @@ from typing import Any
 from async_loader.scale.operations import _CALLS as CALLS
 from async_loader.scale.shard_map import MOST_SHARDS
 from benchmarks.simulation import directory, limiter, sizing
+from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.sessions import LIMIT, WATCH_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -101,8 +102,8 @@ def _sessions(record: Mapping[str, Any]) -> str:
         + f"\n\nA shard takes {LIMIT:,} sessions by default (`limits.sessions`), which is the most "
         f"clients of a cluster of any size. Raise it up to {number(most['half'])} clients, where "
         f"heartbeats take half of each shard's core; it saturates at {number(most['all'])}, "
-        "where they take all of it. A longer `heartbeat_s` makes them fewer in proportion (with `silence_s` of twice that or "
-        "more)."
+        "where they take all of it. A longer `heartbeat_s` makes them fewer in proportion (with "
+        "`silence_s` of twice that or more)."
     )
 
 
@@ -121,7 +122,7 @@ def _limiter(record: Mapping[str, Any]) -> str:
             f"{one['balanced']['learner']:.0%}",
             f"{one['balanced']['writers']:.0%}",
             f"{one['balanced']['whole']:.1%}",
-            f"{one['least_window_s']:g} s",
+            f"{one['least_window_s']:g} s{' or less' if one['least_window_s'] == 0.5 else ''}",
         ]
         for one in record["limiter"]
     ]
@@ -152,6 +153,7 @@ def _limiter(record: Mapping[str, Any]) -> str:
 
 
 def _sizing(record: Mapping[str, Any]) -> str:
+    costs = Costs.of(record["measured"])
     rows = [
         [
             one["kind"],
@@ -181,5 +183,10 @@ def _sizing(record: Mapping[str, Any]) -> str:
         f"core and of a link are planned for. A host has {sizing.CORES} cores and "
         f"{sizing.MEMORY_BYTES >> 30} GiB, and each of its shards 1,000,000 steps.\n\n"
         + _table(head, rows)
-        + f"\n\nShards on a host end at its cores or its memory. {link}"
+        + f"\n\nShards on a host end at its cores or its memory. {link} A batch of "
+        f"{sizing.BATCH} small rows takes {number(costs.learner_us)} us of the learner's process, "
+        f"and {number(costs.learner_shard_us)} us for each shard, so that a learner saturates at "
+        f"{number(sizing.most_batches_per_s(costs, MOST_SHARDS))} batches a second of "
+        f"{MOST_SHARDS} shards, and at {number(sizing.most_batches_per_s(costs, 1_000))} of 1,000: "
+        "use few shards that are full, larger batches, or more learners."
     )

@@ -49,6 +49,15 @@ class Size:
     on_host: int
 
 
+def most_batches_per_s(costs: Costs, shards: int) -> float:
+    """Return the batches a second by which a learner's process has no time for anything else.
+
+    A batch of independent draws has rows of ``shards * (1 - (1 - 1 / shards) ** BATCH)`` shards.
+    """
+    drawn_from = shards * (1.0 - (1.0 - 1.0 / shards) ** BATCH)
+    return 1e6 / (costs.learner_us + drawn_from * costs.learner_shard_us)
+
+
 def sizes(costs: Costs, assumed: Assumed) -> list[Size]:
     """Return the sizes of small steps and of Atari's."""
     kinds = (

@@ -25,6 +25,7 @@ RECORD = json.loads(command.RECORD.read_text())
 COSTS = Costs(
     report_us=500, hold_us=400, answer_us=200, answer_shard_us=7, map_shard_bytes=100, ray_us=1_000,
     session_us=1_000, heartbeat_us=250, round_trip_us=300, shard_start_s=0.7, session_bytes=4_000,
+    learner_us=60, learner_shard_us=40,
     small_insert_us=256, small_insert_row_us=0.4, small_sample_us=16, small_sample_row_us=0.06,
     small_step_bytes=140, small_row_bytes=170, atari_insert_us=280, atari_insert_row_us=3,
     atari_sample_us=44, atari_sample_row_us=20, atari_step_bytes=7_300, atari_row_bytes=60_000,
@@ -326,6 +327,7 @@ def test_sizes_follow_from_the_costs():
     assert small.network_bytes_per_s == 100 * 256 * 170
     assert atari.learner == pytest.approx(100 * (44 + 256 * 20) / 1e6)
     assert small.on_host == sizing.CORES
+    assert sizing.most_batches_per_s(COSTS, 1) == 1e4
     assert atari.on_host == int(0.75 * (128 << 30) / 7.3e9)
 
 
