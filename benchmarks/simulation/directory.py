@@ -2,12 +2,13 @@
 
 # NOTE [what is modelled]
 As `scale/directory_actor.py`, `scale/ray_directory.py` and `scale/connections.py` have it. Each
-client asks for a map that is newer than its own, and the directory holds the question for up to
-60 s; then, or when there is news, it answers with the whole map, and the client asks again. At most
+client asks for a map that is newer than its own, and the directory holds the question for up to 60
+s; then, or when there is news, it answers with the whole map, and the client asks again. At most
 `CALLS` calls are inside the actor at once, those that wait for news among them; Ray lets the others
-wait in order, reports too (tried on Ray 2.60: 30 calls and a report, 10 at once). A client that sees a shard vanish reports it, and reports it again after each
-attempt of 10 s. A killed process is told by its shard's actor as well; a lost host is not, so that
-the directory asks its shards, with a limit of 2 s, at the first report.
+wait in order, reports too (tried on Ray 2.60: 30 calls and a report, 10 at once). A client that
+sees a shard vanish reports it, and reports it again after each attempt of 10 s. A killed process is
+told by its shard's actor as well; a lost host is not, so that the directory asks its shards, with a
+limit of 2 s, at the first report.
 """
 
 from __future__ import annotations
