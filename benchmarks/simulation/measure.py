@@ -102,6 +102,9 @@ def _directory(note: Note) -> None:
     note("answer_us", few["answer"] - FEW * shard_us, how.format("of these answered by news"))
     note("answer_shard_us", shard_us, f"the same, of {MANY} shards less that of {FEW}")
     note("map_shard_bytes", many["bytes"] / MANY, f"a pickled map of {MANY} shards")
+    how = f"seconds from a change until {CALLS:,} questions have an answer, {{}} shards: a check"
+    note("news_few_s", few["news"], how.format(FEW))
+    note("news_many_s", many["news"], how.format(MANY))
     note("ray_us", few["ray"], f"median of {TRIPS} calls of report_lost, one after the other")
 
 
@@ -121,6 +124,14 @@ def _answers(ray: Any, shards: int) -> dict[str, float]:
         ray.get(call(actor, "report_lost", "shard-0", 0))
         trips.append((time.perf_counter() - begin) * 1e6)
     held: list[Any] = []
+    walls: list[float] = []
+
+    def change() -> None:
+        begin = time.perf_counter()
+        ray.get(call(actor, "change"))
+        ray.get(held)
+        walls.append(time.perf_counter() - begin)
+
     found = {
         "ray": statistics.median(trips),
         "bytes": float(len(pickle.dumps(said))),
@@ -132,8 +143,9 @@ def _answers(ray: Any, shards: int) -> dict[str, float]:
                 call(actor, "shard_map", said["version"], 60.0) for _ in range(CALLS)
             )
         ),
-        "answer": cost_us(lambda: (ray.get(call(actor, "change")), ray.get(held))),
+        "answer": cost_us(change),
     }
+    found["news"] = walls[0]
     ray.kill(actor)
     return found
 

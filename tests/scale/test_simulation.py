@@ -336,6 +336,12 @@ def test_every_measured_cost_says_how():
     assert Costs.of(RECORD["measured"]).report_us == RECORD["measured"]["report_us"]["value"]
 
 
+def test_a_real_directory_answers_about_as_fast_as_the_model():
+    found = command.checked(Costs.of(RECORD["measured"]), ASSUMED, RECORD["measured"])
+    assert found == RECORD["check"]
+    assert 0.5 <= found["measured_s"] / found["simulated_s"] <= 2.0
+
+
 def test_the_page_says_what_the_record_says():
     assert page.section(RECORD) in page.PAGE.read_text()
 
