@@ -52,6 +52,10 @@ class Child:
         times = psutil.Process(self._process.pid).cpu_times()
         return times.user + times.system
 
+    def memory_bytes(self) -> int:
+        """Return the resident memory of the process."""
+        return int(psutil.Process(self._process.pid).memory_info().rss)
+
     def end(self) -> None:
         """Wait for the end of the process after its pipe is closed, then kill it."""
         self._pipe.close()
