@@ -38,7 +38,7 @@ LINK = "docs/benchmarks.md"
 
 _UNITS = {
     "idle_us": "us", "busy_us": "us", "us": "us", "busy_p99_ms": "ms", "slower_percent": "%",
-    "percent": "% of one core", "beyond_percent": "%", "beyond_us": "us",
+    "percent": "% of one core", "beyond_percent": "%", "beyond_us": "us", "cpu_us": "us",
     "kept_percent": "%", "first_ms": "ms", "socket_bytes": "bytes", "close_s": "s",
     "start_s": "s", "left": "things", "left_after_exit": "things",
     "over_gather": "times", "worst": "times", "spread": "of the mean",
