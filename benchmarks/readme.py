@@ -134,7 +134,7 @@ def _picked(pick: Pick, records: list[dict[str, Any]]) -> str | None:
     higher = "higher is better" in label
     best = (max if higher else min)(peers, key=lambda one: _median(one, pick.metric))
     ours, unit = measured[pick.ours], label.split(",")[0]
-    cells = [f"{_number(_median(one, pick.metric))} {unit}" for one in (ours, best)]
+    cells = [f"{number(_median(one, pick.metric))} {unit}" for one in (ours, best)]
     return (
         f"| {pick.work} | {cells[0]} | {best['name']}: {cells[1]} | "
         f"{_ratio(ours, best, pick.metric, higher)} |"
@@ -159,10 +159,10 @@ def _ratio(ours: dict[str, Any], theirs: dict[str, Any], metric: str, higher: bo
     return f"{statistics.median(ratios):.3g}x" if ratios else "not measured"
 
 
-def _number(value: float) -> str:
-    """Three significant digits."""
+def number(value: float) -> str:
+    """Three significant digits, with commas."""
     rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
 
 
 def _method(results: dict[str, Any]) -> str:
@@ -210,7 +210,7 @@ def _contenders(row: dict[str, Any]) -> list[str]:
     lines = []
     for one in row["contenders"]:
         middle, times = _median(one, metric), one.get("ours_is_better_by")
-        measured = "not measured" if middle is None else f"{_number(middle)} {label}"
+        measured = "not measured" if middle is None else f"{number(middle)} {label}"
         lines.append(
             f"| {row['title']} | {one['name']} | {measured} | "
             f"{'' if times is None else f'{times:.3g}x'} |"

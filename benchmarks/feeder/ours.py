@@ -55,6 +55,21 @@ def serving(work: Work, transport: str) -> Iterator[tuple[Child, str]]:
 
 
 def _serve(pipe: Any, work: Work, transport: str, folder: str) -> None:
+    made = server(work, transport, folder)
+    threading.Thread(target=_stop_when_told, args=(pipe, made), daemon=True).start()
+    pipe.send(address_of(made))
+    made.run()
+
+
+def address_of(server: Any) -> str:
+    """Return where clients connect to."""
+    from async_loader.feeder.wire import Plane
+
+    return str(server.endpoints[Plane.CONTROL])
+
+
+def server(work: Work, transport: str, folder: str) -> Any:
+    """Return a server of an empty table in this process; ``transport`` is tcp or ipc."""
     from async_loader.feeder.server import Server
     from async_loader.feeder.settings import ServiceSettings
     from async_loader.feeder.wire import Plane
@@ -69,10 +84,7 @@ def _serve(pipe: Any, work: Work, transport: str, folder: str) -> None:
             Plane.PULL: f"{address}.pull",
         }
     memory = f"{Path(folder) / 'feeder'}.memory" if transport != "tcp" else None
-    server = Server({TABLE: table(work)}, endpoints, ServiceSettings(drain_s=0.1), memory=memory)
-    threading.Thread(target=_stop_when_told, args=(pipe, server), daemon=True).start()
-    pipe.send(server.endpoints[Plane.CONTROL])
-    server.run()
+    return Server({TABLE: table(work)}, endpoints, ServiceSettings(drain_s=0.1), memory=memory)
 
 
 def _stop_when_told(pipe: Any, server: Any) -> None:

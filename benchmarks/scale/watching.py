@@ -3,14 +3,15 @@
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from functools import partial
+from itertools import cycle
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import urlopen
 
-from benchmarks.feeder.ours import LIMIT_S, PRELOAD, TABLE, table
+from benchmarks.feeder import ours
 from benchmarks.feeder.processes import child
 from benchmarks.feeder.workloads import Work
 from benchmarks.harness import Figures
@@ -27,7 +28,7 @@ def watched(seconds: float, how: str) -> Figures:
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         server, address = stack.enter_context(_serving(folder))
-        actors = stack.enter_context(child(PRELOAD, _act, address))
+        actors = stack.enter_context(child(ours.PRELOAD, _act, address))
         actors.hear()
         with_it, without, asked = [], [], 0
         for _ in range(TURNS):
@@ -54,21 +55,11 @@ def _cpu_s(seconds: float) -> float:
 
 @contextmanager
 def _serving(folder: str) -> Iterator[tuple[Any, str]]:
-    from async_loader.feeder.server import Server
-    from async_loader.feeder.settings import ServiceSettings
-    from async_loader.feeder.wire import Plane
-
-    address = f"ipc://{Path(folder) / 'feeder'}"
-    names = {Plane.CONTROL: "", Plane.INSERT: ".insert", Plane.PULL: ".pull"}
-    server = Server(
-        {TABLE: table(WORK)},
-        {plane: address + name for plane, name in names.items()},
-        ServiceSettings(drain_s=0.1),
-    )
+    server = ours.server(WORK, "ipc", folder)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        yield server, address
+        yield server, ours.address_of(server)
     finally:
         server.stop()
         thread.join()
@@ -82,7 +73,7 @@ def _observed(how: str, server: Any) -> Iterator[str]:
     from async_loader.observe.exporter import MetricsServer
     from async_loader.observe.feeder_families import feeder_families
 
-    status: Callable[[], Any] = lambda: server.ask_status(LIMIT_S)  # noqa: E731
+    status = partial(server.ask_status, ours.LIMIT_S)
     if how == "viewer":
         with Dashboard(status, 0) as page:
             yield f"{page.url}events"
@@ -97,12 +88,11 @@ def _act(pipe: Any, address: str) -> None:
 
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(address)) for _ in range(ACTORS)]
-        writers = [one.table(TABLE).writer() for one in clients]
-        steps = [step for _, step in zip(range(1000), WORK.steps(), strict=False)]
+        writers = [one.table(ours.TABLE).writer() for one in clients]
         pipe.send("ready")
-        for i in range(1 << 62):
+        for step in cycle(WORK.steps()):
             for writer in writers:
-                writer.append(steps[i % len(steps)])
+                writer.append(step)
             if pipe.poll(1 / STEPS_PER_S):
                 return
 

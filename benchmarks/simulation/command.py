@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from async_loader.scale.shard_map import MOST_SHARDS
-from benchmarks.readme import RESULTS, replaced
+from benchmarks.readme import RESULTS, number, replaced
 from benchmarks.simulation import directory, limiter, page, sessions, sizing
 from benchmarks.simulation.costs import Assumed, Costs
 
@@ -149,8 +149,8 @@ def _tables(record: Mapping[str, Any]) -> list[Table]:
     for one in record["directory"]:
         load.add_row(
             one["scenario"], f"{one['shards']:,}", f"{one['clients']:,}",
-            f"{one['utilisation']:.1%}", page.number(one["longest_wait_s"]),
-            page.number(one["news_s"]), f"{one['late']:,}", "yes" if one["saturated"] else "",
+            f"{one['utilisation']:.1%}", number(one["longest_wait_s"]),
+            number(one["news_s"]), f"{one['late']:,}", "yes" if one["saturated"] else "",
         )  # fmt: skip
     most = _table(
         "The most clients that do not saturate the directory", "shards", *directory.SCENARIOS
@@ -160,8 +160,8 @@ def _tables(record: Mapping[str, Any]) -> list[Table]:
         most.add_row(f"{one['shards']:,}", *cells)
     opened = _table("Sessions of a shard", "clients", "heartbeats", "all back, s", "attempts")
     for one in record["sessions"]:
-        back = "not in 60" if one["open_s"] is None else page.number(one["open_s"])
-        attempts = page.number(one["attempts"])
+        back = "not in 60" if one["open_s"] is None else number(one["open_s"])
+        attempts = number(one["attempts"])
         opened.add_row(f"{one['clients']:,}", f"{one['resting']:.1%}", back, attempts)
     limits = _table("Limiter", "shards", "balance", "learner", "slowest writers",
                     "ratio of the whole off by", "of the worst shard", "round, s")  # fmt: skip
@@ -171,7 +171,7 @@ def _tables(record: Mapping[str, Any]) -> list[Table]:
             limits.add_row(
                 f"{one['shards']:,}", "yes" if seen["balanced"] else "no",
                 *(f"{seen[key]:.1%}" for key in ("learner", "writers", "whole", "worst")),
-                page.number(seen["round_s"]),
+                number(seen["round_s"]),
             )  # fmt: skip
     return [load, most, opened, limits]
 

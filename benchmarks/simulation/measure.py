@@ -21,6 +21,7 @@ from async_loader.lifecycle import Patience
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.scale import Cluster, ray_library
 from async_loader.scale.directory_actor import DirectoryActor
+from async_loader.scale.operations import _CALLS as MOST_CALLS
 from async_loader.scale.shard_plan import ShardPlan, encoded
 from async_loader.scale.shard_process import ShardProcess
 from benchmarks.feeder import ours
@@ -109,7 +110,7 @@ def _directory(note: Note) -> None:
 
 
 def _answers(ray: Any, shards: int) -> dict[str, float]:
-    actor = ray.remote(FilledDirectory).options(max_concurrency=10_000).remote(shards)
+    actor = ray.remote(FilledDirectory).options(max_concurrency=MOST_CALLS).remote(shards)
     call = ray_library.ask
 
     def cost_us(work: Callable[[], object]) -> float:
@@ -244,11 +245,16 @@ def _learner_us(shards: int) -> float:
         stack.callback(source.close)
         for _ in range(50):
             source.plan(256, patience)
-        count, begin, before = 0, time.perf_counter(), time.process_time()
-        while time.perf_counter() - begin < ROUNDS_S:
-            source.plan(256, patience)
-            count += 1
-        return (time.process_time() - before) / count * 1e6
+        return _cost_us(lambda: source.plan(256, patience), time.process_time)
+
+
+def _cost_us(call: Callable[[], object], cpu_s: Callable[[], float]) -> float:
+    """Call for `ROUNDS_S`; return the processor time that one call costs."""
+    count, begin, before = 0, time.perf_counter(), cpu_s()
+    while time.perf_counter() - begin < ROUNDS_S:
+        call()
+        count += 1
+    return (cpu_s() - before) / count * 1e6
 
 
 def _fit(
@@ -267,19 +273,15 @@ def _insert_us(server: Child, address: str, work: Work, rows: int) -> float:
     with connect(address) as client:
         writer = client.table(ours.TABLE).writer()
         chunk = {name: column[:rows] for name, column in next(work.chunks()).items()}
-        count, begin, before = 0, time.perf_counter(), server.cpu_s()
-        while time.perf_counter() - begin < ROUNDS_S:
+
+        def insert() -> None:
             writer.extend(chunk)
             writer.flush(ours.LIMIT_S)
-            count += 1
-        return (server.cpu_s() - before) / count * 1e6
+
+        return _cost_us(insert, server.cpu_s)
 
 
 def _sample_us(server: Child, address: str, rows: int) -> float:
     with ours.taking(address, batch=rows, transport="tcp") as take:
         take()
-        count, begin, before = 0, time.perf_counter(), server.cpu_s()
-        while time.perf_counter() - begin < ROUNDS_S:
-            take()
-            count += 1
-        return (server.cpu_s() - before) / count * 1e6
+        return _cost_us(take, server.cpu_s)

@@ -8,6 +8,7 @@ from typing import Any
 
 from async_loader.scale.operations import _CALLS as CALLS
 from async_loader.scale.shard_map import MOST_SHARDS
+from benchmarks.readme import number
 from benchmarks.simulation import directory, limiter, sizing
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.sessions import LIMIT, WATCH_S
@@ -23,12 +24,6 @@ def section(record: Mapping[str, Any]) -> str:
     """Return the section with its marks."""
     parts = [_head(record), _directory(record), _sessions(record), _limiter(record)]
     return "\n\n".join([BEGIN, *parts, _sizing(record), END])
-
-
-def number(value: float) -> str:
-    """Return three significant digits, with commas."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
 
 
 def _table(head: Sequence[str], rows: Rows) -> str:

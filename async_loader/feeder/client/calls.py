@@ -98,8 +98,11 @@ class Calls:
         The process that takes its place is not asked.
         """
         with self.lock:
-            asked = [one for one in self.pending.values() if one.body.TYPE is Type.DRAIN]
-            asked = [one for one in asked if one.sequence not in self.unsent]
+            asked = [
+                one
+                for one in self.pending.values()
+                if one.body.TYPE is Type.DRAIN and one.sequence not in self.unsent
+            ]
         for call in asked:
             call.reply = message
         self.forget(asked)

@@ -379,9 +379,10 @@ class IoThread:
 
     def _reopen(self, number: int) -> bool:
         channel = self._channels.get(number)
-        if channel is not None:
-            channel.begin()
-        return channel is not None
+        if channel is None:
+            return False
+        channel.begin()
+        return True
 
     def _move(self, now: float) -> None:
         """Connect to the server's new address soon: nothing answers at the old one."""

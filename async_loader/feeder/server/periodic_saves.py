@@ -103,7 +103,7 @@ class TableSaves:
         self.buffer.load(self._root)
         stats = self.buffer.stats()
         positions = producer_positions.read(saves[-1])
-        lost = max(0, had - self._steps_had())
+        lost = max(0, had - parts_of(self.buffer).state.steps_had)
         if lost:
             _log.warning(
                 "table %s: %d rows that were acknowledged after save %d are lost",
@@ -121,11 +121,7 @@ class TableSaves:
 
     def counts(self) -> tuple[int, ...]:
         stats = self.buffer.stats()
-        return self._steps_had(), stats.sampled, stats.deleted
-
-    def _steps_had(self) -> int:
-        table_state = parts_of(self.buffer).state
-        return table_state.table.steps_had if table_state.ready else 0
+        return parts_of(self.buffer).state.steps_had, stats.sampled, stats.deleted
 
     def save(self, positions: Callable[[int], list[Position]]) -> SaveReport:
         """Write a save. On the background thread."""

@@ -112,8 +112,7 @@ class NonblockingTable:
     @property
     def steps_had(self) -> int:
         """How many items were inserted since the table was made. Takes no lock."""
-        table = self._table_state.table if self._table_state.ready else None
-        return 0 if table is None else table.steps_had
+        return self._table_state.steps_had
 
     @property
     def rows_had(self) -> int:

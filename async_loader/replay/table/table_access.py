@@ -304,6 +304,11 @@ class TableAccess:
             self.catch_up()
             return 0 if self._table is None else len(self._table)
 
+    @property
+    def steps_had(self) -> int:
+        """How many items were inserted since the table was made. Takes no lock."""
+        return 0 if self._table is None else self._table.steps_had
+
     def _keeps(self, capacity: int) -> bool:
         """Return whether an item is kept until it was drawn. See room.py, NOTE [queue tables]."""
         limiter = self.limiter
