@@ -22,7 +22,7 @@ from benchmarks.gains import gain
 from benchmarks.harness import ROOT, Outcome, Row, run_row
 
 RESULTS = ROOT / "benchmarks" / "results"
-SUITES = ("loader", "replay", "trajectories", "feeder", "scale", "doors", "soak")
+SUITES = ("loader", "replay", "trajectories", "feeder", "scale", "doors", "gpu", "soak")
 REPEATS = 3
 WIDTH = 170
 """Width of tables in a file or a pipe."""
@@ -61,6 +61,12 @@ def _parse() -> argparse.Namespace:
         "--out", type=Path, help="where SUITE.json and SUITE.png go (default benchmarks/results)"
     )
     parser.add_argument(
+        "--here",
+        action="store_true",
+        help="run every contender with this interpreter, as on a machine without a network; those "
+        "whose library it lacks are not measured",
+    )
+    parser.add_argument(
         "--check", action="store_true", help="exit with 1 if a target is missed or was not measured"
     )
     return parser.parse_args()
@@ -85,9 +91,14 @@ def main() -> int:
             )
         rows = {module: row for module, row in rows.items() if row.key in wanted}
     names = sorted({contender.environment for row in rows.values() for contender in row.contenders})
-    pythons = {name: environments.interpreter(name, console.print) for name in names}
+    pythons: dict[str, Any] = {
+        name: Path(sys.executable)
+        if options.here
+        else environments.interpreter(name, console.print)
+        for name in names
+    }
     repeats, hurry = (1, HURRY) if options.quick else (options.repeats or REPEATS, 1.0)
-    about = _about(pythons, repeats, options.quick)
+    about = {**_about(pythons, repeats, options.quick), **getattr(suite, "about", dict)()}
     if about["load_before"] > BUSY * about["cpus"]:
         console.print(
             f"[yellow]the machine is busy (load {about['load_before']:.1f} on {about['cpus']} "

@@ -56,6 +56,14 @@ GAINS = {
     ("replay", "codecs"): "Frames take a fraction of their memory, for microseconds each.",
     ("replay", "disk"): "A table larger than the memory is read as fast as the disk allows.",
     ("trajectories", "hindsight"): "Relabelled goals cost the same whatever an episode's length.",
+    ("gpu", "draws-small"): "Small batches come into the accelerator's memory at little cost.",
+    ("gpu", "draws-atari"): "Batches of frames reach the accelerator as fast as one thread gathers "
+    "them; more threads gather more.",
+    ("gpu", "graph"): "A learner whose update is a CUDA graph gets its batches in the graph's "
+    "tensors.",
+    ("gpu", "update-atari"): "An accelerator computes while batches arrive, and does not wait for "
+    "them.",
+    ("gpu", "jobs"): "Decoded samples reach the accelerator at the rate of the workers.",
     ("scale", "small"): "Several hosts hold one table, at some times the rate of an actor of Ray.",
     ("scale", "atari"): "Frames from several shards arrive as fast as from one.",
     ("scale", "watch"): "Metrics and the dashboard may stay on: a feeder hardly notices them.",

@@ -218,7 +218,14 @@ def run_contender(
     how to play it again.
     """
     command = [str(python), "-m", "benchmarks.contender", module, name, str(seconds)]
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
+    paths = [str(root)]
+    if python == Path(sys.executable):  # what this interpreter finds, its contenders find too
+        paths += filter(None, [os.environ.get("PYTHONPATH")])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONWARNINGS": "ignore",
+    }
     # not pipes: processes that outlive the contender would hold them
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         process = subprocess.Popen(

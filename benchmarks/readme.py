@@ -24,6 +24,7 @@ SUITES = {
     "feeder": ("dm-reverb", "tensorflow", "pyzmq"),
     "scale": ("torchrl", "ray"),
     "doors": ("torch", "mxnet", "gluonnlp", "fastai", "DI-engine"),
+    "gpu": ("torch", "cpprb", "torchrl", "stable-baselines3"),
 }
 """The recorded suites that the pages show, and the libraries whose versions they name."""
 TITLES = {
@@ -33,6 +34,7 @@ TITLES = {
     "feeder": "The feeder",
     "scale": "A cluster",
     "doors": "Drop-in modules",
+    "gpu": "An accelerator",
 }
 LINK = "docs/benchmarks.md"
 

@@ -195,7 +195,9 @@ class Iteration:
         if producer is None or not producer.parked or not isinstance(tasks, PlanDispatch):
             return
         with producer.turn:
-            if producer.parked and not self.train_queue.depth:
+            # what is on its way to the device comes first
+            under_way = self.transfer is not None and self.supply.out > 0
+            if producer.parked and not self.train_queue.depth and not under_way:
                 self._patience = Patience(self.core.end, deadline, self.refuse_deadlock)
                 begun = perf_counter()
                 self.supply.produce_here(tasks.outcome, self._patience)

@@ -197,6 +197,9 @@ class BatchIterator(Iterator[Any]):
         with SignalsDeferred() if supplier.leases else _NOT_DEFERRED, producer.turn:
             if not producer.parked or not queue.idle:
                 return None
+            output = self._queue
+            if output is not queue and not (output.idle and output.turn == supply.seq):
+                return None  # a batch is on its way to the device
             batch = supply.draw_now(supplier, plans.outcome)
             if batch is None:
                 return None
@@ -204,7 +207,8 @@ class BatchIterator(Iterator[Any]):
             done = self._outcomes + 1
             # No call in between: a signal finds it drawn, or held and paid for.
             self._item, self._outcomes, self._credits.given = batch, done, done
-            queue.turn, supply.seq, supplier.drawn = seq + 1, seq + 1, NOTHING
+            queue.turn = output.turn = supply.seq = seq + 1
+            supplier.drawn = NOTHING
         iteration.note_cost(perf_counter() - begun)
         return batch
 

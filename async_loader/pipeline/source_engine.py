@@ -16,6 +16,7 @@ from async_loader.pipeline.batches.local_collator import LocalCollator
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.pipeline.batches.transform import Transform
 from async_loader.pipeline.codec import MainModule
+from async_loader.pipeline.device.backend import DirectBackend
 from async_loader.pipeline.dispatch import PlanDispatch
 from async_loader.pipeline.draw_place import DrawPlace
 from async_loader.pipeline.engine_core import CoreSettings, EngineCore
@@ -124,7 +125,8 @@ class SourceEngine:
         self.iteration = Iteration(
             core, spec, self._supplier, self._tasks, ready, Credits(prefetch), transfer
         )
-        if backend is None and core.pool is None and not whole:
+        direct = backend is None or isinstance(backend, DirectBackend)
+        if direct and core.pool is None and not whole:
             # A user's function may depend on the thread that calls it.
             self.iteration.place = DrawPlace() if isinstance(source, AnyThread) else None
         self.iterator = BatchIterator(

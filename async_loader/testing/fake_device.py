@@ -328,6 +328,9 @@ class FakeBackend:
         with self._lock:
             return self._push_event(FakeEvent(stream or self.side))
 
+    def aside(self) -> contextlib.AbstractContextManager[FakeStream]:
+        return self.stream(self.side)
+
     def done(self, event: FakeEvent) -> bool:
         return event.happened
 

@@ -5,6 +5,7 @@ compared byte by byte.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader import AsyncDataLoader
+from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.batch_layout import BatchLayout
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch
@@ -266,6 +267,62 @@ def test_a_loader_feeds_a_learner_that_is_slow_and_one_that_is_fast(device):
             del batch
             assert torch.equal(y.cpu(), index)
             assert torch.equal(x[:, 0].cpu(), index.float())
+
+
+def test_descriptors_do_not_become_more_with_batches(cuda):
+    """A driver may open some for itself; it must not be one for each batch or loader."""
+    data = {"x": np.zeros((4096, 64), np.float32)}
+
+    def run() -> int:
+        for kind in (data, lambda n: {"x": data["x"][:n]}):
+            with AsyncDataLoader(kind, 256, cuda, timeout_s=60.0) as loader:
+                for _ in range(100):
+                    next(loader)
+        gc.collect()
+        torch.cuda.synchronize()
+        return len(os.listdir("/proc/self/fd"))
+
+    run()
+    first = run()
+    assert max(run() for _ in range(3)) <= first
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_a_learner_that_draws_its_batches_reads_each_however_late_its_kernels_are(cuda, own_stream):
+    rows = np.arange(4096)
+    streams = [torch.cuda.Stream(cuda), torch.cuda.current_stream(cuda)]
+    found, expected = [], []
+    with ReplayBuffer(4096, {"x": ((256,), "int64")}, seed=0) as buffer:
+        ids = buffer.extend(x=rows[:, None].repeat(256, 1))
+        with AsyncDataLoader(buffer, 64, cuda, timeout_s=60.0) as loader:
+            for step in range(200):
+                with torch.cuda.stream(streams[step % 3 % 2 if own_stream else 1]):
+                    batch = next(loader)
+                    if step % 20 == 0:
+                        torch.cuda._sleep(LONG // 10)
+                    found.append(batch["x"].sum(1))
+                expected.append(batch["index"] - ids[0])
+                del batch
+            assert loader.stats().drawing_thread == "caller"
+    torch.cuda.synchronize()
+    for sums, numbers in zip(found, expected, strict=True):
+        assert torch.equal(sums.cpu(), numbers * 256)
+
+
+def test_a_batch_that_the_learner_draws_does_not_wait_for_its_kernels(cuda):
+    with AsyncDataLoader(
+        {"x": np.zeros((4096, 64), np.float32)}, 256, cuda, timeout_s=60.0
+    ) as loader:
+        for _ in range(5):
+            next(loader)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(LONG)
+        busy = torch.cuda.Event()
+        busy.record()
+        for _ in range(20):
+            next(loader)
+        assert loader.stats().drawing_thread == "caller"
+        assert not busy.query(), "the kernel before them is still running"
 
 
 def test_closing_while_copies_are_pending_ends_in_time(line):

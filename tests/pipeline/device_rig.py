@@ -109,9 +109,16 @@ class Rig:
 
     def receive(self, consumer: int = 0) -> None:
         """Take a batch and launch a kernel that reads all of it; hold the batch."""
-        if not self.queue.depth:
-            return
-        item = self.queue.get(Deadline(0.0))
+        if self.queue.depth:
+            self._read(self.queue.get(Deadline(0.0)), consumer)
+
+    def draw(self, rows: int = 4, form: str = "contiguous", consumer: int = 0) -> None:
+        """The consumer makes a batch itself and copies it, if none is under way."""
+        if not self.inbox.items and not self.queue.depth:
+            self.make(rows, form)
+            self._read(self.inbox.items.popleft(), consumer)
+
+    def _read(self, item: Any, consumer: int) -> None:
         expected = self._expected.popleft()
         if isinstance(item, Failure):
             raise item.error

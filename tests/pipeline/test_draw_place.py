@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import threading
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader import AsyncDataLoader, ReplayBuffer, Transitions
+from async_loader.errors import Timeout
 from async_loader.feeder import connect
 from async_loader.pipeline import source_engine
 from async_loader.pipeline.draw_place import DrawPlace
 from async_loader.replay.samplers import Prioritized
+from async_loader.testing.fake_device import FakeBackend, FakeStream
 from tests.waiting_rig import until
 
 CHEAP, DEAR = 10e-6, 1e-3
@@ -114,12 +117,80 @@ def test_the_thread_that_draws_does_not_change_what_is_drawn(make, hand_over):
         assert all((one[name] == other[name]).all() for name in one)
 
 
+def on_device(
+    source, count: int = 25, keeps_up: bool = False
+) -> tuple[list[dict[str, np.ndarray]], FakeBackend]:
+    """As `batches`, through a device that runs as late as it may, or that ``keeps_up``."""
+    fake = FakeBackend()
+    with AsyncDataLoader(source, 16, device=fake, seed=7, timeout_s=60) as loader:
+        results = []
+        for _ in range(count):
+            batch = next(loader)
+            names = [name for name in batch if name != "index"]
+            launched = fake.launch(*(batch[name] for name in names))
+            results.append((names, batch["index"].numpy(), launched))
+            del batch  # its memory may be used again while the kernel waits
+            if keeps_up:
+                fake.drain(fake.side)
+        fake.drain(fake.default)
+        made = [
+            {**dict(zip(names, launched.values, strict=True)), "index": index}
+            for names, index, launched in results
+        ]
+    return made, fake
+
+
 @pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.__name__)
-def test_statistics_say_which_thread_draws(make, hand_over):
+def test_on_a_device_the_thread_that_draws_does_not_change_what_arrives(make, hand_over):
+    hand_over(ALWAYS)
+    here, fake = on_device(make())
+    assert not fake.violations
+    hand_over(NEVER)
+    there, fake = on_device(make())
+    assert not fake.violations
+    for one, other in zip(here, there, strict=True):
+        assert one.keys() == other.keys()
+        assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_a_caller_that_draws_copies_to_the_device_itself_from_page_locked_slots(hand_over):
+    hand_over(ALWAYS)
+    _, fake = on_device(uniform(), 40, keeps_up=True)
+    assert fake.copies == 40
+    assert fake.pageable_copies == 0
+    assert fake.registrations == fake.unregistrations == 1
+
+
+def test_a_caller_that_draws_does_not_wait_for_a_device_that_is_late(hand_over):
+    hand_over(ALWAYS)
+    fake = FakeBackend()
+    with AsyncDataLoader(columns(), 16, device=fake, seed=7, timeout_s=60) as loader:
+        for _ in range(40):
+            next(loader)
+        assert not fake.host_syncs
+        assert fake.pageable_copies  # the slots are taken by copies that are pending
+    assert not fake.violations
+
+
+def test_a_caller_on_another_stream_copies_on_that_stream(hand_over):
+    hand_over(ALWAYS)
+    fake = FakeBackend()
+    stream = FakeStream("own")
+    with AsyncDataLoader(columns(), 16, device=fake, seed=7, timeout_s=60) as loader:
+        for _ in range(5):
+            with fake.stream(stream):
+                batch = next(loader)
+                assert (batch["x"].numpy() == batch["index"].numpy()).all()
+    assert not fake.violations
+
+
+@pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_statistics_say_which_thread_draws(make, device, hand_over):
     for cost, thread in ((ALWAYS, "caller"), (NEVER, "producer")):
         hand_over(cost)
         source = make()
-        with AsyncDataLoader(source, 16, seed=7, timeout_s=60) as loader:
+        with AsyncDataLoader(source, 16, device, seed=7, timeout_s=60) as loader:
             for _ in range(12):
                 next(loader)
             assert loader.stats().drawing_thread == thread
@@ -162,6 +233,28 @@ def test_a_caller_that_draws_waits_for_rows_of_other_threads_and_until_its_time_
         assert len(next(loader)["x"]) == 8
         writer.join()
         assert loader.stats().drawing_thread == "caller"
+
+
+def numbers(values) -> list[int]:
+    return values.cpu().tolist()
+
+
+@given(st.lists(st.booleans(), min_size=ROWS // 8, max_size=ROWS // 8))
+@hypothesis.settings(max_examples=20)
+def test_on_a_device_each_row_of_a_queue_comes_once_whenever_the_thread_changes(changes):
+    fake, seen = FakeBackend(), []
+    with AsyncDataLoader(drawn_once().source(seed=1), 8, fake, timeout_s=60) as loader:
+        iteration = loader._engine.iteration
+        iteration.place = None  # it would decide for itself
+        for here in changes:
+            iteration.producer.park(here)
+            seen += numbers(next(loader)["x"])
+            assert iteration.queue.turn == len(seen) // 8
+        assert sorted(seen) == list(range(ROWS))
+        loader._engine.iterator._timeout_s = 0.05
+        with pytest.raises(Timeout):
+            next(loader)
+    assert not fake.violations
 
 
 def test_a_loader_that_changes_the_thread_again_and_again_gives_each_row_of_a_queue_once():

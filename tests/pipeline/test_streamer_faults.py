@@ -4,6 +4,7 @@ it must find.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +48,9 @@ class WaitsInTheStreamersThread(Streamer):
 class RecordsOnAnotherStream(Streamer):
     """Wrong stream: the event is not behind the copy."""
 
-    def _hold(self, host: Any) -> Any:
+    def _hold(self, host: Any, in_flight: deque[InFlight]) -> Any:
         event = self._backend.record(self._backend.default)
-        self._in_flight.append(InFlight(event, host))
+        in_flight.append(InFlight(event, host))
         return event
 
 
@@ -65,10 +66,31 @@ class RemembersTheFirstStream(Streamer):
 
 
 class ReleaseAtEnqueue(Streamer):
-    def _hold(self, host: Any) -> Any:
+    def _hold(self, host: Any, in_flight: deque[InFlight]) -> Any:
         event = self._backend.record()
-        self._in_flight.append(InFlight(event, None))
+        in_flight.append(InFlight(event, None))
         return event
+
+
+class ReleasesWhatTheConsumerCopied(Streamer):
+    """Lets go of the slots of the consumer's copies without a look at the device."""
+
+    def _free_done(self, in_flight: deque[InFlight]) -> None:
+        if in_flight is self._by_consumer:
+            in_flight.clear()
+        else:
+            super()._free_done(in_flight)
+
+
+class CopiesOnTheConsumersStream(Streamer):
+    """Wrong stream: the block belongs to the side stream."""
+
+    def _send_here(self, batch: Any) -> None:
+        side, self._backend.side = self._backend.side, self._backend.current_stream()
+        try:
+            super()._send_here(batch)
+        finally:
+            self._backend.side = side
 
 
 class UnregisterBeforeSync(Streamer):
@@ -125,6 +147,12 @@ def end_comes_while_the_copy_is_pending(rig: Rig) -> None:
     rig.step()
 
 
+def consumer_copies_and_the_copy_is_pending(rig: Rig) -> None:
+    rig.draw()
+    rig.drop()
+    rig.draw(2)
+
+
 FAULTS: dict[type[Streamer], Callable[[Rig], None]] = {
     NoWaitEvent: consumer_is_faster_than_the_copy,
     EarlySlotReuse: more_batches_than_copies_may_be_in_flight,
@@ -134,6 +162,8 @@ FAULTS: dict[type[Streamer], Callable[[Rig], None]] = {
     RemembersTheFirstStream: consumer_changes_its_stream,
     ReleaseAtEnqueue: slot_is_given_back_while_the_copy_is_pending,
     UnregisterBeforeSync: end_comes_while_the_copy_is_pending,
+    ReleasesWhatTheConsumerCopied: consumer_copies_and_the_copy_is_pending,
+    CopiesOnTheConsumersStream: consumer_copies_and_the_copy_is_pending,
 }
 
 
@@ -159,6 +189,7 @@ MOVES = st.one_of(
     st.tuples(st.just("send"), ROWS, FORMS),
     st.tuples(st.just("step")),
     st.tuples(st.just("receive"), st.integers(0, 1)),
+    st.tuples(st.just("draw"), ROWS, FORMS, st.integers(0, 1)),
     st.tuples(st.just("drop")),
     st.tuples(st.just("run_side"), st.integers(1, 3)),
     st.tuples(st.just("run_consumer"), st.integers(0, 1), st.integers(1, 3)),

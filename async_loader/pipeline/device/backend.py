@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -40,7 +41,7 @@ class DeviceBackend(Protocol):
     """A device with streams. What a block, an array or an event is, is the backend's own affair.
 
     Thread rule: `wait` and `protect` are called in the consumer's thread, everything else in the
-    streamer's.
+    streamer's. See also `DirectBackend`.
     """
 
     def open(self) -> None:
@@ -85,6 +86,16 @@ class DeviceBackend(Protocol):
 
     def protect(self, block: Any) -> None:
         """Tell the device's allocator that this thread's current stream uses the block."""
+
+
+@runtime_checkable
+class DirectBackend(Protocol):
+    """A backend whose methods for the streamer's thread may be called in the consumer's as well,
+    within `aside`.
+    """
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Make the side stream the current one of this thread within the block."""
 
 
 def backend_for(device: Any) -> DeviceBackend:
@@ -204,6 +215,10 @@ class TorchBackend:
     def record(self) -> Any:
         return self._side.record_event()
 
+    def aside(self) -> AbstractContextManager[Any]:
+        side: AbstractContextManager[Any] = self._side
+        return side
+
     def done(self, event: torch.Event) -> bool:
         return bool(event.query())
 
@@ -269,6 +284,10 @@ class CudaBackend(TorchBackend):
         event = _cuda().Event(blocking=True)
         event.record(self._side)
         return event
+
+    def aside(self) -> AbstractContextManager[Any]:
+        within: AbstractContextManager[Any] = _cuda().stream(self._side)
+        return within
 
     def wait(self, event: Any) -> None:
         event.wait(self._consumers())

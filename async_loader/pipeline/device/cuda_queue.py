@@ -85,6 +85,13 @@ class CudaQueue(Progress):
             self._found = self._items[0]
             return self._found
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued, and nothing else is to be looked at."""
+        return not (
+            self._items or self._urgent or self._ended or self._closed or self._broken is not None
+        )
+
     def drop(self) -> None:
         """Let go of what `front` or `wait` found last.
 
@@ -129,7 +136,7 @@ class CudaQueue(Progress):
                 more = bool(self._items or self._urgent or self._ended)
             if self._closed or self._broken is not None or (found is not None and more and take):
                 self._changed.open()  # for other threads that wait
-            self._check()
+            self.check()
             if found is not None:
                 return found
             left = deadline.left()
@@ -145,7 +152,8 @@ class CudaQueue(Progress):
         self._found = None
         return END if self._ended else None
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise Closed or Broken if nothing more can come."""
         if self._closed:
             raise Closed("the cuda queue is closed")
         if self._broken is not None:

@@ -12,6 +12,11 @@ The block belongs to the side stream, the consumer's kernels run on the consumer
 start, that stream waits for the event; and the allocator is told of it, or it would hand the block
 to the next copy as soon as the batch is dropped, while kernels that were launched before still read
 it. Both are done in the consumer's thread, because the current stream is a notion of each thread.
+
+# NOTE [copies by the consumer]
+A batch that the consumer has drawn itself is copied by it too, on the side stream like all others,
+so that the copy does not wait for the consumer's kernels and its slot is soon free. It waits for no
+earlier copy: where slots are short, a batch lies in memory that is not page-locked.
 """
 
 from __future__ import annotations
@@ -27,10 +32,11 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Closed, Timeout
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, join
 from async_loader.pipeline.batch import Batch, DeviceCopy, Failure, Wakeup
 from async_loader.pipeline.batches.collate import is_ignored
-from async_loader.pipeline.device.backend import Bytes, DeviceBackend
+from async_loader.pipeline.device.backend import Bytes, DeviceBackend, DirectBackend
 from async_loader.pipeline.device.cuda_queue import CudaQueue
 from async_loader.pipeline.device.pinned_memory import PinnedMemory
 from async_loader.shm.batch_buffer import BatchBuffer
@@ -220,6 +226,9 @@ class Streamer(TransferThread):
         # Rings that were seen, and the memory to give back; ``None`` when it could not be
         # page-locked.
         self._rings: dict[int, tuple[SlotRing, Bytes | None]] = {}
+        self._by_consumer: deque[InFlight] = deque()
+        self._turn = threading.Lock()  # of the consumer's copies, and of the end
+        self._over = False
 
     @property
     def pinned(self) -> bool | None:
@@ -231,17 +240,22 @@ class Streamer(TransferThread):
         self._backend.open()
 
     def _send(self, batch: Batch) -> Batch | Failure:
-        self._free_done()
+        self._free_done(self._in_flight)
         while len(self._in_flight) >= self._max_in_flight:
             self._free_oldest()
+        error = self._start(batch, self._in_flight)
+        return batch if error is None else Failure(error, seq=batch.seq)
+
+    def _start(self, batch: Batch, in_flight: deque[InFlight]) -> Exception | None:
+        """Enqueue the copy of a batch, which lets go of its host memory; return what failed."""
         try:
             value, blocks = self._copy(batch)
         except Exception as error:  # of this batch alone, as far as can be known
-            self._hold(batch.detach())  # a part of it may have been enqueued
-            return Failure(error, seq=batch.seq)
+            self._hold(batch.detach(), in_flight)  # a part of it may have been enqueued
+            return error
         batch.value = value
-        batch.device = DeviceCopy(blocks, self._hold(batch.detach()))
-        return batch
+        batch.device = DeviceCopy(blocks, self._hold(batch.detach(), in_flight))
+        return None
 
     def _copy(self, batch: Batch) -> tuple[Any, tuple[Any, ...]]:
         """Enqueue the copies of one batch: what the consumer will get, and the blocks behind it."""
@@ -293,19 +307,19 @@ class Streamer(TransferThread):
                 )
         return tree.rebuild(structure, values), tuple(blocks)
 
-    def _hold(self, host: object) -> Any:
+    def _hold(self, host: object, in_flight: deque[InFlight]) -> Any:
         """Keep what the copies read until the event behind them is done.
 
         See NOTE [lifetime of a slot ...].
         """
         copy = InFlight(None, host)
-        self._in_flight.append(copy)  # first: when recording fails the copies may run all the same
+        in_flight.append(copy)  # first: when recording fails the copies may run all the same
         copy.event = self._backend.record()
         return copy.event
 
-    def _free_done(self) -> None:
-        while self._in_flight and self._backend.done(self._in_flight[0].event):
-            self._in_flight.popleft()
+    def _free_done(self, in_flight: deque[InFlight]) -> None:
+        while in_flight and in_flight[0].event and self._backend.done(in_flight[0].event):
+            in_flight.popleft()
 
     def _free_oldest(self) -> None:
         """Wait for the oldest copy; the end of a wait is the end of its lease."""
@@ -333,12 +347,15 @@ class Streamer(TransferThread):
 
         When the first fails the device is lost and may still read the slots: they stay held.
         """
+        with self._turn:
+            self._over = True
         self._synchronize()
         self._unregister()
         self._in_flight.clear()
+        self._by_consumer.clear()
 
     def _synchronize(self) -> None:
-        for copy in self._in_flight:
+        for copy in (*self._in_flight, *self._by_consumer):
             if copy.event is None:
                 raise Broken(
                     "a copy was started that nothing can be told about: its slot stays taken"
@@ -356,10 +373,27 @@ class Streamer(TransferThread):
 
         Does not wait.
         """
+        if batch.device is None:
+            self._send_here(batch)
         assert batch.device is not None
         self._await(batch.device)
         self._protect(batch.device)
         return batch.value
+
+    def _send_here(self, batch: Batch) -> None:
+        """As `_send`, of what the consumer has drawn: see NOTE [copies by the consumer]."""
+        backend = self._backend
+        assert isinstance(backend, DirectBackend)
+        with SignalsDeferred(), self._turn:
+            if self._over:
+                self.output.check()
+                raise Closed("the loader is closed")
+            self.meter.batches += 1
+            with backend.aside():
+                error = self._start(batch, self._by_consumer)
+            self._free_done(self._by_consumer)
+        if error is not None:
+            raise error
 
     def _await(self, copy: DeviceCopy) -> None:
         self._backend.wait(copy.event)

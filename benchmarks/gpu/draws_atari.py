@@ -1,0 +1,29 @@
+"""Uniform draws of 256 transitions of two stacks of four frames into the accelerator's memory."""
+
+from functools import partial
+
+from benchmarks.gpu import draws, sides
+from benchmarks.gpu.timing import Take
+from benchmarks.replay import workloads
+
+WORK = workloads.Atari(9 * workloads.EPISODE)
+BATCH = workloads.BATCH
+
+
+def check(take: Take) -> None:
+    obs, _, _, next_obs, terminated = (tensor.cpu() for tensor in take())
+    workloads.check_stacks(obs, next_obs, terminated)
+
+
+ROW = draws.row(
+    "draws-atari",
+    f"{BATCH} transitions of two 4x84x84 stacks, of {WORK.rows:,}, in the accelerator's memory",
+    WORK,
+    BATCH,
+    {
+        "async_loader": sides.loader,
+        "async_loader, 4 worker threads": partial(sides.loader, threads=4),
+        "async_loader, linked frames": sides.linked,
+    },
+    check,
+)

@@ -1,0 +1,158 @@
+"""Every library's way of getting batches into the accelerator's memory, as its documentation has it
+for speed. Each yields a function that returns a batch.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from benchmarks.gpu.timing import DEVICE, Batch, Take
+from benchmarks.replay import tables
+from benchmarks.replay.tables import Workload
+
+FIELDS = ("obs", "action", "reward", "next_obs", "terminated")
+
+Side = Callable[[Workload, int], AbstractContextManager[Take]]
+
+
+def _moved(batch: Any, done: str = "terminated") -> Batch:
+    """From memory that is not page-locked, as the tensors or arrays of most libraries are."""
+    import torch
+
+    names = (*FIELDS[:-1], done)
+    return tuple(torch.as_tensor(batch[name]).to(DEVICE, non_blocking=True) for name in names)  # type: ignore[return-value]
+
+
+@contextmanager
+def loader(work: Workload, batch: int, threads: int = 0) -> Iterator[Take]:
+    """Rows stored as they are."""
+    from async_loader import AsyncDataLoader
+
+    with (
+        tables.ours(work) as buffer,
+        AsyncDataLoader(
+            buffer, batch, DEVICE, num_workers=threads, worker_type="thread"
+        ) as batches,
+    ):
+        yield lambda: _fields(next(batches))
+
+
+@contextmanager
+def linked(work: Workload, batch: int) -> Iterator[Take]:
+    """Each observation stored once."""
+    from async_loader import AsyncDataLoader, Transitions
+
+    with tables.ours_linked(work) as buffer:
+        source = buffer.source(view=Transitions())
+        with AsyncDataLoader(source, batch, DEVICE) as batches:
+            yield lambda: _fields(next(batches))
+
+
+def _fields(batch: Any) -> Batch:
+    return tuple(batch[name] for name in FIELDS)  # type: ignore[return-value]
+
+
+@contextmanager
+def sample(work: Workload, batch: int) -> Iterator[Take]:
+    """The table without the loader."""
+    with tables.ours(work) as buffer:
+        yield lambda: _moved(buffer.sample(batch))
+
+
+@contextmanager
+def cpprb(work: Workload, batch: int) -> Iterator[Take]:
+    buffer = tables.cpprb(work)
+
+    def take() -> Batch:
+        drawn = buffer.sample(batch)
+        # numbers come in arrays [batch, 1]
+        obs, action, reward, next_obs, done = _moved(drawn, "done")
+        return obs, action, reward[:, 0], next_obs, done[:, 0]
+
+    yield take
+
+
+@contextmanager
+def torchrl(work: Workload, batch: int) -> Iterator[Take]:
+    """Four batches ahead by threads of its own, in page-locked memory."""
+    from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(work.rows), batch_size=batch, prefetch=4, pin_memory=True
+    )
+    for chunk in work.chunks():
+        buffer.extend(tables.for_torchrl(chunk))
+
+    def take() -> Batch:
+        drawn = buffer.sample()
+        return _fields({name: drawn[name].to(DEVICE, non_blocking=True) for name in FIELDS})
+
+    yield take
+
+
+@contextmanager
+def sb3(work: Workload, batch: int) -> Iterator[Take]:
+    import torch
+
+    buffer = tables.sb3(work)
+    buffer.device = torch.device(DEVICE)
+
+    def take() -> Batch:
+        obs, action, next_obs, terminated, reward = buffer.sample(batch)[:5]
+        return obs, action, reward[:, 0], next_obs, terminated[:, 0] != 0
+
+    yield take
+
+
+@contextmanager
+def resident(work: Workload, batch: int) -> Iterator[Take]:
+    """No library: all columns in the accelerator's memory, and rows picked there."""
+    import torch
+
+    columns: list[Any] = []
+    for name, (shape, _) in work.fields.items():
+        done, column = 0, None
+        for chunk in work.chunks():
+            rows = torch.as_tensor(chunk[name].copy())
+            if column is None:
+                column = torch.empty((work.rows, *shape), dtype=rows.dtype, device=DEVICE)
+            column[done : done + len(rows)] = rows.to(DEVICE)
+            done += len(rows)
+        columns.append(column)
+    order = [list(work.fields).index(name) for name in FIELDS]
+
+    def take() -> Batch:
+        index = torch.randint(work.rows, (batch,), device=DEVICE)
+        return tuple(columns[number][index] for number in order)  # type: ignore[return-value]
+
+    yield take
+
+
+@contextmanager
+def one_batch(work: Workload, batch: int) -> Iterator[Take]:
+    """No library: the same batch, which lies in the accelerator's memory, each time."""
+    with sample(work, batch) as take:
+        once = take()
+    yield lambda: once
+
+
+@contextmanager
+def copy_alone(work: Workload, batch: int) -> Iterator[Take]:
+    """No library: one copy of a batch's bytes from page-locked memory, and the views on it."""
+    import torch
+
+    with sample(work, batch) as take:
+        host = [tensor.cpu() for tensor in take()]
+    whole = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in host])
+    if DEVICE == "cuda":
+        whole = whole.pin_memory()
+    sizes = [tensor.numel() * tensor.element_size() for tensor in host]
+
+    def take_copy() -> Batch:
+        parts = whole.to(DEVICE, non_blocking=True).split(sizes)
+        return tuple(
+            part.view(tensor.dtype).view(tensor.shape)
+            for part, tensor in zip(parts, host, strict=True)
+        )  # type: ignore[return-value]
+
+    yield take_copy
