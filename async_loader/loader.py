@@ -106,9 +106,9 @@ class AsyncDataLoader(Generic[B]):
         for Python's lock with the learner, cannot be ended by `close`, and leaves the global random
         generators alone. Each makes a whole batch.
     prefetch : int | None
-        Batches made ahead. Default 2 * max(1, num_workers). Without workers and a device, batches
-        of a table or of columns that cost less than a hand-over between threads are not made ahead,
-        but by the thread that calls ``next``: see ``drawing_thread`` of `stats`.
+        Batches made ahead. Default 2 * max(1, num_workers). Without workers, batches of a table or
+        of columns that cost less than a hand-over between threads are not made ahead, but by the
+        thread that calls ``next``: see ``drawing_thread`` of `stats`.
     in_order : bool
         Deliver in the order of the jobs. False gives lower latency.
     timeout_s : float | None

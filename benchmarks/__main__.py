@@ -67,6 +67,9 @@ def _parse() -> argparse.Namespace:
         "whose library it lacks are not measured",
     )
     parser.add_argument(
+        "--note", help="a sentence for the record, which the page of benchmarks shows with it"
+    )
+    parser.add_argument(
         "--check", action="store_true", help="exit with 1 if a target is missed or was not measured"
     )
     return parser.parse_args()
@@ -99,6 +102,8 @@ def main() -> int:
     }
     repeats, hurry = (1, HURRY) if options.quick else (options.repeats or REPEATS, 1.0)
     about = {**_about(pythons, repeats, options.quick), **getattr(suite, "about", dict)()}
+    if options.note:
+        about["note"] = options.note
     if about["load_before"] > BUSY * about["cpus"]:
         console.print(
             f"[yellow]the machine is busy (load {about['load_before']:.1f} on {about['cpus']} "

@@ -184,9 +184,10 @@ def _suite(results: dict[str, Any]) -> list[str]:
     lines = [
         f"## {TITLES[name]}",
         "",
-        f"`./scripts/bench {name}` on {results['cpus']} shared cores, {results['date_of_run']}, "
-        f"{results['machine']}, "
-        f"{results['repeats']} repeats, medians; {_versions(results)}.{_other_days(results)}",
+        f"`./scripts/bench {name}` on {results['cpus']} shared cores{_accelerator(results)}, "
+        f"{results['date_of_run']}, {results['machine']}, "
+        f"{results['repeats']} repeats, medians; {_versions(results)}.{_other_days(results)}"
+        + (f" {results['note']}" if "note" in results else ""),
         "",
         f"Of {len(targets)} targets, {len(missed)} are missed.",
         "",
@@ -227,6 +228,12 @@ def _other_days(results: dict[str, Any]) -> str:
         days.setdefault(row.get("date_of_run", results["date_of_run"]), []).append(row["title"])
     days.pop(results["date_of_run"], None)
     return "".join(f" Measured on {day}: {'; '.join(rows)}." for day, rows in sorted(days.items()))
+
+
+def _accelerator(results: dict[str, Any]) -> str:
+    if "accelerator" not in results:
+        return ""
+    return f" and one {results['accelerator']} (driver {results['driver']}, CUDA {results['cuda']})"
 
 
 def _versions(results: dict[str, Any]) -> str:

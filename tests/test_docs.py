@@ -306,7 +306,7 @@ def test_every_row_says_what_a_user_gains_by_it(monkeypatch: pytest.MonkeyPatch)
 
     rows = {
         (suite, importlib.import_module(f"benchmarks.{suite}.{name}").ROW.key)
-        for suite in ("loader", "replay", "trajectories", "feeder", "scale", "doors", "soak")
+        for suite in ("loader", "replay", "trajectories", "feeder", "scale", "doors", "gpu", "soak")
         for name in importlib.import_module(f"benchmarks.{suite}").ROWS
     }
     assert rows == set(GAINS)

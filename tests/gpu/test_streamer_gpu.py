@@ -107,6 +107,7 @@ def line(cuda: torch.device) -> Iterator[Line]:
     yield line
     line.close()
     assert line.backend.locked == 0
+    vars(line).clear()  # pytest keeps the line, and nothing may be left of its ring
 
 
 def same(batch: dict[str, torch.Tensor], written: list[np.ndarray]) -> bool:

@@ -5,7 +5,7 @@ of the runtime, errors.
 from __future__ import annotations
 
 import logging
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
@@ -14,10 +14,10 @@ import torch
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError
 from async_loader.pipeline.device.backend import (
+    BlockViews,
     CudaBackend,
     DeviceBackend,
     backend_for,
-    block_views,
     pieces,
 )
 from async_loader.schema import Schema
@@ -60,7 +60,7 @@ def test_views_of_a_block_are_the_arrays_of_the_batch(make):
         for array in arrays:
             array[...] = np.arange(array.size).reshape(array.shape).astype(array.dtype)
         for view, array in zip(
-            block_views(torch.from_numpy(root), layout.regions), arrays, strict=True
+            BlockViews.of(layout.regions).on(torch.from_numpy(root)), arrays, strict=True
         ):
             assert view.shape == array.shape
             assert np.array_equal(view.numpy(), array), dtype
@@ -166,23 +166,27 @@ def test_the_cuda_backend_uses_streams_and_events_of_torch_cuda_only(monkeypatch
     """Spelled out because no test here can run it: which calls, on which stream, with which
     device.
     """
-    cuda = MagicMock()
+    cuda, streams = MagicMock(), [MagicMock(), MagicMock()]
+    cuda.Stream.side_effect = streams
     monkeypatch.setattr("async_loader.pipeline.device.backend._cuda", lambda: cuda)
     device = torch.device("cpu", 0)  # so that tensors can be made
     backend = CudaBackend(device)
     backend.open()
-    side = cuda.Stream.return_value
+    side, waits = streams
     cuda.set_device.assert_called_once_with(device)
-    cuda.Stream.assert_called_once_with(device=device)
+    assert cuda.Stream.call_args_list == [call(device=device)] * 2  # the other one for waits
     cuda.set_stream.assert_called_once_with(side)
+    cuda.Event.assert_called_once_with(blocking=True)  # the one that waits sleep by
+    woken = cuda.Event.return_value
 
     root = np.arange(100, dtype=np.uint8)
     block = backend.upload(root, 70)
     assert block.shape == (128,)
     assert block[:70].tolist() == list(range(70))
 
+    cuda.Event.return_value = MagicMock()
     event = backend.record()
-    cuda.Event.assert_called_once_with(blocking=True)
+    assert cuda.Event.call_args_list[1:] == [call()]
     event.record.assert_called_once_with(side)
     backend.wait(event)
     cuda.current_stream.assert_called_once_with(device)
@@ -190,5 +194,14 @@ def test_the_cuda_backend_uses_streams_and_events_of_torch_cuda_only(monkeypatch
     tensor = MagicMock()
     backend.protect(tensor)
     tensor.record_stream.assert_called_once_with(cuda.current_stream.return_value)
+    event.query.return_value = True
     backend.synchronize(event)
-    event.synchronize.assert_called_once_with()
+    woken.record.assert_not_called()
+    event.query.return_value = False
+    backend.synchronize(event)
+    event.synchronize.assert_not_called()
+    assert waits.mock_calls == [call.wait_event(event)]
+    woken.record.assert_called_once_with(waits)
+    woken.synchronize.assert_called_once_with()
+    backend.aside()
+    cuda.stream.assert_called_once_with(side)

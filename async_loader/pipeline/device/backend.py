@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -159,6 +160,7 @@ class TorchBackend:
     def __init__(self, device: torch.device) -> None:
         self.device = device if device.index is not None else self._current(device)
         self._side: Any = None
+        self._views: BlockViews | None = None
         self._warned = False
 
     def __str__(self) -> str:
@@ -210,7 +212,10 @@ class TorchBackend:
         return tensor.to(self.device, non_blocking=True)
 
     def arrays(self, block: torch.Tensor, regions: Sequence[Region]) -> list[torch.Tensor]:
-        return block_views(block, regions)
+        views = self._views
+        if views is None or views.regions is not regions:
+            views = self._views = BlockViews.of(regions)
+        return views.on(block)
 
     def record(self) -> Any:
         return self._side.record_event()
@@ -255,7 +260,7 @@ class TorchBackend:
 
 
 class CudaBackend(TorchBackend):
-    """CUDA (and ROCm, which torch names alike): page-locked slots, and events that sleep instead of
+    """CUDA (and ROCm, which torch names alike): page-locked slots, and waits that sleep instead of
     spinning.
 
     Streams and events are those of torch.cuda throughout: the two families must not be mixed within
@@ -266,6 +271,8 @@ class CudaBackend(TorchBackend):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._registered: dict[int, list[int]] = {}
+        self._waits: Any = None
+        self._woken: Any = None
 
     def _current(self, device: torch.device) -> torch.device:
         import torch
@@ -278,12 +285,21 @@ class CudaBackend(TorchBackend):
         cuda = _cuda()
         cuda.set_device(self.device)
         self._side = cuda.Stream(device=self.device)
+        self._waits = cuda.Stream(device=self.device)
+        self._woken = cuda.Event(blocking=True)
         cuda.set_stream(self._side)
 
     def record(self) -> Any:
-        event = _cuda().Event(blocking=True)
+        event = _cuda().Event()
         event.record(self._side)
         return event
+
+    def synchronize(self, event: Any) -> None:
+        """Sleep, by an event that was made for it: the driver keeps a descriptor for each."""
+        if not event.query():
+            self._waits.wait_event(event)
+            self._woken.record(self._waits)
+            self._woken.synchronize()
 
     def aside(self) -> AbstractContextManager[Any]:
         within: AbstractContextManager[Any] = _cuda().stream(self._side)
@@ -361,29 +377,55 @@ def pieces(nbytes: int, unit: int, largest: int = _LARGEST_REGISTRATION) -> list
     return [(start, min(size, nbytes - start)) for start in range(0, nbytes, size)]
 
 
-def block_views(block: torch.Tensor, regions: Sequence[Region]) -> list[torch.Tensor]:
-    """Tensors on a block of bytes, one per region; contiguous or strided as the region says.
+@dataclass(frozen=True, slots=True)
+class BlockViews:
+    """How the tensors of a batch lie on a block of bytes; made once for batches that are alike.
 
-    Parameters
+    Attributes
     ----------
-    block : uint8 tensor [n]
-        n is a multiple of 16.
+    regions : sequence of Region
+        Contiguous, or strided as the region says.
+    dtypes : list of torch.dtype
+    views : list of (int, shape, strides, offset)
+        For each region its place in ``dtypes``; strides and offset count items.
     """
-    import torch
 
-    typed: dict[Any, torch.Tensor] = {}
-    views = []
-    for region in regions:
-        if region.dtype not in typed:
-            typed[region.dtype] = block.view(_torch_dtype(region.dtype))
-        base, item = typed[region.dtype], region.dtype.itemsize
-        strides = (
-            _contiguous(region.shape)
-            if region.strides is None
-            else [stride // item for stride in region.strides]
-        )
-        views.append(torch.as_strided(base, region.shape, strides, region.offset // item))
-    return views
+    regions: Sequence[Region]
+    dtypes: list[Any]
+    views: list[tuple[int, tuple[int, ...], list[int], int]]
+
+    @classmethod
+    def of(cls, regions: Sequence[Region]) -> BlockViews:
+        dtypes: list[Any] = []
+        views = []
+        for region in regions:
+            dtype, item = _torch_dtype(region.dtype), region.dtype.itemsize
+            if dtype not in dtypes:
+                dtypes.append(dtype)
+            strides = (
+                _contiguous(region.shape)
+                if region.strides is None
+                else [stride // item for stride in region.strides]
+            )
+            views.append((dtypes.index(dtype), region.shape, strides, region.offset // item))
+        return cls(regions, dtypes, views)
+
+    def on(self, block: torch.Tensor) -> list[torch.Tensor]:
+        """Tensors on a block of bytes, one per region.
+
+        Parameters
+        ----------
+        block : uint8 tensor [n]
+            n is a multiple of 16.
+        """
+        import torch
+
+        typed = [block.view(dtype) for dtype in self.dtypes]
+        as_strided = torch.as_strided
+        return [
+            as_strided(typed[number], shape, strides, offset)
+            for number, shape, strides, offset in self.views
+        ]
 
 
 def _contiguous(shape: Sequence[int]) -> list[int]:

@@ -226,6 +226,7 @@ class Streamer(TransferThread):
         # Rings that were seen, and the memory to give back; ``None`` when it could not be
         # page-locked.
         self._rings: dict[int, tuple[SlotRing, Bytes | None]] = {}
+        self._direct = backend if isinstance(backend, DirectBackend) else None
         self._by_consumer: deque[InFlight] = deque()
         self._turn = threading.Lock()  # of the consumer's copies, and of the end
         self._over = False
@@ -382,8 +383,8 @@ class Streamer(TransferThread):
 
     def _send_here(self, batch: Batch) -> None:
         """As `_send`, of what the consumer has drawn: see NOTE [copies by the consumer]."""
-        backend = self._backend
-        assert isinstance(backend, DirectBackend)
+        backend = self._direct
+        assert backend is not None
         with SignalsDeferred(), self._turn:
             if self._over:
                 self.output.check()
