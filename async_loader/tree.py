@@ -96,6 +96,10 @@ def columns(structure: Structure, samples: Sequence[Any], prefix: str = "") -> I
     if structure is None:
         yield list(samples)
         return
+    flat = _flat_columns(structure, samples)
+    if flat is not None:
+        yield from flat
+        return
     _check_containers(structure, samples, prefix)
     mapping = structure.kind is dict
     for position, (key, child) in enumerate(zip(structure.keys, structure.children, strict=True)):
@@ -107,6 +111,21 @@ def columns(structure: Structure, samples: Sequence[Any], prefix: str = "") -> I
             yield column
         else:
             yield from columns(child, column, f"{prefix}{key}.")
+
+
+def _flat_columns(structure: Node, samples: Sequence[Any]) -> list[list[Any]] | None:
+    """The columns of dicts of leaves, each dict looked at once; ``None`` for anything else."""
+    keys = structure.keys
+    if structure.kind is not dict or len(keys) < 2 or any(structure.children):
+        return None
+    if any(kind is not dict for kind in set(map(type, samples))):
+        return None
+    if any(count != len(keys) for count in set(map(len, samples))):
+        return None
+    try:
+        return list(map(list, zip(*map(itemgetter(*keys), samples), strict=True)))
+    except KeyError:
+        return None
 
 
 def _check_containers(structure: Node, samples: Sequence[Any], prefix: str) -> None:

@@ -63,10 +63,23 @@ def fill(schema: Schema, samples: Sequence[Any], fields: Sequence[npt.NDArray[An
     Misfit
         When a sample is not what the schema says. Rows may have been written by then.
     """
-    for field, column, out in zip(
-        schema.fields, tree.columns(schema.structure, samples), fields, strict=True
-    ):
-        _write_column(field, column, out)
+    columns = zip(schema.fields, tree.columns(schema.structure, samples), fields, strict=True)
+    torch = tensors.loaded_torch()
+    if torch is None:
+        for field, column, out in columns:
+            _write_column(field, column, out)
+        return
+    with torch.no_grad():
+        for field, column, out in columns:
+            first = column[0]
+            if (
+                type(first) is torch.Tensor
+                and out.nbytes <= _SMALL_BYTES
+                and field.dtype in _SMALL_DTYPES
+            ):
+                _write_small_tensors(field, column, out)
+            else:
+                _write_column(field, column, out)
 
 
 def _write_column(field: Field, column: list[Any], out: npt.NDArray[Any]) -> None:
@@ -105,33 +118,29 @@ def _write_tensors(field: Field, column: list[Any], out: npt.NDArray[Any]) -> No
 
     shape = tuple(column[0].shape)
     _check_shape(field, shape)
-    if (
-        out.nbytes <= _SMALL_BYTES
-        and field.dtype in _SMALL_DTYPES
-        and type(column[0]) in tensors.tensor_types()
-    ):
-        _write_small_tensors(field, column, out)
-        return
     dtypes = {value.dtype for value in column}
     if len(dtypes) != 1 or tensors.numpy_dtype(dtypes.pop()) != field.dtype:
         raise tree.Misfit(f"{field.name} has dtypes other than {field.dtype}")
     into = torch.from_numpy(out)
     try:
-        with torch.no_grad():
-            torch.stack(column, out=into.view(-1, 1) if shape == (1,) and not field.shape else into)
+        torch.stack(column, out=into.view(-1, 1) if shape == (1,) and not field.shape else into)
     except (RuntimeError, TypeError) as error:  # unequal shapes, another device
         raise tree.Misfit(f"{field.name}: {error}") from error
 
 
 def _write_small_tensors(field: Field, column: list[Any], out: npt.NDArray[Any]) -> None:
-    """As `_write_tensors`. torch promotes unequal dtypes as `_common_dtype` does."""
+    """As `_write_tensors`, where the first is a plain tensor. torch looks at the others, and
+    promotes unequal dtypes as `_common_dtype` does.
+    """
     import torch
 
+    _check_shape(field, column[0].shape)
     try:
-        with torch.no_grad():
-            stacked = torch.stack(column)
-    except (RuntimeError, TypeError) as error:  # unequal shapes, several devices
+        stacked = torch.stack(column)
+    except (RuntimeError, TypeError) as error:  # unequal shapes, several devices, no tensors
         raise tree.Misfit(f"{field.name}: {error}") from error
+    if type(stacked) is not torch.Tensor:
+        raise tree.Misfit(f"{field.name} is {type(stacked).__name__} when it is stacked")
     if stacked.layout is not torch.strided or stacked.device.type != "cpu":
         raise tree.Misfit(f"{field.name} is {stacked.layout} on {stacked.device}")
     if tensors.numpy_dtype(stacked.dtype) != field.dtype:
@@ -149,8 +158,8 @@ def _write_numbers(field: Field, column: list[Any], out: npt.NDArray[Any]) -> No
         raise tree.Misfit(f"{field.name}: {error}") from error
 
 
-def _check_shape(field: Field, shape: tuple[int, ...]) -> None:
-    if shape != field.shape and not (shape == (1,) and field.shape == ()):
+def _check_shape(field: Field, shape: Sequence[int]) -> None:
+    if tuple(shape) != field.shape and not (tuple(shape) == (1,) and field.shape == ()):
         raise tree.Misfit(f"{field.name} has shape {list(shape)}, expected {list(field.shape)}")
 
 
