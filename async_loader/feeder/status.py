@@ -177,6 +177,8 @@ class CheckpointStatus(TypedDict):
     lost_rows : int
         Items that the process before this one had acknowledged, or was about to, and that are not
         restored.
+    lost_rows_in_sum : int
+        The same over all processes.
     """
 
     every_s: float | None
@@ -188,6 +190,7 @@ class CheckpointStatus(TypedDict):
     failed: str | None
     restored_rows: int
     lost_rows: int
+    lost_rows_in_sum: int
 
 
 class FeederStatus(TypedDict):

@@ -4,32 +4,47 @@
 By itself, without a call, each shard decides whether it may be inserted into or drawn from:
 its own limiter keeps its own table to the ratio. That alone would stop a learner that draws from
 shards in proportion to what they hold, as soon as one of them gets fewer steps than the others. So
-some times a second the reader of rank 0 asks the shards where their cursors are, and moves samples
-from those that have many to those that have few. Samples are taken first, and given then: the sum
-of the cursors stays between the sums of the bounds, whatever happens in between. What was taken by
-a process that ended before it gave shows in the sum of what was moved, and is given back by the
-next one. What a lost shard had been given goes back in the same way.
+some times a second the reader of rank 0 asks the shards where their cursors are, all at once, and
+moves samples from those that have many to those that have few. Samples are taken first, and given
+then: the sum of the cursors stays between the sums of the bounds, whatever happens in between. What
+was taken by a process that ended before it gave shows in the sum of what was moved, and is given
+back by the next one. What a lost shard had been given goes back in the same way.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from async_loader.errors import AsyncLoaderError
+from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.table_calls import TableCalls
-from async_loader.lifecycle import EndFlag, join, readable
+from async_loader.feeder.wire import Balanced
+from async_loader.lifecycle import Deadline, EndFlag, join, readable
 from async_loader.scale.connections import Connections
 from async_loader.scale.limiter_shares import ShardCursor, differ, even_shares
 from async_loader.scale.shard_connection import ShardConnection
 
 _OFTEN_S, _SELDOM_S = 0.02, 0.2
-_SHARDS = 8
-"""Shards that are asked every `_OFTEN_S`; more are asked as much less often."""
+_SHARDS = 16
+"""Shards that are asked every `_OFTEN_S`; more are asked as much less often: 800 a second."""
 _ANSWER_S = 0.5
 _TOLERANCE = 0.1
 _PARTING_S = 2.0
+
+
+class Move(NamedTuple):
+    """Samples that a shard's limiter has from others: it is to have ``now`` if it has ``was``."""
+
+    shard: ShardConnection
+    was: int
+    now: int
+
+
+Question = tuple[ShardConnection, int | None, int]
+"""A `Move`, or without ``was`` the question where the cursor is."""
 
 
 class LimiterBalance:
@@ -76,7 +91,7 @@ class LimiterBalance:
     def once(self) -> bool:
         """Ask all shards, and move what has to be moved; return whether that was anything."""
         there = [one for one in self._connections.all if one.answers]
-        asked = [(one, self._ask(one)) for one in there]
+        asked = zip(there, self._cursors(there), strict=True)
         known = [(one, found) for one, found in asked if found is not None]
         if len(known) < 2:
             return False
@@ -90,33 +105,51 @@ class LimiterBalance:
             return True
         self._wrong_before = False
         moves = [
-            (one, found.moved, share)
+            Move(one, found.moved, share)
             for (one, found), share in zip(known, shares, strict=True)
             if share != found.moved
         ]
-        for one, was, now in moves:
-            if now < was and self._move(one, was, now):
-                missing += was - now
-        for one, was, now in moves:
-            more = min(now - was, missing)
-            if more > 0 and self._move(one, was, was + more):
+        taken = [move for move in moves if move.now < move.was]
+        for move, said in zip(taken, self._all_at_once(taken), strict=True):
+            if said is not None and said.moved == move.now:
+                missing += move.was - move.now
+        given = []
+        for move in moves:
+            more = min(move.now - move.was, missing)
+            if more > 0:
+                given.append(Move(move.shard, move.was, move.was + more))
                 missing -= more
+        self._all_at_once(given)  # what was not given shows in the next round
         return True
 
-    def _ask(self, shard: ShardConnection) -> ShardCursor | None:
-        try:
-            said = self._calls_of(shard).balance(timeout_s=_ANSWER_S)
-        except AsyncLoaderError:  # lost, older, or about to end: the others balance without it
-            return None
-        if said.cursor is None or not said.high > said.low:
-            return None
-        return ShardCursor(said.moved, said.cursor, said.low, said.high)
+    def _cursors(self, shards: Sequence[ShardConnection]) -> list[ShardCursor | None]:
+        found: list[ShardCursor | None] = []
+        for said in self._all_at_once([(one, None, 0) for one in shards]):
+            if said is None or said.cursor is None or not said.high > said.low:
+                found.append(None)
+            else:
+                found.append(ShardCursor(said.moved, said.cursor, said.low, said.high))
+        return found
 
-    def _move(self, shard: ShardConnection, was: int, now: int) -> bool:
-        try:
-            return self._calls_of(shard).balance(was, now, timeout_s=_ANSWER_S).moved == now
-        except AsyncLoaderError:
-            return False
+    def _all_at_once(self, questions: Sequence[Question]) -> list[Balanced | None]:
+        """Send all, then wait for the answers. ``None``: a shard gave no answer, as it is lost,
+        older, or about to end; the others balance without it.
+        """
+        asked: list[tuple[TableCalls, Call | None]] = []
+        for shard, was, now in questions:
+            calls = self._calls_of(shard)
+            try:
+                asked.append((calls, calls.ask_balance(was, now)))
+            except AsyncLoaderError:
+                asked.append((calls, None))
+        found: list[Balanced | None] = []
+        deadline = Deadline(_ANSWER_S)
+        for calls, call in asked:
+            try:
+                found.append(None if call is None else calls.balance_of(call, deadline))
+            except AsyncLoaderError:
+                found.append(None)
+        return found
 
     @property
     def often_s(self) -> float:

@@ -18,7 +18,7 @@ from async_loader.scale.shard_plan import Secrets, ShardPlan, encoded
 
 ASK_S = 30.0
 _ROOM_S = 30.0
-_CALLS = 10_000
+_CALLS = 100_000
 """Long-polls that a directory holds at the same time: one of each client."""
 Say = Callable[[str], None]
 

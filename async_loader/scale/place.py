@@ -43,8 +43,10 @@ class ShardPlace:
         self.ring()
 
     def lost(self) -> None:
-        """See `Whereabouts`."""
-        self._report(self.shard.name, self.shard.incarnation)
+        """See `Whereabouts`. A loss that the map shows is not reported again."""
+        shard = self.shard
+        if shard.state != "lost":
+            self._report(shard.name, shard.incarnation)
         self.ring()
 
     def incarnation_of(self, server: int) -> int:

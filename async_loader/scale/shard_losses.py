@@ -50,19 +50,28 @@ class ShardLosses:
         self.total: dict[str, int] = {}
         self.entries: list[Loss] = []
         self._seen = 0
+        self._sums: dict[str, int] = {}  # of losses, by table, as a process said them last
         try:
             saved = json.loads(self._path.read_text())
             self.total, self.entries, self._seen = saved["total"], saved["entries"], saved["seen"]
+            self._sums = saved.get("sums", dict(self.total))
         except (FileNotFoundError, ValueError, KeyError):
             return
 
     def note(self, about: About) -> None:
-        """Note what an incarnation began without. Once for each."""
+        """Note what an incarnation began without, and those before it of which nothing was heard.
+
+        Once for each.
+        """
         if about.incarnation <= self._seen:
             return
         self._seen = about.incarnation
         for table, one in about.restored.items():
-            self.add(table, one["lost"], one["save"], about.incarnation)
+            before = self._sums.get(table, 0)
+            self._sums[table] = one["lost"]
+            if one["lost"] < before:  # its folder is a new one
+                before = 0
+            self.add(table, one["lost"] - before, one["save"], about.incarnation)
         self._write()
 
     def add(self, table: str, rows: int, save: int | None, incarnation: int) -> None:
@@ -74,6 +83,11 @@ class ShardLosses:
 
     def _write(self) -> None:
         temporary = self._path.with_suffix(".new")
-        text = {"total": self.total, "entries": self.entries, "seen": self._seen}
+        text = {
+            "total": self.total,
+            "entries": self.entries,
+            "seen": self._seen,
+            "sums": self._sums,
+        }
         temporary.write_text(json.dumps(text))
         temporary.rename(self._path)

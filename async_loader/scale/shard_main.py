@@ -87,7 +87,11 @@ def main(folder: Path, told: int) -> int:
         "address": server.address,
         "pid": os.getpid(),
         "restored": {
-            name: {"rows": one["restored_rows"], "lost": one["lost_rows"], "save": one["number"]}
+            name: {
+                "rows": one["restored_rows"],
+                "lost": one["lost_rows_in_sum"],
+                "save": one["number"],
+            }
             for name, one in status["checkpoints"].items()
         },
     }

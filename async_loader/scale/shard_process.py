@@ -48,7 +48,8 @@ class About:
     incarnation, pid : int
     address : str
     restored : dict
-        By table: ``rows`` that it began with, of save ``save``, and ``lost`` ones.
+        By table: ``rows`` that it began with, of save ``save``, and ``lost`` ones, in sum over all
+        processes.
     """
 
     incarnation: int

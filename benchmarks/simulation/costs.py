@@ -22,8 +22,8 @@ class Costs:
         A call of an actor and its answer, to and from an idle one.
     session_us, heartbeat_us : float
         A shard's processor time for a new session, and for a PING and its answer.
-    round_trip_us : float
-        A small call of a shard and its answer.
+    round_trip_us, call_us : float
+        A small call of a shard and its answer; and each of many calls that are sent at once.
     shard_start_s : float
         Until a process of a shard answers.
     session_bytes : float
@@ -44,6 +44,7 @@ class Costs:
     session_us: float
     heartbeat_us: float
     round_trip_us: float
+    call_us: float
     shard_start_s: float
     session_bytes: float
     learner_us: float

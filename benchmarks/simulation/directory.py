@@ -6,15 +6,16 @@ client asks for a map that is newer than its own, and the directory holds the qu
 s; then, or when there is news, it answers with the whole map, and the client asks again. At most
 `CALLS` calls are inside the actor at once, those that wait for news among them; Ray lets the others
 wait in order, reports too (tried on Ray 2.60: 30 calls and a report, 10 at once). A client that
-sees a shard vanish reports it, and reports it again after each attempt of 10 s. A killed process is
-told by its shard's actor as well; a lost host is not, so that the directory asks its shards, with a
-limit of 2 s, at the first report.
+sees a shard vanish reports it, and reports it again after each attempt of 10 s, unless its map
+shows the loss by then. A killed process is told by its shard's actor as well; a lost host is not,
+so that the directory asks its shards, with a limit of 2 s, at the first report.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -132,6 +133,7 @@ class DirectoryModel:
         self._answer_s = costs.answer_s(shards)
         self._size = round(costs.map_shard_bytes * shards)
         self._changed_at = [0.0]  # by version
+        self._losses: list[int] = []  # versions that began to show one
         self._seen = [0] * clients
         self._asked_at = [0.0] * clients
         self._holds = [0] * clients  # counts the holds of a client: an old timer is told by it
@@ -201,6 +203,17 @@ class DirectoryModel:
         for client in held:
             self._answer(client)
 
+    def lose(self) -> None:
+        """A change by which the map shows one more shard as lost."""
+        self.change()
+        self._losses.append(self.version)
+
+    def unaware(self, clients: Sequence[int], shards: int) -> int:
+        """Return how many losses these clients report: of ``shards``, those not on their map."""
+        return sum(
+            max(0, shards - bisect_right(self._losses, self._seen[client])) for client in clients
+        )
+
     def tell(self) -> None:
         """A shard's actor says what the shard is."""
         self.thread.serve(self.costs.report_us / 1e6, self.change)
@@ -253,14 +266,18 @@ def host_lost(model: DirectoryModel) -> None:
     events, assumed = model.events, model.assumed
     shards = min(assumed.shards_on_host, model.load.shards)
     noticed = SILENCE_S - model.rng.uniform(0.0, HEARTBEAT_S, model.load.clients)
-    trains = np.bincount((noticed / _TRAIN_S).astype(int))
+    slots = (noticed / _TRAIN_S).astype(int)
+    trains = {int(slot): np.flatnonzero(slots == slot).tolist() for slot in np.unique(slots)}
     begin, first = events.now, True
+
+    def send(clients: Sequence[int], done: Callable[[], None] | None) -> None:
+        model.report(model.unaware(clients, shards), done)
+
     while begin + SILENCE_S <= events.now + assumed.host_back_s:
-        for slot in np.flatnonzero(trains):
+        for slot, clients in trains.items():
             done = partial(_verify, model, shards) if first else None
             first = False
-            at = begin + float(slot + 1) * _TRAIN_S
-            events.at(at, model.report, int(trains[slot]) * shards, done)
+            events.at(begin + (slot + 1) * _TRAIN_S, send, clients, done)
         begin += SILENCE_S
     for number in range(shards):
         back_s = assumed.host_back_s + (number + 1) * model.costs.shard_start_s
@@ -270,7 +287,7 @@ def host_lost(model: DirectoryModel) -> None:
 def _verify(model: DirectoryModel, shards: int) -> None:
     """Ask the shards of a lost host, which do not answer, and mark all of them lost."""
     for _ in range(shards):
-        model.events.after(VERIFY_S, model.change)
+        model.events.after(VERIFY_S, model.lose)
 
 
 def rolling_restart(model: DirectoryModel) -> None:
@@ -314,12 +331,18 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def most_clients(
-    costs: Costs, assumed: Assumed, shards: int, scenario: Scenario, seed: int = 0
+    costs: Costs,
+    assumed: Assumed,
+    shards: int,
+    scenario: Scenario,
+    seed: int = 0,
+    calls: int = CALLS,
 ) -> int:
     """Return the most clients that do not saturate the directory, to 5 %, up to 128,000."""
 
     def holds(clients: int) -> bool:
-        return not DirectoryModel(costs, assumed, shards, clients, seed).run(scenario).saturated
+        model = DirectoryModel(costs, assumed, shards, clients, seed, calls)
+        return not model.run(scenario).saturated
 
     low, high = 0, 250
     while high < 128_000 and holds(high):

@@ -63,22 +63,46 @@ class Workload:
         return np.asarray(rates * self.rows_per_s / rates.mean())
 
 
+class Traffic:
+    """Counts the calls of the balance, and how often it waits for all that it has asked at once."""
+
+    def __init__(self) -> None:
+        self.calls = self.waits = 0
+        self._asked = False
+
+    def ask(self) -> None:
+        """A call is sent."""
+        self.calls, self._asked = self.calls + 1, True
+
+    def wait(self) -> None:
+        """An answer is waited for: the first after some calls takes a round trip."""
+        self.waits, self._asked = self.waits + self._asked, False
+
+
 class SimulatedShard:
     """One shard's limiter, and the calls that `LimiterBalance` makes of it."""
 
     answers = True
 
-    def __init__(self, limiter: RateLimiter) -> None:
+    def __init__(self, limiter: RateLimiter, traffic: Traffic) -> None:
         self.state, self.moved = LimiterState(limiter), 0
         self.state.insert(limiter.min_size_to_sample)
         self.state.sample(round(limiter.min_size_to_sample * limiter.samples_per_insert))
         self.state.sample(-round(limiter.bounds[0]))  # sampling has spent all that it may
-        self.calls, self.wrote, self.drawn = 0, 0, 0
+        self.wrote, self.drawn, self.traffic = 0, 0, traffic
         self.every_s, self.writer_waits = 0.0, False
 
-    def balance(self, was: int | None = None, now: int = 0, timeout_s: float = 0.0) -> Cursor:
-        """As `TableAccess.balance`."""
-        self.calls += 1
+    def ask_balance(self, was: int | None = None, now: int = 0) -> Cursor:
+        """As `TableCalls.ask_balance`."""
+        self.traffic.ask()
+        return self._balance(was, now)
+
+    def balance_of(self, call: Cursor, deadline: object) -> Cursor:
+        """As `TableCalls.balance_of`: the answers to what was asked at once come together."""
+        self.traffic.wait()
+        return call
+
+    def _balance(self, was: int | None, now: int) -> Cursor:
         found = cast(Cursor, self.state.balance(self.moved))
         if was is None or was != found.moved or found.cursor - found.low < was - now:
             return found
@@ -152,7 +176,8 @@ class LimiterModel:
         self._work, self._balanced = work, balanced
         self._rng = np.random.default_rng(seed)
         self.events = EventQueue()
-        self._call_s = costs.round_trip_us / 1e6 + 2 * assumed.latency_s
+        self._trip_s = costs.round_trip_us / 1e6 + 2 * assumed.latency_s
+        self._call_s = costs.call_us / 1e6
         least = max(1_000, round(2 * work.rows_per_s * work.window_s))
         earned = work.samples_per_insert * work.rows_per_s * work.window_s
         # a message, and a batch's part of a shard, have to fit between the bounds
@@ -163,7 +188,8 @@ class LimiterModel:
             samples_per_insert=work.samples_per_insert,
             error_buffer=buffer,
         )
-        self.shards = [SimulatedShard(limiter) for _ in range(shards)]
+        self._traffic = Traffic()
+        self.shards = [SimulatedShard(limiter, self._traffic) for _ in range(shards)]
         self._rates = work.rates(shards)
         self._balance = LimiterBalance(cast(Any, _All(self.shards)), lambda shard: cast(Any, shard))
         self._counts: list[np.ndarray] = []
@@ -239,14 +265,15 @@ class LimiterModel:
     # -- the balance -----------------------------------------------------------------------------
 
     def _round(self, wait_s: float) -> None:
-        """Ask and move, as `LimiterBalance` does, one shard after the other."""
-        before = sum(one.calls for one in self.shards)
+        """Ask and move, as `LimiterBalance` does, all shards at once."""
+        traffic = self._traffic
+        calls, waits = traffic.calls, traffic.waits
         moved = self._balance.once()
-        calls = sum(one.calls for one in self.shards) - before
+        took_s = (traffic.waits - waits) * self._trip_s + (traffic.calls - calls) * self._call_s
         self._check_bounds()
         often_s = self._balance.often_s
         wait_s = often_s if moved else min(SELDOM_S, max(often_s, 2 * wait_s))
-        every_s = wait_s + calls * self._call_s
+        every_s = wait_s + took_s
         self.found.round_s = max(self.found.round_s, every_s)
         self.events.after(every_s, self._round, wait_s)
         for shard in self.shards:

@@ -17,7 +17,7 @@ from typing import Any
 
 from async_loader.feeder import connect
 from async_loader.feeder.settings import ServerSettings
-from async_loader.lifecycle import Patience
+from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.scale import Cluster, ray_library
 from async_loader.scale.directory_actor import DirectoryActor
@@ -183,8 +183,14 @@ def _sessions(note: Note) -> None:
                 begin = time.perf_counter()
                 table._calls.balance(timeout_s=5.0)
                 trips.append((time.perf_counter() - begin) * 1e6)
+            calls = table._calls
+            begin = time.perf_counter()
+            for asked in [calls.ask_balance() for _ in range(TRIPS)]:
+                calls.balance_of(asked, Deadline(5.0))
+            each_us = (time.perf_counter() - begin) / TRIPS * 1e6
         note("round_trip_us", statistics.median(trips),
              f"median of {TRIPS} calls of balance, one after the other")  # fmt: skip
+        note("call_us", each_us, f"{TRIPS} calls of balance at once, until all have an answer")
 
 
 def _start(note: Note) -> None:

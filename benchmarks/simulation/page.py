@@ -69,11 +69,11 @@ def _directory(record: Mapping[str, Any]) -> str:
         f"questions {record['check']['measured_s']:.2g} s after a change, the model "
         f"{record['check']['simulated_s']:.2g} s.\n\n"
         "Each change of the map is an answer with the whole map to each client, and each "
-        f"client reports a loss. With {MOST_SHARDS} shards the loss of a host saturates the "
-        f"directory at {number(at['a host is lost'])} clients. At rest it is "
-        f"{number(CALLS)} calls at once that end it, not its thread: with 100,000 "
-        f"clients the thread is busy for {crowd['utilisation']:.0%} and "
-        f"{number(crowd['late'])} questions are late. Clients go on with the map that they have "
+        "client reports a loss that its map does not show yet. "
+        f"With {MOST_SHARDS} shards the loss of a host saturates the "
+        f"directory at {number(at['a host is lost'])} clients. At rest its thread is busy for "
+        f"{crowd['utilisation']:.0%} with 100,000 clients; it holds {CALLS:,} questions at once. "
+        "Clients go on with the map that they have "
         "meanwhile. Above it, let several actors share a process and its client, or use fewer "
         "and larger shards."
     )
@@ -135,7 +135,12 @@ def _limiter(record: Mapping[str, Any]) -> str:
         if outside > 0
         else "The sum of the cursors never left the sum of the bounds."
     )
-    where = f"It saturates at {slow[0]:,} shards" if slow else "It saturates at none of these sizes"
+    where = (
+        f"It saturates at {slow[0]:,} shards: a shard earns more between two rounds than its error "
+        "buffer holds"
+        if slow
+        else "It saturates at none of these sizes"
+    )
     return (
         f"**Limiter**: writers of the busiest shard send {work.spread:g} times what those of the "
         "laziest send; each shard's error buffer is what its writers earn in "
@@ -144,8 +149,7 @@ def _limiter(record: Mapping[str, Any]) -> str:
         + _table(head, rows)
         + f"\n\n{sums} A single shard's own ratio "
         "does differ: batches take as many rows from each full table, whichever of them is "
-        f"written faster. {where}: the balance asks one shard after the other, and a shard earns "
-        "more between two rounds than its error buffer holds. Give an `error_buffer` of "
+        f"written faster. {where}. Give an `error_buffer` of "
         "`samples_per_insert * rows_per_s` of a shard, times the last column."
     )
 

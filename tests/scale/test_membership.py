@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader.scale.membership import Membership
+from async_loader.scale.place import ShardPlace
 from async_loader.scale.ray_directory import map_of
+from async_loader.scale.shard_map import Shard
 
 
 def said(number: int, incarnation: int, state: str = "serving", **more: Any) -> dict[str, Any]:
@@ -94,3 +97,17 @@ def test_a_shard_that_a_new_directory_has_not_heard_of_is_lost_and_not_removed()
     known = map_of({"version": 1, "shards": [plain(0), plain(1), plain(2)], "retired": []})
     found = map_of({"version": 2, "shards": [plain(1)], "retired": [2]}, known)
     assert [(one.number, one.state) for one in found.shards] == [(0, "lost"), (1, "serving")]
+
+
+def test_a_client_reports_a_loss_until_its_map_shows_it():
+    reports = []
+    shard = Shard(name="s", number=0, address="a", host="h", incarnation=3, state="serving")
+    place = ShardPlace(shard, lambda *said: reports.append(said))
+    place.lost()
+    place.lost()  # an attempt failed, and the directory may not have heard
+    place.shard = replace(shard, state="lost")
+    place.lost()
+    assert reports == [("s", 3)] * 2
+    place.shard = replace(shard, incarnation=4)
+    place.lost()
+    assert reports[2:] == [("s", 4)]

@@ -18,8 +18,9 @@ from async_loader.feeder.settings import ServerSettings
 from async_loader.lifecycle import readable
 from async_loader.scale import shard_main, shard_process
 from async_loader.scale.cluster_keys import keys_for
+from async_loader.scale.shard_losses import ShardLosses
 from async_loader.scale.shard_plan import ShardPlan, encoded
-from async_loader.scale.shard_process import ShardProcess
+from async_loader.scale.shard_process import About, ShardProcess
 from async_loader.scale.shard_supervisor import ShardSupervisor
 
 PATIENCE_S = 240.0
@@ -116,6 +117,22 @@ def test_a_process_without_an_owner_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(shard_main, "ORPHAN_S", 0.05)
     shard_main.Owners(tmp_path, {}, Server())
     assert ended.wait(PATIENCE_S)
+
+
+def test_a_loss_that_no_owner_has_heard_of_is_named_by_the_next_process(tmp_path):
+    def about(incarnation: int, lost: int) -> About:
+        return About(incarnation, 1, "a", {"t": {"rows": 0, "lost": lost, "save": None}})
+
+    losses = ShardLosses(tmp_path)
+    losses.note(about(1, 0))
+    losses.note(about(2, 7))
+    losses.note(about(2, 7))  # taken over
+    losses = ShardLosses(tmp_path)  # of the next owner
+    losses.note(about(4, 12))  # 3 was killed before it was asked, and 4 lost nothing or some more
+    assert losses.total == {"t": 12}
+    assert [(one["rows"], one["incarnation"]) for one in losses.entries] == [(7, 2), (5, 4)]
+    losses.note(about(5, 3))  # its folder was made anew
+    assert losses.total == {"t": 15}
 
 
 def test_a_supervisor_starts_a_killed_process_again_and_names_what_is_lost(tmp_path):

@@ -103,7 +103,16 @@ class TableCalls:
         server: int | None = None,
     ) -> Message:
         """Return the answer. ``server``: raise ServerReplaced unless it is the present one."""
-        connection, deadline = self.connection, self.deadline(timeout_s)
+        return self.connection.call(self._call(body, plane, data, server), self.deadline(timeout_s))
+
+    def _call(
+        self,
+        body: Control,
+        plane: Plane,
+        data: bytes | npt.NDArray[Any] | None,
+        server: int | None,
+    ) -> Call:
+        connection = self.connection
 
         def ready() -> bool:
             if server is not None and connection.servers != server:
@@ -111,8 +120,7 @@ class TableCalls:
             return connection.is_open
 
         where = f"table {self.table!r}"
-        call = Call(body, plane, data=data, ready=ready, where=where)
-        return connection.call(call, deadline)
+        return Call(body, plane, data=data, ready=ready, where=where)
 
     def ask(self, body: Control, answer: type[R], timeout_s: Timeout = None) -> R:
         """Send a call of the control plane; return its answer."""
@@ -129,7 +137,18 @@ class TableCalls:
 
     def balance(self, was: int | None = None, now: int = 0, timeout_s: Timeout = None) -> Balanced:
         """Move samples to this table's limiter, or from it: see docs/wire.md."""
-        return self.ask(Balance(table=self.table, was=was, now=now), Balanced, timeout_s)
+        return self.balance_of(self.ask_balance(was, now), self.deadline(timeout_s))
+
+    def ask_balance(self, was: int | None = None, now: int = 0) -> Call:
+        """As `balance`, without waiting: `balance_of` has to follow."""
+        body = Balance(table=self.table, was=was, now=now)
+        return self.connection.ask(self._call(body, Plane.CONTROL, None, None))
+
+    def balance_of(self, call: Call, deadline: Deadline) -> Balanced:
+        """Wait for the answer to `ask_balance`."""
+        reply = self.connection.answer(call, deadline).body
+        assert isinstance(reply, Balanced)
+        return reply
 
     def known(self) -> AboutReply:
         """Return the properties, which do not change once there is a schema."""

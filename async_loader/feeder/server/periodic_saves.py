@@ -85,6 +85,7 @@ class TableSaves:
         self._count = RowCount(folder / ROWS)
         try:
             self.restored = self._restore()
+            self._count.begin(parts_of(buffer).state.steps_had, self.restored.lost)
         except BaseException:
             self._count.close()
             raise
@@ -160,6 +161,7 @@ class TableSaves:
             "failed": self.failed,
             "restored_rows": restored.rows,
             "lost_rows": restored.lost,
+            "lost_rows_in_sum": self._count.lost,
         }
 
     def close(self) -> None:

@@ -5,6 +5,10 @@ A process that is killed says nothing more. What it wrote to a shared mapping st
 so the next process reads how far the killed one was, and names what its checkpoint does not have.
 The count is written before rows are acknowledged, so it is never too small: rows whose
 acknowledgement was on its way are in it. After a power cut it may be an older one.
+
+Beside it stands how many rows were lost in sum. A process adds what it finds missing as soon as it
+begins, before it counts rows of its own: so a loss is not forgotten if the process that found it is
+killed before its status is read.
 """
 
 from __future__ import annotations
@@ -17,8 +21,11 @@ from pathlib import Path
 
 from async_loader.errors import ConfigError
 
-_FORMAT = struct.Struct("<8sQ")
-_MAGIC = b"al-rows1"
+_FORMAT = struct.Struct("<8sQQ")
+_MAGIC = b"al-rows2"
+_BEFORE = struct.Struct("<8sQ")
+_MAGIC_BEFORE = b"al-rows1"
+"""Without losses."""
 
 
 class RowCount:
@@ -33,6 +40,8 @@ class RowCount:
     ----------
     before : int | None
         What the last process wrote; ``None`` if there was none.
+    lost : int
+        Rows that were lost in sum, over all processes.
 
     Raises
     ------
@@ -46,7 +55,7 @@ class RowCount:
         try:
             _lock(self._fd, path)
             there = os.pread(self._fd, _FORMAT.size + 1, 0)
-            self.before = _read(there, path)
+            self.before, self.lost = _read(there, path)
             os.ftruncate(self._fd, _FORMAT.size)
             self._map = mmap.mmap(self._fd, _FORMAT.size)
         except BaseException:
@@ -57,8 +66,14 @@ class RowCount:
     def note(self, rows: int) -> None:
         """Write the count, if it has changed. Cheap."""
         if rows != self._said:
-            _FORMAT.pack_into(self._map, 0, _MAGIC, rows)
+            _FORMAT.pack_into(self._map, 0, _MAGIC, rows, self.lost)
             self._said = rows
+
+    def begin(self, rows: int, lost: int) -> None:
+        """Write what this process begins with, and what it has found to be ``lost``."""
+        self.lost += lost
+        self._said = -1
+        self.note(rows)
 
     def close(self) -> None:
         """Release the file. May be called again."""
@@ -77,10 +92,13 @@ def _lock(fd: int, path: Path) -> None:
         ) from None
 
 
-def _read(there: bytes, path: Path) -> int | None:
-    if not there or there == bytes(_FORMAT.size):
-        return None
+def _read(there: bytes, path: Path) -> tuple[int | None, int]:
+    """Return the rows and the losses."""
+    if not there.strip(b"\0"):
+        return None, 0
+    if len(there) == _BEFORE.size and there.startswith(_MAGIC_BEFORE):
+        return _BEFORE.unpack(there)[1], 0
     if len(there) != _FORMAT.size or not there.startswith(_MAGIC):
         raise ConfigError(f"{path} is no count of rows: remove it, or name another folder")
-    rows: int = _FORMAT.unpack(there)[1]
-    return rows
+    _, rows, lost = _FORMAT.unpack(there)
+    return rows, lost

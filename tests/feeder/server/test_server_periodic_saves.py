@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,30 @@ def test_a_count_outlives_the_object_that_wrote_it(tmp_path):
     (tmp_path / "t/rows").write_text("something else, of a user")
     with pytest.raises(ConfigError, match="no count of rows"):
         RowCount(tmp_path / "t/rows")
+
+
+def test_a_loss_outlives_the_process_that_found_it(tmp_path):
+    path = tmp_path / "t/rows"
+    with closing(RowCount(path)) as first:
+        first.begin(0, 0)
+        first.note(100)
+    with closing(RowCount(path)) as second:  # it is killed before its status is read
+        second.begin(60, second.before - 60)
+    with closing(RowCount(path)) as third:
+        assert (third.before, third.lost) == (60, 40)
+        third.begin(55, 5)
+        third.note(80)
+    with closing(RowCount(path)) as fourth:
+        assert (fourth.before, fourth.lost) == (80, 45)
+
+
+def test_a_count_of_an_earlier_version_is_read(tmp_path):
+    (tmp_path / "rows").write_bytes(b"al-rows1" + (12).to_bytes(8, "little"))
+    with closing(RowCount(tmp_path / "rows")) as count:
+        assert (count.before, count.lost) == (12, 0)
+        count.begin(10, 2)
+    with closing(RowCount(tmp_path / "rows")) as count:
+        assert (count.before, count.lost) == (10, 2)
 
 
 inserts = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=40)
