@@ -24,6 +24,7 @@ from async_loader import (
 )
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
+from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.testing.fake_device import FakeBackend, FakeStream
 from tests.test_transform import EVERYWHERE, KINDS, SOURCES, WIDE, columns, samples
 
@@ -451,6 +452,22 @@ def test_on_a_device_batches_come_in_the_given_arrays(how, count):
             assert batch["i"].numpy().tolist() == list(range(B * number, B * number + B))
             assert np.array_equal(batch["x"].numpy()[:, 0], batch["i"].numpy())
     assert fake.violations == []
+
+
+def test_a_slot_is_free_although_the_thread_that_made_its_batch_still_refers_to_it(monkeypatch):
+    made, put = [], TrainQueue.put
+
+    def noted(self, seq, outcome):
+        made.append(outcome)
+        put(self, seq, outcome)
+
+    monkeypatch.setattr(TrainQueue, "put", noted)
+    into = given_tensors(WIDE)
+    with AsyncDataLoader(SOURCES["jobs"](WIDE), B, into=into, **KINDS["processes"]) as loader:
+        for _ in range(5):
+            next(loader)
+            assert loader.stats().slots_lent == 0
+    assert len(made) >= 5
 
 
 def test_next_does_not_wait_for_the_device():

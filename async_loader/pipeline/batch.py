@@ -64,6 +64,13 @@ class Batch:
         self.buffer = self.tree = self.packed = None
         return host
 
+    def empty(self) -> None:
+        """Let go of all memory: it was handed out, and the thread that made it may look at this
+        object for a while.
+        """
+        self.buffer = self.tree = self.packed = self.device = None
+        self.value = UNMADE
+
 
 @dataclass(slots=True, eq=False)
 class StreamEnd:

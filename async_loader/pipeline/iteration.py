@@ -113,6 +113,7 @@ class Iteration:
             if self.producer is not None:
                 self.producer.start(self.place)
             if self.transfer is not None:
+                self.transfer.tells = self.place is not None
                 self.transfer.start()
             note_own_threads()
 
@@ -195,13 +196,18 @@ class Iteration:
         if producer is None or not producer.parked or not isinstance(tasks, PlanDispatch):
             return
         with producer.turn:
-            # what is on its way to the device comes first
-            under_way = self.transfer is not None and self.supply.out > 0
-            if producer.parked and not self.train_queue.depth and not under_way:
+            if producer.parked and not self.train_queue.depth and self._device_is_ready():
                 self._patience = Patience(self.core.end, deadline, self.refuse_deadlock)
                 begun = perf_counter()
                 self.supply.produce_here(tasks.outcome, self._patience)
                 self.note_cost(perf_counter() - begun - self._patience.waited_s)
+
+    def _device_is_ready(self) -> bool:
+        """Whether no device follows, or the caller may draw for it. Raises Broken, Closed."""
+        if self.transfer is None:
+            return True
+        self.transfer.output.check()
+        return self.supply.out <= 0 and self.transfer.opened
 
     def note_cost(self, seconds: float) -> None:
         """Note what a batch cost that the caller has drawn."""

@@ -29,7 +29,7 @@ from typing import Any, Literal
 from async_loader.errors import Closed, Timeout
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Failure, StreamEnd, Wakeup
+from async_loader.pipeline.batch import Batch, Failure, StreamEnd, Wakeup
 from async_loader.pipeline.dispatch import InlineTasks, PlanDispatch, TaskDispatch
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.job_queue import Job
@@ -193,17 +193,28 @@ class BatchIterator(Iterator[Any]):
             return None
         assert isinstance(supplier, SourceTasks)
         begun = perf_counter()
+        output, transfer = self._queue, iteration.transfer
         # A plan that a signal cuts off is lost: of a source that leases its batches none may be.
         with SignalsDeferred() if supplier.leases else _NOT_DEFERRED, producer.turn:
             if not producer.parked or not queue.idle:
                 return None
-            output = self._queue
-            if output is not queue and not (output.idle and output.turn == supply.seq):
+            if transfer is not None and not (
+                transfer.opened and output.idle and output.turn == supply.seq
+            ):
                 return None  # a batch is on its way to the device
             batch = supply.draw_now(supplier, plans.outcome)
             if batch is None:
                 return None
             batch.seq = seq = supply.seq
+            if transfer is not None:
+                assert type(batch) is Batch
+                sent = transfer.send_here(batch)
+                if type(sent) is Failure:
+                    with SignalsDeferred():  # it comes in its turn, like any other
+                        queue.turn = supply.seq = seq + 1
+                        supplier.drawn = NOTHING
+                        transfer.output.put(sent)
+                    return None
             done = self._outcomes + 1
             # No call in between: a signal finds it drawn, or held and paid for.
             self._item, self._outcomes, self._credits.given = batch, done, done
@@ -244,6 +255,7 @@ class BatchIterator(Iterator[Any]):
         # No call in between.
         self.held, self._owed, self._item, self._lease = batch, owed, NOTHING, item.lease
         self.meter.batches = batches
+        item.empty()
         return True
 
     def _resume(self) -> None:

@@ -29,7 +29,8 @@ from async_loader.scale.shard_connection import ShardConnection
 
 _OFTEN_S, _SELDOM_S = 0.02, 0.2
 _SHARDS = 16
-"""Shards that are asked every `_OFTEN_S`; more are asked as much less often: 800 a second."""
+"""Shards that are asked every `_OFTEN_S`. More are asked less often, so that there are 800
+questions a second at most."""
 _ANSWER_S = 0.5
 _TOLERANCE = 0.1
 _PARTING_S = 2.0

@@ -54,14 +54,13 @@ class ShardLosses:
         try:
             saved = json.loads(self._path.read_text())
             self.total, self.entries, self._seen = saved["total"], saved["entries"], saved["seen"]
-            self._sums = saved.get("sums", dict(self.total))
+            self._sums = saved.get("sums", {})
         except (FileNotFoundError, ValueError, KeyError):
             return
 
     def note(self, about: About) -> None:
-        """Note what an incarnation began without, and those before it of which nothing was heard.
-
-        Once for each.
+        """Note the rows that an incarnation, and earlier ones that were never heard of, began
+        without. Once for each incarnation.
         """
         if about.incarnation <= self._seen:
             return

@@ -22,15 +22,17 @@ def about() -> dict[str, str]:
         return {"accelerator": f"none: tried out on {DEVICE}"}
     if not torch.cuda.is_available():
         sys.exit(f"no accelerator of CUDA: torch {torch.__version__} finds none on this machine")
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    ).stdout.strip()
     return {
         "accelerator": torch.cuda.get_device_name(0),
-        "driver": driver or "unknown",
+        "driver": _driver(),
         "cuda": torch.version.cuda or "unknown",
     }
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return said.strip()

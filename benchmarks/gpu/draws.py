@@ -14,8 +14,6 @@ METRICS = (
     Metric("us", "us a batch, arrived and read"),
     Metric("cpu_us", "CPU us a batch, all threads"),
 )
-PEERS = {"cpprb": sides.cpprb, "torchrl, prefetch 4, pin_memory": sides.torchrl,
-         "stable-baselines3": sides.sb3}  # fmt: skip
 SAMPLE = "async_loader, sample() and to()"
 LIMITS = {
     "limit: a page-locked copy alone": sides.copy_alone,
@@ -53,10 +51,14 @@ def row(
         METRICS,
         (
             *contenders(ours, "project"),
-            *contenders({SAMPLE: sides.sample}, "project"),
-            *contenders(PEERS, "replay-peers"),
+            *contenders({SAMPLE: sides.moved(sides.sample)}, "project"),
+            *contenders(sides.PEERS, "replay-peers"),
             *contenders(LIMITS, "project"),
         ),
-        (Target("faster than every other library", "us", 1.0, next(iter(ours)), tuple(PEERS)),),
+        (
+            Target(
+                "faster than every other library", "us", 1.0, next(iter(ours)), tuple(sides.PEERS)
+            ),
+        ),
         seconds=1.0,
     )

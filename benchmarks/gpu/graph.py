@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.gpu import draws, sides
+from benchmarks.gpu import sides
 from benchmarks.gpu.draws_small import BATCH, WORK
 from benchmarks.gpu.timing import DEVICE, time_steps
 from benchmarks.harness import Contender, Figures, Metric, Row, Target
@@ -122,14 +122,16 @@ ROW = Row(
     (
         Contender(OURS, "project", partial(_measure, filled=_ours)),
         Contender(
-            draws.SAMPLE, "project", partial(_measure, filled=partial(_copied, side=sides.sample))
+            "async_loader, sample() and copy_()",
+            "project",
+            partial(_measure, filled=partial(_copied, side=sides.sample)),
         ),
         *(
             Contender(name, "replay-peers", partial(_measure, filled=partial(_copied, side=side)))
-            for name, side in draws.PEERS.items()
+            for name, side in sides.HOST.items()
         ),
         Contender(LIMIT, "project", partial(_measure, filled=_left_alone), once=True),
     ),
-    (Target("faster than every other library", "us", 1.0, OURS, tuple(draws.PEERS)),),
+    (Target("faster than every other library", "us", 1.0, OURS, tuple(sides.HOST)),),
     seconds=1.0,
 )

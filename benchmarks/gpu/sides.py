@@ -4,6 +4,7 @@ for speed. Each yields a function that returns a batch.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 from benchmarks.gpu.timing import DEVICE, Batch, Take
@@ -15,12 +16,21 @@ FIELDS = ("obs", "action", "reward", "next_obs", "terminated")
 Side = Callable[[Workload, int], AbstractContextManager[Take]]
 
 
-def _moved(batch: Any, done: str = "terminated") -> Batch:
-    """From memory that is not page-locked, as the tensors or arrays of most libraries are."""
+def moved(side: Side) -> Side:
+    """The same, each tensor of a batch in the accelerator's memory."""
+
+    @contextmanager
+    def there(work: Workload, batch: int) -> Iterator[Take]:
+        with side(work, batch) as take:
+            yield lambda: tuple(one.to(DEVICE, non_blocking=True) for one in take())  # type: ignore[return-value,misc]
+
+    return there
+
+
+def _tensors(batch: Any, done: str = "terminated") -> Batch:
     import torch
 
-    names = (*FIELDS[:-1], done)
-    return tuple(torch.as_tensor(batch[name]).to(DEVICE, non_blocking=True) for name in names)  # type: ignore[return-value]
+    return tuple(torch.as_tensor(batch[name]) for name in (*FIELDS[:-1], done))  # type: ignore[return-value]
 
 
 @contextmanager
@@ -54,19 +64,19 @@ def _fields(batch: Any) -> Batch:
 
 @contextmanager
 def sample(work: Workload, batch: int) -> Iterator[Take]:
-    """The table without the loader."""
+    """The table without the loader. On the CPU."""
     with tables.ours(work) as buffer:
-        yield lambda: _moved(buffer.sample(batch))
+        yield lambda: _tensors(buffer.sample(batch))
 
 
 @contextmanager
 def cpprb(work: Workload, batch: int) -> Iterator[Take]:
+    """On the CPU."""
     buffer = tables.cpprb(work)
 
     def take() -> Batch:
-        drawn = buffer.sample(batch)
         # numbers come in arrays [batch, 1]
-        obs, action, reward, next_obs, done = _moved(drawn, "done")
+        obs, action, reward, next_obs, done = _tensors(buffer.sample(batch), "done")
         return obs, action, reward[:, 0], next_obs, done[:, 0]
 
     yield take
@@ -74,7 +84,7 @@ def cpprb(work: Workload, batch: int) -> Iterator[Take]:
 
 @contextmanager
 def torchrl(work: Workload, batch: int) -> Iterator[Take]:
-    """Four batches ahead by threads of its own, in page-locked memory."""
+    """Four batches ahead by threads of its own, in page-locked memory of the CPU."""
     from torchrl.data import LazyTensorStorage, ReplayBuffer
 
     buffer = ReplayBuffer(
@@ -85,23 +95,36 @@ def torchrl(work: Workload, batch: int) -> Iterator[Take]:
 
     def take() -> Batch:
         drawn = buffer.sample()
-        return _fields({name: drawn[name].to(DEVICE, non_blocking=True) for name in FIELDS})
+        return _fields(drawn)
 
     yield take
 
 
 @contextmanager
-def sb3(work: Workload, batch: int) -> Iterator[Take]:
+def sb3(work: Workload, batch: int, device: str = DEVICE) -> Iterator[Take]:
+    """Its `sample` makes tensors on a device."""
     import torch
 
     buffer = tables.sb3(work)
-    buffer.device = torch.device(DEVICE)
+    buffer.device = torch.device(device)
 
     def take() -> Batch:
         obs, action, next_obs, terminated, reward = buffer.sample(batch)[:5]
-        return obs, action, reward[:, 0], next_obs, terminated[:, 0] != 0
+        return obs, action, reward[:, 0], next_obs, terminated[:, 0]
 
     yield take
+
+
+HOST = {
+    "cpprb": cpprb,
+    "torchrl, prefetch 4, pin_memory": torchrl,
+    "stable-baselines3": partial(sb3, device="cpu"),
+}
+"""The other libraries, with batches on the CPU."""
+PEERS: dict[str, Side] = {
+    name: sb3 if name == "stable-baselines3" else moved(side) for name, side in HOST.items()
+}
+"""The same in the accelerator's memory."""
 
 
 @contextmanager
@@ -131,7 +154,7 @@ def resident(work: Workload, batch: int) -> Iterator[Take]:
 @contextmanager
 def one_batch(work: Workload, batch: int) -> Iterator[Take]:
     """No library: the same batch, which lies in the accelerator's memory, each time."""
-    with sample(work, batch) as take:
+    with moved(sample)(work, batch) as take:
         once = take()
     yield lambda: once
 
@@ -142,7 +165,7 @@ def copy_alone(work: Workload, batch: int) -> Iterator[Take]:
     import torch
 
     with sample(work, batch) as take:
-        host = [tensor.cpu() for tensor in take()]
+        host = take()
     whole = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in host])
     if DEVICE == "cuda":
         whole = whole.pin_memory()

@@ -63,15 +63,15 @@ ROW = Row(
     (
         Contender(OURS, "project", partial(_measure, side=sides.loader)),
         Contender(LINKED, "project", partial(_measure, side=sides.linked)),
-        Contender(draws.SAMPLE, "project", partial(_measure, side=sides.sample)),
+        Contender(draws.SAMPLE, "project", partial(_measure, side=sides.moved(sides.sample))),
         *(
             Contender(name, "replay-peers", partial(_measure, side=side))
-            for name, side in draws.PEERS.items()
+            for name, side in sides.PEERS.items()
         ),
         Contender(LIMIT, "project", partial(_measure, side=sides.one_batch)),
     ),
     (
-        Target("faster than every other library", "us", 1.0, OURS, tuple(draws.PEERS)),
+        Target("faster than every other library", "us", 1.0, OURS, tuple(sides.PEERS)),
         Target("at most 5% more than with the same batch", "us", 1 / 1.05, OURS, (LIMIT,)),
     ),
     seconds=1.0,

@@ -116,7 +116,9 @@ class Rig:
         """The consumer makes a batch itself and copies it, if none is under way."""
         if not self.inbox.items and not self.queue.depth:
             self.make(rows, form)
-            self._read(self.inbox.items.popleft(), consumer)
+            with self.fake.stream(self.consumers[consumer]):
+                sent = self.streamer.send_here(self.inbox.items.popleft())
+            self._read(sent, consumer)
 
     def _read(self, item: Any, consumer: int) -> None:
         expected = self._expected.popleft()

@@ -203,5 +203,6 @@ def test_the_cuda_backend_uses_streams_and_events_of_torch_cuda_only(monkeypatch
     assert waits.mock_calls == [call.wait_event(event)]
     woken.record.assert_called_once_with(waits)
     woken.synchronize.assert_called_once_with()
-    backend.aside()
+    with torch.inference_mode(), backend.aside():
+        assert not torch.empty(1).is_inference()
     cuda.stream.assert_called_once_with(side)

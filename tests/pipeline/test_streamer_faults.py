@@ -85,10 +85,10 @@ class ReleasesWhatTheConsumerCopied(Streamer):
 class CopiesOnTheConsumersStream(Streamer):
     """Wrong stream: the block belongs to the side stream."""
 
-    def _send_here(self, batch: Any) -> None:
+    def send_here(self, batch: Any) -> Any:
         side, self._backend.side = self._backend.side, self._backend.current_stream()
         try:
-            super()._send_here(batch)
+            return super().send_here(batch)
         finally:
             self._backend.side = side
 

@@ -12,8 +12,8 @@ copies from a slot holds its lease until the copy's event is done.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -91,12 +91,13 @@ class DeviceBackend(Protocol):
 
 @runtime_checkable
 class DirectBackend(Protocol):
-    """A backend whose methods for the streamer's thread may be called in the consumer's as well,
-    within `aside`.
+    """A backend whose methods for the streamer's thread, but for `open`, may be called in the
+    consumer's as well: those that copy or record within `aside`. Both threads may call them at the
+    same time.
     """
 
     def aside(self) -> AbstractContextManager[Any]:
-        """Make the side stream the current one of this thread within the block."""
+        """Make the side stream the current one of this thread within the block. After `open`."""
 
 
 def backend_for(device: Any) -> DeviceBackend:
@@ -220,9 +221,20 @@ class TorchBackend:
     def record(self) -> Any:
         return self._side.record_event()
 
-    def aside(self) -> AbstractContextManager[Any]:
-        side: AbstractContextManager[Any] = self._side
-        return side
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        import torch
+
+        accelerator = torch.accelerator
+        outer, before = accelerator.current_stream(), accelerator.current_stream(self.device)
+        accelerator.set_stream(self._side)
+        try:
+            # as in the streamer's thread: what is made here may be used in training
+            with torch.inference_mode(False):
+                yield
+        finally:
+            accelerator.set_stream(before)
+            accelerator.set_stream(outer)  # and its device
 
     def done(self, event: torch.Event) -> bool:
         return bool(event.query())
@@ -301,9 +313,12 @@ class CudaBackend(TorchBackend):
             self._woken.record(self._waits)
             self._woken.synchronize()
 
-    def aside(self) -> AbstractContextManager[Any]:
-        within: AbstractContextManager[Any] = _cuda().stream(self._side)
-        return within
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        import torch
+
+        with torch.inference_mode(False), _cuda().stream(self._side):
+            yield
 
     def wait(self, event: Any) -> None:
         event.wait(self._consumers())

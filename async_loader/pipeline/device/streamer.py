@@ -15,8 +15,9 @@ it. Both are done in the consumer's thread, because the current stream is a noti
 
 # NOTE [copies by the consumer]
 A batch that the consumer has drawn itself is copied by it too, on the side stream like all others,
-so that the copy does not wait for the consumer's kernels and its slot is soon free. It waits for no
-earlier copy: where slots are short, a batch lies in memory that is not page-locked.
+so that the copy does not wait for the consumer's kernels and its slot is soon free. It does not
+wait until slots are free: where they are short, a batch lies in memory that is not page-locked. The
+slots of these copies are given back when the next batch is copied, by whichever thread.
 """
 
 from __future__ import annotations
@@ -81,11 +82,16 @@ class TransferThread:
     ----------
     output : CudaQueue
     meter : Meter
+    opened : bool
+        The thread has begun: the consumer may `send_here`.
+    tells : bool
+        Wake the consumer when ``opened`` becomes true.
     """
 
     def __init__(self, train_queue: StreamerInput, output: CudaQueue) -> None:
         self.meter = Meter()
         self.output = output
+        self.opened = self.tells = False
         self._train_queue = train_queue
         self._in_flight: deque[InFlight] = deque()
         self._thread = threading.Thread(target=self.run, name="async-loader-streamer", daemon=True)
@@ -103,6 +109,9 @@ class TransferThread:
         """The body of the thread."""
         try:
             self.open()
+            self.opened = True
+            if self.tells:
+                self.output.put_urgent(Wakeup())
             while self.step():
                 pass
         except Closed:
@@ -157,6 +166,10 @@ class TransferThread:
 
     def _send(self, batch: Batch) -> Batch | Failure:
         """Make the value of a batch."""
+        raise NotImplementedError
+
+    def send_here(self, batch: Batch) -> Batch | Failure:
+        """As the thread does, in the consumer's thread: `Streamer` alone can."""
         raise NotImplementedError
 
     def _free_oldest(self) -> None:
@@ -229,6 +242,7 @@ class Streamer(TransferThread):
         self._direct = backend if isinstance(backend, DirectBackend) else None
         self._by_consumer: deque[InFlight] = deque()
         self._turn = threading.Lock()  # of the consumer's copies, and of the end
+        self._meeting = threading.Lock()
         self._over = False
 
     @property
@@ -242,6 +256,9 @@ class Streamer(TransferThread):
 
     def _send(self, batch: Batch) -> Batch | Failure:
         self._free_done(self._in_flight)
+        if self._by_consumer:
+            with self._turn:
+                self._free_done(self._by_consumer)
         while len(self._in_flight) >= self._max_in_flight:
             self._free_oldest()
         error = self._start(batch, self._in_flight)
@@ -333,6 +350,12 @@ class Streamer(TransferThread):
         """Page-lock a ring that is new, and release the pages of an old one after its last use."""
         if id(ring) in self._rings:
             return
+        with self._meeting:
+            self._meet(ring)
+
+    def _meet(self, ring: SlotRing) -> None:
+        if id(ring) in self._rings:
+            return
         for old in [key for key, known in self._rings.items() if _idle(known[0])]:
             self._give_back(self._rings.pop(old)[1])
         memory = ring.memory
@@ -374,27 +397,35 @@ class Streamer(TransferThread):
 
         Does not wait.
         """
-        if batch.device is None:
-            self._send_here(batch)
         assert batch.device is not None
         self._await(batch.device)
         self._protect(batch.device)
         return batch.value
 
-    def _send_here(self, batch: Batch) -> None:
-        """As `_send`, of what the consumer has drawn: see NOTE [copies by the consumer]."""
+    def send_here(self, batch: Batch) -> Batch | Failure:
+        """As `_send`, of what the consumer has drawn: see NOTE [copies by the consumer].
+
+        Raises
+        ------
+        Closed, Broken
+            The streamer has ended, or the device cannot be used any more.
+        """
         backend = self._direct
         assert backend is not None
         with SignalsDeferred(), self._turn:
             if self._over:
                 self.output.check()
                 raise Closed("the loader is closed")
+            try:
+                self._free_done(self._by_consumer)
+                with backend.aside():
+                    error = self._start(batch, self._by_consumer)
+            except Exception as broken:
+                self._break(broken)
+                self.output.check()
+                raise
             self.meter.batches += 1
-            with backend.aside():
-                error = self._start(batch, self._by_consumer)
-            self._free_done(self._by_consumer)
-        if error is not None:
-            raise error
+        return batch if error is None else Failure(error, seq=batch.seq)
 
     def _await(self, copy: DeviceCopy) -> None:
         self._backend.wait(copy.event)

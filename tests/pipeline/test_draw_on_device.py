@@ -1,0 +1,192 @@
+"""A consumer that draws its batches itself and copies them to a device: what can go wrong there."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from async_loader import AsyncDataLoader, ReplayBuffer
+from async_loader.errors import Broken
+from async_loader.pipeline import source_engine
+from async_loader.pipeline.draw_place import DrawPlace
+from async_loader.source import Ready
+from async_loader.testing.fake_device import FakeBackend
+from tests.waiting_rig import until
+
+ROWS, BATCH, LIMIT_S = 600, 16, 60.0
+
+
+@pytest.fixture(autouse=True)
+def _the_caller_draws(monkeypatch):
+    monkeypatch.setattr(source_engine, "DrawPlace", functools.partial(DrawPlace, 1e9))
+
+
+def columns() -> dict[str, np.ndarray]:
+    return {"x": np.arange(ROWS)}
+
+
+class Device(FakeBackend):
+    """Has a side stream from `open` on only, as a real one; fails where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_open, self.begun = threading.Event(), threading.Event()
+        self.may_open.set()
+        self.is_open = False
+        self.refused: BaseException | None = None  # by `open`
+        self.uploads_fail: set[int] = set()
+        self.records_fail = self.interrupts = False
+
+    def open(self) -> None:
+        self.begun.set()
+        assert self.may_open.wait(LIMIT_S)
+        if self.refused is not None:
+            raise self.refused
+        super().open()
+        self.is_open = True
+
+    def aside(self):
+        assert self.is_open, "the side stream is used before it is there"
+        return super().aside()
+
+    def upload(self, root, nbytes):
+        if self.interrupts:
+            self.interrupts = False
+            signal.raise_signal(signal.SIGINT)
+            raise MemoryError("device memory is full")
+        if self.copies in self.uploads_fail:
+            self.uploads_fail.discard(self.copies)
+            raise MemoryError("device memory is full")
+        return super().upload(root, nbytes)
+
+    def record(self, stream=None):
+        if self.records_fail:
+            raise OSError("the device fell off the bus")
+        return super().record(stream)
+
+
+class Slow:
+    """A source whose draws are interrupted by what a test does meanwhile."""
+
+    def __init__(self, meanwhile) -> None:
+        self.meanwhile = meanwhile
+
+    def plan(self, batch_size, patience):
+        return self.draw_now(batch_size)
+
+    def draw_now(self, batch_size):
+        self.meanwhile()
+        return Ready({"x": np.arange(batch_size)})
+
+    def reader(self):
+        return None
+
+    def update_priorities(self, index, priority):
+        raise NotImplementedError
+
+
+def test_the_first_next_waits_until_the_device_is_open():
+    device = Device()
+    device.may_open.clear()
+    with AsyncDataLoader(columns(), BATCH, device, seed=1, timeout_s=LIMIT_S) as loader:
+        assert device.begun.wait(LIMIT_S)
+        threading.Timer(0.05, device.may_open.set).start()
+        for _ in range(5):
+            batch = next(loader)
+            assert (batch["x"].cpu() == batch["index"]).all()
+        assert loader.stats().drawing_thread == "caller"
+    assert not device.violations
+
+
+def test_a_device_that_cannot_be_opened_is_an_error_at_once_though_the_table_is_empty():
+    device = Device()
+    device.refused = OSError("no such device")
+    with (
+        ReplayBuffer(ROWS, {"x": "int64"}) as buffer,
+        AsyncDataLoader(buffer, BATCH, device) as loader,
+        pytest.raises(Broken, match="no such device"),
+    ):
+        next(loader)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "fatal"])
+def test_a_copy_that_fails_is_a_batch_that_fails(on_error):
+    device = Device()
+    device.uploads_fail = {3}
+    with AsyncDataLoader(
+        columns(), BATCH, device, seed=1, on_error=on_error, timeout_s=LIMIT_S
+    ) as loader:
+        given = [next(loader)["index"] for _ in range(3)]
+        if on_error != "skip":
+            with pytest.raises(MemoryError, match="device memory is full"):
+                next(loader)
+        if on_error == "fatal":
+            with pytest.raises(Broken, match="device memory is full"):
+                next(loader)
+            return
+        given += [next(loader)["index"] for _ in range(3)]
+        assert loader.stats().skipped == (on_error == "skip")
+        assert loader.stats().learner.batches == 6
+    with AsyncDataLoader(columns(), BATCH, FakeBackend(), seed=1, timeout_s=LIMIT_S) as loader:
+        all_ = [next(loader)["index"] for _ in range(7)]
+    assert [one.tolist() for one in given] == [one.tolist() for one in all_[:3] + all_[4:]]
+
+
+def test_a_device_that_is_lost_breaks_the_loader_for_good():
+    device = Device()
+    with AsyncDataLoader(columns(), BATCH, device, seed=1, timeout_s=LIMIT_S) as loader:
+        next(loader)
+        device.records_fail = True
+        for _ in range(3):
+            with pytest.raises(Broken, match="fell off the bus"):
+                next(loader)
+        assert device.copies == 2
+        device.records_fail = False
+
+
+def test_a_loader_that_is_closed_while_its_caller_draws_ends():
+    loaders = []
+
+    def close() -> None:
+        thread = threading.Thread(target=loaders[0].close)
+        thread.start()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+    turns = iter([None, None, close])
+    source = Slow(lambda: (next(turns) or (lambda: None))())
+    loaders.append(AsyncDataLoader(source, BATCH, Device(), timeout_s=LIMIT_S))
+    assert len(list(loaders[0])) == 2
+
+
+def test_slots_come_back_after_the_producer_has_taken_over():
+    device = Device()
+    with AsyncDataLoader(columns(), BATCH, device, seed=1, timeout_s=LIMIT_S) as loader:
+        for _ in range(4):
+            next(loader)
+        iteration = loader._engine.iteration
+        iteration.place = None
+        iteration.producer.park(False)
+        until(lambda: not iteration.producer.parked)
+        for _ in range(20):
+            device.drain(device.side)
+            next(loader)
+        assert loader.stats().drawing_thread == "producer"
+        assert not iteration.transfer._by_consumer
+    assert not device.violations
+
+
+def test_ctrl_c_during_a_copy_that_fails_loses_nothing():
+    device = Device()
+    with AsyncDataLoader(columns(), BATCH, device, seed=1, timeout_s=LIMIT_S) as loader:
+        given = [next(loader)["index"].tolist()]
+        device.interrupts = True
+        with pytest.raises(KeyboardInterrupt):
+            next(loader)
+        given += [next(loader)["index"].tolist() for _ in range(3)]
+    with AsyncDataLoader(columns(), BATCH, FakeBackend(), seed=1, timeout_s=LIMIT_S) as loader:
+        assert given == [next(loader)["index"].tolist() for _ in range(4)]
