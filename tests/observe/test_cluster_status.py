@@ -198,6 +198,12 @@ def test_a_headline_names_the_shards_in_which_learners_wait_and_why():
     ]
 
 
+def test_a_learner_with_a_reader_at_each_shard_is_one_learner():
+    shards = [shard(10.0, readers=2) for _ in range(3)]
+    (table,) = frame_between(shards, shards)["tables"]
+    assert (table["readers"], table["learners"]) == (6, 2)
+
+
 def test_a_headline_names_the_shard_in_which_actors_wait_also_one_of_many():
     frame = frame_between(
         [shard(10.0, writers=1) for _ in range(40)],

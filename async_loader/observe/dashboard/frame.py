@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -94,6 +95,8 @@ def _table(
     found = {key: one[key] for key in counts}
     found |= {
         "name": name,
+        # in a cluster a learner has a reader at each shard
+        "learners": math.ceil(one["readers"] / one.get("shards", 1)),
         "stale": sum(one["stale"].values()),
         "in_per_s": in_per_s,
         "out_per_s": out_per_s,
