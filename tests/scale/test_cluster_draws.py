@@ -162,6 +162,34 @@ def test_the_same_seed_gives_the_same_batches_and_ranks_have_streams_of_their_ow
         assert not any(np.array_equal(one, other) for one in first for other in second)
 
 
+@pytest.mark.parametrize("priorities", [False, True], ids=["uniform", "prioritized"])
+def test_ranks_draw_together_and_each_by_itself_as_one_learner_does(tmp_path, priorities):
+    rng = np.random.default_rng(2)
+    given = [rng.uniform(0.2, 3, size) for size in SIZES]
+    masses = np.zeros((4, 600))
+    for number, one in enumerate(given):
+        masses[number, : len(one)] = one + 1e-6 if priorities else 1.0
+    tables = [
+        filled(i, size, priorities=given[i], sampler=Prioritized(1.0, 0.5))
+        if priorities
+        else filled(i, size)
+        for i, size in enumerate(SIZES)
+    ]
+    with cluster_of(tmp_path, tables) as (_, _, client):
+        sources = [client.table("t").source(seed=5, rank=rank, world_size=3) for rank in range(3)]
+        counts = [counted(source, 100) for source in sources]
+        for source in sources:
+            source.close()
+    items = masses > 0
+    for found in (*counts, sum(counts)):
+        assert not found[~items].any()
+        expected = found.sum() * masses[items] / masses.sum()
+        assert chi_square(found[items], expected) < 5
+    # each pair is independent: the same row is drawn by both as often as chance has it
+    first, second = (one[items] - one.sum() * masses[items] / masses.sum() for one in counts[:2])
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.3
+
+
 def test_a_sample_is_of_all_shards_and_of_now(tmp_path):
     tables = [filled(0, 0), filled(1, 0)]
     with cluster_of(tmp_path, tables) as (_, _, client):
