@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("async_loader")
 
 CLOSE_TIMEOUT_S = 5.0
+_TURN_S = 0.5
+"""How long close() waits for a caller that draws: it may be that caller's own signal handler."""
 _TELL_AFTER_S = 1.0
 """How long close() waits for a data source in silence."""
 
@@ -316,7 +318,14 @@ class Iteration:
         iterator = self.iterator()
         if used and iterator is not None:
             iterator.settle()
-        self.supplier.release(timeout_s)
+        # A caller that draws ends soon, and plans nothing later: see `Leasing`.
+        turn = None if self.producer is None else self.producer.turn
+        held = turn is not None and turn.acquire(timeout=min(timeout_s, _TURN_S))
+        try:
+            self.supplier.release(timeout_s)
+        finally:
+            if turn is not None and held:
+                turn.release()
 
     def _fail(self, error: BaseException) -> None:
         """As the core's, and it keeps this object for as long as the producer runs: it is joined at

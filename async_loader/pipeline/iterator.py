@@ -196,7 +196,7 @@ class BatchIterator(Iterator[Any]):
         output, transfer = self._queue, iteration.transfer
         # A plan that a signal cuts off is lost: of a source that leases its batches none may be.
         with SignalsDeferred() if supplier.leases else _NOT_DEFERRED, producer.turn:
-            if not producer.parked or not queue.idle:
+            if not producer.parked or not queue.idle or self._core.ending:
                 return None
             if transfer is not None and not (
                 transfer.opened and output.idle and output.turn == supply.seq

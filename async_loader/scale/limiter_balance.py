@@ -94,6 +94,7 @@ class LimiterBalance:
         there = [one for one in self._connections.all if one.answers]
         asked = zip(there, self._cursors(there), strict=True)
         known = [(one, found) for one, found in asked if found is not None]
+        wrong_before, self._wrong_before = self._wrong_before, False
         if len(known) < 2:
             return False
         cursors = [found for _, found in known]
@@ -101,10 +102,9 @@ class LimiterBalance:
         if not differ(cursors, shares, _TOLERANCE):
             return False
         missing = -sum(one.moved for one in cursors)
-        if missing and not self._wrong_before:  # another reader may be about to give them
+        if missing and not wrong_before:  # another reader may be about to give them
             self._wrong_before = True
             return True
-        self._wrong_before = False
         moves = [
             Move(one, found.moved, share)
             for (one, found), share in zip(known, shares, strict=True)
@@ -136,18 +136,18 @@ class LimiterBalance:
         """Send all, then wait for the answers. ``None``: a shard gave no answer, as it is lost,
         older, or about to end; the others balance without it.
         """
-        asked: list[tuple[TableCalls, Call | None]] = []
+        asked: list[tuple[TableCalls, Call] | None] = []
         for shard, was, now in questions:
-            calls = self._calls_of(shard)
             try:
+                calls = self._calls_of(shard)
                 asked.append((calls, calls.ask_balance(was, now)))
             except AsyncLoaderError:
-                asked.append((calls, None))
+                asked.append(None)
         found: list[Balanced | None] = []
         deadline = Deadline(_ANSWER_S)
-        for calls, call in asked:
+        for one in asked:
             try:
-                found.append(None if call is None else calls.balance_of(call, deadline))
+                found.append(None if one is None else one[0].balance_of(one[1], deadline))
             except AsyncLoaderError:
                 found.append(None)
         return found

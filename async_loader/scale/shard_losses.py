@@ -55,7 +55,7 @@ class ShardLosses:
             saved = json.loads(self._path.read_text())
             self.total, self.entries, self._seen = saved["total"], saved["entries"], saved["seen"]
             self._sums = saved.get("sums", {})
-        except (FileNotFoundError, ValueError, KeyError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return
 
     def note(self, about: About) -> None:

@@ -335,6 +335,29 @@ def test_the_sum_of_the_cursors_never_leaves_the_sum_of_the_bounds(moves, rows):
         balance.close()
 
 
+def test_a_shard_that_is_removed_meanwhile_ends_no_balance():
+    config = RateLimiter(min_size_to_sample=100, samples_per_insert=2.0, error_buffer=80.0)
+    traffic = limiter.Traffic()
+    shards = [limiter.SimulatedShard(config, traffic) for _ in range(3)]
+    shards[0].state.insert(30)
+    removed = []
+
+    def calls_of(shard):
+        if shard in removed:
+            raise Broken("it was removed from the cluster")
+        return shard
+
+    balance = LimiterBalance(SimpleNamespace(all=shards), calls_of)
+    try:
+        assert balance.once()
+        removed.append(shards[1])
+        shards[2].state.insert(30)
+        assert balance.once()
+        assert balance._all_at_once([(shards[1], None, 0)]) == [None]
+    finally:
+        balance.close()
+
+
 # -- sizing, the record and the page ---------------------------------------------------------------
 
 

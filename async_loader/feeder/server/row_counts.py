@@ -17,13 +17,14 @@ import fcntl
 import mmap
 import os
 import struct
+import sys
 from pathlib import Path
 
 from async_loader.errors import ConfigError
 
-_FORMAT = struct.Struct("<8sQQ")
+_FORMAT = struct.Struct("=8sQQ")
 _MAGIC = b"al-rows2"
-_BEFORE = struct.Struct("<8sQ")
+_BEFORE = struct.Struct("=8sQ")
 _MAGIC_BEFORE = b"al-rows1"
 """Without losses."""
 
@@ -61,23 +62,29 @@ class RowCount:
         except BaseException:
             os.close(self._fd)
             raise
+        # Each is one store of 8 bytes: a kill finds the old number or the new one.
+        self._words = memoryview(self._map).cast("Q")
+        self._words[0] = int.from_bytes(_MAGIC, sys.byteorder)
         self._said = -1
 
     def note(self, rows: int) -> None:
         """Write the count, if it has changed. Cheap."""
         if rows != self._said:
-            _FORMAT.pack_into(self._map, 0, _MAGIC, rows, self.lost)
-            self._said = rows
+            self._words[1] = self._said = rows
 
     def begin(self, rows: int, lost: int) -> None:
-        """Write what this process begins with, and what it has found to be ``lost``."""
+        """Write what this process begins with, and what it has found to be ``lost``.
+
+        A kill in between has a loss counted twice rather than forgotten.
+        """
         self.lost += lost
-        self._said = -1
-        self.note(rows)
+        self._words[2] = self.lost
+        self._words[1] = self._said = rows
 
     def close(self) -> None:
         """Release the file. May be called again."""
         if not self._map.closed:
+            self._words.release()
             self._map.close()
             os.close(self._fd)
 
@@ -96,7 +103,8 @@ def _read(there: bytes, path: Path) -> tuple[int | None, int]:
     """Return the rows and the losses."""
     if not there.strip(b"\0"):
         return None, 0
-    if there.startswith(_MAGIC_BEFORE):  # longer, if a process made it so and was killed then
+    if len(there) >= _BEFORE.size and there.startswith(_MAGIC_BEFORE):
+        # longer, if a process made it so and was killed then
         return _BEFORE.unpack_from(there)[1], 0
     if len(there) != _FORMAT.size or not there.startswith(_MAGIC):
         raise ConfigError(f"{path} is no count of rows: remove it, or name another folder")

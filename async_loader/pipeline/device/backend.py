@@ -437,8 +437,9 @@ class BlockViews:
 
         typed = [block.view(dtype) for dtype in self.dtypes]
         as_strided = torch.as_strided
+        # `data`: else autograd would take a change of one field in place for a change of all
         return [
-            as_strided(typed[number], shape, strides, offset)
+            as_strided(typed[number], shape, strides, offset).data
             for number, shape, strides, offset in self.views
         ]
 
