@@ -118,9 +118,7 @@ def _flat_columns(structure: Node, samples: Sequence[Any]) -> list[list[Any]] | 
     keys = structure.keys
     if structure.kind is not dict or len(keys) < 2 or any(structure.children):
         return None
-    if any(kind is not dict for kind in set(map(type, samples))):
-        return None
-    if any(count != len(keys) for count in set(map(len, samples))):
+    if set(map(type, samples)) != {dict} or set(map(len, samples)) != {len(keys)}:
         return None
     try:
         return list(map(list, zip(*map(itemgetter(*keys), samples), strict=True)))

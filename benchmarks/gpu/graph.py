@@ -5,7 +5,6 @@ the network takes so little time that what fills its tensors decides.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from benchmarks.gpu import sides
@@ -13,6 +12,7 @@ from benchmarks.gpu.draws_small import BATCH, WORK
 from benchmarks.gpu.timing import DEVICE, time_steps
 from benchmarks.harness import Contender, Figures, Metric, Row, Target
 from benchmarks.replay import tables, workloads
+from benchmarks.replay.dqn import network
 
 HIDDEN = (256, 256)
 WARM_UP = 3
@@ -32,31 +32,21 @@ def _inputs() -> dict[str, Any]:
     }
 
 
-def _network() -> Any:
-    from torch import nn
-
-    sizes = (*WORK.fields["obs"][0], *HIDDEN, *WORK.fields["action"][0])
-    layers: list[Any] = []
-    for width, following in pairwise(sizes):
-        layers += [nn.Linear(width, following), nn.ReLU()]
-    return nn.Sequential(*layers[:-1]).to(DEVICE)
-
-
 def _captured(inputs: dict[str, Any]) -> Callable[[], None]:
     """An update that reads ``inputs``, as a graph."""
     import torch
 
     torch.manual_seed(workloads.SEED)
-    network, target = _network(), _network()
+    online, target = (network(WORK, HIDDEN).to(DEVICE) for _ in range(2))
     optimizer = torch.optim.Adam(
-        network.parameters(), lr=1e-4, fused=True, capturable=DEVICE == "cuda"
+        online.parameters(), lr=1e-4, fused=True, capturable=DEVICE == "cuda"
     )
 
     def update() -> None:
         with torch.no_grad():
             ahead = 0.99 * target(inputs["next_obs"]).amax(1) * ~inputs["terminated"]
             wanted = inputs["reward"] + ahead
-        value = (network(inputs["obs"]) * inputs["action"]).sum(1)
+        value = (online(inputs["obs"]) * inputs["action"]).sum(1)
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(value, wanted).backward()
         optimizer.step()

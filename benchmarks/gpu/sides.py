@@ -85,19 +85,8 @@ def cpprb(work: Workload, batch: int) -> Iterator[Take]:
 @contextmanager
 def torchrl(work: Workload, batch: int) -> Iterator[Take]:
     """Four batches ahead by threads of its own, in page-locked memory of the CPU."""
-    from torchrl.data import LazyTensorStorage, ReplayBuffer
-
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(work.rows), batch_size=batch, prefetch=4, pin_memory=True
-    )
-    for chunk in work.chunks():
-        buffer.extend(tables.for_torchrl(chunk))
-
-    def take() -> Batch:
-        drawn = buffer.sample()
-        return _fields(drawn)
-
-    yield take
+    buffer = tables.torchrl(work, batch, 4, pin_memory=True)
+    yield lambda: _fields(buffer.sample())
 
 
 @contextmanager

@@ -47,10 +47,9 @@ def _time(take: Take, seconds: float) -> Figures:
     return time_steps(update, seconds)
 
 
-def _measure(seconds: float, side: sides.Side, checked: bool = True) -> Figures:
+def _measure(seconds: float, side: sides.Side) -> Figures:
     with side(WORK, BATCH) as take:
-        if checked:
-            check(take)
+        check(take)
         return _time(take, seconds)
 
 

@@ -2,7 +2,7 @@
 and Stable-Baselines3's buffer. What counts is the whole update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -19,10 +19,11 @@ FIRST = 200
 Take = Callable[[], tuple[Any, Any, Any, Any, Any]]
 
 
-def _network() -> Any:
+def network(work: workloads.Small, hidden: Sequence[int]) -> Any:
+    """From observations to a value for each action."""
     import torch
 
-    sizes = (*WORK.fields["obs"][0], *HIDDEN, *WORK.fields["action"][0])
+    sizes = (*work.fields["obs"][0], *hidden, *work.fields["action"][0])
     layers: list[Any] = []
     for width, following in pairwise(sizes):
         layers += [torch.nn.Linear(width, following), torch.nn.ReLU()]
@@ -33,14 +34,14 @@ def _time(take: Take, seconds: float) -> Figures:
     import torch
 
     torch.manual_seed(workloads.SEED)
-    network, target = _network(), _network()
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-4)
+    online, target = network(WORK, HIDDEN), network(WORK, HIDDEN)
+    optimizer = torch.optim.Adam(online.parameters(), lr=1e-4)
 
     def update() -> None:
         obs, action, reward, next_obs, terminated = take()
         with torch.no_grad():
             wanted = reward + 0.99 * target(next_obs).amax(1) * ~terminated
-        loss = torch.nn.functional.mse_loss((network(obs) * action).sum(1), wanted)
+        loss = torch.nn.functional.mse_loss((online(obs) * action).sum(1), wanted)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -84,10 +84,11 @@ def for_cpprb(chunk: Columns, stacked: bool = False) -> Columns:
     return columns
 
 
-def torchrl(work: Workload, batch: int, prefetch: int | None = None) -> Any:
+def torchrl(work: Workload, batch: int, prefetch: int | None = None, **options: Any) -> Any:
     from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-    buffer = ReplayBuffer(storage=LazyTensorStorage(work.rows), batch_size=batch, prefetch=prefetch)
+    storage = LazyTensorStorage(work.rows)
+    buffer = ReplayBuffer(storage=storage, batch_size=batch, prefetch=prefetch, **options)
     for chunk in work.chunks():
         buffer.extend(for_torchrl(chunk))
     return buffer

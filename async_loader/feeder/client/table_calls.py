@@ -108,9 +108,9 @@ class TableCalls:
     def _call(
         self,
         body: Control,
-        plane: Plane,
-        data: bytes | npt.NDArray[Any] | None,
-        server: int | None,
+        plane: Plane = Plane.CONTROL,
+        data: bytes | npt.NDArray[Any] | None = None,
+        server: int | None = None,
     ) -> Call:
         connection = self.connection
 
@@ -141,8 +141,7 @@ class TableCalls:
 
     def ask_balance(self, was: int | None = None, now: int = 0) -> Call:
         """As `balance`, without waiting: `balance_of` has to follow."""
-        body = Balance(table=self.table, was=was, now=now)
-        return self.connection.ask(self._call(body, Plane.CONTROL, None, None))
+        return self.connection.ask(self._call(Balance(table=self.table, was=was, now=now)))
 
     def balance_of(self, call: Call, deadline: Deadline) -> Balanced:
         """Wait for the answer to `ask_balance`."""

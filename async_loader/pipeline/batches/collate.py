@@ -11,6 +11,7 @@ refused instead of cut to the shortest, and a column of several dtypes takes the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,15 +66,11 @@ def fill(schema: Schema, samples: Sequence[Any], fields: Sequence[npt.NDArray[An
     """
     columns = zip(schema.fields, tree.columns(schema.structure, samples), fields, strict=True)
     torch = tensors.loaded_torch()
-    if torch is None:
+    plain = None if torch is None else torch.Tensor
+    with contextlib.nullcontext() if torch is None else torch.no_grad():
         for field, column, out in columns:
-            _write_column(field, column, out)
-        return
-    with torch.no_grad():
-        for field, column, out in columns:
-            first = column[0]
             if (
-                type(first) is torch.Tensor
+                type(column[0]) is plain
                 and out.nbytes <= _SMALL_BYTES
                 and field.dtype in _SMALL_DTYPES
             ):
