@@ -81,7 +81,7 @@ def test_take_of_less_than_nothing_is_refused():
 
 
 def test_sample_goes_through_a_sampler_once():
-    # so many that no shuffle leaves them in order, as that of 10 does once in 4 million runs
+    # 20 items: a shuffle leaves 10 in order in a run of 4 million
     dataset = SimpleDataset(range(20)).sample(gluon.data.RandomSampler(20))
     assert items(dataset) == items(dataset) != list(range(20))
     assert sorted(items(dataset)) == list(range(20))

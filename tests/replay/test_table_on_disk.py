@@ -124,7 +124,7 @@ def test_a_feeder_takes_it_as_a_setting(tmp_path):
         with table.writer() as writer:
             for step in range(30):
                 writer.append(x=np.float32(step))
-        # so many that each step is among them: of 200, one would be missing once in 30 runs
+        # 5,000 draws: 200 leave a step out in a run of 30
         assert sorted(set(table.sample(5000)["x"])) == list(range(30))
 
 

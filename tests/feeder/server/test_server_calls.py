@@ -118,7 +118,7 @@ def test_what_was_saved_is_there_in_the_next_server(serve, tmp_path):
     with connect(serve()) as client:
         table = client.table("one")
         table.load("nightly")
-        # so many that each step is among them: of 500, one would be missing once in 800,000 runs
+        # 5,000 draws: 500 leave a step out in a run of 800,000
         assert sorted(set(table.sample(5000)["x"].tolist())) == list(range(30))
         with pytest.raises(ConfigError, match="there is no checkpoint"):
             table.load("yesterday")
