@@ -7,6 +7,10 @@ its slot like any other. Takes no lock: a lease dies wherever the collector happ
 a thread that holds one of ours. What is called then is the ``append`` of a deque and no code in
 Python, in which a signal could be handled: its exception would be swallowed, and the slot lost.
 
+# NOTE [the slot that came back last comes next]
+Its bytes are in a cache still. Batches of 14 MB that are written to six slots in turn take 1.3 times
+as long to make and to read as in two of them. (See also shared/batch_ring.py of the feeder.)
+
 # NOTE [what a fork does to leases]
 A forked child shares the slots' pages and holds copies of the parent's tensors. When it drops them
 that is noted in its own copy of the ring, which nothing uses; and what it still reads must not be
@@ -108,7 +112,7 @@ class SlotRing:
                 if self._leases.get(back.slot) is back:
                     del self._leases[back.slot]
                     self._lent.pop(back.slot, None)
-                    self._free.append(back.slot)
+                    self._free.appendleft(back.slot)
 
     def lend(self, slot: int) -> bool:
         """Return True if the consumer may keep this slot.

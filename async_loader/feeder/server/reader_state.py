@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -134,7 +134,7 @@ class ReaderState:
         if self.send_buffer is not None:
             self.send_buffer.received(min(received, self.sent))
 
-    def take_back(self, slots: Iterable[int]) -> None:
+    def take_back(self, slots: Sequence[int]) -> None:
         """Take slots back. Raises Malformed for slots that the learner does not have."""
         if self.batch_ring is None:
             raise Malformed(

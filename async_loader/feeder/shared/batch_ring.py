@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,22 +71,22 @@ class SharedBatchRing:
         self._free: deque[int] = deque()
         self._lent = set(range(offer.slots))
 
-    def give_back(self, slots: Iterable[int]) -> None:
-        """Free slots that the learner uses no more.
+    def give_back(self, slots: Sequence[int]) -> None:
+        """Free slots that the learner uses no more. The first one is taken next.
 
         Raises
         ------
         Malformed
             For a slot that does not exist, or is free already.
         """
-        for slot in slots:
+        for slot in reversed(slots):
             if slot not in self._lent:
                 raise Malformed(
                     f"slot {slot} was given back and is not lent: there are "
                     f"{len(self._batch_slots)}"
                 )
             self._lent.remove(slot)
-            self._free.append(slot)
+            self._free.appendleft(slot)  # see NOTE [the slot that came back last comes next]
 
     @property
     def free(self) -> int:
