@@ -29,6 +29,8 @@ __all__ = [
 _OF_ADDING = ("stream", "priority", "timeout_s", "final_obs")
 
 RESERVED = ("index", "weight", "stream", "redelivered")
+END_FIELDS = ("terminated", "truncated", "done")
+"""Fields of a table's steps that end episodes: one number each."""
 
 
 def supported(dtype: np.dtype[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import os
 import re
@@ -14,7 +15,7 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Floats, Ids
-from async_loader.schema import RESERVED, Field, Schema, kind_of
+from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, kind_of
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
 """Names that a field of a step cannot have: batches contain them, or `ReplayBuffer.add` has such
@@ -155,6 +156,13 @@ def storable(schema: Schema) -> Schema:
             f"a step has the field {taken[0]!r}: {', '.join(TAKEN)} are reserved names, choose "
             "another"
         )
+    for field in schema.fields:
+        if field.name in END_FIELDS and math.prod(field.shape) != 1:
+            raise SchemaError(
+                f"field {field.name!r} has shape {list(field.shape)}: it ends the episode, so it "
+                "is one value for each step; give what ends for a part of a step (an agent, a "
+                "head) another name"
+            )
     return schema
 
 

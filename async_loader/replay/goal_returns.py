@@ -107,10 +107,16 @@ def put_returns(
     last = returns.ended.any(axis=1)
     arrays[at.discount][new] = np.where(last, 0.0, gamma**returns.steps)
     if at.terminated >= 0:
-        arrays[at.terminated][new] = last
+        _numbers(arrays[at.terminated])[new] = last
     if at.done >= 0:
-        cut = at.truncated >= 0 and (arrays[at.truncated][new] != 0)
-        arrays[at.done][new] = last | (cut & (arrays[at.done][new] != 0))
+        done = _numbers(arrays[at.done])
+        cut = at.truncated >= 0 and (_numbers(arrays[at.truncated])[new] != 0)
+        done[new] = last | (cut & (done[new] != 0))
+
+
+def _numbers(array: Array) -> Array:
+    """Return one number for each item, of a field that may have a shape of ones."""
+    return array.reshape(len(array))
 
 
 def _called(

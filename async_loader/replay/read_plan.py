@@ -14,7 +14,7 @@ from async_loader.replay.goal_fields import GoalFields
 from async_loader.replay.hindsight_parts import HindsightParts
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, Transitions, View, checked_view
-from async_loader.schema import RESERVED, Field, Schema
+from async_loader.schema import END_FIELDS, RESERVED, Field, Schema
 
 STEP, AFTER, LAST, FIRST = 0, 1, 2, 3
 """Anchors: the drawn step, the observation after the last step of the return, the last step of the
@@ -190,7 +190,7 @@ def _check_plain(stored: Schema) -> None:
 
 def _anchor(stored: Field, view: Transitions | Hindsight | None) -> int:
     top = stored.name.split(".")[0]
-    ends = top.startswith("next_") or top in ("terminated", "truncated", "done")
+    ends = top.startswith("next_") or top in END_FIELDS
     return LAST if view is not None and ends else STEP
 
 

@@ -78,7 +78,7 @@ class RowPacker:
                 return False
             for name in self.stored:
                 if name not in step:
-                    step[name] = False
+                    step[name] = self._said.value(name, False)
             for end in self._ends:
                 if step.get(end):
                     return False

@@ -37,6 +37,9 @@ _NUMBERS = ("generator", "ahead")
 
 See samplers/random_numbers.py.
 """
+_COUNTS = ("draws", "largest")
+"""The names that samplers give to what holds for any items: how many batches were drawn, as schedules
+count them, and the largest priority ever given, which an item without one gets."""
 
 
 def load(
@@ -245,8 +248,24 @@ class _Loading:
 
     def _sequences(self, arrays: Mapping[str, Array], same: bool) -> SavedSequences:
         numbers = _NUMBERS if "seed" in self._given else ()
-        goes_on = same and self._kept["sampler"]
-        return SavedSequences(self._from.newest.samplers, arrays, numbers, goes_on)
+        return SavedSequences(
+            self._from.newest.samplers,
+            arrays,
+            numbers,
+            self._lasting if self._kept["sampler"] else None,
+            same,
+        )
+
+    def _lasting(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the part of a sampler's state that holds with another capacity too."""
+        kept = {
+            name: state[name]
+            for name in _COUNTS
+            if name in state and not isinstance(state[name], np.ndarray)
+        }
+        if "seed" not in self._given and all(name in state for name in _NUMBERS):
+            kept |= {name: state[name] for name in _NUMBERS}
+        return kept
 
     def _check(
         self, table_state: TableState, table: Table, saved: dict[str, Any], same: bool
@@ -366,9 +385,9 @@ class _Loading:
                     }
                 one.restore(state)
                 continue
+            if known:  # before it is told of items, whose priorities depend on it
+                one.restore({**one.state(), **self._lasting(state)})
             table.tell_all(one)
-            if known and "seed" not in self._given and all(name in state for name in _NUMBERS):
-                one.restore({**one.state(), **{name: state[name] for name in _NUMBERS}})
         self._end_worn(table, table_state)
 
     def _end_worn(self, table: Table, table_state: TableState) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from async_loader.errors import ConfigError
@@ -38,8 +38,11 @@ class SavedSequences:
     arrays : mapping of str to array
     numbers : sequence of str
         Parts of a sampler's state that stay as they are.
+    lasting : callable | None
+        Returns the part of a sampler's state that holds with another capacity too; ``None`` if the
+        table has another sampler than the save.
     same : bool
-        Whether the table has the rows and the sampler of the save.
+        Whether the table has the rows of the save.
     """
 
     def __init__(
@@ -47,9 +50,11 @@ class SavedSequences:
         samplers: Mapping[str, Any],
         arrays: Mapping[str, Array],
         numbers: tuple[str, ...],
+        lasting: Callable[[Mapping[str, Any]], dict[str, Any]] | None,
         same: bool,
     ) -> None:
-        self._numbers, self._same = numbers, same
+        self._numbers, self._same = numbers, same and lasting is not None
+        self._lasting = (lambda _: {}) if lasting is None else lasting
         self._by_view: dict[Sequences, dict[str, Any]] = {}
         for role, saved in samplers.items():
             if role.startswith(_ROLE):
@@ -62,7 +67,7 @@ class SavedSequences:
         """Make the samplers of a table that has none. Under the lock."""
         for view, saved in self._by_view.items():
             try:
-                sampler = table_state.follow(view, saved["kept"])
+                sampler = table_state.follow(view, saved["kept"], self._lasting(saved["state"]))
             except ConfigError:  # with another capacity it cannot show them
                 continue
             self._restore(sampler, table_state, saved)
@@ -74,7 +79,7 @@ class SavedSequences:
         if saved is None or table_state.sequence_samplers.get(sampler.view) is not sampler:
             table.tell_all(sampler)
             return
-        sampler.begin_at(saved["kept"])
+        sampler.begin_at(saved["kept"], self._lasting(saved["state"]))
         table.tell_all(sampler)
         self._restore(sampler, table_state, saved)
 

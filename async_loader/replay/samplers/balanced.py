@@ -13,8 +13,7 @@ from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
 from async_loader.replay.samplers.value_lists import ValueLists
-
-_ENDS = ("terminated", "truncated", "done")
+from async_loader.schema import END_FIELDS
 
 
 class Balanced(Binding):
@@ -53,7 +52,7 @@ class Balanced(Binding):
             raise ConfigError(
                 f"field={field!r}: give the name of a field of the steps, as in Balanced('task')"
             )
-        if field in _ENDS:
+        if field in END_FIELDS:
             raise ConfigError(
                 f"Balanced({field!r}): this field may change after its step was added, when the "
                 "episode ends; store what you want to balance in a field of another name"

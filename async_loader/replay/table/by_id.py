@@ -17,12 +17,9 @@ from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import View, checked_view
-from async_loader.schema import Field
+from async_loader.schema import END_FIELDS, Field
 from async_loader.source import Applied
 from async_loader.table import Batch
-
-_SETTLED = ("terminated", "truncated", "done")
-"""Fields that are not updated: the ends of episodes have taken effect already."""
 
 
 class ById:
@@ -102,10 +99,10 @@ def columns_of(step_packer: StepPacker, fields: Mapping[str, Any], rows: int) ->
     columns: dict[int, Array] = {}
     known = {field.name: i for i, field in enumerate(step_packer.schema.fields)}
     for name, value in named(fields):
-        if name not in known or name in _SETTLED:
+        if name not in known or name in END_FIELDS:  # ends have taken effect already
             raise SchemaError(
                 f"field {name!r} cannot be updated: "
-                f"{', '.join(n for n in known if n not in _SETTLED)} can"
+                f"{', '.join(n for n in known if n not in END_FIELDS)} can"
             )
         fit = step_packer.fits[known[name]]
         if fit.field.codec is not None:

@@ -11,7 +11,7 @@ from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.arguments import count_of
 from async_loader.replay.array_types import Bools, Ids
 from async_loader.replay.base.row_format import TERMINATED, TRUNCATED
-from async_loader.schema import Schema
+from async_loader.schema import END_FIELDS, Schema
 
 _BOOL = np.dtype(np.bool_)
 
@@ -45,13 +45,23 @@ class Ends:
 
     def __init__(self, schema: Schema | None) -> None:
         self.known = schema is not None
-        names = (
-            {"terminated", "truncated"}
+        self._shapes = (
+            {"terminated": (), "truncated": ()}
             if schema is None
-            else {field.name for field in schema.fields if not field.shape}
+            else {field.name: field.shape for field in schema.fields if field.name in END_FIELDS}
         )
-        self.stored = frozenset(names & {"terminated", "truncated"})
-        self.done = "done" in names
+        self.stored = frozenset(self._shapes.keys() & {"terminated", "truncated"})
+        self.done = "done" in self._shapes
+
+    def value(self, name: str, said: bool) -> Any:
+        """Return what a step stores in a field for True or False, in the field's shape."""
+        shape = self._shapes[name]
+        return np.full(shape, said) if shape else said
+
+    def _column(self, name: str, said: Bools) -> Bools:
+        """As `value`, for many steps."""
+        shape = self._shapes[name]
+        return said.reshape(len(said), *shape) if shape else said
 
     def into(self, step: dict[str, Any], terminated: object, truncated: object) -> int:
         """Add the missing fields to ``step``. Return the flags beside its fields."""
@@ -62,11 +72,11 @@ class Ends:
         ):
             if name in self.stored:
                 if name not in step:
-                    step[name] = said if said is False else _one_ended(name, said)
+                    step[name] = self.value(name, said is not False and _one_ended(name, said))
             elif said is not False and _one_ended(name, said):
                 flags |= flag
         if self.done and "done" not in step:
-            step["done"] = _one_ended("terminated", terminated)
+            step["done"] = self.value("done", _one_ended("terminated", terminated))
         return flags
 
     def into_columns(
@@ -90,14 +100,15 @@ class Ends:
         ):
             if name in self.stored:
                 if name not in batch:
-                    batch[name] = _ended(name, said, count_of(batch))
+                    batch[name] = self._column(name, _ended(name, said, count_of(batch)))
             elif said is not False:
                 ended = _ended(name, said, count_of(batch))
                 if ended.tobytes().strip(b"\0"):
                     flagged = ended * np.int64(flag)
                     flags = flagged if flags is None else flags | flagged
         if self.done and "done" not in batch:
-            batch["done"] = _ended("terminated", terminated, count_of(batch))
+            ended = _ended("terminated", terminated, count_of(batch))
+            batch["done"] = self._column("done", ended)
         return flags
 
 

@@ -146,6 +146,7 @@ class Inserter:
             def check(step_packer: StepPacker) -> None:
                 _, _, flags, _ = step_packer.steps(batch, final_obs, said)
                 self._priorities(priority, len(flags))
+                stream_names(stream, len(flags), ())
 
             self._begin(schema_of_columns(batch), check)
         staged = table_state.staged

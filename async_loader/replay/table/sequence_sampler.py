@@ -153,8 +153,12 @@ class SequenceSampler(InnerSampler):
             made["first"], made["position"] = ids[rows], self._position[rows]
         return made
 
-    def begin_at(self, saved: Mapping[str, Any]) -> None:
-        """Count steps from where they were counted in a save, before `insert` is told of them."""
+    def begin_at(self, saved: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Count steps from where they were counted in a save, before `insert` is told of them.
+
+        ``state``: what the sampler goes on with, a part of a `state`.
+        """
+        self.sampler.restore({**self.sampler.state(), **state})
         if "first" in saved:
             rows = saved["first"] % len(self._seen)
             self._seen[rows] = -2 - saved["first"]

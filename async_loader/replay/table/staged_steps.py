@@ -99,6 +99,7 @@ class StagedSteps:
         "_seen",
         "_size",
         "_step_packer",
+        "_step_width",
         "_waiters",
         "_width",
         "count",
@@ -110,6 +111,8 @@ class StagedSteps:
         self._lock, self._waiters = lock, waiters
         fields = step_packer.schema.fields
         self._width = len(fields)
+        # A step whose end is an array is written at once: here it would be compared as bytes.
+        self._step_width = -1 if any(fields[i].shape for i in step_packer.ends) else self._width
         self._get = _getter([field.name for field in fields])
         self._get_batch = _getter([fields[i].name for i in order(step_packer)])
         self._kinds = [_kind(field) for field in fields]
@@ -180,7 +183,7 @@ class StagedSteps:
         ``table``: that of the lock. It holds these steps, so they hold no reference to it. The
         other parameters are as in `Inserter.add`.
         """
-        if len(step) != self._width or type(step) is not dict:
+        if len(step) != self._step_width or type(step) is not dict:
             return NOT_STAGED
         try:
             values = list(self._get(step))

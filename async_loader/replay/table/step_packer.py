@@ -193,9 +193,9 @@ class StepPacker:
         flags = np.zeros(len(columns[0]), np.int64) if said is None else said
         for place, flag in ((self.terminated, TERMINATED), (self.truncated, TRUNCATED)):
             if place >= 0:
-                flags = flags | (columns[place] != 0) * flag
+                flags = flags | _says(columns[place]) * flag
         if self.done >= 0:
-            flags = flags | ((columns[self.done] != 0) & (flags & TRUNCATED == 0)) * TERMINATED
+            flags = flags | (_says(columns[self.done]) & (flags & TRUNCATED == 0)) * TERMINATED
         return flags
 
     def check_ends(self, flags: Ids, has_final: Bools) -> Ids:
@@ -279,9 +279,17 @@ class StepPacker:
 def end_fields(schema: Schema) -> tuple[int, int, int]:
     """Return the positions of `terminated`, `truncated` and `done`; -1 for fields that the schema
     lacks. See NOTE [done].
+
+    Each is one number, which may have a shape: TorchRL's are ``[1]``.
     """
-    numbers = {field.name: i for i, field in enumerate(schema.fields) if field.shape == ()}
-    return numbers.get("terminated", -1), numbers.get("truncated", -1), numbers.get("done", -1)
+    places = {field.name: i for i, field in enumerate(schema.fields)}
+    return places.get("terminated", -1), places.get("truncated", -1), places.get("done", -1)
+
+
+def _says(column: Array) -> Bools:
+    """Return whether each step of an end field says that its episode ends."""
+    says: Bools = column.reshape(len(column)) != 0
+    return says
 
 
 def rows_of(value: Any, what: str) -> int:

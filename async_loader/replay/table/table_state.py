@@ -177,8 +177,14 @@ class TableState(TableAccess):
             known = self.sequence_samplers.get(view)
             return self.follow(view) if known is None else known
 
-    def follow(self, view: Sequences, saved: Mapping[str, Any] | None = None) -> SequenceSampler:
-        """Make the sampler of a view, which counts steps as a save did, if one is given.
+    def follow(
+        self,
+        view: Sequences,
+        saved: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> SequenceSampler:
+        """Make the sampler of a view, which counts steps as a save did, if one is given, and goes
+        on with its ``state``.
 
         Under the lock. Raises what `sequence_sampler` raises.
         """
@@ -189,7 +195,7 @@ class TableState(TableAccess):
         (seeds,) = self.seeds.spawn(1)
         made = self.in_sequences(view, like(self.sampler), seeds)
         if saved is not None:
-            made.begin_at(saved)
+            made.begin_at(saved, state or {})
         self.attach(made)
         self.sequence_samplers[view] = made
         return made
