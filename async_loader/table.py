@@ -327,7 +327,8 @@ class Table(Protocol):
         """Make a source of the table, for a loader.
 
         Steps of a policy more than ``max_lag`` versions behind the newest are not drawn. The
-        newest is the largest that was stored, or that was published to the table's feeder.
+        newest is the largest that could be drawn so far, or that was published to the table's
+        feeder.
         """
 
     def get(self, index: Any, *, view: View | None = None) -> Batch:

@@ -662,11 +662,11 @@ class ReplayBuffer(Table):
             priorities.
         max_lag : int, optional
             Leave out the steps of policies that are more than ``max_lag`` versions behind the
-            newest: the largest ``policy_version`` stored so far, or told by `published` of the
-            source. The field may have another name that ends with ``_version``, if there is only
-            one. The source has a sampler of its own then, with the settings of the table's unless
-            ``sampler`` is given. What it leaves out is counted: ``stats().stale``. A step counts by
-            the version that it came with, whatever `update` makes of the field.
+            newest: the largest ``policy_version`` that could be drawn so far, or told by
+            `published` of the source. The field may have another name that ends with ``_version``,
+            if there is only one. The source has a sampler of its own then, with the settings of the
+            table's unless ``sampler`` is given. What it leaves out is counted: ``stats().stale``. A
+            step counts by the version that it came with, whatever `update` makes of the field.
 
         Raises
         ------

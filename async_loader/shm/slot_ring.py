@@ -8,8 +8,8 @@ a thread that holds one of ours. What is called then is the ``append`` of a dequ
 Python, in which a signal could be handled: its exception would be swallowed, and the slot lost.
 
 # NOTE [the slot that came back last comes next]
-Its bytes are in a cache still. Batches of 14 MB that are written to six slots in turn take 1.3 times
-as long to make and to read as in two of them. (See also shared/batch_ring.py of the feeder.)
+Its bytes are in a cache still. Batches of 14 MB that are written to six slots in turn take 1.3
+times as long to make and to read as in two of them. (See also shared/batch_ring.py of the feeder.)
 
 # NOTE [what a fork does to leases]
 A forked child shares the slots' pages and holds copies of the parent's tensors. When it drops them

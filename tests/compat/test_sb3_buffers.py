@@ -238,6 +238,28 @@ def test_with_observations_stored_once_all_but_the_newest_are_drawn_while_there_
     same(whole.dones, lean.dones)
 
 
+@pytest.mark.parametrize("unknown", [False, True], ids=["numbers", "NaN"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_observation_that_the_space_rounds_is_still_the_one_that_followed(dtype, unknown):
+    """An environment may give float64 where its space says float32, and NaN."""
+    buffer = ours.ReplayBuffer(50, BOX, ACTIONS["discrete"], "cpu", 1, True)
+    rng = np.random.default_rng(0)
+
+    def seen():
+        obs = rng.normal(size=(1, *BOX.shape)).astype(dtype)
+        if unknown:
+            obs[0, 0] = np.nan
+        return obs
+
+    obs = seen()
+    for _ in range(40):
+        after = seen()
+        buffer.add(obs, after, np.zeros(1, np.int64), np.zeros(1), np.zeros(1, np.bool_), [{}])
+        obs = after
+    assert len(buffer.table) == 39  # the newest waits for the one after it
+    assert not buffer.table.sample(200)["truncated"].any()
+
+
 def test_the_first_transition_can_be_drawn_at_once_and_later_ones_stay_right():
     lean = ours.ReplayBuffer(50, BOX, ACTIONS["discrete"], "cpu", 1, True)
     whole = theirs.ReplayBuffer(50, BOX, ACTIONS["discrete"], "cpu", 1)

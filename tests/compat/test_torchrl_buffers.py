@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader import AsyncDataLoader, Prioritized, Uniform
+from async_loader import AsyncDataLoader, Prioritized, Transitions, Uniform
 from async_loader.compat.torchrl import ReplayBuffer, TensorDictReplayBuffer
 from async_loader.errors import ConfigError, MissingExtra, NotEnoughData
 
@@ -116,6 +117,53 @@ def test_an_update_of_a_step_that_is_gone_changes_no_other():
     assert buffer[2:4].tolist() == [9.0, 10.0]
 
 
+def test_steps_that_the_table_was_given_count_like_others():
+    """As of writers of other processes, of deletes, and of steps that wait for others."""
+    buffer = ReplayBuffer(storage=20, batch_size=4)
+    buffer.extend({"x": torch.arange(10)})
+    buffer.table.extend(x=np.arange(10, 20))
+    assert (len(buffer), buffer.write_count) == (20, 20)
+    assert buffer[12:14]["x"].tolist() == [12, 13]
+    assert buffer[:]["x"].tolist() == list(range(20))
+    buffer.table.delete(np.arange(5))
+    assert buffer[0:3]["x"].tolist() == [5, 6, 7]
+    assert buffer.write_count == 20
+    waiting = ReplayBuffer(storage=20)
+    waiting.extend({"obs": torch.arange(10.0), "reward": torch.zeros(10)})
+    waiting.table.source(view=Transitions(3))
+    assert len(waiting) == 8
+    assert waiting[0:3]["obs"].tolist() == [0.0, 1.0, 2.0]
+    filled = TensorDictReplayBuffer(storage=9, batch_size=2)
+    pytest.importorskip("tensordict")
+    filled.table.extend(obs=np.zeros((5, 3), np.float32))
+    assert filled.sample()["obs"].shape == (2, 3)
+
+
+def test_an_index_may_be_a_mask_a_negative_number_or_of_any_shape():
+    buffer = ReplayBuffer(storage=8)
+    buffer.extend({"x": torch.arange(10), "y": {"z": torch.zeros(10, 3)}})
+    assert buffer[torch.arange(8) > 5]["x"].tolist() == [8, 9]
+    assert buffer[-1]["x"].item() == 9
+    assert buffer[[-8, 3]]["x"].tolist() == [2, 3]
+    assert buffer[torch.tensor([[2, 3], [8, 9]])]["x"].tolist() == [[2, 3], [8, 9]]
+    assert buffer[torch.tensor([[2, 3], [8, 9]])]["y"]["z"].shape == (2, 2, 3)
+    assert buffer[range(4, 6)]["x"].tolist() == [4, 5]
+    assert buffer[[]]["x"].tolist() == []
+    for wrong, text in (
+        (torch.tensor([2.9]), "not float32"),
+        (torch.ones(3, dtype=torch.bool), r"a mask of \[3\] for 8 steps"),
+        (-9, "index -9 of 8 steps"),
+        (1, "1 of 1 steps are gone"),
+    ):
+        with pytest.raises(IndexError, match=text):
+            buffer[wrong]
+    if importlib.util.find_spec("tensordict"):
+        dicts = TensorDictReplayBuffer(storage=9)
+        dicts.extend(steps(5))
+        assert dicts[torch.tensor([[0, 1], [2, 3]])].batch_size == (2, 2)
+        assert dicts[-1].batch_size == ()
+
+
 def test_without_priorities_updates_do_nothing():
     buffer = TensorDictReplayBuffer(storage=9, batch_size=3)
     data = steps(5)
@@ -130,11 +178,32 @@ def test_an_emptied_buffer_has_nothing_and_goes_on():
     buffer = ReplayBuffer(storage=9, batch_size=3)
     buffer.extend(torch.arange(5.0))
     buffer.empty()
-    assert len(buffer) == 0
+    assert (len(buffer), buffer.write_count) == (0, 0)
     with pytest.raises(NotEnoughData):
         buffer.sample()
-    buffer.extend(torch.arange(2.0))
+    assert buffer.extend(torch.arange(2.0)).tolist() == [5, 6]
     assert set(buffer.sample(30).tolist()) == {0.0, 1.0}
+    buffer.empty(empty_write_count=False)
+    buffer.extend(torch.arange(3.0))
+    assert buffer.write_count == 5
+    again = ReplayBuffer(storage=9)
+    again.load_state_dict(buffer.state_dict())
+    assert (len(again), again.write_count) == (3, 5)
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["into a new one", "into a used one"])
+def test_what_is_loaded_is_drawn_by_the_buffers_own_sampler(used):
+    saved = ReplayBuffer(storage=9, sampler=Uniform())
+    saved.extend(torch.arange(5.0))
+    buffer = ReplayBuffer(storage=9, sampler=Prioritized(1.0), batch_size=3)
+    table = buffer.table
+    if used:
+        buffer.extend(torch.arange(3.0))
+    buffer.load_state_dict(saved.state_dict())
+    assert buffer.table is table  # a loader may read it
+    assert buffer.table.sampler.prioritized
+    buffer.update_priority(3, 1e9)
+    assert set(buffer.sample(20).tolist()) == {3.0}
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["into a new one", "into a used one"])

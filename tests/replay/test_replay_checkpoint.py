@@ -23,7 +23,9 @@ from async_loader import (
     Prioritized,
     RankPrioritized,
     RateLimiter,
+    Recency,
     ReplayBuffer,
+    Sequences,
     Transitions,
     Uniform,
 )
@@ -354,6 +356,62 @@ def test_a_sampler_made_as_the_saved_one_goes_on_where_that_was(tmp_path):
     assert same(loaded.sample(20), buffer.sample(20))
     assert debug_state(other).state.sampler.alpha == 0.5
     assert len(other.sample(20)["index"]) == 20
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["from_checkpoint", "load"])
+@pytest.mark.parametrize("capacity", [50, 100, 200])
+@pytest.mark.parametrize("view", [None, Sequences(4)], ids=["steps", "sequences"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Prioritized(beta=Linear(0.0, 1.0, draws=40)),
+        lambda: RankPrioritized(beta=Linear(0.0, 1.0, draws=40)),
+        lambda: Recency(Linear(90.0, 1.0, draws=40)),
+    ],
+    ids=["Prioritized", "RankPrioritized", "Recency"],
+)
+def test_schedules_and_the_largest_priority_go_on_in_any_capacity(
+    make, view, capacity, in_place, tmp_path
+):
+    schema = {"x": np.int64, "terminated": np.bool_}
+
+    def drawn_from(buffer):
+        table_state = debug_state(buffer).state
+        if view is None:
+            return table_state.sampler
+        (one,) = table_state.sequence_samplers.values()
+        return one.sampler
+
+    def add(buffer, count):
+        buffer.extend(x=np.arange(count), terminated=np.arange(count) % 20 == 19, stream=0)
+
+    buffer = ReplayBuffer(100, schema, sampler=make(), view=view, seed=0)
+    add(buffer, 40)
+    prioritized = buffer.sampler.prioritized
+    for _ in range(30):
+        batch = buffer.sample(4)
+        if prioritized and view is None:
+            buffer.update_priorities(batch["index"], np.full(4, 50.0))
+    if prioritized and view is None:
+        buffer.update_priorities(np.arange(40), np.full(40, 0.5))
+    add(buffer, 20)
+    buffer.save(tmp_path)
+    if in_place:
+        loaded = ReplayBuffer(capacity, schema, sampler=make(), view=view, seed=1)
+        add(loaded, 10)
+        loaded.sample(1)
+        loaded.load(tmp_path)
+    else:
+        loaded = ReplayBuffer.from_checkpoint(tmp_path, capacity=capacity)
+    was, now = drawn_from(buffer).state(), drawn_from(loaded).state()
+    assert was["draws"] == now["draws"] == 30
+    assert was.get("largest") == now.get("largest")
+    if type(buffer.sampler) is Prioritized and view is None and capacity >= 100:
+        # steps without a priority have the largest of all
+        left, right = buffer.sample(600), loaded.sample(600)
+        for batch in (left, right):
+            assert (batch["index"] >= 40).mean() > 0.7
+        assert left["weight"].min() == pytest.approx(right["weight"].min())
 
 
 class Mine(Uniform):

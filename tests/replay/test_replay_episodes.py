@@ -4,6 +4,7 @@ resume, refusals.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from async_loader import Field, RateLimiter, ReplayBuffer, Transitions, Uniform
+from async_loader import Field, RateLimiter, ReplayBuffer, Sequences, Transitions, Uniform
 from async_loader.errors import (
     AsyncLoaderError,
     Closed,
@@ -56,6 +59,74 @@ def test_done_ends_the_episode_as_terminated_also_beside_terminated(schema: Any,
         assert (batch["next_obs"] // 3 == batch["obs"] // 3).all()
         assert (batch["discount"][last] == 0).all()
         assert (batch["discount"][~last] > 0).all()
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+@pytest.mark.parametrize("ends", [("terminated", "truncated"), ("done",), ("terminated", "done")])
+@given(
+    over=st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=5, max_size=40),
+    ways=st.lists(st.sampled_from(["add", "append", "extend", "writer extend"]), min_size=1),
+)
+@settings(max_examples=15)
+def test_an_end_field_may_have_a_shape_of_ones(
+    shape: tuple[int, ...], ends: tuple[str, ...], over: list[int], ways: list[str]
+) -> None:
+    """Steps, returns, stacks and sequences are those of a table whose ends are plain numbers."""
+    plain, shaped = (
+        ReplayBuffer(
+            100,
+            {
+                "obs": Field((), np.int64, stack=2),
+                "reward": np.float32,
+                **{name: Field(one, np.bool_) for name in ends},
+            },
+        )
+        for one in ((), shape)
+    )
+    for buffer, one in ((plain, ()), (shaped, shape)):
+        writer, t = buffer.writer(), 0
+        for count, way in enumerate(itertools.cycle(ways), 1):
+            steps = range(t, min(len(over), t + count % 4 + 1))
+            t = steps.stop
+            said = {
+                name: np.array([over[k] == (2 if name == "truncated" else 1) for k in steps])
+                for name in ends
+            }
+            columns = {"obs": np.array(steps), "reward": np.ones(len(steps))}
+            if way == "writer extend" and "terminated" in ends:
+                writer.extend(columns, **{k: v for k, v in said.items() if k != "done"})
+            elif way in ("extend", "writer extend"):
+                rows = {name: value.reshape(-1, *one) for name, value in said.items()}
+                buffer.extend(columns | rows, stream=writer.stream)
+            else:
+                for k, obs in enumerate(steps):
+                    step = {"obs": obs, "reward": 1.0}
+                    if way == "append" and "terminated" in ends:
+                        writer.append(
+                            step, **{n: bool(v[k]) for n, v in said.items() if n != "done"}
+                        )
+                    else:
+                        whole = {n: np.full(one, v[k]) if one else v[k] for n, v in said.items()}
+                        buffer.add(step | whole, stream=writer.stream)
+            if t == len(over):
+                break
+    ids = np.arange(len(over))
+    for view in (None, Transitions(3), Sequences(3)):
+        left, right = plain.get(ids, view=view), shaped.get(ids, view=view)
+        assert left.keys() == right.keys()
+        for name, column in left.items():
+            assert column.tolist() == right[name].reshape(column.shape).tolist(), name
+            assert right[name].shape == column.shape + (shape if name in ends else ())
+
+
+@pytest.mark.parametrize("shape", [(2,), (0,), (1, 3)])
+def test_an_end_field_of_several_numbers_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(SchemaError, match=r"field 'done' has shape .*: it ends the episode"):
+        ReplayBuffer(9, {"x": np.float32, "done": Field(shape, np.bool_)})
+    buffer = ReplayBuffer(9)
+    with pytest.raises(SchemaError, match="give what ends for a part of a step"):
+        buffer.add(x=1.0, terminated=np.zeros(shape, np.bool_))
+    buffer.add(x=1.0, agent_terminated=np.zeros(shape, np.bool_))
 
 
 def test_done_of_a_truncated_step_is_truncated() -> None:
@@ -176,6 +247,16 @@ def test_a_refused_first_step_fixes_no_schema() -> None:
             refused(buffer)
         assert (buffer.schema, buffer.nbytes) == (None, None)
         buffer.add(other=1)
+
+
+def test_a_refused_first_extend_fixes_no_schema() -> None:
+    buffer = ReplayBuffer(9)
+    with pytest.raises(SchemaError, match="2 streams are given for 3 rows"):
+        buffer.extend(x=np.zeros((3, 2)), stream=[0, 1])
+    with pytest.raises(ConfigError, match="a stream is named by"):
+        buffer.extend(x=np.zeros((3, 2)), stream={})
+    assert buffer.schema is None
+    assert len(buffer.extend(x=np.zeros((3, 4), np.float32), stream=[0, 1, 2])) == 3
 
 
 def test_extend_under_a_limiter_says_how_many_rows_are_in_whatever_refuses_the_others(

@@ -1,4 +1,4 @@
-"""Slots come back when the last array on them dies, and the one that came back last is used next."""
+"""Slots come back when the last array on them dies; the one that came back last is used next."""
 
 from async_loader.shm.slot_ring import SlotRing
 

@@ -21,6 +21,7 @@ from async_loader.compat.torchrl.arguments import (
 from async_loader.errors import ConfigError, MissingExtra
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Ids
+from async_loader.replay.buffer import parts_of
 
 _VALUE = "value"
 """The field of steps that are no dicts."""
@@ -85,15 +86,16 @@ class ReplayBuffer:
         self._pin_memory = pin_memory
         self.batch_size = batch_size
         self.table = Table(capacity_of(storage), sampler=sampler_of(sampler), seed=seed)
-        self._last = -1
-        self._kind = "dict"
+        self._before = 0  # steps that count in `write_count` beside the table's
+
+    _kind = "dict"
+    """What the last steps were that came through `add` or `extend`: batches are that too."""
 
     # -- writing -----------------------------------------------------------------------------------
 
     def add(self, data: Any) -> int:
         """Add one step. Return its index."""
-        self._last = self.table.add(self._step(data), priority=self._priority(data, False))
-        return self._last
+        return self.table.add(self._step(data), priority=self._priority(data, False))
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Add many steps: ``[steps, ...]``, or a list of them. Return their indices.
@@ -103,10 +105,7 @@ class ReplayBuffer:
         if isinstance(data, list):
             data = self._stacked(data)
         given = None if update_priority is False else self._priority(data, True)
-        ids = self.table.extend(self._step(data), priority=given, stream=0)
-        if len(ids):
-            self._last = int(ids[-1])
-        return torch.from_numpy(ids)
+        return torch.from_numpy(self.table.extend(self._step(data), priority=given, stream=0))
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Change the priorities of steps. Nothing is done for steps that are gone, and where the
@@ -119,8 +118,10 @@ class ReplayBuffer:
         self.table.update_priorities(ids, values.expand(len(ids)))
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Remove all steps. Indices go on."""
+        """Remove all steps. Indices go on; `write_count` does with ``empty_write_count=False``."""
+        before = 0 if empty_write_count else self.write_count
         self.table.clear()
+        self._before = before
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -157,30 +158,54 @@ class ReplayBuffer:
         info = {"index": batch.pop("index")}
         if "weight" in batch:
             info["priority_weight"] = batch.pop("weight")
-        return self._delivered(batch, count), info
+        return self._delivered(batch, (count,)), info
 
     def __getitem__(self, index: Any) -> Any:
-        """Return steps: by index as `sample` and `extend` tell it, or a slice of all, the oldest
-        first.
+        """Return steps: by index as `sample` and `extend` tell it, of any shape; or out of all,
+        the oldest first: by a slice, a mask or a negative number.
 
         Raises
         ------
         IndexError
-            For a step that is gone.
+            For a step that is gone, and for what is no index.
         """
         ids = self._ids(index)
         found = self.table.get(ids.reshape(-1))
         if len(found["index"]) < ids.size:
             raise IndexError(f"{ids.size - len(found['index'])} of {ids.size} steps are gone")
         del found["index"]
-        batch = _tensors(found)
-        delivered = self._delivered(batch, ids.size)
-        return delivered if ids.ndim else self._first(delivered)
+        batch = _shaped(_tensors(found), ids.shape)
+        return self._delivered(batch, ids.shape)
 
     def _ids(self, index: Any) -> Ids:
         if isinstance(index, slice):
-            return np.arange(self._last + 1 - len(self), self._last + 1)[index]
-        return np.asarray(index, np.int64)
+            return self._all_ids()[index]
+        ids = np.asarray(index)
+        if not ids.size and ids.dtype.kind == "f":  # an empty list
+            ids = ids.astype(np.int64)
+        if ids.dtype.kind == "b":
+            every = self._all_ids()
+            if ids.shape != every.shape:
+                raise IndexError(f"a mask of {list(ids.shape)} for {len(every)} steps")
+            return every[ids]
+        if ids.dtype.kind not in "iu":
+            raise IndexError(f"an index is whole numbers, a mask or a slice, not {ids.dtype}")
+        ids = ids.astype(np.int64)
+        if (ids < 0).any():
+            every = self._all_ids()
+            if (ids < -len(every)).any():
+                raise IndexError(f"index {ids.min()} of {len(every)} steps")
+            ids = np.where(ids < 0, every[np.minimum(ids, -1)], ids)
+        return ids
+
+    def _all_ids(self) -> Ids:
+        """Return the ids of all steps that can be drawn, the oldest first."""
+        state = parts_of(self.table).state
+        if not state.ready:
+            return np.empty(0, np.int64)
+        with state.lock:
+            table = state.own()
+            return np.sort(table.ids[table.items.alive != 0])
 
     def __len__(self) -> int:
         return len(self.table)
@@ -192,8 +217,8 @@ class ReplayBuffer:
 
     @property
     def write_count(self) -> int:
-        """Steps that were ever added."""
-        return self._last + 1
+        """Steps that were added, from the last `empty` on."""
+        return self._before + self.table.stats().inserted
 
     def append_transform(self, transform: Callable[[Any], Any]) -> ReplayBuffer:
         """Have a function change each batch, after those that do."""
@@ -210,14 +235,14 @@ class ReplayBuffer:
             for path, content in files.items()
             if content
         }
-        return {"files": tensors, "last": self._last, "kind": self._kind}
+        return {"files": tensors, "before": self._before, "kind": self._kind}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Become what was saved, within this buffer's capacity."""
         files = {path: one.numpy().tobytes() for path, one in state_dict["files"].items()}
-        self._last, self._kind = state_dict["last"], state_dict["kind"]
+        self._before, self._kind = state_dict.get("before", 0), state_dict["kind"]
         if files:
-            SavedTable(files, None).into(self._load)
+            SavedTable(files, None).into(self.table.load)
         elif self.table.schema is not None:
             self.table.clear()
 
@@ -227,22 +252,14 @@ class ReplayBuffer:
         if self.table.schema is None:
             raise ConfigError("nothing was added yet: there is nothing to save")
         self.table.save(folder / _TABLE)
-        (folder / "kind").write_text(f"{self._kind} {self._last}")
+        (folder / "kind").write_text(f"{self._kind} {self._before}")
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Become what `dumps` saved, within this buffer's capacity."""
         folder = Path(path)
-        self._load(folder / _TABLE)
-        self._kind, last = (folder / "kind").read_text().split()
-        self._last = int(last)
-
-    def _load(self, path: Path) -> None:
-        table = self.table
-        if table.schema is not None:
-            table.load(path)
-            return
-        # a sampler belongs to one table: the checkpoint makes it as it was
-        self.table = Table.from_checkpoint(path, capacity=table.capacity)
+        self.table.load(folder / _TABLE)
+        self._kind, before = (folder / "kind").read_text().split()
+        self._before = int(before)
 
     # -- steps as a table has them -----------------------------------------------------------------
 
@@ -267,15 +284,10 @@ class ReplayBuffer:
             return {key: self._stacked([one[key] for one in steps]) for key in steps[0]}
         return torch.stack([torch.as_tensor(one) for one in steps])
 
-    def _delivered(self, batch: dict[str, Any], count: int) -> Any:
+    def _delivered(self, batch: dict[str, Any], shape: tuple[int, ...]) -> Any:
         if self._kind == "tensordict":
-            return tensordict().TensorDict(batch, batch_size=[count])
+            return tensordict().TensorDict(batch, batch_size=shape)
         return batch[_VALUE] if self._kind == "value" else batch
-
-    def _first(self, batch: Any) -> Any:
-        if isinstance(batch, dict):
-            return {key: self._first(value) for key, value in batch.items()}
-        return batch[0]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(table={self.table!r}, batch_size={self.batch_size})"
@@ -295,6 +307,13 @@ def _tensors(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {key: _tensors(value) for key, value in batch.items()}
     return torch.from_numpy(batch)
+
+
+def _shaped(batch: Any, shape: tuple[int, ...]) -> Any:
+    """Return a batch of rows in another shape, ``()`` for one row."""
+    if isinstance(batch, dict):
+        return {key: _shaped(value, shape) for key, value in batch.items()}
+    return batch.reshape((*shape, *batch.shape[1:]))
 
 
 def _pinned(batch: Any) -> Any:

@@ -25,6 +25,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         As `ReplayBuffer`.
     """
 
+    _kind = "tensordict"
+
     def __init__(self, *, priority_key: str = "td_error", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.priority_key = priority_key

@@ -38,8 +38,9 @@ _NUMBERS = ("generator", "ahead")
 See samplers/random_numbers.py.
 """
 _COUNTS = ("draws", "largest")
-"""The names that samplers give to what holds for any items: how many batches were drawn, as schedules
-count them, and the largest priority ever given, which an item without one gets."""
+"""The names that samplers give to what holds for any items: how many batches were drawn, as
+schedules count them, and the largest priority ever given, which an item without one gets.
+"""
 
 
 def load(
