@@ -147,7 +147,7 @@ class SampleQueue:
         return went
 
     def _attempt(self, table: TableEntry, one: PendingSample) -> bool:
-        """Answer with a batch; return False if there is none yet. It may raise: see `serve`."""
+        """Answer with a batch; return False if there is no batch yet. Errors are for `serve`."""
         if self._server_state.sessions.get(one.session.number) is not one.session:
             return True
         if table.table.schema is None:
