@@ -104,7 +104,7 @@ RANKS["feeder"] = [
     "reserve_descriptor",
     "status wire.bounds wire.codes zmtp.errors shared.offer derived_settings settings_errors "
     "client.forks client.stats server.episode_values",
-    "client client.batch_structure client.notifier client.outbox server.acceptor server.folders "
+    "client client.batch_structure client.notifier client.outbox server.folders "
     "shared.weights_memory "
     "server.policy_lag server.producer_positions server.row_counts",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
@@ -116,14 +116,15 @@ RANKS["feeder"] = [
     "wire",
     "addresses wire_views",
     "client.batch_copies client.errors client.goal_batches client.session client.stream_numbers",
-    "server.background_jobs server.blocked_time server.receipt server.message_queues "
+    "server.background_jobs server.blocked_time server.connection_ends server.receipt "
+    "server.message_queues "
     "server.status_requests "
     "server.producer_streams server.send_buffers",
     "server.table_views server.weights",
     "curve_keys listen_sockets settings",
     "client.calls client.channel client.reader_state client.slots server.insert_slots "
     "server.reader_state",
-    "address_lock curve_auth client.sockets server.insert_queue",
+    "address_lock curve_auth client.sockets server.acceptor server.insert_queue",
     "server.batch_scheduler server.sessions server.sockets",
     "self_test client.io_thread",
     "client.offered_memory",

@@ -214,7 +214,7 @@ class FeederStatus(TypedDict):
         Clients that have ``left``; that ``died``, with writers or readers; and that were ``lost``,
         as nothing came over an open connection.
     sessions : list of SessionStatus
-        128 at most.
+        128 at most; fewer, and fewer names of weights, where a message could not hold them.
     checkpoints : dict of str to CheckpointStatus
         By table, of a feeder with ``checkpoint: {every_s, path}``, and of a shard of a cluster.
     weights : dict of str to int

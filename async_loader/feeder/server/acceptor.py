@@ -8,8 +8,11 @@ import socket
 from collections.abc import Callable, Iterator
 from enum import Enum
 
+from async_loader.feeder.addresses import parse
+from async_loader.feeder.listen_sockets import listen
 from async_loader.feeder.reserve_descriptor import NO_ROOM, ReserveDescriptor
 
+Bind = Callable[[str], tuple[socket.socket, str]]
 _AT_ONCE = 16
 """Connections of one listening socket before the others: a handshake with keys costs 0.3 ms."""
 REST_S = 0.5
@@ -45,10 +48,17 @@ class Acceptor:
         self._reserve.refill()
         self.turned_away = 0
 
-    def add(self, plane: Enum, listener: socket.socket) -> int:
-        """Accept connections of a plane there; return what to poll for reading."""
+    def listen(self, plane: Enum, where: str, bind: Bind | None = None) -> tuple[int, str]:
+        """Accept connections of a plane at an endpoint, or at the socket that ``bind`` returns.
+
+        Returns
+        -------
+        tuple of int and str
+            What to poll for reading, and the endpoint at which clients find it.
+        """
+        listener, found = listen(parse(where)) if bind is None else bind(plane.value)
         self._listeners[listener.fileno()] = listener, plane
-        return listener.fileno()
+        return listener.fileno(), found
 
     def __contains__(self, fd: int) -> bool:
         return fd in self._listeners

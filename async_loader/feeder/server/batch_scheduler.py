@@ -9,6 +9,7 @@ reader before them has. Where draws use nothing up, all readers draw.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
@@ -19,10 +20,18 @@ from async_loader.feeder.server.outgoing_batches import OutgoingBatch, RequeuedR
 from async_loader.feeder.server.reader_state import ReaderState, schema_of_batches
 from async_loader.feeder.server.send_buffers import send_buffer_for
 from async_loader.feeder.server.table_views import TableViews
-from async_loader.feeder.wire import MOST_AHEAD, BatchForm, ErrorCode, Limits, OpenReader
+from async_loader.feeder.wire import (
+    MOST_AHEAD,
+    BatchForm,
+    ErrorCode,
+    Limits,
+    OpenReader,
+    check_travels,
+)
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.schema import Schema
 
+_log = logging.getLogger("async_loader")
 MOST_SAMPLERS = 16
 Send = Callable[[ReaderState, OutgoingBatch], bool]
 
@@ -68,7 +77,7 @@ class BatchScheduler:
         ConfigError
             If this table can never serve the view.
         Malformed
-            TOO_LARGE, if a batch does not fit into a message; LIMIT.
+            TOO_LARGE, if a batch, or its schema, does not fit into a message; LIMIT.
         """
         view = self.views.of(wanted.view)
         itself = wanted.sampler is not None or wanted.max_lag is not None
@@ -76,7 +85,9 @@ class BatchScheduler:
             self._check_samplers()
 
         def check(schema: Schema) -> None:
-            form = BatchForm.of(schema_of_batches(self.table, schema), wanted.batch_size)
+            batches = schema_of_batches(self.table, schema)
+            check_travels(batches, f"batches of table {self.name!r}", self._limits.control_bytes)
+            form = BatchForm.of(batches, wanted.batch_size)
             if not shared:
                 self._check(form)
 
@@ -274,10 +285,16 @@ class BatchScheduler:
         try:
             return self._next(reader, may_draw)
         except (ConfigError, Closed) as error:
-            self._leave_ready_queue(reader)
-            reader.granted = reader.sent
-            self._failed.append((reader, str(error)))
-            return None
+            self._give_up(reader, str(error))
+        except Exception as error:  # of one reader: it must end neither the others nor the loop
+            _log.exception("a batch of table %r could not be drawn", self.name)
+            self._give_up(reader, f"{type(error).__name__}: {error}; the server's log has more")
+        return None
+
+    def _give_up(self, reader: ReaderState, reason: str) -> None:
+        self._leave_ready_queue(reader)
+        reader.granted = reader.sent
+        self._failed.append((reader, reason))
 
     def _next(self, reader: ReaderState, may_draw: bool) -> OutgoingBatch | None:
         """Return the reader's next batch, if there is one."""
@@ -350,7 +367,7 @@ class BatchScheduler:
     def _why_not(self, reader: ReaderState) -> str | None:
         try:
             return reader.drawing.why_not(reader.batch_size)
-        except (ConfigError, Closed) as error:
+        except Exception as error:
             return str(error)
 
     def left_s(self, now: float) -> float | None:

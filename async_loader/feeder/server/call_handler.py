@@ -45,6 +45,7 @@ from async_loader.feeder.wire import (
     Saved,
     Type,
     Update,
+    check_travels,
     spec_of,
     tensors_of,
 )
@@ -80,7 +81,7 @@ class CallHandler:
             jobs,
             folders,
         )
-        self.samples = SampleQueue(server_state, dispatcher)
+        self.samples, self.fault = SampleQueue(server_state, dispatcher), dispatcher.fault
         self._answers: dict[Type, Callable[[Session, Message, TableEntry], Message | None]] = {
             Type.ABOUT: self._about,
             Type.CLEAR: self._clear,
@@ -150,8 +151,11 @@ class CallHandler:
     def _get(self, session: Session, message: Message, table: TableEntry) -> Message:
         body = message.body
         assert isinstance(body, Get)
-        view = table.scheduler.views.of(body.view)
-        batch = table.buffer.get(_ids(message), view=view)
+        view, ids = table.scheduler.views.of(body.view), _ids(message)
+        if table.table.schema is not None:  # before they are read: one id may be named many times
+            there = table.table.count_there(ids)
+            self._check_size(BatchForm.of(table.table.shown(view), max(1, there)), there)
+        batch = table.buffer.get(ids, view=view)
         table.scheduler.views.use(view)
         structure = tree.structure_of(batch)
         columns = [np.ascontiguousarray(one) for one in tree.leaves(batch, structure)]
@@ -161,6 +165,7 @@ class CallHandler:
             structure,
             tuple(Field(name=name, shape=one.shape[1:], dtype=one.dtype) for name, one in fields),
         )
+        check_travels(schema, f"rows of table {table.name!r}")
         form = BatchForm.of(schema, max(1, rows))
         self._check_size(form, rows)
         shown = table.buffer.view if view is None else view
@@ -238,7 +243,10 @@ class CallHandler:
         def over(result: Done | BaseException) -> None:
             table.rests = False
             if not isinstance(result, BaseException):
-                self._begin_anew(table)
+                try:
+                    self._begin_anew(table)
+                except Exception as error:  # it is called by the loop, which goes on
+                    result = self.fault(message.type.name, error)
             self._over(session, message, result)
 
         def work() -> Done:
@@ -273,7 +281,7 @@ class CallHandler:
             except BaseException as fault:
                 error = Malformed(f"{type(fault).__name__}: {fault}", ErrorCode.INTERNAL)
             result = Error.of(ErrorCode(error.code), str(error), error.expected)
-        self._dispatcher.send(session, Plane.CONTROL, message.reply(result))
+        self._dispatcher.answer(session, Plane.CONTROL, message.reply(result))
 
 
 def _ids(message: Message) -> Any:

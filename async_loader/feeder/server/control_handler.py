@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Literal
@@ -10,9 +11,15 @@ from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.plain_values import sampler_said
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.insert_queue import WriterState
-from async_loader.feeder.server.pending import PendingCloses, PendingReplies, PendingReply
+from async_loader.feeder.server.pending import (
+    Answer,
+    PendingCloses,
+    PendingReplies,
+    PendingReply,
+)
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
+from async_loader.feeder.server.status import fitting
 from async_loader.feeder.server.weights import WeightsReceipt
 from async_loader.feeder.wire import (
     NEWEST,
@@ -36,11 +43,13 @@ from async_loader.feeder.wire import (
     Welcome,
     Writer,
     agree,
+    check_travels,
     schema_of,
     spec_of,
 )
 
 _MOST_WAITS = 1 << 16
+_BESIDE_STATUS = 16  # bytes of STATUS_REPLY
 Late = Iterator[tuple[Session, Message]]
 
 
@@ -81,7 +90,7 @@ class ControlHandler:
             Type.CLOSE_WRITER: self._close_writer,
             Type.OPEN_READER: self._open_reader,
             Type.CLOSE_READER: self._close_reader,
-            Type.STATUS: lambda session, message: message.reply(StatusReply(status=self._status())),
+            Type.STATUS: self._tell_status,
             Type.PUBLISH: self._publish,
             Type.LATEST: self._latest,
             Type.DRAIN: self._drain,
@@ -153,7 +162,7 @@ class ControlHandler:
         if before is not None:
             self._pending_closes.drop(before)
             before.insert_queue.leave(before)
-        session.check_room()
+        session.check_room("writers")
         new = served.table.schema is None
         schema = None if body.schema is None else schema_of(body.schema)
         if server_state.authenticator is not None and not server_state.authenticator.owns(
@@ -164,6 +173,9 @@ class ControlHandler:
                 "own"
             )
             raise Malformed(text, ErrorCode.UNAUTHORIZED)
+        limits, agreed = server_state.limits, served.table.schema or schema
+        if agreed is not None:  # before the table has it for ever
+            check_travels(agreed, f"table {served.name!r}", limits.control_bytes)
         try:
             writer, resumed = served.insert_queue.open(
                 session.number, number, body.producer, body.epoch, schema
@@ -205,37 +217,53 @@ class ControlHandler:
         assert isinstance(wanted, OpenReader)
         self._check_stays()
         served = self._server_state.table(wanted.table)
+        key = session.number, message.number
+        before = self._waits.get(key)
         self._end_reader(session, message.number)
-        session.check_room()
+        session.check_room("readers")
         if served.table.schema is not None:
             return self._reader(session, message, wanted)
 
         def answer(over: bool) -> Message | None:
             if served.table.schema is not None:
-                return self._told(message, lambda: self._reader(session, message, wanted))
+                return self._reader(session, message, wanted)
             text = f"table {wanted.table!r} has no schema yet: the first writer brings it"
             return message.reply(Error.of(ErrorCode.TIMEOUT, text)) if over else None
 
         until = None if wanted.timeout_s is None else self._server_state.clock() + wanted.timeout_s
-        self._wait(PendingReply(session, served, answer, until), (session.number, message.number))
+        if before is not None and before.message.body == wanted:
+            until = before.until  # asked for again: the time that it may take goes on
+        self._wait(session, served, message, answer, until, key)
         return None
 
-    def _told(self, message: Message, make: Callable[[], Message]) -> Message:
-        """Return a late answer; an ERROR if ``make`` raises."""
+    def _told(self, message: Message, make: Answer, over: bool) -> Message | None:
+        """Return a late answer, or ``None``: not yet; an ERROR if ``make`` raises."""
         try:
-            return make()
+            return make(over)
         except Malformed as error:
-            return message.reply(Error.of(ErrorCode(error.code), str(error), error.expected))
+            refusal = error
         except AsyncLoaderError as error:
-            return message.reply(Error.of(ErrorCode.UNSUPPORTED, str(error)))
+            refusal = Malformed(str(error), ErrorCode.UNSUPPORTED)
+        except Exception as error:
+            refusal = self._calls.fault(message.type.name, error)
+        return message.reply(Error.of(ErrorCode(refusal.code), str(refusal), refusal.expected))
 
-    def _wait(self, wait: PendingReply, key: Hashable = None) -> None:
+    def _wait(
+        self,
+        session: Session,
+        what: Hashable,
+        message: Message,
+        answer: Answer,
+        until: float | None,
+        key: Hashable = None,
+    ) -> None:
         if len(self._waits) >= _MOST_WAITS:
             raise Malformed(
                 f"{_MOST_WAITS} requests wait here, which is the limit: ask later",
                 ErrorCode.LIMIT,
             )
-        self._waits.add(wait, key)
+        told = functools.partial(self._told, message, answer)
+        self._waits.add(PendingReply(session, what, message, told, until), key)
 
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
         scheduler = self._server_state.table(wanted.table).scheduler
@@ -304,12 +332,15 @@ class ControlHandler:
         now = answer(wanted.timeout_s is None)
         if now is None:
             assert wanted.timeout_s is not None
-            self._wait(
-                PendingReply(
-                    session, wanted.name, answer, self._server_state.clock() + wanted.timeout_s
-                )
-            )
+            until = self._server_state.clock() + wanted.timeout_s
+            self._wait(session, wanted.name, message, answer, until)
         return now
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    def _tell_status(self, session: Session, message: Message) -> Message:
+        room = self._server_state.limits.control_bytes - _BESIDE_STATUS
+        return message.reply(StatusReply(status=fitting(self._status(), room)))
 
     # -- later -------------------------------------------------------------------------------------
 

@@ -86,10 +86,14 @@ class Dispatcher:
                 self.ports.refused(route)
             self._answer_error(plane, route, message, error)
         except Exception as error:  # a fault of this package must not end the others
-            self.counters.faults += 1
-            log.exception("the feeder could not answer %s", message.type.name)
-            text = f"{type(error).__name__}: {error}; the server's log has more"
-            self._answer_error(plane, route, message, Malformed(text, ErrorCode.INTERNAL))
+            self._answer_error(plane, route, message, self.fault(message.type.name, error))
+
+    def fault(self, what: str, error: Exception) -> Malformed:
+        """Count and log an unexpected exception while ``what`` was answered; return its ERROR."""
+        self.counters.faults += 1
+        log.error("the feeder could not answer %s", what, exc_info=error)
+        text = f"{type(error).__name__}: {error}; the server's log has more"
+        return Malformed(text, ErrorCode.INTERNAL)
 
     def _handle(
         self, plane: Plane, route: PeerConnection, message: Message, handle: Handle
@@ -120,19 +124,49 @@ class Dispatcher:
         self.counters.refused(error.code)
         answer = refuse(error)
         if answer is not None:
-            self._send(plane, route, answer)
+            self._send(plane, route, answer, is_answer=True)
+
+    def answer(self, session: Session, plane: Plane, reply: Message) -> bool:
+        """Send an answer; return whether it was taken. An ERROR goes out if it cannot be encoded.
+
+        It raises no exception, since it is called outside of `receive` too, and one answer must
+        not end the loop. A peer that has too many answers waiting loses its connection, so that
+        its client asks again: a lost answer would leave it waiting.
+        """
+        route = session.routes.get(plane)
+        if route is None:
+            return False
+        try:
+            return self._send(plane, route, reply, is_answer=True)
+        except Malformed as error:
+            refusal = error
+        except Exception as error:
+            refusal = self.fault(reply.type.name, error)
+        self.counters.refused(refusal.code)
+        body = Error.of(ErrorCode(refusal.code), str(refusal), refusal.expected)
+        self._send(plane, route, reply.reply(body), is_answer=True)
+        return False
+
+    def has_room(self, session: Session, plane: Plane, nbytes: int) -> bool:
+        """Return whether a message of ``nbytes`` can wait to be sent. If not, the loop makes a
+        round when some of what waits was sent.
+        """
+        route = session.routes.get(plane)
+        return route is None or self.ports.has_room(plane, route, nbytes)
 
     def send(self, session: Session, plane: Plane, message: Message) -> bool:
-        """Send over the session's route; return whether it was taken."""
+        """Send over the session's route; return whether it was taken. Raises Malformed."""
         route = session.routes.get(plane)
         return route is not None and self._send(plane, route, message)
 
-    def _send(self, plane: Plane, route: PeerConnection, message: Message) -> bool:
+    def _send(
+        self, plane: Plane, route: PeerConnection, message: Message, is_answer: bool = False
+    ) -> bool:
         frames = encode(message)
         nbytes = sum(
             [len(frame) if type(frame) is bytes else memoryview(frame).nbytes for frame in frames]
         )
-        if not self.ports.send(plane, route, frames, nbytes):
+        if not self.ports.send(plane, route, frames, nbytes, is_answer):
             return False
         self.counters.went_out(plane, nbytes)
         return True

@@ -14,6 +14,7 @@ from typing import Any
 
 from async_loader.errors import Closed
 from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.feeder.server.acceptor import Bind
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.control_handler import ControlHandler
@@ -26,7 +27,7 @@ from async_loader.feeder.server.kernel_warmup import KernelWarmup
 from async_loader.feeder.server.periodic_saves import PeriodicSaves
 from async_loader.feeder.server.pull_handler import PullHandler, SharedMemoryAcceptor
 from async_loader.feeder.server.sessions import Session
-from async_loader.feeder.server.sockets import Bind, ServerSockets
+from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import status_of
 from async_loader.feeder.server.status_requests import StatusRequests
@@ -181,6 +182,9 @@ class Server:
             if what == self._bell.fileno():
                 self._bell.clear()
             elif self._memory_acceptor is not None and what in self._callers:
+                # It may be closed now, and the next caller get its number: it is watched anew.
+                self._sockets.unwatch(what)
+                self._callers.discard(what)
                 self._memory_acceptor.handle(what)
 
     def _hear_callers(self, memory_acceptor: SharedMemoryAcceptor) -> None:
@@ -226,7 +230,7 @@ class Server:
         if begun:
             self._serve_tables()
         for session, answer in self._control_handler.late_answers():
-            self._dispatcher.send(session, Plane.CONTROL, answer)
+            self._dispatcher.answer(session, Plane.CONTROL, answer)
         if heard_all:  # after a pause of this process, all waiting messages come first
             self._let_go()
 
@@ -280,7 +284,7 @@ class Server:
         if message.type is not Type.PING:
             reply = self._control_handler.answer(session, message)
             if reply is not None:
-                self._dispatcher.send(session, Plane.CONTROL, reply)
+                self._dispatcher.answer(session, Plane.CONTROL, reply)
 
     def _let_go(self) -> None:
         for session in self._server_state.sessions.silent():
@@ -296,7 +300,7 @@ class Server:
             self._calls.samples.end(table, reason)
             self._pull_handler.end(table, reason)
             for session, answer in self._control_handler.end_table(table, reason):
-                self._dispatcher.send(session, Plane.CONTROL, answer)
+                self._dispatcher.answer(session, Plane.CONTROL, answer)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -360,7 +364,7 @@ class Server:
             *self._control_handler.late_answers(),
             *self._control_handler.last_answers(reason),
         ]:
-            self._dispatcher.send(session, Plane.CONTROL, answer)
+            self._dispatcher.answer(session, Plane.CONTROL, answer)
         for session in self._server_state.sessions:
             self._dispatcher.tell(session, Plane.CONTROL, 0, 0, End(reason=reason, count=0))
 

@@ -41,6 +41,8 @@ class PeerConnection:
 
     Attributes
     ----------
+    awaited : bool
+        Whether a message waits until there is room for it among those to be sent.
     heard : float
         When bytes came last.
     listed : bool
@@ -64,6 +66,7 @@ class PeerConnection:
         "_out",
         "_put",
         "_sent",
+        "awaited",
         "connection",
         "deaf",
         "ended",
@@ -82,7 +85,7 @@ class PeerConnection:
     def __init__(self, sock: socket.socket, plane: Any, connection: Connection, now: float) -> None:
         self.sock, self.plane, self.connection = sock, plane, connection
         self.since = self.heard = now
-        self.known = self.listed = self.paused = self.deaf = self.ended = False
+        self.known = self.listed = self.paused = self.deaf = self.ended = self.awaited = False
         self.refusals = self.mask = self.turn = 0
         self._out: deque[memoryview] = deque()
         self._ends: deque[int] = deque()  # end of each waiting message, in bytes since the start
@@ -103,6 +106,11 @@ class PeerConnection:
         """Bytes that wait to be sent, with those of the protocol."""
         return self._put - self._sent
 
+    def full(self, nbytes: int, most: int, most_bytes: int) -> bool:
+        """Return whether too much waits to be sent for another message of ``nbytes``."""
+        waits = self._put - self._sent
+        return waits > 0 and (len(self._ends) >= most or waits + nbytes > most_bytes)
+
     def read(self, scratch: bytearray, most: int, most_bytes: int) -> bool:
         """Receive bytes, within a turn; return False if the peer has closed.
 
@@ -113,7 +121,7 @@ class PeerConnection:
         OSError, ProtocolError
         """
         connection, left = self.connection, _TURN_BYTES
-        while left > 0 and not self.full(most, most_bytes):
+        while left > 0 and not self.holds(most, most_bytes):
             space = connection.space(scratch)
             try:
                 count = self.sock.recv_into(space)
@@ -127,7 +135,7 @@ class PeerConnection:
             left -= count
         return True
 
-    def full(self, most: int, most_bytes: int) -> bool:
+    def holds(self, most: int, most_bytes: int) -> bool:
         """Return whether enough waits to be taken."""
         connection = self.connection
         return (
@@ -229,13 +237,19 @@ class PeerConnection:
                 self._hang_up()
                 return True
             self._sent += sent
+            while self._ends and self._ends[0] <= self._sent:
+                self._ends.popleft()
             while sent and sent >= len(out[0]):
                 sent -= len(out.popleft())
             if sent:
                 out[0] = out[0][sent:]
-        while self._ends and self._ends[0] <= self._sent:
-            self._ends.popleft()
-        return not out
+        return True
+
+    def empty(self, scratch: bytearray) -> None:
+        """Read and drop all bytes: a close with unread ones could lose what was sent last."""
+        with contextlib.suppress(OSError):
+            while self.sock.recv_into(scratch) == len(scratch):
+                continue
 
     def forget(self) -> None:
         """Drop received messages that were not taken."""
@@ -259,25 +273,3 @@ def flush_all(links: Iterable[PeerConnection], until: float) -> None:
                 if waiting[fd].flush():
                     epoll.unregister(fd)
                     del waiting[fd]
-
-
-def look_for_silent(
-    mortal: dict[PeerConnection, None], now: float
-) -> tuple[list[PeerConnection], float]:
-    """Return connections whose time to live is over, and when the next one may be.
-
-    Unread bytes count as a sign of life. Connections without a time to live leave ``mortal``.
-    """
-    silent, ends = [], []
-    for link in list(mortal):
-        ttl_s = link.connection.ttl_s
-        if ttl_s is None:
-            del mortal[link]
-            continue
-        if link.paused or (link.heard + ttl_s <= now and link.readable()):
-            link.heard = now
-        if link.heard + ttl_s <= now:
-            silent.append(link)
-        else:
-            ends.append(link.heard + ttl_s)
-    return silent, min(ends, default=now)

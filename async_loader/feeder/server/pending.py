@@ -25,12 +25,15 @@ class PendingReply:
     ----------
     what : hashable
         News of this may bring the answer.
+    message : Message
+        The request.
     until : float | None
         On the server's clock.
     """
 
     session: Session
     what: Hashable
+    message: Message
     answer: Answer
     until: float | None
 
@@ -56,6 +59,10 @@ class PendingReplies:
         self._waits[self._numbers if key is None else key] = wait
         if wait.until is not None and (self._due is None or wait.until < self._due):
             self._due = wait.until
+
+    def get(self, key: Hashable) -> PendingReply | None:
+        """Return the request of a key."""
+        return self._waits.get(key)
 
     def drop(self, key: Hashable) -> None:
         """Forget a request."""
@@ -126,8 +133,10 @@ class PendingCloses:
         self._waiting: dict[WriterState, PendingClose] = {}
 
     def add(self, writer: WriterState, message: Message, last: int, now: float) -> None:
-        """Close a writer after its ``last`` inserts."""
-        self._waiting[writer] = PendingClose(message, last, now)
+        """Close a writer after its ``last`` inserts. Asked again, it has no more time for them."""
+        before = self._waiting.get(writer)
+        asked = now if before is None or before.last != last else before.asked
+        self._waiting[writer] = PendingClose(message, last, asked)
 
     def drop(self, writer: WriterState) -> None:
         """Forget a writer without an answer."""

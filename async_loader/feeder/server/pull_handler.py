@@ -79,11 +79,11 @@ class PullHandler:
         if isinstance(body, OfTable):
             answer = self._calls.answer(session, message)
             if answer is not None:
-                self._dispatcher.send(session, Plane.PULL, answer)
+                self._dispatcher.answer(session, Plane.PULL, answer)
             return
         reader = session.readers.get(message.number)
         if isinstance(body, Totals):
-            self._dispatcher.send(session, Plane.PULL, message.reply(_totals(reader)))
+            self._dispatcher.answer(session, Plane.PULL, message.reply(_totals(reader)))
             return
         if isinstance(body, Pull | Priorities | Return) and reader is None:
             raise Malformed(
@@ -97,7 +97,7 @@ class PullHandler:
             reader.grant(body.granted, body.received if message.sequence > reader.opening else 0)
             reader.scheduler.want(reader, session.heard)
         elif reader is not None and isinstance(body, Priorities):
-            self._dispatcher.send(session, Plane.PULL, message.reply(self._applied(reader, body)))
+            self._dispatcher.answer(session, Plane.PULL, message.reply(self._applied(reader, body)))
         elif reader is not None and isinstance(body, Return):
             reader.scheduler.give_back(reader, body.leases.tolist())
         else:

@@ -128,9 +128,17 @@ class SampleQueue:
         waiting, now, went = self._asked.get(table) or [], self._server_state.clock(), 0
         left: list[PendingSample] = []
         for one in waiting:
-            done = may_draw and not table.rests and self._attempt(table, one)
+            try:
+                done = may_draw and not table.rests and self._attempt(table, one)
+                over = done or self._gave_up(table, one, now)
+            except (AsyncLoaderError, OSError) as error:
+                done = over = True
+                self._refuse(one, refused(error))
+            except Exception as error:  # of one call: it must end neither the others nor the loop
+                done = over = True
+                self._refuse(one, self._dispatcher.fault(one.message.type.name, error))
             went += done
-            if done or self._gave_up(table, one, now):
+            if over:
                 continue
             left.append(one)
             may_draw = may_draw and not table.table.uses_up
@@ -139,20 +147,21 @@ class SampleQueue:
         return went
 
     def _attempt(self, table: TableEntry, one: PendingSample) -> bool:
-        """Answer with a batch or an error; return False if there is no batch yet."""
+        """Answer with a batch; return False if there is no batch yet. Errors are for `serve`."""
         if self._server_state.sessions.get(one.session.number) is not one.session:
             return True
-        try:
-            if table.table.schema is None:
-                return False
-            reader = self._reader(table, one)
-            shared = reader.has_slot
-            outgoing_batch = table.scheduler.draw(reader)
-            if outgoing_batch is None:
-                return False
-            self._hand_over(table, one, reader, outgoing_batch, shared)
-        except (AsyncLoaderError, OSError) as error:
-            self._refuse(one, refused(error))
+        if table.table.schema is None:
+            return False
+        reader = self._reader(table, one)
+        shared = reader.has_slot
+        if not shared and not self._dispatcher.has_room(
+            one.session, Plane.PULL, reader.form.nbytes
+        ):
+            return False  # those before it have to leave first
+        outgoing_batch = table.scheduler.draw(reader)
+        if outgoing_batch is None:
+            return False
+        self._hand_over(table, one, reader, outgoing_batch, shared)
         return True
 
     def _reader(self, table: TableEntry, one: PendingSample) -> ReaderState:
@@ -164,7 +173,7 @@ class SampleQueue:
         if reader is not None:
             del session.readers[number]
             reader.scheduler.close(reader)
-        session.check_room()
+        session.check_room("readers")
         wanted = OpenReader(table=body.table, batch_size=body.batch_size, view=body.view)
         reader = table.scheduler.open(session.number, number, wanted, one.message.sequence)
         reader.asks = asks
@@ -198,12 +207,18 @@ class SampleQueue:
         number, outgoing_batch.batch_slot = reader.sent, None
         table.scheduler.handed_over(reader, outgoing_batch)
         reply = one.message.reply(body, schema=reader.form.schema_id, data=data)
-        sent = self._dispatcher.send(one.session, Plane.PULL, reply)
-        if not shared:
-            send_buffer.sent(number, [batch_slot])
-            send_buffer.clear()
-        if not sent and lease is not None:
-            table.scheduler.settle(reader, lease + 1, (), (lease,))
+        sent = False
+        try:
+            sent = self._dispatcher.answer(one.session, Plane.PULL, reply)
+        finally:  # an answer that did not go out leaves no slot taken, and no row
+            if not shared:
+                if sent:
+                    send_buffer.sent(number, [batch_slot])
+                send_buffer.clear()
+            elif not sent and reader.batch_ring is not None:
+                reader.batch_ring.put_back(batch_slot)
+            if not sent and lease is not None:
+                table.scheduler.take_back(reader, (lease,))
 
     def _gave_up(self, table: TableEntry, one: PendingSample, now: float) -> bool:
         """Answer with an error if its time is over, or if it does not wait; return whether."""
@@ -239,7 +254,7 @@ class SampleQueue:
     def _refuse(self, one: PendingSample, error: Malformed) -> None:
         reply = one.message.reply(Error.of(ErrorCode(error.code), str(error), error.expected))
         self._dispatcher.counters.refused(error.code)
-        self._dispatcher.send(one.session, Plane.PULL, reply)
+        self._dispatcher.answer(one.session, Plane.PULL, reply)
 
     def forget(self, session: Session) -> None:
         """Forget the SAMPLEs of a session that ended."""

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from async_loader.errors import Malformed
 from async_loader.feeder.server.insert_queue import WriterState
@@ -20,7 +21,7 @@ from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.reader_state import ReaderState
 from async_loader.feeder.wire import ErrorCode, Hello, Plane
 
-_MOST_LINES = 256  # writers of a session, and readers
+_MOST_LINES = 256  # writers of a session; and as many readers
 
 
 class SessionEnd(Enum):
@@ -94,12 +95,11 @@ class Session:
         """Bytes of its inserts that wait for a table."""
         return sum(writer.producer.queued_bytes for writer in self.writers.values())
 
-    def check_room(self) -> None:
-        """Raise Malformed, LIMIT, if it can open no other writer or reader."""
-        if max(len(self.writers), len(self.readers)) >= _MOST_LINES:
+    def check_room(self, kind: Literal["writers", "readers"]) -> None:
+        """Raise Malformed, LIMIT, if it can open no other of this kind."""
+        if len(getattr(self, kind)) >= _MOST_LINES:
             raise Malformed(
-                f"this session has {_MOST_LINES} writers or readers, which is the limit: close "
-                "some",
+                f"this session has {_MOST_LINES} {kind}, which is the limit: close some",
                 ErrorCode.LIMIT,
             )
 

@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from async_loader.feeder.addresses import parse
-from async_loader.feeder.listen_sockets import listen
-from async_loader.feeder.server.acceptor import REST_S, Acceptor
+from async_loader.feeder.server.acceptor import REST_S, Acceptor, Bind
+from async_loader.feeder.server.connection_ends import ConnectionEnds
 from async_loader.feeder.server.message_queues import PATIENCE, MessageQueues
-from async_loader.feeder.server.peer_connection import PeerConnection, flush_all, look_for_silent
+from async_loader.feeder.server.peer_connection import PeerConnection, flush_all
 from async_loader.feeder.wire import Limits, Plane
 from async_loader.feeder.wire.bounds import CONTROL_BYTES, FRAMES
 from async_loader.feeder.zmtp import Connection, Mechanism, Null, ProtocolError
@@ -29,17 +28,13 @@ from async_loader.feeder.zmtp import Connection, Mechanism, Null, ProtocolError
 _log = logging.getLogger("async_loader")
 _SCRATCH_BYTES = 64 << 10
 _HELD_BYTES = 8 << 20  # received and not taken, of one connection: beyond, it is not read
-_HANDSHAKE_S = 5.0
 _LAST_WORDS_S = 1.0  # to send END, DONE, or the ERROR that ends a handshake
 _UNREADY = 256  # connections within their handshake
 _EVENTS = 64  # connections that are read before messages are taken; control comes on top
-_LOOK_S = 0.25  # between two searches for silent peers, at least
-
-
 # Messages of one peer that wait here to be taken, and to be sent. Rows and batches can be large:
 # the rest waits at the peer, and a learner that does not read gets no more than this.
 _HIGH_WATER = {Plane.CONTROL: (256, 256), Plane.INSERT: (64, 1024), Plane.PULL: (256, 128)}
-Bind = Callable[[str], tuple[socket.socket, str]]
+_FOR_ANSWERS = 4  # times as many answers may wait: each was asked for, and none is sent later
 
 
 class ServerSockets:
@@ -89,22 +84,18 @@ class ServerSockets:
         self._mechanism, self._most, self._clock = mechanism, most, clock
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._links: dict[int, PeerConnection] = {}  # oldest first
-        self._unready: dict[PeerConnection, None] = {}
-        self._leaving: dict[PeerConnection, float] = {}  # an ERROR was sent: when it is closed
-        self._mortal: dict[PeerConnection, None] = {}  # have a time to live
+        self._ends = ConnectionEnds()
         self._queues = MessageQueues()
         self._rest: float | None = None  # until when no connection is accepted
-        self._look = 0.0
+        self._has_room = False  # where a message waits for it
         self._all, self._control = select.epoll(), select.epoll()
         self._all.register(self._control.fileno(), select.EPOLLIN)
         self._acceptor = Acceptor(self._make_room)
         try:
             for plane in Plane:
                 where = endpoints.get(plane, "")
-                listener, self.endpoints[plane] = (
-                    listen(parse(where)) if bind is None else bind(plane.value)
-                )
-                self._all.register(self._acceptor.add(plane, listener), select.EPOLLIN)
+                fd, self.endpoints[plane] = self._acceptor.listen(plane, where, bind)
+                self._all.register(fd, select.EPOLLIN)
         except BaseException:
             self.close()
             raise
@@ -145,19 +136,14 @@ class ServerSockets:
             for fd, mask in self._control.poll(0):
                 self._handle(fd, mask, now)
             self._tidy(now)
-            if others or self._queues.backlog or (until is not None and now >= until):
+            over = until is not None and now >= until
+            if others or self._queues.backlog or self._has_room or over:
+                self._has_room = False
                 return others
 
     def _left_s(self, until: float | None) -> float | None:
-        moments = [] if until is None else [until]
-        if self._unready:
-            moments.append(next(iter(self._unready)).since + _HANDSHAKE_S)
-        if self._leaving:
-            moments.append(next(iter(self._leaving.values())))
-        if self._rest is not None:
-            moments.append(self._rest)
-        if self._mortal:
-            moments.append(self._look)
+        moments = self._ends.moments()
+        moments += [one for one in (until, self._rest) if one is not None]
         return max(0.0, min(moments) - self._clock()) if moments else None
 
     def _handle(self, fd: int, mask: int, now: float) -> bool:
@@ -169,15 +155,19 @@ class ServerSockets:
                     self._flush(link)
                 if mask & ~select.EPOLLOUT and not link.ended:
                     self._read(link, now)
-            except Exception:  # an error of this package must not end the tables
-                self.faults += 1
-                _log.exception("a connection of the %s plane was ended", link.plane.value)
-                self._drop(link)
+            except Exception:
+                self._fault(link)
             return False
         if fd in self._acceptor:
             self._accept(fd, now)
             return False
         return fd != self._control.fileno()
+
+    def _fault(self, link: PeerConnection) -> None:
+        """End a connection after an error of this package, which must not end the tables."""
+        self.faults += 1
+        _log.exception("a connection of the %s plane was ended", link.plane.value)
+        self._drop(link)
 
     # -- connections -----------------------------------------------------------------------------
 
@@ -185,8 +175,8 @@ class ServerSockets:
         try:
             for plane, sock in self._acceptor.accept(fd):
                 assert isinstance(plane, Plane)
-                if len(self._unready) >= _UNREADY:
-                    self._drop(next(iter(self._unready)))
+                if len(self._ends.unready) >= _UNREADY:
+                    self._drop(next(iter(self._ends.unready)))
                     self.spared += 1
                 if len(self._links) >= self._most and not self._make_room():
                     sock.close()
@@ -202,7 +192,7 @@ class ServerSockets:
 
     def _enter(self, link: PeerConnection) -> None:
         self._links[link.sock.fileno()] = link
-        self._unready[link] = None
+        self._ends.unready[link] = None
         self._poll(link, select.EPOLLIN)
         self._answer(link)
 
@@ -235,19 +225,18 @@ class ServerSockets:
             return
         self._poll(link, 0)
         del self._links[link.sock.fileno()]
-        for some in (self._unready, self._leaving, self._mortal):
-            some.pop(link, None)
+        self._ends.forget(link)
         link.close()
         if link.listed:
             self._queues.keep_ended(link)
 
     def _read(self, link: PeerConnection, now: float) -> None:
-        if link in self._leaving:
+        if link in self._ends.leaving:
             if link.discard(self._scratch):  # a close with unread bytes could lose the last words
                 self._drop(link)
             return
         most = _HIGH_WATER[link.plane][0]
-        if link.full(most, _HELD_BYTES):
+        if link.holds(most, _HELD_BYTES):
             link.paused = True
             self._poll(link, 0)
             return
@@ -268,12 +257,12 @@ class ServerSockets:
         connection = link.connection
         if connection.outgoing and not link.ended:
             if connection.ready:
-                self._unready.pop(link, None)
+                self._ends.unready.pop(link, None)
             self._answer(link)
-        elif link in self._unready and connection.ready:
-            del self._unready[link]
+        elif link in self._ends.unready and connection.ready:
+            del self._ends.unready[link]
         if connection.ttl_s is not None and not link.ended:
-            self._mortal[link] = None
+            self._ends.mortal[link] = None
         if not link.listed and (connection.messages or connection.cut_short):
             self._queues.add(link)
 
@@ -284,23 +273,21 @@ class ServerSockets:
         """
         self.violations += 1
         self._came(link)
-        if link.ended:
-            return
         if not error.answer:
             self._drop(link)
-            return
-        link.connection.outgoing.append(error.answer)
-        self._answer(link)
-        self._part(link)
+        elif not link.ended:
+            link.connection.outgoing.append(error.answer)
+            self._answer(link)
+            self._part(link)
 
     def _part(self, link: PeerConnection) -> None:
         """Send nothing more, and end the connection when the peer has closed it, or soon."""
         if link.ended:
             return
-        self._unready.pop(link, None)
+        self._ends.unready.pop(link, None)
         with contextlib.suppress(OSError):
             link.sock.shutdown(socket.SHUT_WR)
-        self._leaving[link] = self._clock() + _LAST_WORDS_S
+        self._ends.leaving[link] = self._clock() + _LAST_WORDS_S
         link.paused = False
         self._poll(link, select.EPOLLIN)
 
@@ -310,24 +297,19 @@ class ServerSockets:
             self._poll(link, link.mask | select.EPOLLOUT)
 
     def _flush(self, link: PeerConnection) -> None:
+        self._has_room |= link.awaited
+        link.awaited = False
         if link.flush():
             self._poll(link, select.EPOLLIN)
 
     def _tidy(self, now: float) -> None:
         """End connections whose time is over."""
-        while self._unready and (link := next(iter(self._unready))).since + _HANDSHAKE_S <= now:
+        for link in self._ends.over(now):
             self._drop(link)
-        while self._leaving and next(iter(self._leaving.values())) <= now:
-            self._drop(next(iter(self._leaving)))
         if self._rest is not None and now >= self._rest:
             self._rest = None
             for door in self._acceptor.filenos():
                 self._all.register(door, select.EPOLLIN)
-        if self._mortal and now >= self._look:
-            silent, due = look_for_silent(self._mortal, now)
-            for link in silent:
-                self._drop(link)
-            self._look = max(now + _LOOK_S, due)
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -340,8 +322,14 @@ class ServerSockets:
 
     def _settle(self, link: PeerConnection) -> None:
         """Queue a connection again after its turn, read it on, or end it."""
-        connection = link.connection
         link.listed, link.turn = False, 0
+        try:
+            self._go_on(link)
+        except Exception:
+            self._fault(link)
+
+    def _go_on(self, link: PeerConnection) -> None:
+        connection = link.connection
         if link.refusals >= PATIENCE:
             self.ignored += len(connection.messages)
             link.forget()
@@ -367,16 +355,30 @@ class ServerSockets:
         """
         route.refusals += 1
 
-    def send(self, plane: Plane, route: PeerConnection, frames: list[Any], nbytes: int) -> bool:
+    def has_room(self, plane: Plane, route: PeerConnection, nbytes: int) -> bool:
+        """Return whether a message can be sent. If not, `wait` ends when others have gone out."""
+        route.awaited = route.full(nbytes, _HIGH_WATER[plane][1], self._out_bytes)
+        return not route.awaited
+
+    def send(
+        self,
+        plane: Plane,
+        route: PeerConnection,
+        frames: list[Any],
+        nbytes: int,
+        answer: bool = False,
+    ) -> bool:
         """Send without blocking. Return False if the peer is gone or its queue is full.
 
-        Large frames are not copied: do not change them until the peer has them.
+        Large frames are not copied: do not change them until the peer has them. A peer with too
+        many unsent answers loses its connection, which tells its client to ask again.
         """
-        most = _HIGH_WATER[plane][1]
-        waits = route.unsent_bytes
-        full = waits and (route.unsent >= most or waits + nbytes > self._out_bytes)
+        times = _FOR_ANSWERS if answer else 1
+        full = route.full(nbytes, times * _HIGH_WATER[plane][1], times * self._out_bytes)
         if full or not route.send(frames):
             self.unsent += 1
+            if full and answer:
+                self._drop(route)
             return False
         if route.unsent_bytes and not route.paused:
             self._poll(route, select.EPOLLIN | select.EPOLLOUT)
@@ -391,9 +393,7 @@ class ServerSockets:
         self._acceptor.close()
         flush_all(self._links.values(), time.monotonic() + _LAST_WORDS_S)
         for link in list(self._links.values()):
-            with contextlib.suppress(OSError):
-                while link.sock.recv_into(self._scratch) == len(self._scratch):
-                    continue
+            link.empty(self._scratch)
             self._drop(link)
         self._control.close()
         self._all.close()

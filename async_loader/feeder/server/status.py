@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.policy_lag import lags
 from async_loader.feeder.server.sessions import Session
@@ -16,6 +18,7 @@ _SESSIONS, _WAITING, _NAMES = (
     8,
     32,
 )  # more are counted only: a control message is small
+_FEW = 16  # sessions, and names of weights, that stay while other lists can be shortened
 
 
 def status_of(
@@ -45,6 +48,41 @@ def status_of(
         "weights_age_s": server_state.published.ages(server_state.clock()),
         "counters": counters.snapshot(),
     }
+
+
+def fitting(status: dict[str, Any], most: int) -> dict[str, Any]:
+    """Return a status that takes ``most`` bytes at most, with shorter lists where it has to be.
+
+    The numbers of tables stay: a status of very many tables is still too large.
+    """
+    over = _size(status) - most
+    if over <= 0:
+        return status
+    tables = {name: {**one} for name, one in status["tables"].items()}
+    status = {**status, "tables": tables}
+    lists = [
+        (status, "sessions", _FEW),
+        *((one, "waiting", 1) for one in tables.values()),
+        (status, "weights_age_s", _FEW),
+        (status, "weights", _FEW),
+        (status, "weights_waiting", 0),
+        *((one, key, 0) for one in tables.values() for key in ("policy_lags", "policies")),
+        (status, "sessions", 0),
+        *((one, "waiting", 0) for one in tables.values()),
+        (status, "weights_age_s", 0),
+        (status, "weights", 0),
+    ]
+    for place, key, least in lists:
+        was = place[key]
+        kept = list(was.items() if isinstance(was, dict) else was)
+        while over > 0 and len(kept) > least:
+            over -= _size(kept.pop()) - isinstance(was, dict)  # an item is a key and a value
+        place[key] = dict(kept) if isinstance(was, dict) else kept
+    return status
+
+
+def _size(value: object) -> int:
+    return len(msgspec.msgpack.encode(value))
 
 
 def _names(waiting: Mapping[Any, int]) -> Iterator[tuple[str, int]]:

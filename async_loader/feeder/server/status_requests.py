@@ -50,10 +50,16 @@ class StatusRequests:
         """Answer all requests with one status. In the loop; cheap while there are none."""
         if not self._waiting:
             return
-        made = status()
+        fault: Exception | None = None
+        made: dict[str, Any] = {}
+        try:
+            made = status()
+        except Exception as error:  # for the threads that asked: the loop goes on
+            fault = error
         while self._waiting:
             with contextlib.suppress(InvalidStateError):  # its thread has given up
-                self._waiting.popleft().set_result(made)
+                asked = self._waiting.popleft()
+                asked.set_result(made) if fault is None else asked.set_exception(fault)
 
     def close(self) -> None:
         """Refuse all requests, also later ones."""

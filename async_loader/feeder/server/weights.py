@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from async_loader.errors import Malformed, OutOfMemory, Unsupported
 from async_loader.feeder.shared.weights_memory import SHARED_FROM
 from async_loader.feeder.wire import ErrorCode, Latest, Publish, TensorSpec, Weights
+from async_loader.feeder.wire.bounds import CONTROL_BYTES
 from async_loader.feeder.wire.data import Buffer
 from async_loader.shm.segment import Segment
 
+MOST_NAMES = 256
+"""The newest weights of each name are kept as long as the server runs."""
 _RUNS = 256  # ended runs of a name that are remembered
 
 
@@ -140,6 +145,27 @@ class WeightStore:
 
     def _begin(self, key: tuple[Hashable, str], run: bytes, part: Publish) -> None:
         self._making.pop(key, None)
+        names = self._newest.keys() | {name for _, name in self._making}
+        if part.name not in names and len(names) >= MOST_NAMES:
+            text = (
+                f"{len(names)} names of weights are in use here, which is the limit: publish "
+                f"{part.name!r} under one of them, or start the feeder again"
+            )
+            raise Malformed(text, ErrorCode.CONFIG)
+        whole = Weights(
+            name=part.name,
+            version=part.version,
+            total_bytes=part.total_bytes,
+            specs=part.specs,
+            run=run,
+        )
+        nbytes = len(msgspec.msgpack.encode(whole))
+        if nbytes > CONTROL_BYTES:  # PUBLISH, which has no run, may fit where WEIGHTS does not
+            text = (
+                f"the names and shapes of {len(part.specs)} tensors take {nbytes} bytes, a control "
+                f"message {CONTROL_BYTES}"
+            )
+            raise Malformed(f"{text}: shorten names, or join tensors", ErrorCode.TOO_LARGE)
         making = sum(len(one.blob) for one in self._making.values())
         if part.total_bytes > self._most or making + part.total_bytes > 4 * self._most:
             text = (

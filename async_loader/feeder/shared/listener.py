@@ -8,6 +8,7 @@ that the loop asks what to poll. See NOTE [out of descriptors] in reserve_descri
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from async_loader.feeder.reserve_descriptor import NO_ROOM, ReserveDescriptor
 from async_loader.feeder.shared.offer import Offer, answered, peer_uid
 from async_loader.feeder.shared.weights_memory import MAGIC, WeightsRequest
 
+_log = logging.getLogger("async_loader")
 _MOST_CALLERS = 64
 
 
@@ -103,6 +105,9 @@ class Listener:
             reason = str(error)
         except OSError as error:
             reason = f"the memory could not be mapped: {error}"
+        except Exception as error:  # of one caller: it must not end the loop
+            _log.exception("an offer of memory could not be answered")
+            reason = f"{type(error).__name__}: {error}; the server's log has more"
         finally:
             for fd in fds:
                 os.close(fd)

@@ -122,6 +122,7 @@ from async_loader.feeder.wire.rows import Insert, SlotInsert, Steps, insert, rea
 from async_loader.feeder.wire.schema_codec import (
     SchemaSpec,
     check_id,
+    check_travels,
     schema_id,
     schema_of,
     spec_of,
@@ -218,6 +219,7 @@ __all__ = [
     "agree",
     "bytes_of",
     "check_id",
+    "check_travels",
     "decode",
     "encode",
     "insert",

@@ -20,6 +20,8 @@ from async_loader.feeder.wire import bounds, codes
 from async_loader.feeder.wire.codes import ErrorCode
 from async_loader.schema import Field, Padding, Schema
 
+BESIDE_SCHEMA = 512
+"""Bytes of a control message that are left for its other fields."""
 _KINDS: tuple[type, ...] = (dict, list, tuple)
 _PADDINGS: tuple[Padding, ...] = ("repeat", "zero")
 
@@ -123,6 +125,26 @@ def schema_of(spec: SchemaSpec) -> Schema:
 def encode(schema: Schema) -> bytes:
     """Return the canonical encoding: equal for equal schemas, in msgpack's shortest forms."""
     return msgspec.msgpack.encode(spec_of(schema))
+
+
+def check_travels(schema: Schema, what: str, most: int = bounds.CONTROL_BYTES) -> None:
+    """Raise Malformed, TOO_LARGE, if a schema is too large for a control message.
+
+    Parameters
+    ----------
+    what : str
+        Whose schema it is, for the text.
+    most : int
+        Bytes of the message's body.
+    """
+    nbytes = len(encode(schema))
+    if nbytes > most - BESIDE_SCHEMA:
+        text = (
+            f"the schema of {what} has {len(schema.fields)} fields and takes {nbytes} bytes, a "
+            f"control message {most - BESIDE_SCHEMA}"
+        )
+        remedy = "join fields into arrays, or give them shorter names"
+        raise Malformed(f"{text}: {remedy}", ErrorCode.TOO_LARGE)
 
 
 def schema_id(schema: Schema | SchemaSpec) -> int:

@@ -398,7 +398,7 @@ class NonblockingTable:
             See `SamplerSession`.
         """
         if check is not None:
-            check(self._shown(view, self.sampler if given is None else given))
+            check(self.shown(view, (self.sampler if given is None else given).weighted))
         chosen = sampler_for(self._table_state, given, seed, rank, world_size, view, max_lag)
         try:
             return SamplerSession(self._parts, view, chosen, min_size, count, masses)
@@ -407,9 +407,15 @@ class NonblockingTable:
                 self._table_state.let_go_of(chosen.sampler)
             raise
 
-    def _shown(self, view: View | None, sampler: Sampler) -> Schema:
-        """Return the schema of batches that show a view."""
+    def shown(self, view: View | None, weighted: bool = False) -> Schema:
+        """Return the schema of batches that show a view; it changes nothing."""
         stored, own = self._table_state.schema, self._table_state.view
         assert stored is not None
         shown = own if view is None else view
-        return ReadPlan.of(stored, shown, weighted=sampler.weighted).schema
+        return ReadPlan.of(stored, shown, weighted=weighted).schema
+
+    def count_there(self, ids: Ids) -> int:
+        """Return how many of these ids are those of rows; one that is named twice counts twice."""
+        with self._table_state.lock:
+            self._table_state.catch_up()
+            return int(np.count_nonzero(self._table_state.table.find(ids) >= 0))

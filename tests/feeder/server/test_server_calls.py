@@ -24,6 +24,9 @@ from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import CheckpointSettings, ServerSettings
 from async_loader.feeder.wire import Hello, Ping, Plane
 from async_loader.lifecycle import EventFd, readable
+from async_loader.replay.rate_limiter import Queue
+from async_loader.replay.samplers import Fifo
+from async_loader.schema import Field, Schema
 
 PATIENCE_S = 30.0
 
@@ -300,6 +303,10 @@ def greeted(rig, newest=3):
     return peer
 
 
+def queue() -> ReplayBuffer:
+    return ReplayBuffer(100, SCHEMA, sampler=Fifo(), limiter=Queue(100), max_times_sampled=1)
+
+
 def test_a_session_of_version_2_is_refused_the_calls_of_version_3():
     with Rig() as rig:
         old = greeted(rig, newest=2)
@@ -310,6 +317,70 @@ def test_a_session_of_version_2_is_refused_the_calls_of_version_3():
             error = old.ask(plane, body).body
             assert error.code == wire.ErrorCode.UNSUPPORTED
             assert "of version 3, this session of 2" in error.text
+
+
+def test_a_batch_whose_schema_fits_no_message_is_refused_each_time():
+    schema = Schema.of(
+        {f"sensor_{i:04d}": Field((), "f4", next=f"next_sensor_{i:04d}") for i in range(1000)}
+    )
+    with Rig({"t": ReplayBuffer(100, schema)}) as rig:
+        rig.tables["t"].writer().extend(**{one.name: np.zeros(9, "f4") for one in schema.fields})
+        peer = greeted(rig)
+        for _ in range(3):
+            error = peer.ask(Plane.PULL, wire.Sample(table="t", batch_size=2), 1).body
+            assert error.code == wire.ErrorCode.TOO_LARGE
+            assert "2001 fields" in error.text
+            assert "join fields" in error.text
+        error = peer.ask(Plane.PULL, wire.Get(table="t", count=1), 1, data=bytes(8)).body
+        assert error.code == wire.ErrorCode.TOO_LARGE
+
+
+def test_a_batch_that_could_not_be_sent_stays_in_the_queue(caplog, monkeypatch):
+    with Rig({"t": queue()}) as rig:
+        peer = greeted(rig)
+        rig.tables["t"].writer().extend(x=np.arange(4), done=np.zeros(4, bool))
+        real = rig.server._dispatcher.answer
+
+        def answer(session, plane, reply):
+            monkeypatch.setattr(rig.server._dispatcher, "answer", real)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(rig.server._dispatcher, "answer", answer)
+        ask = wire.Sample(table="t", batch_size=2)
+        error = peer.ask(Plane.PULL, ask, 1).body
+        assert (error.code, rig.server.counters.faults) == (wire.ErrorCode.INTERNAL, 1)
+        found = []
+        for _ in range(2):
+            answer = peer.ask(Plane.PULL, ask, 1)
+            found += np.frombuffer(answer.data, np.int64)[:2].tolist()
+        assert sorted(found) == [0, 1, 2, 3]
+        caplog.clear()
+        caplog.get_records("call").clear()
+
+
+def test_rows_that_fit_no_message_are_refused_before_they_are_read(monkeypatch):
+    with Rig(message_bytes=1 << 20) as rig:
+        rig.tables["t"].writer().extend(x=np.arange(10), done=np.zeros(10, bool))
+        peer = greeted(rig)
+        reads = []
+        real = rig.tables["t"].get
+
+        def get(ids, **others):
+            reads.append(len(ids))
+            return real(ids, **others)
+
+        monkeypatch.setattr(rig.tables["t"], "get", get)
+
+        def ask(ids):
+            body = wire.Get(table="t", count=len(ids))
+            return peer.ask(Plane.PULL, body, 1, data=np.array(ids, np.int64).tobytes()).body
+
+        error = ask([3] * 100_000)
+        assert error.code == wire.ErrorCode.TOO_LARGE
+        assert error.text.startswith("100000 rows take ")
+        assert not reads
+        assert ask([3] * 1000).rows == 1000
+        assert ask([3, *range(50, 100_000)]).rows == 1, "ids that are gone take no room"
 
 
 def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:

@@ -4,6 +4,7 @@ replaced, and fall silent.
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from server_rig import SCHEMA, Rig
@@ -35,10 +36,11 @@ from async_loader.feeder.wire import (
     Weights,
     Welcome,
     Writer,
+    spec_of,
 )
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
-from async_loader.schema import Schema
+from async_loader.schema import Field, Schema
 
 SLOTS = np.empty(0, np.uint32)
 
@@ -214,6 +216,18 @@ def test_a_writer_that_closes_and_whose_inserts_do_not_come_is_told_which_are_mi
         assert isinstance(peer.receive(Plane.CONTROL).body, Ack)
 
 
+def test_a_writer_that_closes_again_has_no_more_time_for_its_inserts():
+    with Rig(heartbeat_s=1.0) as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        for _ in range(4):
+            peer.close_writer(3)
+            rig.turn()
+            rig.pass_time(0.3)
+        error = peer.receive(Plane.CONTROL).body
+        assert (error.code, error.expected) == (ErrorCode.GAP, 0)
+
+
 def test_a_writer_that_is_fenced_off_while_it_closes_is_told():
     with Rig(held_up()) as rig:
         peer, later = rig.peer(), rig.peer()
@@ -272,6 +286,80 @@ def test_a_reader_waits_for_the_schema_that_the_first_writer_brings():
         assert learner.receive(Plane.PULL).body.rows == 2
 
 
+def test_a_reader_that_is_asked_for_again_has_no_more_time():
+    with Rig({"t": ReplayBuffer(100)}) as rig:
+        learner = rig.peer()
+        wanted = OpenReader(table="t", batch_size=2, timeout_s=7.0)
+        learner.send(Plane.CONTROL, wanted, 1)
+        rig.turn()
+        rig.pass_time(5.0)
+        learner.send(Plane.CONTROL, wanted, 1)
+        rig.turn()
+        assert rig.server._control_handler.left_s() == pytest.approx(2.0)
+        rig.pass_time(2.0)
+        answer = learner.receive(Plane.CONTROL)
+        assert (answer.body.code, answer.sequence) == (ErrorCode.TIMEOUT, learner.sequence)
+        learner.send(Plane.CONTROL, wanted, 1)  # after its answer it is another request
+        rig.turn()
+        assert rig.server._control_handler.left_s() == pytest.approx(7.0)
+        learner.send(Plane.CONTROL, OpenReader(table="t", batch_size=2, timeout_s=8.0), 1)
+        rig.turn()
+        rig.pass_time(7.0)
+        assert learner.receive(Plane.CONTROL, wait=False) is None, "it is another one"
+        rig.pass_time(1.0)
+        assert learner.receive(Plane.CONTROL).body.code == ErrorCode.TIMEOUT
+
+
+# The rows of a batch have twice as many fields as the table.
+FOLLOWED = Schema.of(
+    {f"sensor_{i:04d}": Field((), "float32", next=f"next_sensor_{i:04d}") for i in range(1000)}
+)
+
+
+def test_a_late_answer_that_fits_no_message_is_an_error_to_its_client_only():
+    with Rig({"t": ReplayBuffer(100)}) as rig:
+        learner, actor = rig.peer(), rig.peer()
+        learner.send(Plane.CONTROL, OpenReader(table="t", batch_size=2), 1)
+        rig.turn()
+        assert isinstance(actor.open_writer(schema=FOLLOWED).body, Writer)
+        error = learner.receive(Plane.CONTROL).body
+        assert error.code == ErrorCode.TOO_LARGE
+        assert "2001 fields and takes" in error.text
+        assert "a control message 65024: join fields" in error.text
+        assert not rig.server_state.tables["t"].scheduler.readers
+        assert isinstance(actor.ask(Plane.CONTROL, Ping()).body, Pong)
+
+
+def test_a_schema_that_no_writer_could_be_told_is_refused_before_the_table_has_it():
+    fields = {"x" * 240 + f"{i:04d}": np.float32 for i in range(130)}
+    sized = (Schema.of(fields | {"y" * length: np.float32}) for length in range(1, 257))
+    schema = next(one for one in sized if len(msgspec.msgpack.encode(spec_of(one))) > 65_024)
+    with Rig({"t": ReplayBuffer(100)}) as rig:
+        error = rig.peer().open_writer(schema=schema).body
+        assert (error.code, "join fields" in error.text) == (ErrorCode.TOO_LARGE, True)
+        assert rig.server_state.tables["t"].table.schema is None
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_late_answers_that_fail_end_nothing(large, caplog, monkeypatch):
+    with Rig() as rig:
+        learner, actor = rig.peer(), rig.peer()
+        actor.send(Plane.CONTROL, Latest(name="w", most=100, timeout_s=9.0))
+        rig.turn()
+        said = StatusReply(status={"x": "y" * 70_000})
+        monkeypatch.setattr(
+            rig.server_state.weights, "answer", lambda *_: (said, None) if large else 1 / 0
+        )
+        assert learner.ask(Plane.CONTROL, part(3), data=b"12345678").body.newest
+        error = actor.receive(Plane.CONTROL).body
+        assert error.code == (ErrorCode.TOO_LARGE if large else ErrorCode.INTERNAL)
+        assert rig.server.counters.faults == (not large)
+        assert ("could not answer LATEST" in caplog.text) is not large
+        assert isinstance(learner.ask(Plane.CONTROL, Ping()).body, Pong)
+        caplog.clear()
+        caplog.get_records("call").clear()
+
+
 def test_a_client_that_says_hello_again_takes_the_place_of_its_session():
     with Rig(held_up()) as rig:
         peer = rig.peer()
@@ -328,6 +416,10 @@ def test_a_session_opens_no_more_than_some_writers_and_readers():
         answers = [peer.open_writer(i, producer=i.to_bytes(16, "little")).body for i in range(257)]
         assert [type(one) for one in answers] == [Writer] * 256 + [Error]
         assert answers[-1].code == ErrorCode.LIMIT
+        answers = [peer.open_reader(i).body for i in range(257)]  # whatever writers it has
+        assert [type(one) for one in answers] == [Reader] * 256 + [Error]
+        assert answers[-1].code == ErrorCode.LIMIT
+        assert "256 readers" in answers[-1].text
 
 
 def test_weights_are_available_and_waiting_clients_are_told_once_their_last_byte_arrived():
@@ -432,6 +524,64 @@ def test_the_status_of_a_server_with_very_many_sessions_fits_into_a_message():
         assert said["sessions_open"] == 600
         assert said["counters"]["messages_control_in"] == 2
         assert said["counters"]["bytes_pull_out"] > 0
+
+
+def test_the_status_fits_into_a_message_whatever_clients_call_themselves_and_their_weights():
+    with Rig(sessions=1000) as rig:
+        for i in range(999):
+            hello = Hello(
+                client=i.to_bytes(16, "little"),
+                pid=i,
+                host="\U0001f600" * 64,
+                oldest=2,
+                newest=2,
+                user_agent="\U0001f600" * 64,
+            )
+            rig.server_state.sessions.open(hello, 1, None)
+        learner = rig.peer()
+        names = [f"{i:03d}" + "\U0001f600" * 250 for i in range(256)]
+        for name in names:
+            publish = msgspec.structs.replace(part(1), name=name)
+            assert learner.ask(Plane.CONTROL, publish, data=bytes(8)).body.newest
+        said = learner.ask(Plane.CONTROL, Status()).body.status
+        assert said["sessions_open"] == 1000
+        for told in (list(said["weights"]), list(said["weights_age_s"])):
+            assert told == names[: len(told)]
+            assert len(told) >= 16
+        assert len(said["sessions"]) == 16
+        assert said["tables"]["t"]["capacity"] == 1000
+        assert len(rig.server.status()["weights"]) == 256, "others than STATUS hear of all"
+
+
+def test_names_of_weights_are_limited():
+    with Rig() as rig:
+        learner = rig.peer()
+
+        def publish(name, data=bytes(8)):
+            body = msgspec.structs.replace(part(1), name=name)
+            return learner.ask(Plane.CONTROL, body, data=data).body
+
+        assert all(publish(f"trial {i}").newest for i in range(255))
+        assert publish("half", bytes(4)).newest
+        error = publish("trial 255")
+        assert (error.code, error.retryable) == (ErrorCode.CONFIG, False)
+        assert error.text.startswith("256 names of weights are in use here, which is the limit")
+        assert publish("half").newest
+        assert not publish("trial 0").newest, "of a name that is there it is only too old"
+        assert len(learner.ask(Plane.CONTROL, Status()).body.status["weights"]) == 256
+
+
+def test_weights_that_could_not_be_told_of_are_refused():
+    specs = tuple(TensorSpec("w" * 240 + f"{i:03d}", 3, (1,)) for i in range(262))
+    with Rig() as rig:
+        learner = rig.peer()
+        for length in range(256):  # PUBLISH just fits
+            last = TensorSpec("v" * (length + 1), 3, (1,))
+            body = Publish(name="w", version=1, total_bytes=263, specs=(*specs, last))
+            if len(msgspec.msgpack.encode(body)) == 65_536:
+                break
+        error = learner.ask(Plane.CONTROL, body, data=bytes(263)).body
+        assert (error.code, "263 tensors take" in error.text) == (ErrorCode.TOO_LARGE, True)
 
 
 def test_a_status_tells_clients_that_left_from_those_that_died_or_are_lost():

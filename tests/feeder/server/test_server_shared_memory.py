@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 from dataclasses import replace
 
 import numpy as np
@@ -276,6 +277,33 @@ def test_a_learner_that_cannot_be_told_loses_no_batch(tmp_path, monkeypatch):
         found = [(sequence, values) for sequence, _, values in learner.batches()]
         assert found == [(0, [0, 1, 2, 3]), (1, [4, 5, 6, 7]), (2, [8, 9, 10, 11])]
         assert rig.tables["t"].stats().sampled == 12
+
+
+def test_a_caller_that_gets_the_number_of_one_just_answered_is_heard(tmp_path):
+    with Rig(memory=str(tmp_path / "memory")) as rig, contextlib.ExitStack() as stack:
+
+        def caller():
+            one = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            one.connect(rig.server._memory_acceptor.path)
+            one.setblocking(False)
+            return one
+
+        def wait():
+            rig.server._more = True  # for nothing: what is there is handled
+            rig.server._wait()
+            return [one for one in rig.server._memory_acceptor.filenos() if one not in listening]
+
+        listening = rig.server._memory_acceptor.filenos()
+        first = caller()
+        numbers = wait()
+        assert len(numbers) == 1
+        first.send(b"?")
+        second = caller()
+        second.send(b"?")
+        assert wait() == numbers, "both in one round: the second has the first one's number"
+        assert first.recv(512).startswith(b"\1an offer of memory")
+        assert not wait()
+        assert second.recv(512).startswith(b"\1an offer of memory")
 
 
 def test_the_socket_for_memory_is_this_users_and_goes_with_the_server(tmp_path):

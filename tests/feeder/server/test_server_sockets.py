@@ -489,6 +489,50 @@ def test_a_peer_that_does_not_read_is_sent_no_more_than_its_queue_holds(ports, p
     assert ports.send(PULL, route, [b"x"], 1)
 
 
+def test_what_was_sent_is_not_counted_as_unsent(ports, peer):
+    slow = peer(PULL, opening() + framed([b"x"]))
+    ((route, _),) = turn(ports, PULL)
+    block = np.zeros(1 << 20, np.uint8)
+    for _ in range(300):  # more messages than may wait, a few at a time: the queue is never empty
+        while route.unsent_bytes < 2 << 20:
+            assert ports.send(PULL, route, [block], block.nbytes)
+        with contextlib.suppress(BlockingIOError):
+            while slow.recv(1 << 20):
+                continue
+        ports.wait(0.0)
+        assert route.unsent <= 4
+
+
+def test_a_peer_that_cannot_be_answered_is_ended_so_that_it_asks_again(ports, peer):
+    peer(PULL, opening() + framed([b"x"]))
+    ((route, _),) = turn(ports, PULL)
+    block = np.zeros(1 << 16, np.uint8)
+    while ports.send(PULL, route, [block], block.nbytes):
+        assert route.unsent <= 128
+    answers = 0
+    while ports.send(PULL, route, [b"answer"], 6, True):
+        answers += 1
+        assert not route.ended
+    assert answers == 3 * 128, "answers are kept where batches would have to wait"
+    assert route.ended
+    assert not ports._links
+
+
+def test_a_wait_ends_when_a_message_that_had_no_room_has_it(ports, peer):
+    slow = peer(PULL, opening() + framed([b"x"]))
+    ((route, _),) = turn(ports, PULL)
+    block = np.zeros(1 << 16, np.uint8)
+    while ports.has_room(PULL, route, block.nbytes):
+        assert ports.send(PULL, route, [block], block.nbytes)
+    deadline = Deadline(PATIENCE_S)
+    with contextlib.suppress(BlockingIOError):
+        while slow.recv(1 << 20):
+            continue
+    ports.wait(PATIENCE_S)  # which no message ends
+    assert not deadline.expired
+    assert ports.has_room(PULL, route, block.nbytes)
+
+
 def test_a_peer_that_asks_and_does_not_read_grows_no_memory(ports, peer):
     deaf = peer()
     turn(ports)

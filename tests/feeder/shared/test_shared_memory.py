@@ -65,6 +65,17 @@ def listening_to(listener):
         os.close(end)
 
 
+def test_an_error_of_this_package_is_told_and_ends_no_loop(tmp_path, segment, caplog):
+    segment.seal()
+    with listening(tmp_path / "m", lambda offer, fd: os.close(fd) or 1 / 0):
+        for _ in range(2):
+            with pytest.raises(Malformed, match="ZeroDivisionError"):
+                offer_to(str(tmp_path / "m"), OFFER, segment.fileno(), 20.0)
+    assert "an offer of memory could not be answered" in caplog.text
+    caplog.clear()
+    caplog.get_records("call").clear()
+
+
 def test_memory_that_is_offered_is_the_same_memory(tmp_path, segment):
     taken = []
     segment.seal()
