@@ -179,7 +179,8 @@ class ReplayBuffer:
 
     def _ids(self, index: Any) -> Ids:
         if isinstance(index, slice):
-            return self._all_ids()[index]
+            part: Ids = self._all_ids()[index]
+            return part
         ids = np.asarray(index)
         if not ids.size and ids.dtype.kind == "f":  # an empty list
             ids = ids.astype(np.int64)
@@ -187,7 +188,8 @@ class ReplayBuffer:
             every = self._all_ids()
             if ids.shape != every.shape:
                 raise IndexError(f"a mask of {list(ids.shape)} for {len(every)} steps")
-            return every[ids]
+            masked: Ids = every[ids]
+            return masked
         if ids.dtype.kind not in "iu":
             raise IndexError(f"an index is whole numbers, a mask or a slice, not {ids.dtype}")
         ids = ids.astype(np.int64)
