@@ -275,13 +275,13 @@ class Client:
         try:
             for one in closing:
                 try:
-                    one.close(deadline.left())
+                    one.close(deadline.left_or_inf())
                 except Closed:
                     continue
                 except AsyncLoaderError as error:
                     first = first or error if isinstance(one, RemoteWriter) else first
         finally:  # also after Ctrl-C
-            self._connection.stop(max(2.0, deadline.left() or 0.0))
+            self._connection.stop(max(2.0, deadline.left_or_inf()))
             if self._embedded is not None:
                 self._embedded.close()
             self._end.detach()  # last: a call that was interrupted may be made again

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -115,6 +116,21 @@ def test_a_source_that_is_released_gives_back_all_that_was_not_settled_and_goes_
     feeder.until(lambda: feeder.granted[2])
     feeder.do(lambda feeder: feeder.batch(2, 0, 70))
     assert ready.plan(2 * BATCH, patience()).batch["index"][0] == 70
+
+
+def test_a_loader_that_closes_without_a_limit_waits_until_its_batches_are_back(feeder, client):
+    def send(feeder, plane, route, message):
+        first = feeder.granted[message.number]
+        feeder.on_pull(plane, route, message)
+        for i in range(first, feeder.granted[message.number]):
+            feeder.batch(message.number, i, BATCH * i)
+        return True
+
+    feeder.leases, feeder.hooks[Type.PULL] = None, send
+    loader = AsyncDataLoader(client.table("replay").source(), batch_size=BATCH)
+    assert next(loader)["index"].tolist() == [0, 1, 2, 3]
+    loader.close(timeout_s=math.inf)
+    assert not client._connection._channels, "the feeder has answered"
 
 
 def test_a_source_that_is_dropped_gives_back_what_was_handed_out_too(feeder, client):
