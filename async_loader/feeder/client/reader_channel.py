@@ -152,6 +152,7 @@ class ReaderChannel:
             self.memory.forget()
             port.forget(self)
         if not port.is_open or self._phases.state is ReaderPhase.CLOSED:
+            self.news.ring()  # a client that closes waits for no feeder that is lost
             return None
         with self.lock:
             before, slots = self.phase, self.memory.slots

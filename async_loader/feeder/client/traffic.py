@@ -9,7 +9,7 @@ from typing import Any
 
 from async_loader.feeder.client.outbox import Counts
 from async_loader.feeder.client.reader_channel import ReaderChannel
-from async_loader.feeder.client.reader_state import ReaderPhase
+from async_loader.feeder.client.reader_state import OVER, ReaderPhase
 from async_loader.feeder.client.sample_channel import SampleChannel
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 
@@ -45,6 +45,12 @@ class Traffic:
         over = (WriterPhase.CLOSED, WriterPhase.FAILED)
         with self._lock:
             return [one for one in self._writers() if one.phase not in over]
+
+    def open_reads(self) -> list[Read]:
+        """Return the channels of readers and of calls that are not over."""
+        with self._lock:
+            reads = [one for one in self._channels if not isinstance(one, WriterChannel)]
+            return [one for one in reads if one.phase not in OVER]
 
     def totals(self) -> dict[str, Any]:
         """Return the counts of `ClientStats`."""

@@ -10,14 +10,17 @@ import math
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
+from client_rig import OBS, PATIENCE_S, FakeFeeder
 from test_client_shared import LARGE, SMALL, patience, queue, rows, serving
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import Timeout
-from async_loader.feeder import wire
+from async_loader.feeder import connect, wire
+from async_loader.feeder.client.reader_state import ReaderPhase
 from async_loader.feeder.wire import Type
 from async_loader.source import END, Leasing
 
@@ -145,6 +148,60 @@ def test_a_source_that_is_dropped_gives_back_what_was_handed_out_too(feeder, cli
     assert source.hand_out(plans[0].lease)
     del source, plans
     assert closing(feeder) == (3, [0], [1, 2])
+
+
+def test_a_client_that_closes_waits_until_the_feeder_knows_what_a_dropped_source_used(feeder):
+    feeder.leases = None
+    with connect(feeder.address, timeout_s=30) as client:
+        source = client.table("replay").source(prefetch=4)
+        with pytest.raises(Timeout):
+            source.plan(BATCH, patience(0.02))
+        feeder.until(lambda: feeder.granted[1] == 4)
+        feeder.do(lambda feeder: feeder.batch(1, 0))
+        plan = source.plan(BATCH, patience())
+        assert source.hand_out(plan.lease)
+        source.settle(plan.lease)
+        channel = source._channel
+        del source, plan
+    assert channel.phase is ReaderPhase.CLOSED, "the feeder has answered"
+    assert closing(feeder) == (1, [], [])
+
+
+def test_a_client_that_closes_waits_until_the_feeder_knows_what_its_calls_used(address):
+    schema = OBS.with_field("index", np.int64)
+    form = wire.BatchForm.of(schema, BATCH)
+    columns = [np.zeros((BATCH, *one.shape), one.dtype) for one in schema.fields]
+    (block,) = form.batch(columns).frames
+
+    def draw(feeder, plane, route, message):
+        spec = None if message.body.known else wire.spec_of(schema)
+        body = wire.Sampled(rows=BATCH, schema=spec, lease=feeder.seen[Type.SAMPLE] - 1)
+        feeder.say(plane, route, message.reply(body, schema=form.schema_id, data=block))
+        return True
+
+    with FakeFeeder(address, version=wire.NEWEST) as feeder:
+        feeder.hooks[Type.SAMPLE], feeder.hooks[Type.RETURN] = draw, lambda *_: True
+        for clients in range(1, 4):
+            feeder.seen[Type.SAMPLE] = 0
+            with connect(address, timeout_s=30) as client:
+                for _ in range(clients):
+                    assert len(client.table("replay").sample(BATCH)["reward"]) == BATCH
+            assert feeder.seen[Type.CLOSE_READER] == clients
+            assert closing(feeder) == (clients, [], [])
+
+
+def test_a_client_that_closes_waits_for_no_feeder_that_is_lost(address):
+    with FakeFeeder(address) as feeder:
+        client = connect(address, timeout_s=30)
+        feeder.leases = None
+        source = client.table("replay").source(prefetch=4)
+        with pytest.raises(Timeout):
+            source.plan(BATCH, patience(0.02))
+        feeder.until(lambda: feeder.granted[1] == 4)
+        del source
+    begun = time.monotonic()
+    client.close(PATIENCE_S)
+    assert time.monotonic() - begun < PATIENCE_S
 
 
 def test_batches_whose_session_is_over_are_not_handed_out_since_the_feeder_delivers_them_again(
