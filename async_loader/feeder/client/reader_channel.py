@@ -359,10 +359,10 @@ class ReaderChannel:
             request.done()
         elif opening and error.retryable and error.code != ErrorCode.LIMIT:  # LIMIT stays
             if error.code == ErrorCode.TIMEOUT and self.wanted.timeout_s is not None:
-                self.deliveries.inbox.complaints.append(error_of(error, where))
+                self.deliveries.complain(error_of(error, where))
             request.again_at = now + self.deliveries.opening.later_s
             self.deliveries.opening.later_s = min(2 * self.deliveries.opening.later_s, LATER_MOST_S)
         elif error.retryable and not opening:
-            self.deliveries.inbox.complaints.append(error_of(error, where))
+            self.deliveries.complain(error_of(error, where))
         else:
             self._fail(lambda: error_of(error, where))
