@@ -253,6 +253,8 @@ class SampleChannel:
         with self.lock:
             if self._over or (self.closed and not port.is_open):
                 self._close(port)
+                if port.is_open and leases.parting is None:  # it failed
+                    port.send(Plane.CONTROL, leases.closing(), self.number, port.sequence())
             elif port.is_open:
                 if leases.used:
                     port.send(Plane.PULL, leases.returned(), self.number, port.sequence())
@@ -330,7 +332,7 @@ class SampleChannel:
         with self.lock:
             self._memory.forget()
             self._parting.done()
-            self._over = True
+            self.closed = self._over = True
         self.news.ring()
 
 

@@ -323,7 +323,8 @@ class RemoteSource:
             Deadline(timeout_s),
             lambda: self._connection.no_answer("CLOSE_READER"),
         )
-        self._connection.forget(channel)
+        if channel.phase is ReaderPhase.CLOSED:
+            self._connection.forget(channel)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -386,11 +387,14 @@ class RemoteSource:
         channel = self._channel
         if channel is None:
             return
-        if channel.phase is ReaderPhase.CLOSED or channel.failure is not None:
+        if channel.phase is ReaderPhase.CLOSED:
             channel.deliveries.inbox.waiting.clear()
             return
         self._connection.check_fork()
         self._close_channel(channel, used=True)
+        if channel.failure is not None:
+            self._connection.wake()
+            return
         self._wait_until_closed(channel, self._timeout_s if timeout_s is None else timeout_s)
 
     def _reader_channel(self, batch_size: int) -> ReaderChannel:

@@ -251,6 +251,22 @@ def test_batches_that_were_here_before_a_session_was_lost_are_asked_for_anew_whe
     assert plan(source).batch["index"][0] == 200
 
 
+def test_readers_that_failed_are_closed_there_and_forgotten(feeder, client):
+    for number in range(1, 4):
+        source = client.table("replay").source(prefetch=4)
+        with pytest.raises(Timeout):
+            source.plan(4, patience(0.02))
+        feeder.until(lambda number=number: feeder.granted[number] == 4)
+        error = wire.Error.of(wire.ErrorCode.UNSUPPORTED, "a sampler that cannot draw")
+        feeder.do(lambda feeder, number=number, error=error: feeder.tell(number, error))
+        with pytest.raises(Unsupported, match="cannot draw"):
+            plan(source)
+        feeder.until(lambda number=number: feeder.seen[Type.CLOSE_READER] == number)
+        source.close()
+    feeder.until(lambda: not client._connection._channels)
+    assert len(client._traffic._channels) == 1, "the last one"
+
+
 def test_a_reader_that_failed_is_nothing_to_wake_up_for(feeder, client, monkeypatch):
     monkeypatch.setattr("async_loader.feeder.client.reader_channel.REMIND_S", 0.01)
     source = client.table("replay").source(prefetch=2)

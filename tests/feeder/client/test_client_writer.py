@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from client_rig import OBS, PATIENCE_S, FakeFeeder, rewards, step
 
-from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout
+from async_loader.errors import Broken, Closed, ConfigError, Malformed, SchemaError, Timeout
 from async_loader.feeder import connect, wire
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED, Plane, Type
+from async_loader.lifecycle import Deadline, Patience
 from async_loader.schema import Field, Schema
 
 LATE = 1e6  # a linger that never comes
@@ -395,6 +396,63 @@ def test_a_lost_writer_is_opened_again(feeder, client):
     writer.append(step(1))
     writer.flush()
     assert rewards(feeder) == [0, 1]
+
+
+MANY = {f"sensor {i}": np.float32(i) for i in range(4000)}
+
+
+def test_a_schema_that_no_message_can_hold_is_refused_and_ends_no_other_writer(address):
+    with FakeFeeder(address, schema=None) as feeder, connect(address) as client:
+        with pytest.raises(SchemaError, match=r"4,000 fields takes .* bytes .* 65,536 are allowed"):
+            client.table("replay").writer(schema=Schema.of_step(MANY))
+        first = client.table("replay").writer()
+        with pytest.raises(SchemaError, match="4,002 fields"):
+            first.append(MANY)
+        first.append(step(0))
+        first.flush()
+        assert rewards(feeder) == [0]
+
+
+def test_a_name_that_no_message_can_hold_is_refused_and_ends_no_other_writer(feeder, client):
+    table = client.table("x" * 1000)
+    with pytest.raises(ConfigError, match="256"):
+        table.writer()
+    with pytest.raises(ConfigError, match="256"):
+        table.source().plan(4, Patience(deadline=Deadline(PATIENCE_S)))
+    append_and_flush(client.table("replay").writer(), 0)
+    assert rewards(feeder) == [0]
+
+
+@pytest.mark.parametrize("what", ["begin", "step", "take"])
+def test_an_error_in_one_writer_ends_no_other_writer(feeder, client, what, monkeypatch):
+    def fails(*_):
+        raise Malformed("a message that cannot be sent")
+
+    good, bad = client.table("replay").writer(), client.table("replay").writer()
+    append_and_flush(good, 0)
+    append_and_flush(bad, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(bad._channel, what, fails)
+        feeder.forget_sessions()
+        with pytest.raises(Malformed, match="cannot be sent"):
+            append_and_flush(bad, 2)
+        append_and_flush(good, 3)
+    assert sorted(rewards(feeder)) == [0, 1, 3]
+
+
+def test_writers_that_failed_are_forgotten(feeder, client):
+    def unknown(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.UNKNOWN_TABLE)
+        return True
+
+    append_and_flush(client.table("replay").writer(), 0)
+    feeder.hooks[Type.OPEN_WRITER] = unknown
+    for _ in range(5):
+        with pytest.raises(ConfigError, match="UNKNOWN_TABLE"):
+            client.table("replay").writer(schema=OBS).append(step(1))
+    feeder.until(lambda: len(client._connection._channels) == 1)
+    assert len(client._traffic._channels) == 2, "the first one, and the last one that failed"
+    assert client.stats().rows_acked == 1
 
 
 def test_a_fenced_writer_is_broken(feeder, client):
