@@ -304,15 +304,13 @@ class Client:
 
         By calls of `sample`, and through sources that were garbage-collected.
         """
-        reads: list[Read] = []
-        for one in self._traffic.open_reads():
+        reads = self._traffic.open_reads()
+        leased = [one for one in reads if one.leased]
+        for one in reads:
             if isinstance(one, SampleChannel):
                 one.closed = True
-                reads.append(one)
-            elif one.deliveries.opening.leased:
-                reads.append(one)
         self._connection.wake()
-        for one in reads:
+        for one in leased:
             with contextlib.suppress(Timeout):
                 one.news.until(functools.partial(self._is_over, one), deadline, str)
 

@@ -103,6 +103,11 @@ class ReaderChannel:
         return self._phases.state
 
     @property
+    def leased(self) -> bool:
+        """Whether batches have to be returned, as far as is known."""
+        return self.deliveries.opening.leased
+
+    @property
     def batches(self) -> int:
         """Batches received so far."""
         return self.deliveries.inbox.batches
@@ -197,7 +202,7 @@ class ReaderChannel:
         with self.lock:
             self.memory.forget()
             failed = self._phases.state is ReaderPhase.FAILED and self._known and port.is_open
-            if failed and self.deliveries.opening.leased and not self._parted:
+            if failed and self.leased and not self._parted:
                 return
             port.forget(self)
             if failed:

@@ -114,6 +114,12 @@ class SampleChannel:
             return ReaderPhase.CLOSED
         return ReaderPhase.CLOSING if self.closed else ReaderPhase.READY
 
+    @property
+    def leased(self) -> bool:
+        """Whether the feeder may have to be told what became of leases."""
+        leases = self._leases
+        return leases.most >= 0 or bool(leases.used or leases.late or leases.parting)
+
     def sample(
         self,
         port: Connection,
