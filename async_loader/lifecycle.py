@@ -79,6 +79,11 @@ class Deadline:
         """Return the seconds until the deadline, never below zero; ``None`` without a deadline."""
         return None if self._at is None else max(0.0, self._at - self._clock())
 
+    def left_or_inf(self) -> float:
+        """As `left`, for a call that takes ``None`` for a default of its own."""
+        left = self.left()
+        return math.inf if left is None else left
+
     @property
     def expired(self) -> bool:
         return self._at is not None and self._clock() >= self._at

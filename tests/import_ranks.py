@@ -122,8 +122,8 @@ RANKS["feeder"] = [
     "server.producer_streams server.send_buffers",
     "server.table_views server.weights",
     "curve_keys listen_sockets settings",
-    "client.calls client.channel client.reader_state client.slots server.insert_slots "
-    "server.reader_state",
+    "client.calls client.channel client.reader_state client.sampled_leases client.slots "
+    "server.insert_slots server.reader_state",
     "address_lock curve_auth client.sockets server.acceptor server.insert_queue",
     "server.batch_scheduler server.sessions server.sockets",
     "self_test client.io_thread",

@@ -41,8 +41,10 @@ def test_a_deadline_without_an_end_is_never_over() -> None:
     for never in (None, math.inf, 2 * LONGEST_S):
         deadline = Deadline(never)
         assert deadline.left() is None
+        assert deadline.left_or_inf() == math.inf
         assert not deadline.expired
     assert Deadline(0).expired
+    assert Deadline(0).left_or_inf() == 0
 
 
 def test_threads_are_joined_for_ever_where_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,7 +254,7 @@ class EngineCore:
                     late = self._join(iterations, deadline)
                     if not late:
                         for iteration in iterations:
-                            iteration.release_leases(deadline.left() or 0.0, used)
+                            iteration.release_leases(deadline.left_or_inf(), used)
             except BaseException as error:  # Ctrl-C, or what else the handler of a signal raised
                 interrupted = error
                 if self.pool is not None:

@@ -311,7 +311,7 @@ class Iteration:
                 "close() waits up to %.0f s more for the %s, which has not come back: Ctrl-C "
                 "ends the wait"
             )
-            log.warning(text, deadline.left() or 0.0, self.supplier.name)
+            log.warning(text, deadline.left_or_inf(), self.supplier.name)
         return [] if producer.join(deadline.left()) else [self.supplier.name]
 
     def release_leases(self, timeout_s: float, used: bool) -> None:

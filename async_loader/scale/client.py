@@ -96,7 +96,7 @@ class ClusterClient:
         deadline, newest, failed = self._deadline(timeout_s), [], None
         for one in self._reached():
             try:
-                left = deadline.left()
+                left = deadline.left_or_inf()
                 newest.append(one.client.publish(name, tensors, version, timeout_s=left))
             except (Timeout, Closed) as error:
                 failed = error
@@ -161,7 +161,7 @@ class ClusterClient:
         deadline, failed = self._deadline(timeout_s), None
         for one in self._reached():
             try:
-                one.client.drain(timeout_s=deadline.left())
+                one.client.drain(timeout_s=deadline.left_or_inf())
             except AsyncLoaderError as error:
                 failed = failed or error
         if failed is not None:

@@ -102,7 +102,7 @@ class Connections:
         deadline, first = Deadline(timeout_s), None
         for one in self.everything():
             try:
-                one.client.close(deadline.left())
+                one.client.close(deadline.left_or_inf())
             except AsyncLoaderError as error:
                 if one.lost_bytes or one in self._all:
                     first = first or error

@@ -207,7 +207,7 @@ class ShardRows:
         self._chunks.clear()
         self.held = 0
 
-    def close(self, timeout_s: float | None) -> None:
+    def close(self, timeout_s: float) -> None:
         """Close the source. Raises Timeout if the shard does not answer.
 
         Of a chunk that batches have in part, all rows return, with the mark ``redelivered``.
@@ -215,7 +215,7 @@ class ShardRows:
         self.drop()
         limit = timeout_s if self.shard.is_open else 0.0
         if self.source.leased:
-            self.source.release(0.0 if limit is None else limit)
+            self.source.release(limit)
         self.source.close(limit)
 
     def _begin_anew(self) -> None:

@@ -344,7 +344,7 @@ class ClusterSource:
         deadline = Deadline(min(timeout_s, _PARTING_S))
         for one in shards.values():
             try:
-                one.close(deadline.left())
+                one.close(deadline.left_or_inf())
             except AsyncLoaderError:
                 continue  # the shard is lost, and with it the reader
         self._begin()

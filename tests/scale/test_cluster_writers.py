@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import numpy as np
@@ -232,6 +233,21 @@ def test_weights_go_to_all_shards_and_come_from_one(tmp_path):
         assert client.latest("policy", first) is None  # the same run in the other shard
         assert client.publish("policy", {"w": np.arange(3)}, 2)
         assert client.latest("policy", first).version == 2
+
+
+def test_calls_without_a_limit_wait_longer_than_the_clients_of_the_shards_were_told(tmp_path):
+    with cluster_of(tmp_path, [filled(0, 1), filled(1, 1)]) as (shards, _, client):
+        for one in client._connections.all:
+            one.client._timeout_s = 0.0
+        assert client.publish("policy", {"w": np.arange(3)}, 1, timeout_s=math.inf)
+        writer = client.table("t").writer(linger_ms=1e6)
+        writer.append(x=7, shard=7, timeout_s=PATIENCE_S)
+        client.close(math.inf)
+        assert sum(one.table.stats().inserted for one in shards) == 3
+    with cluster_of(tmp_path, [filled(0, 1), filled(1, 1)]) as (_, _, client):
+        for one in client._connections.all:
+            one.client._timeout_s = 0.0
+        client.drain(timeout_s=math.inf)
 
 
 def test_status_says_which_shards_answer(tmp_path):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from async_loader.errors import AsyncLoaderError
-from async_loader.feeder.wire import Message
+import msgspec
 
+from async_loader.errors import AsyncLoaderError, ConfigError, Malformed, SchemaError
+from async_loader.feeder.wire import Message, OpenReader, OpenWriter, encode
+from async_loader.feeder.wire.bounds import CONTROL_BYTES
+
+R = TypeVar("R")
 Failure = Callable[[], AsyncLoaderError]
 """Makes the error to raise; a new one for each thread."""
 ASK_AGAIN_S = 5.0
@@ -62,3 +66,41 @@ class Channel(Protocol):
 
     def end(self, failure: Failure) -> None:
         """Fail all waiting threads: the connection is over."""
+
+
+def failure_of(error: AsyncLoaderError) -> Failure:
+    """Return what makes an error of this kind and text."""
+    kind, text = type(error), str(error)
+    return lambda: kind(text)
+
+
+def guarded(channel: Channel, call: Callable[..., R], *args: Any) -> R | None:
+    """Call a method of a channel: an error that it raises ends this channel, and no other one."""
+    try:
+        return call(*args)
+    except AsyncLoaderError as error:
+        channel.end(failure_of(error))
+        return None
+
+
+def check_opener(body: OpenWriter | OpenReader) -> None:
+    """Check a request that opens a channel as its peer does, in the thread of the caller.
+
+    Raises
+    ------
+    SchemaError
+        The schema is larger than a message may be.
+    ConfigError
+    """
+    try:
+        encode(Message(body))
+    except Malformed as error:
+        size = len(msgspec.msgpack.encode(body))
+        spec = body.schema if isinstance(body, OpenWriter) else None
+        if spec is None or size <= CONTROL_BYTES:
+            raise ConfigError(f"table {body.table!r}: {error}") from None
+        text = f"a schema of {len(spec.fields):,} fields takes {size:,} bytes as a message"
+        raise SchemaError(
+            f"table {body.table!r}: {text}, {CONTROL_BYTES:,} are allowed: join fields of one "
+            "dtype into arrays, or give them shorter names"
+        ) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import warnings
 import weakref
@@ -10,18 +12,26 @@ from collections.abc import Hashable, Mapping
 from types import TracebackType
 from typing import Any
 
-from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, SchemaError
+from async_loader.errors import (
+    AsyncLoaderError,
+    CannotSend,
+    Closed,
+    ConfigError,
+    SchemaError,
+    Timeout,
+)
 from async_loader.feeder.client import weights
 from async_loader.feeder.client.arguments import without_codecs
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
+from async_loader.feeder.client.reader_state import OVER
 from async_loader.feeder.client.row_queue import WriterOptions
-from async_loader.feeder.client.sample_channel import SampleChannels
+from async_loader.feeder.client.sample_channel import SampleChannel, SampleChannels
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.table import TableClient
-from async_loader.feeder.client.traffic import Traffic
+from async_loader.feeder.client.traffic import Read, Traffic
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_channel import WriterChannel
@@ -275,18 +285,38 @@ class Client:
         try:
             for one in closing:
                 try:
-                    one.close(deadline.left())
+                    one.close(deadline.left_or_inf())
                 except Closed:
                     continue
                 except AsyncLoaderError as error:
                     first = first or error if isinstance(one, RemoteWriter) else first
+            self._end_reads(deadline)
         finally:  # also after Ctrl-C
-            self._connection.stop(max(2.0, deadline.left() or 0.0))
+            self._connection.stop(max(2.0, deadline.left_or_inf()))
             if self._embedded is not None:
                 self._embedded.close()
             self._end.detach()  # last: a call that was interrupted may be made again
         if first is not None:
             raise first
+
+    def _end_reads(self, deadline: Deadline) -> None:
+        """Wait until the feeder knows which leased batches were used.
+
+        By calls of `sample`, and through sources that were garbage-collected.
+        """
+        reads = self._traffic.open_reads()
+        leased = [one for one in reads if one.leased]
+        for one in reads:
+            if isinstance(one, SampleChannel):
+                one.closed = True
+        self._connection.wake()
+        for one in leased:
+            with contextlib.suppress(Timeout):
+                one.news.until(functools.partial(self._is_over, one), deadline, str)
+
+    def _is_over(self, read: Read) -> bool:
+        """Whether there is nothing to wait for: a lost feeder delivers leased batches again."""
+        return read.phase in OVER or not self._connection.is_open
 
     def _dropped(self) -> list[RemoteWriter]:
         """Return writers for channels whose own were garbage-collected.

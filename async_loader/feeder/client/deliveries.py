@@ -66,14 +66,14 @@ class Inbox:
     Attributes
     ----------
     waiting : deque of ReceivedBatch
-    complaints : deque of AsyncLoaderError
-        Errors after which the reader goes on.
+    complaint : AsyncLoaderError | None
+        The newest error after which the reader goes on, for the thread that waits.
     batches, redelivered : int
         Received so far, over all openings.
     """
 
     waiting: deque[ReceivedBatch] = field(default_factory=deque)
-    complaints: deque[AsyncLoaderError] = field(default_factory=deque)
+    complaint: AsyncLoaderError | None = None
     batches: int = 0
     redelivered: int = 0
 
@@ -107,7 +107,7 @@ class Deliveries:
     Attributes
     ----------
     bell : EventFd | None
-        Rung when something changes, while a thread waits on it.
+        Rung when something changes, while a thread waits on it. Set by `listen`.
     """
 
     def __init__(self, options: ReaderOptions, memory: OfferedMemory) -> None:
@@ -158,6 +158,18 @@ class Deliveries:
         if self.credit.ahead:
             self.credit.granted += 1
         return self.inbox.waiting.popleft()
+
+    def listen(self, bell: EventFd | None) -> None:
+        """A thread begins to wait, or waits no more: an earlier complaint is not for it."""
+        self.bell, self.inbox.complaint = bell, None
+
+    def complain(self, error: AsyncLoaderError) -> None:
+        """Note an error, if a thread waits: the feeder also sends them to a learner that is busy.
+
+        One that begins to wait later is sent another.
+        """
+        if self.bell is not None:
+            self.inbox.complaint = error
 
     def holds(self, lease: Lease) -> bool:
         """Return whether a batch is still this learner's: the feeder has not taken it back.
@@ -267,6 +279,7 @@ class Deliveries:
         opening, inbox = self.opening, self.inbox
         self.credit.received = number + 1
         inbox.batches += 1
+        inbox.complaint = None
         inbox.redelivered += bool(flags & REDELIVERED)
         lease = Lease(self, number, opening.number, opening.server) if opening.leased else None
         inbox.waiting.append(ReceivedBatch(body, lease, opening.server))

@@ -34,7 +34,7 @@ from async_loader.errors import (
     Unsupported,
 )
 from async_loader.feeder.client.calls import Calls
-from async_loader.feeder.client.channel import Channel, Failure
+from async_loader.feeder.client.channel import Channel, Failure, failure_of, guarded
 from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.session import Action, Session, SessionPhase
@@ -183,8 +183,7 @@ class IoThread:
             while not self._stop and self._failure is None:
                 self._round()
         except AsyncLoaderError as error:
-            kind, text = type(error), str(error)
-            self._fail(lambda: kind(text))
+            self._fail(failure_of(error))
         except Exception as error:
             fault = error
 
@@ -219,7 +218,7 @@ class IoThread:
         parting = self._parting
         due = self._session_due if parting is None else min(self._session_due, parting)
         for channel in list(self._channels.values()):
-            channel_due = channel.step(now, self)
+            channel_due = guarded(channel, channel.step, now, self)
             if channel_due is not None and channel_due < due:
                 due = channel_due
         self._waker.turned()
@@ -353,7 +352,7 @@ class IoThread:
             self.send(plane, Ping(), 0, self.sequence())  # so that the server knows their routes
         self._calls.send_again()
         for channel in list(self._channels.values()):
-            channel.begin()
+            guarded(channel, channel.begin)
         self.news.ring()
 
     def _refused(self, error: Error) -> None:
@@ -375,7 +374,7 @@ class IoThread:
         else:
             channel = self._channels.get(message.number)
             if channel is not None:
-                channel.take(message, self.clock())
+                guarded(channel, channel.take, message, self.clock())
 
     def _reopen(self, number: int) -> bool:
         channel = self._channels.get(number)

@@ -242,29 +242,31 @@ class Outbox:
         return lost
 
     def drop_oldest(self, cut: Callable[[Sequence[Entry]], Entry]) -> int:
-        """Drop the oldest message that was never sent; return its rows, 0 if all were sent.
+        """Drop the oldest message with steps that was never sent; return its steps, 0: none.
 
         ``cut`` makes its replacement, which ends the streams, so that later rows do not continue
-        them.
+        them. Messages before it that have no step, cuts and ends of episodes, are dropped with it.
         """
-        at = self._high
-        taken = list(islice(self.entries, at, at + 2))
-        if taken and not taken[0].cut:
-            taken = taken[:1]
-        rows = sum(entry.steps for entry in taken)
-        if not rows:
-            return 0
-        made = cut(taken)
-        added, two = made.nbytes - sum(entry.nbytes for entry in taken), len(taken) == 2
-        if two:  # no call from here on: Ctrl-C comes before all of it or after
-            del self.entries[at]
-            self.done_total += 1
-        self.entries[at] = made
-        self.nbytes += added
-        self.counts.rows_dropped += rows
-        if self._done is not None:
-            for entry in taken:
-                self._done(entry)
+        at, rows = self._high, 0
+        while not rows:
+            taken = list(islice(self.entries, at, at + 2))
+            if taken and taken[0].steps:
+                taken = taken[:1]
+            elif len(taken) < 2:
+                return 0
+            rows = sum(entry.steps for entry in taken)
+            dropped = rows + sum(not entry.steps and not entry.cut for entry in taken)
+            made = cut(taken)
+            added, two = made.nbytes - sum(entry.nbytes for entry in taken), len(taken) == 2
+            if two:  # no call from here on: Ctrl-C comes before all of it or after
+                del self.entries[at]
+                self.done_total += 1
+            self.entries[at] = made
+            self.nbytes += added
+            self.counts.rows_dropped += dropped
+            if self._done is not None:
+                for entry in taken:
+                    self._done(entry)
         return rows
 
     def _rewind(self, to: int) -> None:

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from async_loader.errors import Broken, Malformed, OutOfMemory, Unsupported
-from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request
+from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request, check_opener
 from async_loader.feeder.client.deliveries import Deliveries, Lease
 from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.io_thread import IoThread
@@ -76,9 +76,15 @@ class ReaderChannel:
     deliveries : Deliveries
         Batches and credit.
     memory : OfferedMemory
+
+    Raises
+    ------
+    ConfigError
+        It cannot be opened.
     """
 
     def __init__(self, number: int, wanted: OpenReader, options: ReaderOptions) -> None:
+        check_opener(wanted)
         self.number, self.wanted, self.options = number, wanted, options
         self.lock = threading.Lock()
         self.news = Notifier(self.lock)
@@ -87,6 +93,7 @@ class ReaderChannel:
         self.deliveries = Deliveries(options, self.memory)
         self._phases = StateTable(ReaderPhase.WANTED, MOVES)
         self._request = Request()
+        self._known = self._parted = False
 
     # -- under the lock, any thread ----------------------------------------------------------------
 
@@ -94,6 +101,11 @@ class ReaderChannel:
     def phase(self) -> ReaderPhase:
         """Where the reader is."""
         return self._phases.state
+
+    @property
+    def leased(self) -> bool:
+        """Whether batches have to be returned, as far as is known."""
+        return self.deliveries.opening.leased
 
     @property
     def batches(self) -> int:
@@ -120,9 +132,11 @@ class ReaderChannel:
 
         These leases, and those in the inbox, go back; all others were used.
         """
-        if self._phases.state in (ReaderPhase.CLOSING, *OVER):
+        if self._phases.state in (ReaderPhase.CLOSING, ReaderPhase.CLOSED) or self._parted:
             return  # what goes back was said
-        ended = self.deliveries.close(seen, unseen)
+        ended, self._parted = self.deliveries.close(seen, unseen), True
+        if self._phases.state is ReaderPhase.FAILED:
+            return  # see `_part`
         self._request.done()
         over = ended or self._phases.state is ReaderPhase.WANTED
         self._phases.to(ReaderPhase.CLOSED if over else ReaderPhase.CLOSING)
@@ -139,6 +153,7 @@ class ReaderChannel:
             elif self._phases.state in OPEN:
                 self._phases.to(ReaderPhase.WANTED)
             self._request.done()
+            self._known = False
         self._ring()
 
     def step(self, now: float, port: IoThread) -> float | None:
@@ -148,10 +163,10 @@ class ReaderChannel:
             with self.lock:
                 self.close(*returns.dropped)
                 returns.dropped = None
-        if self._phases.state is ReaderPhase.CLOSED:
-            self.memory.forget()
-            port.forget(self)
-        if not port.is_open or self._phases.state is ReaderPhase.CLOSED:
+        if self._phases.state in OVER:
+            self._part(port)
+        if not port.is_open or self._phases.state in OVER:
+            self.news.ring()  # a client that closes waits for no feeder that is lost
             return None
         with self.lock:
             before, slots = self.phase, self.memory.slots
@@ -178,6 +193,21 @@ class ReaderChannel:
         if moved:
             self._ring()
         return due
+
+    def _part(self, port: IoThread) -> None:
+        """Forget a reader that is over. If it failed, the feeder may have it open: close it there.
+
+        That says which leased batches were used, so the learner has to close it first, or drop it.
+        """
+        with self.lock:
+            self.memory.forget()
+            failed = self._phases.state is ReaderPhase.FAILED and self._known and port.is_open
+            if failed and self.leased and not self._parted:
+                return
+            port.forget(self)
+            if failed:
+                parting = self.deliveries.returns.parting
+                port.send(Plane.CONTROL, parting, self.number, port.sequence())
 
     def _tell(self, now: float, port: IoThread) -> None:
         """Send RETURN and PULL where they are due."""
@@ -220,6 +250,7 @@ class ReaderChannel:
             if self.failure is not None:
                 return
             self._phases.to(ReaderPhase.OPENING)
+            self._known = True
             self.deliveries.ask_for(port.servers)
         else:
             request.done()
@@ -358,10 +389,10 @@ class ReaderChannel:
             request.done()
         elif opening and error.retryable and error.code != ErrorCode.LIMIT:  # LIMIT stays
             if error.code == ErrorCode.TIMEOUT and self.wanted.timeout_s is not None:
-                self.deliveries.inbox.complaints.append(error_of(error, where))
+                self.deliveries.complain(error_of(error, where))
             request.again_at = now + self.deliveries.opening.later_s
             self.deliveries.opening.later_s = min(2 * self.deliveries.opening.later_s, LATER_MOST_S)
         elif error.retryable and not opening:
-            self.deliveries.inbox.complaints.append(error_of(error, where))
+            self.deliveries.complain(error_of(error, where))
         else:
             self._fail(lambda: error_of(error, where))

@@ -148,9 +148,14 @@ class RowQueue:
         return self.outbox.room(nbytes)
 
     def give_up(self, rows: int, streams: Iterable[int]) -> None:
-        """Count rows that found no room: all messages were sent, so none can be dropped."""
-        self.outbox.counts.rows_dropped += rows
+        """Count rows that found no room: all messages were sent, so none can be dropped.
+
+        What is filled is sealed: a later row goes into a new buffer, before which `_mend` ends the
+        streams that miss rows.
+        """
+        self.seal()
         self._progress.broken.update(streams)
+        self.outbox.counts.rows_dropped += rows
 
     def begin_buffer(self, now: float, rows: int = 1) -> RowBuffer:
         """Return an empty buffer for ``rows`` rows or more.

@@ -207,6 +207,8 @@ class RowSink:
                 shown = SHOWN if final else 0
                 flags, followed = FINAL | ends | shown, packer.followed if final else ()
                 self._buffer_for(1).put_final(followed, final or (), stream, flags)
+            else:
+                queue.give_up(1, (stream,))
             queue.seal_full()
         self._connection.wake()
 

@@ -12,40 +12,42 @@ is made and offered in the background; once the feeder has taken it, batches com
 # NOTE [used up]
 Of a table that gives each row once, a batch is leased until its call returns. A batch of a call
 that was given up goes back with the next call; or the reader is closed, if no other call is under
-way.
+way. A client that closes waits for the answer to CLOSE_READER: a RETURN that is still on its way
+then is lost with the socket.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import Broken, Malformed, OutOfMemory, Unsupported
 from async_loader.feeder.client.batch_copies import Unpacking
 from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.feeder.client.calls import Call
-from async_loader.feeder.client.channel import Failure
+from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.goal_batches import structure_of
 from async_loader.feeder.client.io_thread import IoThread
+from async_loader.feeder.client.notifier import Notifier
 from async_loader.feeder.client.offered_memory import FAILURES, OfferedMemory, endpoint_of
 from async_loader.feeder.client.reader_state import ReaderPhase
+from async_loader.feeder.client.sampled_leases import SampledLeases
 from async_loader.feeder.client.slots import SPARE
 from async_loader.feeder.wire import (
     Batch,
     BatchForm,
-    CloseReader,
+    Done,
+    Error,
     InSlot,
     Message,
     Plane,
-    Return,
     Sample,
     Sampled,
     View,
@@ -75,30 +77,48 @@ class SampleChannel:
     table : str
     batch_size : int
     view : View | None
+
+    Attributes
+    ----------
+    closed : bool
+        Whether it takes no more calls. Set by any thread, which wakes the IO thread.
+    news : Notifier
+        Rung when it is over.
     """
+
+    redelivered = 0
+    """They are not counted: see the column of this name in a batch."""
 
     def __init__(self, number: int, table: str, batch_size: int, view: View | None) -> None:
         self.number = number
         self.wanted = Sample(table=table, batch_size=batch_size, view=view)
         self.lock = threading.Lock()
-        self.closed = False
-        self.batches = self.redelivered = 0
+        self.news = Notifier(self.lock)
+        self.closed = self._over = False
+        self.batches = 0
         self._shown: BatchStructure | None = None
         self._unpacking: Unpacking | None = None
         self._memory = OfferedMemory()
         self._barred = False
         self._missed = 0
         self._pending = 0
-        self._late: list[int] = []
-        self._used: deque[int] = deque()
-        self._most_lease = -1
+        self._leases = SampledLeases()
+        self._parting = Request()
 
     # -- any thread ------------------------------------------------------------------------------
 
     @property
     def phase(self) -> ReaderPhase:
-        """READY or CLOSED."""
-        return ReaderPhase.CLOSED if self.closed else ReaderPhase.READY
+        """READY, CLOSING or CLOSED."""
+        if self._over:
+            return ReaderPhase.CLOSED
+        return ReaderPhase.CLOSING if self.closed else ReaderPhase.READY
+
+    @property
+    def leased(self) -> bool:
+        """Whether the feeder may have to be told what became of leases."""
+        leases = self._leases
+        return leases.most >= 0 or bool(leases.used or leases.late or leases.parting)
 
     def sample(
         self,
@@ -154,7 +174,7 @@ class SampleChannel:
         finally:
             with self.lock:
                 self._pending -= 1
-            if self._late:
+            if self._leases.late:
                 port.wake()
         return self._used_up(reply, batch, port)
 
@@ -165,14 +185,14 @@ class SampleChannel:
         self.batches += 1
         if body.lease is not None or self._offers:
             if body.lease is not None:
-                self._used.append(body.lease)
+                self._leases.used.append(body.lease)
             port.wake()
         return batch
 
     def _give_up(self, reply: Message, port: Connection) -> None:
         body = reply.body
         if isinstance(body, Sampled) and body.lease is not None:
-            self._late.append(body.lease)
+            self._leases.late.append(body.lease)
             port.wake()
 
     @property
@@ -213,7 +233,8 @@ class SampleChannel:
             slots: tuple[int, ...] = ()
             if self._memory.slots is not None and not self._memory.under_offer:
                 slots = tuple(self._memory.slots.give())
-            unused, self._late = tuple(self._late[:64]), self._late[64:]
+            leases = self._leases
+            unused, leases.late = tuple(leases.late[:64]), leases.late[64:]
             known = 0 if self._unpacking is None else self._unpacking.form.schema_id
             return msgspec.structs.replace(
                 self.wanted, timeout_s=left, waits=waits, known=known, slots=slots, unused=unused
@@ -224,34 +245,47 @@ class SampleChannel:
         with self.lock:
             self._memory.forget()
             self._barred = False
-            self._late.clear()
-            self._used.clear()
+            self._leases.begin()
+            if self.closed:
+                self._over = True
+            self._parting.done()
+        self.news.ring()
 
     def step(self, now: float, port: IoThread) -> float | None:
         """See `Channel`."""
-        if not self._late and not self._used and self._settled and not self.closed:
+        leases = self._leases
+        if not leases.late and not leases.used and self._settled and not self.closed:
             return None
         with self.lock:
-            if not port.is_open:
+            if self._over or (self.closed and not port.is_open):
+                self._close(port)
+                if port.is_open and leases.parting is None:  # it failed
+                    port.send(Plane.CONTROL, leases.closing(), self.number, port.sequence())
+            elif port.is_open:
+                if leases.used:
+                    port.send(Plane.PULL, leases.returned(), self.number, port.sequence())
                 if self.closed:
-                    self._close(port)
-                return None
-            if self._used:
-                leases = [self._used.popleft() for _ in range(len(self._used))]
-                self._most_lease = max(self._most_lease, *leases)
-                body = Return(np.array(leases, np.uint64))
-                port.send(Plane.PULL, body, self.number, port.sequence())
-            if self.closed or (self._late and not self._pending):
-                late, self._late = self._late, []
-                arrived = max([self._most_lease, *late]) + 1
-                gone = CloseReader(arrived, 0, np.array(late, np.uint64))
-                port.send(Plane.CONTROL, gone, self.number, port.sequence())
-                self._memory.forget()
-                if self.closed:
-                    self._close(port)
-            elif not self._settled:
-                self._offer(port)
-        return None
+                    self._part(now, port)
+                elif leases.late and not self._pending:
+                    port.send(Plane.CONTROL, leases.closing(), self.number, port.sequence())
+                    self._memory.forget()
+                elif not self._settled:
+                    self._offer(port)
+            due = self._parting.again_at
+        if self._over:
+            self.news.ring()
+        return due
+
+    def _part(self, now: float, port: IoThread) -> None:
+        """Send CLOSE_READER, if it is due. See NOTE [used up]."""
+        request, leases = self._parting, self._leases
+        if request.again_at is not None and now < request.again_at:
+            return
+        self._memory.forget()
+        if leases.parting is None:
+            leases.parting = leases.closing()
+        request.sent(port.sequence(), now + ASK_AGAIN_S)
+        port.send(Plane.CONTROL, leases.parting, self.number, request.sequence)
 
     @property
     def _settled(self) -> bool:
@@ -282,23 +316,30 @@ class SampleChannel:
 
     def _close(self, port: IoThread) -> None:
         self._memory.forget()
+        self._parting.done()
+        self._over = True
         port.forget(self)
 
     def take(self, message: Message, now: float) -> None:
         """See `Channel`. Keep the lease of a call that was given up."""
         body = message.body
-        if not isinstance(body, Sampled):
-            return
-        with self.lock:
-            if body.slot is not None and self._memory.slots is not None:
-                self._memory.slots.take(InSlot(body.slot, 0, body.rows)).arrays()
-            if body.lease is not None:
-                self._late.append(body.lease)
+        if isinstance(body, Done | Error):
+            request = self._parting
+            self._over = self._over or (self.closed and request.is_answer(message))
+        elif isinstance(body, Sampled):
+            with self.lock:
+                if body.slot is not None and self._memory.slots is not None:
+                    self._memory.slots.take(InSlot(body.slot, 0, body.rows)).arrays()
+                if body.lease is not None:
+                    self._leases.late.append(body.lease)
 
     def end(self, failure: Failure) -> None:
         """See `Channel`."""
         with self.lock:
             self._memory.forget()
+            self._parting.done()
+            self.closed = self._over = True
+        self.news.ring()
 
 
 class SampleChannels:

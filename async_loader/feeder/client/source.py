@@ -134,14 +134,14 @@ class RemoteSource:
             bell = EventFd()
             try:
                 with channel.lock:
-                    channel.deliveries.bell = bell
+                    channel.deliveries.listen(bell)
                 while (found := self._attempt(channel)) is None:
                     state = self._connection.state()
                     patience.wait(bell, f"batches of table {channel.wanted.table!r} ({state})")
                     bell.clear()  # before looking: later changes ring it again
             finally:
                 with channel.lock:
-                    channel.deliveries.bell = None
+                    channel.deliveries.listen(None)
                 bell.close()
         return found
 
@@ -162,8 +162,9 @@ class RemoteSource:
             if received is None and not over:
                 if self._closed:
                     raise Closed("this source is closed")
-                if deliveries.inbox.complaints:
-                    raise deliveries.inbox.complaints.popleft()
+                if (complaint := deliveries.inbox.complaint) is not None:
+                    deliveries.inbox.complaint = None
+                    raise complaint
                 if channel.failure is not None:
                     raise channel.failure()
                 channel.ask()
@@ -242,7 +243,7 @@ class RemoteSource:
         channel = self._channel if bell is None else self._reader_channel(batch_size)
         if channel is not None:
             with channel.lock:
-                channel.deliveries.bell = bell
+                channel.deliveries.listen(bell)
             if bell is not None:
                 self._connection.wake()  # from here on it asks for totals by itself
 
@@ -322,7 +323,8 @@ class RemoteSource:
             Deadline(timeout_s),
             lambda: self._connection.no_answer("CLOSE_READER"),
         )
-        self._connection.forget(channel)
+        if channel.phase is ReaderPhase.CLOSED:
+            self._connection.forget(channel)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -385,11 +387,14 @@ class RemoteSource:
         channel = self._channel
         if channel is None:
             return
-        if channel.phase is ReaderPhase.CLOSED or channel.failure is not None:
+        if channel.phase is ReaderPhase.CLOSED:
             channel.deliveries.inbox.waiting.clear()
             return
         self._connection.check_fork()
         self._close_channel(channel, used=True)
+        if channel.failure is not None:
+            self._connection.wake()
+            return
         self._wait_until_closed(channel, self._timeout_s if timeout_s is None else timeout_s)
 
     def _reader_channel(self, batch_size: int) -> ReaderChannel:

@@ -20,7 +20,8 @@ class ClientStats(Stats):
     rows_acked : int
         Rows that the feeder has acknowledged: they are in its tables.
     rows_dropped : int
-        Dropped because the buffer was full (``overflow="drop_oldest"``).
+        Dropped because the buffer was full (``overflow="drop_oldest"``). An end of an episode
+        counts as one if no step was dropped with it.
     rows_lost : int
         Acknowledged by a feeder that was lost with them.
     messages_sent, messages_resent, messages_acked : int

@@ -144,7 +144,7 @@ class TableClient:
 
         Raises
         ------
-        ConfigError, Closed, Broken
+        ConfigError, SchemaError, Closed, Broken
         """
         options = WriterOptions(
             batch_rows=batch_rows, linger_ms=linger_ms, buffer_bytes=buffer_bytes,

@@ -9,33 +9,31 @@ from typing import Any
 
 from async_loader.feeder.client.outbox import Counts
 from async_loader.feeder.client.reader_channel import ReaderChannel
-from async_loader.feeder.client.reader_state import ReaderPhase
+from async_loader.feeder.client.reader_state import OVER
 from async_loader.feeder.client.sample_channel import SampleChannel
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 
-_COUNTED = 128
-"""Writers and readers that are counted one by one; of more, closed ones are summed up."""
 _NAMES = (*Counts.__slots__, "rows_added", "batches", "batches_redelivered")
-_CLOSED = (WriterPhase.CLOSED, ReaderPhase.CLOSED)
+_OVER = (WriterPhase.CLOSED, WriterPhase.FAILED, *OVER)
 Read = ReaderChannel | SampleChannel
 
 
 class Traffic:
-    """All channels of a client, open and closed."""
+    """All channels of a client. Those that are over are summed up when another is added."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channels: list[WriterChannel | Read] = []
-        self._past: Counter[str] = Counter()  # of closed channels
+        self._past: Counter[str] = Counter()
 
     def add(self, channel: WriterChannel | Read) -> None:
         """Count what a writer or a reader does."""
         with self._lock:
-            self._channels.append(channel)
-            if len(self._channels) > _COUNTED:
-                over = [one for one in self._channels if one.phase in _CLOSED]
+            over = [one for one in self._channels if one.phase in _OVER]
+            if over:
                 self._channels = [one for one in self._channels if one not in over]
                 self._past.update(_sum(over))
+            self._channels.append(channel)
 
     def _writers(self) -> list[WriterChannel]:
         return [one for one in self._channels if isinstance(one, WriterChannel)]
@@ -45,6 +43,12 @@ class Traffic:
         over = (WriterPhase.CLOSED, WriterPhase.FAILED)
         with self._lock:
             return [one for one in self._writers() if one.phase not in over]
+
+    def open_reads(self) -> list[Read]:
+        """Return the channels of readers and of calls that are not over."""
+        with self._lock:
+            reads = [one for one in self._channels if not isinstance(one, WriterChannel)]
+            return [one for one in reads if one.phase not in OVER]
 
     def totals(self) -> dict[str, Any]:
         """Return the counts of `ClientStats`."""

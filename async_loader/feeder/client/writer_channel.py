@@ -25,7 +25,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from async_loader.errors import AsyncLoaderError, Closed, Malformed, SchemaError
-from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request
+from async_loader.feeder.client.channel import (
+    ASK_AGAIN_S,
+    Failure,
+    Request,
+    check_opener,
+)
 from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.notifier import Notifier
@@ -146,6 +151,11 @@ class WriterChannel:
     closing : bool
         Whether `close` was called.
     losses : RowLosses
+
+    Raises
+    ------
+    SchemaError, ConfigError
+        It cannot be opened.
     """
 
     def __init__(
@@ -155,6 +165,7 @@ class WriterChannel:
         spec = None if schema is None else spec_of(schema)
         producer = secrets.token_bytes(16)
         self.wanted = OpenWriter(table=table, producer=producer, epoch=1, schema=spec)
+        check_opener(self.wanted)
         self.lock = threading.Lock()
         self.news = Notifier(self.lock)
         self.queue = RowQueue(options)
@@ -186,9 +197,12 @@ class WriterChannel:
             raise Closed(f"this writer of {self.table!r} is closed")
 
     def propose(self, schema: Schema) -> None:
-        """Open with the schema of the first step, if the table has none."""
-        if self._phases.state is WriterPhase.NAMELESS and self._phases.to(WriterPhase.WANTED):
-            self.wanted = msgspec.structs.replace(self.wanted, schema=spec_of(schema))
+        """Open with the schema of the first step, if the table has none. Raises SchemaError."""
+        if self._phases.state is WriterPhase.NAMELESS:
+            wanted = msgspec.structs.replace(self.wanted, schema=spec_of(schema))
+            check_opener(wanted)
+            self.wanted = wanted
+            self._phases.to(WriterPhase.WANTED)
             self._request.done()
 
     def close(self, open_streams: Sequence[int]) -> bool:
@@ -253,7 +267,7 @@ class WriterChannel:
             and not self.queue.outbox.put_total
         ):
             self._phases.to(WriterPhase.CLOSED)  # nothing was written: the feeder need not know
-        if self._phases.state is WriterPhase.CLOSED:
+        if self._phases.state in _ENDS:
             port.forget(self)
         if not port.is_open or (request.again_at is not None and now < request.again_at):
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import threading
@@ -300,6 +301,14 @@ def test_closing_flushes_what_writers_hold_that_were_dropped(feeder):
     with connect(feeder.address) as client:
         client.table("replay").writer(linger_ms=1e6).append(step(0))
         gc.collect()
+    assert rewards(feeder) == [0]
+
+
+def test_closing_without_a_limit_waits_longer_than_the_client_was_told(feeder):
+    client = connect(feeder.address)
+    client._timeout_s = 0.0
+    client.table("replay").writer(linger_ms=1e6).append(step(0), timeout_s=PATIENCE_S)
+    client.close(math.inf)
     assert rewards(feeder) == [0]
 
 

@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
+from client_rig import OBS, PATIENCE_S, FakeFeeder
 from test_client_shared import LARGE, SMALL, patience, queue, rows, serving
 
 from async_loader import AsyncDataLoader
-from async_loader.errors import Timeout
-from async_loader.feeder import wire
+from async_loader.errors import Timeout, Unsupported
+from async_loader.feeder import connect, wire
+from async_loader.feeder.client.reader_state import ReaderPhase
 from async_loader.feeder.wire import Type
 from async_loader.source import END, Leasing
 
@@ -117,6 +121,47 @@ def test_a_source_that_is_released_gives_back_all_that_was_not_settled_and_goes_
     assert ready.plan(2 * BATCH, patience()).batch["index"][0] == 70
 
 
+def test_a_loader_that_closes_without_a_limit_waits_until_its_batches_are_back(feeder, client):
+    def send(feeder, plane, route, message):
+        first = feeder.granted[message.number]
+        feeder.on_pull(plane, route, message)
+        for i in range(first, feeder.granted[message.number]):
+            feeder.batch(message.number, i, BATCH * i)
+        return True
+
+    feeder.leases, feeder.hooks[Type.PULL] = None, send
+    loader = AsyncDataLoader(client.table("replay").source(), batch_size=BATCH)
+    assert next(loader)["index"].tolist() == [0, 1, 2, 3]
+    loader.close(timeout_s=math.inf)
+    assert not client._connection._channels, "the feeder has answered"
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_reader_that_failed_gives_back_what_was_not_used_once_its_source_is_closed(
+    feeder, client, dropped
+):
+    feeder.leases = None
+    source = client.table("replay").source(prefetch=4)
+    with pytest.raises(Timeout):
+        source.plan(BATCH, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 4)
+    feeder.do(lambda feeder: [feeder.batch(1, i, 10 * i) for i in range(4)])
+    error = wire.Error.of(wire.ErrorCode.UNSUPPORTED, "a sampler that cannot draw")
+    feeder.do(lambda feeder: feeder.tell(1, error))
+    plans = [source.plan(BATCH, patience()) for _ in range(4)]
+    with pytest.raises(Unsupported, match="cannot draw"):
+        source.plan(BATCH, patience())
+    for one in plans[:2]:
+        assert source.hand_out(one.lease)
+    source.settle(plans[0].lease)
+    assert not feeder.seen[Type.CLOSE_READER], "batches are in use still"
+    if not dropped:
+        source.close()
+    del source, plans, one
+    assert closing(feeder) == (4, [1] * dropped, [2, 3])
+    feeder.until(lambda: not client._connection._channels)
+
+
 def test_a_source_that_is_dropped_gives_back_what_was_handed_out_too(feeder, client):
     feeder.leases = None
     source = client.table("replay").source(prefetch=4)
@@ -129,6 +174,60 @@ def test_a_source_that_is_dropped_gives_back_what_was_handed_out_too(feeder, cli
     assert source.hand_out(plans[0].lease)
     del source, plans
     assert closing(feeder) == (3, [0], [1, 2])
+
+
+def test_a_client_that_closes_waits_until_the_feeder_knows_what_a_dropped_source_used(feeder):
+    feeder.leases = None
+    with connect(feeder.address, timeout_s=30) as client:
+        source = client.table("replay").source(prefetch=4)
+        with pytest.raises(Timeout):
+            source.plan(BATCH, patience(0.02))
+        feeder.until(lambda: feeder.granted[1] == 4)
+        feeder.do(lambda feeder: feeder.batch(1, 0))
+        plan = source.plan(BATCH, patience())
+        assert source.hand_out(plan.lease)
+        source.settle(plan.lease)
+        channel = source._channel
+        del source, plan
+    assert channel.phase is ReaderPhase.CLOSED, "the feeder has answered"
+    assert closing(feeder) == (1, [], [])
+
+
+def test_a_client_that_closes_waits_until_the_feeder_knows_what_its_calls_used(address):
+    schema = OBS.with_field("index", np.int64)
+    form = wire.BatchForm.of(schema, BATCH)
+    columns = [np.zeros((BATCH, *one.shape), one.dtype) for one in schema.fields]
+    (block,) = form.batch(columns).frames
+
+    def draw(feeder, plane, route, message):
+        spec = None if message.body.known else wire.spec_of(schema)
+        body = wire.Sampled(rows=BATCH, schema=spec, lease=feeder.seen[Type.SAMPLE] - 1)
+        feeder.say(plane, route, message.reply(body, schema=form.schema_id, data=block))
+        return True
+
+    with FakeFeeder(address, version=wire.NEWEST) as feeder:
+        feeder.hooks[Type.SAMPLE], feeder.hooks[Type.RETURN] = draw, lambda *_: True
+        for clients in range(1, 4):
+            feeder.seen[Type.SAMPLE] = 0
+            with connect(address, timeout_s=30) as client:
+                for _ in range(clients):
+                    assert len(client.table("replay").sample(BATCH)["reward"]) == BATCH
+            assert feeder.seen[Type.CLOSE_READER] == clients
+            assert closing(feeder) == (clients, [], [])
+
+
+def test_a_client_that_closes_waits_for_no_feeder_that_is_lost(address):
+    with FakeFeeder(address) as feeder:
+        client = connect(address, timeout_s=30)
+        feeder.leases = None
+        source = client.table("replay").source(prefetch=4)
+        with pytest.raises(Timeout):
+            source.plan(BATCH, patience(0.02))
+        feeder.until(lambda: feeder.granted[1] == 4)
+        del source
+    begun = time.monotonic()
+    client.close(PATIENCE_S)
+    assert time.monotonic() - begun < PATIENCE_S
 
 
 def test_batches_whose_session_is_over_are_not_handed_out_since_the_feeder_delivers_them_again(

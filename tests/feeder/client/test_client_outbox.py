@@ -215,3 +215,13 @@ def test_a_message_larger_than_the_window_goes_alone():
     assert box.next() is None
     box.acked(1)
     assert box.next()[0] == 1
+
+
+def test_messages_without_a_step_keep_no_older_message_from_being_dropped():
+    box, cut = Outbox(100), Entry(None, 1, 1, cut=True)
+    for finals in (1, 1, 0, 1, 0):
+        box.put(Entry(None, 1, 10, finals=finals))
+    assert [box.drop_oldest(lambda taken: cut) for _ in range(3)] == [1, 1, 0]
+    assert [entry is cut for entry in box.entries] == [True]
+    assert (box.nbytes, box.done_total, box.put_total) == (1, 4, 5)
+    assert box.counts.rows_dropped == 5, "ends that were all of a message count too"

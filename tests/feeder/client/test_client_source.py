@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
-from client_rig import FakeFeeder, make_impatient
+from client_rig import PATIENCE_S, FakeFeeder, make_impatient
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout, Unsupported
 from async_loader.feeder import connect, wire
@@ -78,13 +80,33 @@ def test_a_timeout_of_the_feeder_is_ours_and_credits_stay(feeder, client):
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
     feeder.until(lambda: feeder.granted[1] == 4)
-    feeder.do(
-        lambda feeder: feeder.tell(1, wire.Error.of(wire.ErrorCode.TIMEOUT, "no actor inserts"))
-    )
-    with pytest.raises(Timeout, match="no actor inserts"):
-        plan(source)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(plan, source)
+        feeder.until(lambda: source._channel.deliveries.bell is not None)
+        feeder.do(complain)
+        with pytest.raises(Timeout, match="no actor inserts"):
+            waits.result(PATIENCE_S)
     feeder.do(lambda feeder: feeder.batch(1, 0))
     assert plan(source).batch["index"].tolist() == [0, 1, 2, 3]
+
+
+def complain(feeder):
+    feeder.tell(1, wire.Error.of(wire.ErrorCode.TIMEOUT, "no actor inserts"))
+
+
+def test_timeouts_of_the_feeder_that_came_while_no_plan_waited_are_not_raised_later(feeder, client):
+    source = client.table("replay").source(timeout_s=1.0, prefetch=4)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 4)
+    for number in range(2):
+        for _ in range(3):
+            feeder.do(complain)
+        feeder.do(lambda feeder, number=number: feeder.batch(1, number))  # it comes after them
+        assert plan(source) is not END
+        with pytest.raises(Timeout) as raised:
+            source.plan(4, patience(0.0))
+        assert "no actor inserts" not in str(raised.value)
 
 
 def test_a_table_without_a_schema_is_asked_for_again(feeder, client):
@@ -227,6 +249,22 @@ def test_batches_that_were_here_before_a_session_was_lost_are_asked_for_anew_whe
     feeder.until(lambda: feeder.granted[1] == 2)
     feeder.do(lambda feeder: feeder.batch(1, 0, 200))
     assert plan(source).batch["index"][0] == 200
+
+
+def test_readers_that_failed_are_closed_there_and_forgotten(feeder, client):
+    for number in range(1, 4):
+        source = client.table("replay").source(prefetch=4)
+        with pytest.raises(Timeout):
+            source.plan(4, patience(0.02))
+        feeder.until(lambda number=number: feeder.granted[number] == 4)
+        error = wire.Error.of(wire.ErrorCode.UNSUPPORTED, "a sampler that cannot draw")
+        feeder.do(lambda feeder, number=number, error=error: feeder.tell(number, error))
+        with pytest.raises(Unsupported, match="cannot draw"):
+            plan(source)
+        feeder.until(lambda number=number: feeder.seen[Type.CLOSE_READER] == number)
+        source.close()
+    feeder.until(lambda: not client._connection._channels)
+    assert len(client._traffic._channels) == 1, "the last one"
 
 
 def test_a_reader_that_failed_is_nothing_to_wake_up_for(feeder, client, monkeypatch):

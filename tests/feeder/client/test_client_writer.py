@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from client_rig import OBS, PATIENCE_S, FakeFeeder, rewards, step
 
-from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout
+from async_loader.errors import Broken, Closed, ConfigError, Malformed, SchemaError, Timeout
 from async_loader.feeder import connect, wire
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
-from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED, Type
+from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED, Plane, Type
+from async_loader.lifecycle import Deadline, Patience
 from async_loader.schema import Field, Schema
 
 LATE = 1e6  # a linger that never comes
@@ -195,6 +196,99 @@ def test_the_oldest_unsent_is_dropped_and_its_stream_cut(address):
             assert after == before + 1 or any(i < cut < j for cut in cuts)
 
 
+def full_and_sent(feeder, client, messages=2):
+    """A writer that drops the oldest, whose buffer is full of sent messages of four rows each."""
+    feeder.hold_acks = True
+    row = wire.RowLayout.of(feeder.schema).row_bytes
+    writer = client.table("replay").writer(
+        batch_rows=4, linger_ms=LATE, buffer_bytes=8 * row, overflow="drop_oldest"
+    )
+    for i in range(4 * messages):
+        writer.append(linked(i))
+    feeder.until(lambda: feeder.seen[Type.INSERT] == messages)
+    return writer
+
+
+def linked(i):
+    return {"obs": i, "reward": float(i)}
+
+
+def acknowledge(feeder, client, messages):
+    """As many of the writer's messages, four rows in each."""
+    ack = wire.Ack(messages, 0, *feeder.window)
+    sent = next(one for one in feeder.messages if one.type is Type.INSERT)
+    feeder.do(lambda feeder: feeder.say(Plane.INSERT, feeder.routes[Plane.INSERT], sent.reply(ack)))
+    feeder.until(lambda: client.stats().rows_acked == 4 * messages)
+
+
+def episodes(feeder):
+    """The rewards of the only stream, up to each end."""
+    (rows,) = feeder.rows.values()
+    found = [[]]
+    for _, flags, reward in rows:
+        if flags & FINAL:
+            found.append([])
+        else:
+            found[-1].append(reward)
+    return found
+
+
+LINKED = Schema.of({"obs": Field((), np.int64, next="next_obs"), "reward": np.float32})
+
+
+def test_an_end_that_finds_no_room_is_counted_and_the_next_episode_begins_anew(address):
+    with FakeFeeder(address, schema=LINKED) as feeder, connect(address) as client:
+        writer = full_and_sent(feeder, client)
+        writer.end_episode(terminated=True, final_obs=8)
+        assert client.stats().rows_dropped == 1
+        acknowledge(feeder, client, 2)
+        feeder.hold_acks = False
+        for i in range(20, 24):
+            writer.append(linked(i))
+        writer.flush()
+        assert episodes(feeder) == [[*range(8)], [*range(20, 24)]]
+
+
+def test_a_last_step_that_finds_no_room_ends_its_stream_before_the_last_free_row_is_used(address):
+    with FakeFeeder(address, schema=LINKED) as feeder, connect(address) as client:
+        writer = full_and_sent(feeder, client)
+        writer.append(linked(8))
+        acknowledge(feeder, client, 1)
+        for i in range(10, 13):  # the end of the stream that misses row 8 is sent before them
+            writer.append(linked(i))
+        feeder.until(lambda: feeder.seen[Type.INSERT] == 3)
+        writer.append(linked(13), terminated=True, final_obs=14)  # two rows, there is room for one
+        assert client.stats().rows_dropped == 2
+        assert writer.steps == 11
+        writer.append(linked(20))
+        feeder.hold_acks = False
+        writer.flush()
+        writer.append(linked(21))
+        writer.flush()
+        found = episodes(feeder)
+        assert all(after == before + 1 for one in found for before, after in pairwise(one)), found
+        assert found[0] == [*range(8)]
+        assert 21 in found[-1]
+
+
+def test_steps_of_a_vector_that_find_no_room_end_their_streams_before_later_steps(address):
+    with FakeFeeder(address, schema=LINKED) as feeder, connect(address) as client:
+        writer = full_and_sent(feeder, client, messages=1)
+        for i in range(4, 6):
+            writer.append(linked(i))
+        many = {"obs": np.arange(30, 38), "reward": np.arange(30, 38, dtype=np.float32)}
+        writer._extend_together(
+            many, [writer.stream] * 8, terminated=False, truncated=False, final_obs=None,
+            priority=None, timeout_s=0,
+        )  # fmt: skip
+        assert client.stats().rows_dropped == 8
+        acknowledge(feeder, client, 1)
+        feeder.hold_acks = False
+        writer.append(linked(20))
+        writer.flush()
+        assert episodes(feeder) == [[*range(6)], [20]]
+
+
 def test_a_gap_is_sent_again(feeder, client):
     lost = []
 
@@ -302,6 +396,63 @@ def test_a_lost_writer_is_opened_again(feeder, client):
     writer.append(step(1))
     writer.flush()
     assert rewards(feeder) == [0, 1]
+
+
+MANY = {f"sensor {i}": np.float32(i) for i in range(4000)}
+
+
+def test_a_schema_that_no_message_can_hold_is_refused_and_ends_no_other_writer(address):
+    with FakeFeeder(address, schema=None) as feeder, connect(address) as client:
+        with pytest.raises(SchemaError, match=r"4,000 fields takes .* bytes .* 65,536 are allowed"):
+            client.table("replay").writer(schema=Schema.of_step(MANY))
+        first = client.table("replay").writer()
+        with pytest.raises(SchemaError, match="4,002 fields"):
+            first.append(MANY)
+        first.append(step(0))
+        first.flush()
+        assert rewards(feeder) == [0]
+
+
+def test_a_name_that_no_message_can_hold_is_refused_and_ends_no_other_writer(feeder, client):
+    table = client.table("x" * 1000)
+    with pytest.raises(ConfigError, match="256"):
+        table.writer()
+    with pytest.raises(ConfigError, match="256"):
+        table.source().plan(4, Patience(deadline=Deadline(PATIENCE_S)))
+    append_and_flush(client.table("replay").writer(), 0)
+    assert rewards(feeder) == [0]
+
+
+@pytest.mark.parametrize("what", ["begin", "step", "take"])
+def test_an_error_in_one_writer_ends_no_other_writer(feeder, client, what, monkeypatch):
+    def fails(*_):
+        raise Malformed("a message that cannot be sent")
+
+    good, bad = client.table("replay").writer(), client.table("replay").writer()
+    append_and_flush(good, 0)
+    append_and_flush(bad, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(bad._channel, what, fails)
+        feeder.forget_sessions()
+        with pytest.raises(Malformed, match="cannot be sent"):
+            append_and_flush(bad, 2)
+        append_and_flush(good, 3)
+    assert sorted(rewards(feeder)) == [0, 1, 3]
+
+
+def test_writers_that_failed_are_forgotten(feeder, client):
+    def unknown(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.UNKNOWN_TABLE)
+        return True
+
+    append_and_flush(client.table("replay").writer(), 0)
+    feeder.hooks[Type.OPEN_WRITER] = unknown
+    for _ in range(5):
+        with pytest.raises(ConfigError, match="UNKNOWN_TABLE"):
+            client.table("replay").writer(schema=OBS).append(step(1))
+    feeder.until(lambda: len(client._connection._channels) == 1)
+    assert len(client._traffic._channels) == 2, "the first one, and the last one that failed"
+    assert client.stats().rows_acked == 1
 
 
 def test_a_fenced_writer_is_broken(feeder, client):
