@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +33,10 @@ class Chunk:
     server : int
         Of the shard's servers, the one that had the rows.
     lease : object
-    taken : int
-        Rows that batches have.
+    number : int
+        Of the chunk, in the order in which the shard gave them.
+    settled : dict of int
+        Rows that were used, by the first one of each part.
     """
 
     arrays: list[Array]
@@ -43,22 +45,16 @@ class Chunk:
     asked: int
     server: int
     lease: object = None
-    taken: int = 0
+    number: int = 0
+    settled: dict[int, int] = field(default_factory=dict)
 
 
 class Part(NamedTuple):
-    """Rows of a batch that follow each other in a chunk.
-
-    Attributes
-    ----------
-    last : bool
-        Whether it ends the chunk.
-    """
+    """Rows that follow each other in a chunk: those of one batch, or those that no batch has."""
 
     chunk: Chunk
     start: int
     rows: int
-    last: bool
 
 
 class BatchMaker:

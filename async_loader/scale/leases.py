@@ -7,15 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from async_loader.feeder.client.source import RemoteSource
+from async_loader.interrupts import SignalsDeferred
+from async_loader.lifecycle import EventFd
 from async_loader.scale.batch_maker import Part
 from async_loader.scale.shard_rows import ShardRows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class BatchLease:
-    """What one batch has of each shard."""
+    """What one batch has of each shard.
+
+    Attributes
+    ----------
+    parts : sequence
+    dropped : bool
+        Whether its rows come with other batches.
+    """
 
     parts: Sequence[tuple[RemoteSource, ShardRows, Part]]
+    dropped: bool = False
 
 
 class Leases:
@@ -27,11 +37,17 @@ class Leases:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._back: list[tuple[ShardRows, Part]] = []
+        self._bell: EventFd | None = None
 
     def of(self, parts: Sequence[tuple[ShardRows, Part]]) -> BatchLease | None:
         """Return the lease of a batch; ``None`` if none of its rows is leased."""
         leased = [(rows.source, rows, part) for rows, part in parts if part.chunk.lease is not None]
         return BatchLease(leased) if leased else None
+
+    def listen(self, bell: EventFd | None) -> None:
+        """Have a bell rung when there are parts to put back, until another is given, or none."""
+        with self._lock:
+            self._bell = bell
 
     def hand_out(self, lease: BatchLease) -> bool:
         """See `Leasing.hand_out`.
@@ -39,26 +55,40 @@ class Leases:
         If one part was delivered again elsewhere, the batch is dropped, and its other parts come
         with later batches.
         """
-        if any(source.returned(part.chunk.lease) for source, _, part in lease.parts):
-            with self._lock:
-                self._back += [
-                    (rows, part)
-                    for source, rows, part in lease.parts
-                    if not source.returned(part.chunk.lease)
-                ]
+        if lease.dropped:  # an earlier call of `next` was interrupted by a signal
             return False
-        handed_out = [source.hand_out(part.chunk.lease) for source, _, part in lease.parts]
-        return all(handed_out)
+        stay = [not source.returned(part.chunk.lease) for source, _, part in lease.parts]
+        if all(stay):  # one may go back in this moment
+            stay = [source.hand_out(part.chunk.lease) for source, _, part in lease.parts]
+        if all(stay):
+            return True
+        back = [
+            (rows, part) for (_, rows, part), stays in zip(lease.parts, stay, strict=True) if stays
+        ]
+        with SignalsDeferred(), self._lock:
+            lease.dropped = True
+            self._back += back
+            if self._bell is not None:
+                self._bell.ring()
+        return False
 
     def settle(self, lease: BatchLease) -> None:
-        """See `Leasing.settle`. A chunk is settled with the batch that has its last rows."""
+        """See `Leasing.settle`. A chunk is settled with the batch that has its last unused rows.
+
+        That need not be the end of the chunk: rows of a dropped batch come later than those after
+        them.
+        """
+        if lease.dropped:
+            return
         for source, _, part in lease.parts:
-            if part.last:
-                source.settle(part.chunk.lease)
+            chunk = part.chunk
+            chunk.settled[part.start] = part.rows  # no count, which a second call would raise again
+            if sum(chunk.settled.values()) == chunk.rows:
+                source.settle(chunk.lease)
 
     def put_back(self) -> None:
-        """Put the rows of dropped batches in front again. Called before rows are taken."""
+        """Put back the rows of dropped batches. Called before rows are taken."""
         with self._lock:
             back, self._back = self._back, []
-        for rows, part in reversed(back):
+        for rows, part in back:
             rows.put_back(part)

@@ -10,6 +10,7 @@ none is dropped.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +73,8 @@ class ShardRows:
         self._known, self._batches = False, batches
         self._schema: Schema | None = None  # of the rows that came last
         self._seen: Schema | None = None
-        self._chunks: deque[Chunk] = deque()
+        self._parts: deque[Part] = deque()  # rows that no batch has, in the shard's order
+        self._drawn = 0
         self._pops: deque[int] = deque()
         self._ended_at: int | None = None
         self._bell: EventFd | None = None
@@ -170,7 +172,9 @@ class ShardRows:
         self._batches.number(arrays, self.shard.number)
         rows = len(arrays[0])
         order = self._rng.permutation(rows) if self.shuffled else None
-        self._chunks.append(Chunk(arrays, rows, order, asked, server, plan.lease))
+        chunk = Chunk(arrays, rows, order, asked, server, plan.lease, self._drawn)
+        self._drawn += 1
+        self._parts.append(Part(chunk, 0, rows))
         self.held += rows
 
     def _agree(self, schema: Schema) -> None:
@@ -182,29 +186,27 @@ class ShardRows:
         """Take the next ``count`` rows, which are there."""
         parts = []
         while count:
-            chunk = self._chunks[0]
-            rows = min(count, chunk.rows - chunk.taken)
-            chunk.taken += rows
-            over = chunk.taken == chunk.rows
-            if over:
-                self._chunks.popleft()
-            parts.append(Part(chunk, chunk.taken - rows, rows, over))
-            self.held -= rows
-            count -= rows
+            part = self._parts.popleft()
+            if part.rows > count:
+                chunk, start, rows = part
+                self._parts.appendleft(Part(chunk, start + count, rows - count))
+                part = Part(chunk, start, count)
+            parts.append(part)
+            self.held -= part.rows
+            count -= part.rows
         return parts
 
     def put_back(self, part: Part) -> None:
-        """Put rows in front again: the batch with them was not delivered."""
-        chunk = part.chunk
-        rest = chunk.taken - part.start
-        if part.last or not self._chunks or self._chunks[0] is not chunk:
-            self._chunks.appendleft(chunk)
-        chunk.taken = part.start
-        self.held += rest if part.last else part.rows
+        """Put rows where they were: the batch with them was not delivered.
+
+        Rows after them may be in other batches, which are delivered.
+        """
+        insort(self._parts, part, key=_place)
+        self.held += part.rows
 
     def drop(self) -> None:
         """Drop all rows: they are drawn anew, or leased and given back."""
-        self._chunks.clear()
+        self._parts.clear()
         self.held = 0
 
     def close(self, timeout_s: float) -> None:
@@ -232,13 +234,19 @@ class ShardRows:
 
     def _forget_old(self, batch: int) -> None:
         """Drop old rows, rows that have gone back to the shard, and rows that were lost with it."""
-        while self._chunks and (
-            self._is_old(self._chunks[0].asked, batch) or self._has_gone(self._chunks[0])
-        ):
-            chunk = self._chunks.popleft()
-            self.held -= chunk.rows - chunk.taken
+        while self._parts:
+            chunk, _, rows = self._parts[0]
+            if not self._is_old(chunk.asked, batch) and not self._has_gone(chunk):
+                break
+            self._parts.popleft()
+            self.held -= rows
 
     def _has_gone(self, chunk: Chunk) -> bool:
         if chunk.lease is None:
             return chunk.server != self.shard.connection.servers
         return self.source.returned(chunk.lease)
+
+
+def _place(part: Part) -> tuple[int, int]:
+    """Return where these rows are in the order of the shard."""
+    return part.chunk.number, part.start

@@ -278,6 +278,7 @@ class ClusterSource:
         """Have a bell rung when anything changes that a plan may wait for; ``None``: no more."""
         with self._lock:
             before, self._bell = self._bell, bell
+            self._leases.listen(bell)
             if before is not None:
                 self._connections.unlisten(before)
             if bell is not None:
