@@ -126,8 +126,9 @@ class ShardRows:
         return self.source.totals(self.chunk)[1]
 
     def begin_afresh(self) -> None:
-        """Forget what the shard has drawn and said."""
-        self.drop()
+        """Forget what the shard has drawn and said, except what is leased: it comes only once."""
+        self._parts = deque(one for one in self._parts if one.chunk.lease is not None)
+        self.held = sum(one.rows for one in self._parts)
         self._known = False
         self.source.ask_anew()
 

@@ -204,8 +204,15 @@ class ClusterSource:
         self._leases.put_back()
         for one in turn:
             _ = one.here  # one that was started anew is opened again
-            one.fill(batch_size, self._batches)
+            one.fill(0, self._batches)
         held = sum(one.held for one in turn)
+        for one in turn:
+            wanted = batch_size
+            if self._options.fresh:  # nothing is drawn ahead, and rows of the others are used first
+                wanted = one.held + max(0, batch_size - held)
+            held -= one.held
+            one.fill(wanted, self._batches)
+            held += one.held
         rest: int = batch_size
         if held < batch_size:
             if not all(one.ended for one in there):

@@ -7,6 +7,7 @@ from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,9 +95,9 @@ class FakeQueue:
 class FakeShards:
     """A source of a cluster over fake queues, and a loader that has planned some batches ahead."""
 
-    def __init__(self, queues):
+    def __init__(self, queues, fresh=False):
         self.queues = queues
-        shards = tuple(
+        self.shards = tuple(
             SimpleNamespace(
                 number=number,
                 name=f"shard-{number}",
@@ -106,14 +107,14 @@ class FakeShards:
             )
             for number in range(len(queues))
         )
-        connections = SimpleNamespace(
-            all=shards, listen=lambda bell: None, unlisten=lambda bell: None
+        self.connections = SimpleNamespace(
+            all=self.shards, listen=lambda bell: None, unlisten=lambda bell: None
         )
         self.source = ClusterSource(
-            connections,
+            self.connections,
             lambda shard, ahead: queues[shard.number],
             None,
-            SourceOptions(words=(1, 0, 1), queue=True),
+            SourceOptions(words=(1, 0, 1), queue=True, fresh=fresh),
             SimpleNamespace(note=lambda *said: None),
         )
         self.ahead, self.used, self.delivered = deque(), None, []
@@ -278,3 +279,29 @@ def test_a_plan_that_waits_takes_the_rows_of_a_batch_that_is_dropped():
     assert not fakes.hand_out()
     thread.join()
     assert sorted(found[0]) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("batch_size", "shards"), [(10, 2), (11, 2), (16, 3), (2, 3)])
+def test_samples_of_a_queue_lose_no_row_and_lease_few_more_than_they_give(batch_size, shards):
+    fakes = FakeShards([FakeQueue(number, 80) for number in range(shards)], fresh=True)
+    chunk, there = max(1, batch_size // shards), 80 * shards
+    while there - len(fakes.delivered) >= batch_size:
+        fakes.source.begin_afresh(at_once=False)
+        assert fakes.plan(batch_size)
+        assert fakes.hand_out()
+        left = sum(len(one.waiting) for one in fakes.queues)
+        assert there - left - len(fakes.delivered) < chunk
+    fakes.use_up(batch_size)
+    assert sorted(fakes.delivered) == [n * SHARD + i for n in range(shards) for i in range(80)]
+
+
+def test_rows_that_went_back_are_asked_for_again_by_a_sample():
+    fakes = FakeShards([FakeQueue(0, 96), FakeQueue(1, 96)], fresh=True)
+    for _ in range(2):
+        fakes.source.begin_afresh(at_once=False)
+        assert fakes.plan(11)
+        for one in fakes.queues:
+            one.reconnect()
+        assert not fakes.hand_out()
+    assert fakes.plan(11)
+    assert fakes.hand_out()
