@@ -15,6 +15,7 @@ from async_loader import tree
 from async_loader.errors import (
     AsyncLoaderError,
     CannotSend,
+    Closed,
     ConfigError,
     Timeout,
     Unsupported,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SAMPLERS = 8
-"""Batch sizes and views of `sample` that are kept open."""
+"""Sources of `sample` that are kept open, each for one batch size and view."""
 
 
 @explain_wrong_attributes
@@ -81,7 +82,9 @@ class ClusterTable:
         self._updates, self._losses = UpdatesById(connections, name), Losses(connections, name)
         self._placement = Placement(connections, name)
         self._lock = threading.Lock()
-        self._sampling: dict[Any, ClusterSource] = {}
+        self._idle: list[tuple[int, View | None, ClusterSource]] = []  # of `sample`
+        self._sampling: set[ClusterSource] = set()  # the others of it
+        self._closed = False
         self._sources: list[ClusterSource] = []
         self._balance = LimiterBalance(connections, lambda shard: self._table(shard)._calls)
 
@@ -212,23 +215,48 @@ class ClusterTable:
         """
         wanted = formats.checked(batch_format, device)
         size, limit = batch_size_of(batch_size), seconds_or_none("timeout_s", timeout_s)
-        with self._lock:
-            source = self._sampling.pop((size, view), None)
-            if source is None:
-                source = self._source(view=view, prefetch=0, fresh=True)
-            self._sampling[size, view] = source
-            if len(self._sampling) > _SAMPLERS:
-                self._sampling.pop(next(iter(self._sampling))).close()
+        source = self._sampler(size, view)
+        try:
             batch = self._sampled(source, size, limit)
+        finally:
+            self._keep(source, size, view)
         made: Batch = formats.convert(batch, wanted, device)
         return made
 
+    def _sampler(self, size: int, view: View | None) -> ClusterSource:
+        """Return a source that no other call of `sample` uses until `_keep` has it."""
+        with self._lock:
+            self._check_open()
+            found = next((one for one in self._idle if one[:2] == (size, view)), None)
+            if found is not None:
+                self._sampling.add(found[2])  # first: a call that is interrupted here loses none
+                self._idle.remove(found)
+                return found[2]
+        source = self._source(view=view, prefetch=0, fresh=True)
+        with self._lock:
+            self._check_open()
+            self._sampling.add(source)
+        return source
+
+    def _keep(self, source: ClusterSource, size: int, view: View | None) -> None:
+        """Keep a source for later calls of `sample`, and close the one that waits longest."""
+        oldest = None
+        with self._lock:
+            self._sampling.discard(source)
+            if not source.closed:
+                self._idle.append((size, view, source))
+            if len(self._idle) > _SAMPLERS:
+                oldest = self._idle.pop(0)[2]
+        if oldest is not None:
+            oldest.close()
+
     def _sampled(self, source: ClusterSource, size: int, limit: float | None) -> Batch:
         source.begin_afresh(at_once=limit is None)
-        deadline = Deadline(self._timeout_s if limit is None else limit)
-        plan: Any = source.plan(size, Patience(deadline=deadline))
+        patience = Patience(deadline=Deadline(self._timeout_s if limit is None else limit))
+        plan: Any = source.plan(size, patience)
+        while plan.lease is not None and not source.hand_out(plan.lease):
+            plan = source.plan(size, patience)
         if plan.lease is not None:
-            source.hand_out(plan.lease)
             source.settle(plan.lease)
         batch: Batch = plan.batch
         return batch
@@ -277,6 +305,7 @@ class ClusterTable:
             timeout_s=timeout_s,
         )  # fmt: skip
         with self._lock:
+            self._check_open()
             self._sources = [one for one in self._sources if not one.closed]
             self._sources.append(source)
         return source
@@ -434,13 +463,18 @@ class ClusterTable:
             )
 
     def close(self) -> None:
-        """Close the sources of this table."""
+        """Close the sources of this table. Calls of `sample` that wait raise Closed."""
         with self._lock:
-            sources = [*self._sources, *self._sampling.values()]
-            self._sources, self._sampling = [], {}
+            self._closed = True
+            sources = [*self._sources, *self._sampling, *(one for _, _, one in self._idle)]
+            self._sources, self._idle = [], []
         self._balance.close()
         for one in sources:
             one.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("this table of a cluster is closed")
 
     def _table(self, shard: ShardConnection) -> TableClient:
         return shard.client.table(self.name)

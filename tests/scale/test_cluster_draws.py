@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
-from cluster_rig import add, chi_square, cluster_of, drawn, filled, until
+from cluster_rig import (
+    PATIENCE_S,
+    SCHEMA,
+    add,
+    chi_square,
+    cluster_of,
+    drawn,
+    filled,
+    until,
+)
 
-from async_loader import Prioritized, Uniform
-from async_loader.errors import ConfigError, NotEnoughData, Unsupported
+from async_loader import Prioritized, ReplayBuffer, Uniform
+from async_loader.errors import Closed, ConfigError, NotEnoughData, Timeout, Unsupported
 from async_loader.replay.samplers import Recency
 
 SIZES = (20, 40, 80, 260)
@@ -207,6 +218,59 @@ def test_a_sample_is_of_all_shards_and_of_now(tmp_path):
         table.delete(np.unique(batch["index"]))
         again = table.sample(64)
         assert not np.isin(again["index"], batch["index"]).any()
+
+
+def test_a_sample_that_waits_stops_no_other_call_and_ends_with_the_client(tmp_path):
+    with cluster_of(tmp_path, [filled(0, 0), filled(1, 0)]) as (_, _, client):
+        table, raised = client.table("t"), []
+
+        def wait():
+            with pytest.raises(Closed) as caught:
+                table.sample(32, timeout_s=PATIENCE_S)
+            raised.append(caught)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: client._connections._bells)
+        with pytest.raises(Timeout):
+            table.sample(4, timeout_s=0.0)
+        with pytest.raises(Timeout):
+            table.sample(32, timeout_s=0.0)
+        table.source().close()
+        assert thread.is_alive()
+        client.close()
+        thread.join()
+        assert raised
+        with pytest.raises(Closed):
+            table.sample(4)
+        with pytest.raises(Closed):
+            table.source()
+
+
+def test_sources_of_samples_are_used_again_and_few_are_kept(tmp_path):
+    with cluster_of(tmp_path, [filled(0, 50), filled(1, 50)]) as (_, _, client):
+        table, kept = client.table("t"), 8
+        for size in (*range(1, 13), 12, 12):
+            assert len(table.sample(size)["x"]) == size
+        assert [size for size, _, _ in table._idle] == list(range(5, 13))
+        sources = [one for _, _, one in table._idle]
+        assert not any(one.closed for one in sources)
+        assert not table._sampling
+        assert len(sources) == kept
+    assert all(one.closed for one in sources)
+
+
+def test_samples_of_a_queue_give_each_row_once(tmp_path):
+    tables = [ReplayBuffer.queue(100, schema=SCHEMA) for _ in range(2)]
+    for number, one in enumerate(tables):
+        add(one, number, 55)
+    with cluster_of(tmp_path, tables) as (_, _, client):
+        table, seen = client.table("t"), []
+        for _ in range(10):
+            batch = table.sample(11, timeout_s=PATIENCE_S)
+            assert not batch["redelivered"].any()
+            seen += zip(batch["shard"].tolist(), batch["x"].tolist(), strict=True)
+        assert sorted(seen) == [(number, x) for number in range(2) for x in range(55)]
 
 
 def test_rows_are_read_updated_and_deleted_by_their_ids(tmp_path):
