@@ -125,12 +125,11 @@ class ClusterSource:
         with self._lock:
             self._check(batch_size)
             self._join()
-            if self._takes_turns:
+            if self._takes_turns and self._shards:
                 return self._in_turn(list(self._shards.values()), batch_size)
             here = [one for one in self._shards.values() if one.here]
             if not here:
-                ended = self._shards and all(one.ended for one in self._shards.values())
-                return END if ended else None
+                return self._at_end() if self._ended() else None
             totals = [one.totals() for one in here]
             known = [one for one in totals if one is not None]
             if not self._begun and len(known) < len(totals):
@@ -215,11 +214,11 @@ class ClusterSource:
             held += one.held
         rest: int = batch_size
         if held < batch_size:
-            if not all(one.ended for one in there):
+            if not self._ended():
                 return None
             rest = held
         if not rest:
-            return END
+            return self._at_end()
         rows = rest
         parts: list[tuple[ShardRows, Part]] = []
         while rest:
@@ -231,6 +230,16 @@ class ClusterSource:
         arrays = self._batch_maker.batch([part for _, part in parts], rows)
         lease = self._leases.of(parts)
         return Ready(self._batch_maker.nested(arrays), lent=True, lease=lease)
+
+    def _ended(self) -> bool:
+        """Whether nothing more comes. A shard that was not reached yet may have rows."""
+        shards = self._shards.values()
+        every = len(shards) == len(self._connections.all)
+        return bool(shards) and every and all(one.ended for one in shards)
+
+    def _at_end(self) -> Plan | None:
+        """Return END; ``None`` for `ClusterTable.sample`, which waits for shards that come anew."""
+        return None if self._options.fresh else END
 
     def _check(self, batch_size: int) -> None:
         if self._closed:

@@ -273,6 +273,19 @@ def test_samples_of_a_queue_give_each_row_once(tmp_path):
         assert sorted(seen) == [(number, x) for number in range(2) for x in range(55)]
 
 
+def test_a_sample_of_a_queue_that_has_ended_times_out_as_that_of_one_feeder(tmp_path):
+    tables = [ReplayBuffer.queue(100, schema=SCHEMA) for _ in range(2)]
+    for number, one in enumerate(tables):
+        add(one, number, 5)
+    with cluster_of(tmp_path, tables) as (_, _, client):
+        table = client.table("t")
+        assert len(table.sample(10, timeout_s=PATIENCE_S)["x"]) == 10
+        client.drain()
+        for limit in (0.1, 0.0):
+            with pytest.raises(Timeout):
+                table.sample(10, timeout_s=limit)
+
+
 def test_rows_are_read_updated_and_deleted_by_their_ids(tmp_path):
     tables = [filled(i, 30) for i in range(3)]
     with cluster_of(tmp_path, tables) as (shards, _, client):

@@ -305,3 +305,30 @@ def test_rows_that_went_back_are_asked_for_again_by_a_sample():
         assert not fakes.hand_out()
     assert fakes.plan(11)
     assert fakes.hand_out()
+
+
+def test_a_queue_ends_only_after_each_shard_of_the_map_was_reached_and_has_ended():
+    fakes = FakeShards([FakeQueue(0, 8), FakeQueue(1, 5)])
+    fakes.shards[1].is_open = False
+    fakes.queues[0].ends = True
+    assert fakes.plan(4)
+    assert fakes.plan(4)
+    assert fakes.source.draw_now(4) is None
+    fakes.shards[1].is_open = True
+    assert fakes.plan(4)
+    fakes.queues[1].ends = True
+    assert fakes.plan(4)
+    assert fakes.source.draw_now(4) is END
+    while fakes.ahead:
+        assert fakes.hand_out()
+    assert sorted(fakes.delivered) == [*range(8), *range(SHARD, SHARD + 5)]
+
+
+def test_a_plan_waits_for_the_shard_in_the_place_of_all_that_were_removed():
+    fakes = FakeShards([FakeQueue(0, 8), FakeQueue(1, 5)])
+    fakes.connections.all = fakes.shards[:1]
+    assert fakes.plan(4)
+    fakes.connections.all, fakes.shards[1].is_open = fakes.shards[1:], False
+    assert fakes.source.draw_now(4) is None
+    fakes.shards[1].is_open = True
+    assert fakes.plan(4)
