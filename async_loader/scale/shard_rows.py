@@ -2,10 +2,10 @@
 
 # NOTE [age of rows]
 A shard draws ahead: rows that come now were asked for when the chunk ``ahead`` chunks before was
-taken. A shard with few rows is asked seldom, and what it drew would wait for many batches, while
-its rows and priorities change. So rows that were asked for more than ``most_age`` batches ago are
-dropped, and drawn anew; as many as a single feeder may have ahead. Where a draw uses rows up,
-none is dropped.
+taken, and the first ones when the shard was opened, or opened again. A shard with few rows is asked
+seldom, and what it drew would wait for many batches, while its rows and priorities change. So rows
+that were asked for more than ``most_age`` batches ago are dropped, and drawn anew; as many as a
+single feeder may have ahead. Where a draw uses rows up, none is dropped.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class ShardRows:
         self._seen: Schema | None = None
         self._parts: deque[Part] = deque()  # rows that no batch has, in the shard's order
         self._drawn = 0
-        self._pops: deque[int] = deque()
+        self._asked: deque[int] = deque()  # when each chunk that has not come was asked for
+        self._openings = 0
         self._ended_at: int | None = None
         self._bell: EventFd | None = None
         self.held = 0
@@ -143,6 +144,7 @@ class ShardRows:
     def fill(self, count: int, batch: int) -> bool:
         """Take what has arrived until ``count`` rows are there; return whether they are."""
         self._forget_old(batch)
+        self._note_asked(batch)
         while self.held < count and self._ended_at is None:
             plan = self.source.draw_now(self.chunk)
             if plan is None:
@@ -155,11 +157,19 @@ class ShardRows:
             self._keep(plan, batch)
         return self.held >= count
 
+    def _note_asked(self, batch: int) -> None:
+        """Note what was asked for since the last call."""
+        openings, kept = self.source.opened
+        if openings != self._openings:
+            self._openings = openings
+            while len(self._asked) > kept:
+                self._asked.pop()
+        while len(self._asked) < self.source.ahead:
+            self._asked.append(batch)
+
     def _keep(self, plan: Ready, batch: int) -> None:
-        asked, ahead = batch, self.source.ahead
-        self._pops.append(batch)
-        while len(self._pops) > ahead:
-            asked = self._pops.popleft()
+        asked = self._asked.popleft() if self._asked else batch
+        self._note_asked(batch)
         if self._is_old(asked, batch):
             return
         schema = self.source.schema
@@ -226,7 +236,8 @@ class ShardRows:
         self.source.listen(self.chunk, None)
         self.source.close(0.0)
         self.source, self._ended_at = self._open_source(), None
-        self._pops.clear()
+        self._openings = 0
+        self._asked.clear()
         if self._bell is not None:  # a plan waits that began before
             self.source.listen(self.chunk, self._bell)
 

@@ -34,7 +34,8 @@ class Leased:
 class FakeQueue:
     """A source of one shard's queue, with the leases of `RemoteSource`, that the test moves."""
 
-    leased, end_has_come, server, ahead, transport, schema = True, False, 0, 4, "tcp", SCHEMA
+    leased, end_has_come, server, transport, schema = True, False, 0, "tcp", SCHEMA
+    ahead, opened = 4, (1, 0)
 
     def __init__(self, number, rows):
         self.waiting = deque(range(number * SHARD, number * SHARD + rows))

@@ -241,7 +241,9 @@ class Deliveries:
         shared = body.transport == "shm"
         credit.ahead = min(wished, MOST_AHEAD if shared else opening.limits.ahead(nbytes))
         credit.received = credit.told = 0
-        credit.granted = max(0, credit.ahead - len(self.inbox.waiting))
+        kept = len(self.inbox.waiting)
+        opening.answered = opening.answered[0] + 1, kept
+        credit.granted = max(0, credit.ahead - kept)
 
     def settled(self) -> list[int]:
         """Return the numbers of used batches, once."""

@@ -93,6 +93,8 @@ class Opening:
         The last such reason in the log.
     later_s : float
         Wait before the next attempt.
+    answered : tuple of int
+        READERs so far, and batches of earlier openings that waited here when the last one came.
     """
 
     number: int = 0
@@ -107,6 +109,7 @@ class Opening:
     barred: str | None = None
     logged: str | None = None
     later_s: float = LATER_S
+    answered: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)

@@ -211,6 +211,14 @@ class RemoteSource:
         """Batches that may be on their way or wait here, as far as is known."""
         return 0 if self._channel is None else self._channel.deliveries.credit.ahead
 
+    @property
+    def opened(self) -> tuple[int, int]:
+        """How often its reader was opened, and how many batches of before waited here then.
+
+        All others that may be ahead were asked for at that moment.
+        """
+        return (0, 0) if self._channel is None else self._channel.deliveries.opening.answered
+
     def totals(self, batch_size: int) -> tuple[TotalsReply | None, dict[str, Any] | None]:
         """Return what the feeder has said of how much there is to draw from, and the sampler.
 
