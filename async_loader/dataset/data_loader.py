@@ -363,7 +363,7 @@ class DataLoader(Generic[B]):
         if self._start is not None:
             state.update(self._start)
         elif self._latest is None:
-            state["batches"] = self._batches.state(finished=True)
+            state["batches"] = self._batches.state(self._batches.snapshots, finished=True)
         else:
             state.update(self._latest.state())
             if self._latest.finished:

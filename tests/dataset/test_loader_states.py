@@ -9,6 +9,7 @@ import json
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from storm_rig import count_points, strike
 from torch.utils.data import get_worker_info
 
 from async_loader import DataLoader
@@ -138,6 +139,82 @@ def test_so_it_is_with_worker_processes(name, at):
 @pytest.mark.parametrize("at", [None, 0, 2])
 def test_so_it_is_when_batches_are_carried_to_a_device_ahead(at):
     _goes_on("epochs", 1, at, device=FakeBackend())
+
+
+class Steps:
+    """An iterator with a state, of a sampler that has none."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == N:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class OfSteps:
+    def __iter__(self):
+        return Steps()
+
+    def __len__(self):
+        return N
+
+
+@pytest.mark.parametrize("prefetch", [1, 20])
+@pytest.mark.parametrize("outer", [0, 1, 4])
+@pytest.mark.parametrize("last", ["keep", "roll_over"])
+def test_an_older_epoch_that_goes_on_changes_nothing_in_the_states_of_the_latest_one(
+    prefetch, outer, last
+):
+    how = {"batch_size": 2, "last_batch": last, "prefetch": prefetch, "num_workers": 1}
+    one, two = (
+        DataLoader(list(range(N)), sampler=OfSteps(), worker_type="thread", **how) for _ in range(2)
+    )
+    with one, two:
+        older = iter(one)
+        next(older)
+        latest = iter(one)
+        next(latest)
+        for _ in range(outer):
+            next(older, None)
+        state = json.loads(json.dumps(one.state_dict()))
+        rest = _batches(latest)
+        assert len(rest) >= 3
+        two.load_state_dict(state)
+        assert _batches(two) == rest
+
+
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_a_signal_at_any_point_of_next_leaves_a_state_that_goes_on_behind_what_was_given(name):
+    with DataLoader(batch_size=2, **MAKERS[name]()) as loader:
+        whole = _batches(loader)
+    with DataLoader(batch_size=2, **MAKERS[name]()) as loader:
+        epoch = iter(loader)
+        next(epoch), next(epoch)
+        points = count_points(lambda: next(epoch))
+    assert points > 10
+    for at in range(1, points + 1):
+        one, two = (DataLoader(batch_size=2, **MAKERS[name]()) for _ in range(2))
+        with one, two:
+            epoch = iter(one)
+            given = [next(epoch), next(epoch)]
+            struck = strike(lambda epoch=epoch: next(epoch), at)
+            assert struck.raised is None or isinstance(struck.raised, KeyboardInterrupt), struck
+            if struck.raised is None:
+                given.append(struck.result)
+            two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+            assert _batches(given) + _batches(two) == whole, struck.where
 
 
 class Unfit:
