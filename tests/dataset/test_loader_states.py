@@ -5,6 +5,8 @@ the first.
 from __future__ import annotations
 
 import json
+import multiprocessing
+import random
 
 import hypothesis.strategies as st
 import pytest
@@ -215,6 +217,74 @@ def test_a_signal_at_any_point_of_next_leaves_a_state_that_goes_on_behind_what_w
                 given.append(struck.result)
             two.load_state_dict(json.loads(json.dumps(one.state_dict())))
             assert _batches(given) + _batches(two) == whole, struck.where
+
+
+class Augmented:
+    """Items with a random number each; item 0 waits for a signal."""
+
+    def __init__(self):
+        self.go = multiprocessing.get_context("fork").Event()
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        if i == 0:
+            assert self.go.wait(60)
+        return i, random.getrandbits(30)
+
+
+def test_out_of_order_too_a_batch_has_the_random_numbers_that_it_would_have_had():
+    dataset = Augmented()
+
+    def load(in_order=False):
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=2,
+            seed=5,
+            in_order=in_order,
+            multiprocessing_context="fork",
+        )
+
+    dataset.go.set()
+    with load(True) as whole:
+        expected = [tuple(item) for item in whole]
+    dataset.go.clear()
+    with load() as one, load() as two, load() as three:
+        try:
+            epoch = iter(one)
+            got = [tuple(next(epoch)) for _ in range(3)]
+            two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+            again = iter(two)
+            got += [tuple(next(again)) for _ in range(2)]
+            three.load_state_dict(json.loads(json.dumps(two.state_dict())))
+        finally:
+            dataset.go.set()
+        assert expected[0] not in got
+        got += [tuple(item) for item in three]
+    assert sorted(got) == expected
+
+
+class Noise:
+    """Items with a random number each, in a stream that has no state."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        return ((i, random.getrandbits(30)) for i in range(info.id, 12, info.num_workers))
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_a_stream_that_goes_on_repeats_no_random_numbers_of_an_earlier_batch(at):
+    how = {"batch_size": 2, "num_workers": 2, "seed": 5}
+    with DataLoader(Noise(), **how) as one, DataLoader(Noise(), **how) as two:
+        epoch = iter(one)
+        for _ in range(at):
+            next(epoch)
+        two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+        expected, got = ([numbers.tolist() for _, numbers in rest] for rest in (epoch, two))
+    assert len(expected) == 6 - at
+    assert got == expected
 
 
 class Unfit:
