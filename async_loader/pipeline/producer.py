@@ -290,6 +290,12 @@ class Producer:
         """Whether the supplier waits within ``draw`` at this moment."""
         return self._patience.waiting
 
+    @property
+    def waits_for(self) -> str | None:
+        """The reason that the supplier gave for its wait; ``None`` while it does not wait."""
+        patience = self._patience
+        return patience.reason if patience.waiting else None
+
     def park(self, parks: bool) -> None:
         """Draw nothing more from the next task on, or draw again. Any thread, any number of
         times.
