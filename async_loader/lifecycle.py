@@ -23,6 +23,9 @@ from async_loader.interrupts import SignalsAllowed, SignalsDeferred
 LONGEST_S: Final = 1e6
 """The longest finite limit, 11 days: poll and join accept no more than some millions of seconds."""
 
+GAVE_UP: Final = "the deadline passed while waiting for "
+"""How a `Timeout` of a `Patience` begins; what the wait was for follows."""
+
 
 def seconds(name: str, value: object) -> float:
     """Check a timeout: 0 tries once, ``math.inf`` never times out.
@@ -230,6 +233,8 @@ class Patience:
         again.
     waited_s : float
         Time in all waits so far.
+    reason : str
+        What the wait that is in progress, or the last one, is for.
     """
 
     def __init__(
@@ -242,6 +247,7 @@ class Patience:
         self.deadline = deadline or Deadline(None)
         self.waiting = False
         self.waited_s = 0.0
+        self.reason = ""
         self._on_wait = on_wait
 
     def wait(self, bell: EventFd, reason: str = "data") -> None:
@@ -255,7 +261,7 @@ class Patience:
             The deadline passed; the message carries ``reason``.
         """
         fds = [bell.fileno()] if self.end is None else [bell.fileno(), self.end.fileno()]
-        self.waiting = True
+        self.waiting, self.reason = True, reason
         begun = time.perf_counter()
         try:
             if self._on_wait is not None:
@@ -268,7 +274,7 @@ class Patience:
         if self.end is not None and self.end.is_set():
             raise Closed(f"closed while waiting for {reason}")
         if not ready:
-            raise Timeout(f"the deadline passed while waiting for {reason}")
+            raise Timeout(f"{GAVE_UP}{reason}")
 
 
 def join(thread: threading.Thread, timeout_s: float | None) -> bool:

@@ -23,6 +23,44 @@ def shuffled(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(n)
 
 
+class Snapshots:
+    """What the states of one epoch say of its order. Epochs that are under way at once have one
+    each.
+
+    Parameters
+    ----------
+    entered : sequence, an attribute too
+        Indices that were left of the epoch before.
+
+    Attributes
+    ----------
+    kept : deque of tuple
+        For each batch that was drawn and is not delivered yet, the number of the batch behind it,
+        and the state in which the sampler was between the two.
+    generator : Any
+        The state of the sampler's generator when the epoch began.
+    drawn_from : list of int | None
+        The state of torch's global generator that the order is drawn from, once it is known.
+    left : Any
+        The state of the sampler behind the batch that was drawn last.
+    """
+
+    def __init__(self, entered: Any = ()) -> None:
+        self.kept: deque[tuple[int, Any]] = deque()
+        self.entered = entered
+        self.generator: Any = None
+        self.drawn_from: list[int] | None = None
+        self.left: Any = None
+
+    def delivered(self, upto: int) -> None:
+        """The batches before this number have reached the consumer. Safe to repeat: a signal may
+        have cut the call before.
+        """
+        kept = self.kept
+        while kept and kept[0][0] < upto:
+            kept.popleft()
+
+
 class Batches:
     """What makes the tasks of an epoch, one a batch.
 
@@ -30,15 +68,14 @@ class Batches:
     ----------
     in_range : bool
         The tasks are arrays of indices that need not be checked.
-    snapshots : deque
-        For each batch that was drawn and is not delivered yet, the state in which the sampler was
-        behind it.
+    snapshots : Snapshots
+        Of the epoch that began last.
     """
 
     in_range = False
 
     def __init__(self) -> None:
-        self.snapshots: deque[Any] = deque()
+        self.snapshots = Snapshots()
 
     def __len__(self) -> int:
         raise TypeError("the number of batches is not known")
@@ -50,19 +87,16 @@ class Batches:
     def set_epoch(self, number: int) -> None:
         """Told on to samplers that want to know."""
 
-    def delivered(self) -> None:
-        """One batch more has reached the consumer."""
-        if self.snapshots:
-            self.snapshots.popleft()
-
     def seed(self, seed: int) -> None:
         """The seed that orders of our own are made from."""
 
-    def state(self, *, finished: bool) -> Any:
+    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
         """What `load` needs beside the number of batches that were delivered.
 
         Parameters
         ----------
+        snapshots : Snapshots
+            Of the epoch.
         finished : bool
             All of them were: what is next is the next epoch.
         """
@@ -97,7 +131,7 @@ class IndexBatches(Batches):
             seed,
             shuffle,
         )
-        self._entered = self._carried = np.empty(0, np.int64)
+        self._carried = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         if self._size is None:
@@ -108,22 +142,23 @@ class IndexBatches(Batches):
     def epoch(self, number: int, start: int) -> Iterator[Any]:
         index = shuffled(self._n, self._seed, number) if self._shuffle else np.arange(self._n)
         size = self._size
+        self.snapshots = Snapshots(self._carried)
         if size is None:
             return iter(index[start:].tolist())
         if self._last == "roll_over":
             index = np.concatenate((self._carried, index))
         stop = len(index) if self._last == "keep" else len(index) - len(index) % size
         if self._last == "roll_over":
-            self._entered, self._carried = self._carried, index[stop:]
+            self._carried = index[stop:]
         # Not a generator: a signal that comes while one is at work ends it.
         cuts = map(
             slice, range(start * size, stop, size), range((start + 1) * size, stop + size, size)
         )
         return map(index.__getitem__, cuts)
 
-    def state(self, *, finished: bool) -> Any:
+    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
         return (
-            (self._carried if finished else self._entered).tolist()
+            (self._carried if finished else snapshots.entered).tolist()
             if self._last == "roll_over"
             else None
         )
@@ -149,7 +184,7 @@ class StreamBatches(Batches):
             return n
         return n // self._size if self._drop else -(-n // self._size)
 
-    def state(self, *, finished: bool) -> Any:
+    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
         return None
 
 
@@ -172,12 +207,7 @@ class SamplerBatches(Batches):
         self._track = track
         self._sampler, self._size, self._last = sampler, batch_size, last
         self._carried: list[Any] = []
-        self._entered: list[Any] = []
-        self._before: Any = None
         self._loaded: Any = None
-        self._global: list[int] | None = None
-        self._left: Any = None
-        self._walk = _SamplerPass(sampler, batch_size, last)
 
     def __len__(self) -> int:
         n = len(self._sampler)  # type: ignore[arg-type]
@@ -193,59 +223,45 @@ class SamplerBatches(Batches):
                 tell(number)
 
     def epoch(self, number: int, start: int) -> Iterator[Any]:
-        self.snapshots.clear()
         loaded, self._loaded = self._loaded, None
-        self._global = None if loaded is None else loaded.get("global")
+        snapshots = self.snapshots = Snapshots()
+        snapshots.drawn_from = None if loaded is None else loaded.get("global")
+        walk = _SamplerPass(self._sampler, self._size, self._last)
         if not self._track and loaded is None:
-            return self._tasks()
+            return self._cut(walk)
         if loaded is not None and loaded.get("left") is not None:
-            self._finish(loaded["left"])
-        mark = None
+            # to the end of an epoch, from the state that it had behind the last batch
+            walk.finish(_mark_of(loaded["left"]))
+        mark, passed = None, start
         if loaded is not None:
             self._restore(loaded)
             if loaded["sampler"] is not None:
-                mark, start = _mark_of(loaded["sampler"]), 0
-        self._before, self._entered = self._generator_state(), list(self._carried)
-        tasks = self._tasks(mark)
+                mark, passed = _mark_of(loaded["sampler"]), 0
+        snapshots.generator, snapshots.entered = self._generator_state(), list(self._carried)
+        if self._track and (mark is not None or walk.stated):
+            walk.begin(mark)  # at once: its state may be asked for before the first task
+        tasks: Iterator[Any] = self._cut(walk, mark)
         if self._draws_globally:
-            tasks = self._drawn_again(tasks)
-        for _ in range(start):
+            tasks = _drawn_again(tasks, snapshots)
+        for _ in range(passed):
             next(tasks, None)
-        self._note()
-        return self._noting(tasks)
+        _note(start, walk, snapshots)
+        return _noting(tasks, start, walk, snapshots)
 
-    def _finish(self, left: Any) -> None:
-        """Bring the sampler to the end of an epoch, from the state that it had behind the last
-        batch.
-        """
-        self._walk.finish(_mark_of(left))
-
-    def _noting(self, tasks: Iterator[Any]) -> Iterator[Any]:
-        for task in tasks:
-            if self._walk.stated:
-                self._entered = []  # its state is behind what was carried
-            self._note()
-            yield task
-
-    def _note(self) -> None:
-        mark = self._walk.mark()
-        own = None if mark is None else copy.deepcopy(mark.to_state())
-        self._left = own
-        self.snapshots.append({"sampler": own, "generator": self._before, "carried": self._entered})
-
-    def state(self, *, finished: bool) -> Any:
-        if finished or not self.snapshots:
+    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
+        if finished or not snapshots.kept:
             state = {
                 "sampler": None,
                 "generator": self._generator_state(),
                 "carried": list(self._carried),
             }
-            return state if self._left is None else {**state, "left": self._left}
+            return state if snapshots.left is None else {**state, "left": snapshots.left}
+        _, kept = snapshots.kept[0]
         if not self._draws_globally:
-            return self.snapshots[0]
-        if self._global is None:
-            self._global = _global_state()
-        return {**self.snapshots[0], "global": self._global}
+            return kept
+        if snapshots.drawn_from is None:
+            snapshots.drawn_from = _global_state()
+        return {**kept, "global": snapshots.drawn_from}
 
     @property
     def _draws_globally(self) -> bool:
@@ -260,31 +276,9 @@ class SamplerBatches(Batches):
             and getattr(inner, "generator", self) is None
         )
 
-    def _drawn_again(self, tasks: Iterator[Any]) -> Iterator[Any]:
-        """The tasks, of which the first is drawn from the global generator as a state has it,
-        where there is one.
-        """
-        import torch
-
-        if self._global is None:
-            self._global = _global_state()
-            first = next(tasks, END)
-        else:
-            with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(torch.tensor(self._global, dtype=torch.uint8))
-                first = next(tasks, END)
-        if first is not END:
-            yield first
-            yield from tasks
-
-    def _tasks(self, mark: Bookmark | None = None) -> Iterator[Any]:
-        if self._track and (mark is not None or self._walk.stated):
-            self._walk.begin(mark)  # at once: its state may be asked for before the first task
-        return self._cut(mark)
-
-    def _cut(self, mark: Bookmark | None) -> Iterator[Any]:
+    def _cut(self, walk: _SamplerPass, mark: Bookmark | None = None) -> Iterator[Any]:
         carried, self._carried = self._carried, []
-        self._carried = yield from self._walk.cut(mark, carried)
+        self._carried = yield from walk.cut(mark, carried)
 
     def _generator(self) -> Any:
         """The generator of one of torch's random samplers, which decides what comes."""
@@ -309,6 +303,43 @@ class SamplerBatches(Batches):
         if self._loaded is not None:
             self._restore(self._loaded)
             self._loaded = {**self._loaded, "generator": None}
+
+
+def _drawn_again(tasks: Iterator[Any], snapshots: Snapshots) -> Iterator[Any]:
+    """The tasks, of which the first is drawn from the global generator as a state has it, where
+    there is one.
+    """
+    import torch
+
+    if snapshots.drawn_from is None:
+        snapshots.drawn_from = _global_state()
+        first = next(tasks, END)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(torch.tensor(snapshots.drawn_from, dtype=torch.uint8))
+            first = next(tasks, END)
+    if first is not END:
+        yield first
+        yield from tasks
+
+
+def _noting(
+    tasks: Iterator[Any], first: int, walk: _SamplerPass, snapshots: Snapshots
+) -> Iterator[Any]:
+    """The tasks from number ``first`` on, with a snapshot behind each."""
+    for number, task in enumerate(tasks, first):
+        if walk.stated:
+            snapshots.entered = []  # its state is behind what was carried
+        _note(number + 1, walk, snapshots)
+        yield task
+
+
+def _note(number: int, walk: _SamplerPass, snapshots: Snapshots) -> None:
+    mark = walk.mark()
+    own = None if mark is None else copy.deepcopy(mark.to_state())
+    snapshots.left = own
+    kept = {"sampler": own, "generator": snapshots.generator, "carried": snapshots.entered}
+    snapshots.kept.append((number, kept))
 
 
 class _SamplerPass:

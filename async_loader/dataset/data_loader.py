@@ -305,10 +305,9 @@ class DataLoader(Generic[B]):
         if self._iterable:
             batches = self._engine.streams(turn=epoch_progress.turn, opening=BEGIN, **how)
         else:
-            tasks, first = (
-                epoch_progress.left(self._batches.epoch(number, epoch_progress.upto)),
-                epoch_progress.upto,
-            )
+            first = epoch_progress.upto
+            left = epoch_progress.left(self._batches.epoch(number, first))
+            tasks = epoch_progress.numbered(left)
             batches = self._engine.iterate(tasks, first=first, **how)
         epoch: Epoch[B] = Epoch(
             batches, self._batches, number, epoch_progress, self._finish, self._meter
@@ -363,7 +362,7 @@ class DataLoader(Generic[B]):
         if self._start is not None:
             state.update(self._start)
         elif self._latest is None:
-            state["batches"] = self._batches.state(finished=True)
+            state["batches"] = self._batches.state(self._batches.snapshots, finished=True)
         else:
             state.update(self._latest.state())
             if self._latest.finished:

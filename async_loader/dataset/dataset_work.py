@@ -341,13 +341,18 @@ class _Stream(Iterator[Any]):
 class _Tracked(Iterator[StreamResult]):
     """The batches of a stream, each with a bookmark. The first bookmark, and the last where the
     dataset ended behind the last batch, come without one.
+
+    Attributes
+    ----------
+    given : int
+        Batches that the stream has given, those before it was resumed included.
     """
 
     def __init__(
         self, work: StreamWork, items: Iterator[Any], here: WorkContext, mark: Bookmark
     ) -> None:
         self._stream, self._here = _Stream(work, items), here
-        self._given, self._stream.ended = mark.given, mark.ended
+        self.given, self._stream.ended = mark.given, mark.ended
         self._began = False
 
     def __next__(self) -> StreamResult:
@@ -360,10 +365,10 @@ class _Tracked(Iterator[StreamResult]):
             break
         if batch is END and ended:
             raise StopIteration
-        self._given += batch is not END
+        self.given += batch is not END
         return StreamResult(batch, self._where())
 
     def _where(self) -> StreamPosition:
         stream = self._stream
-        mark = Bookmark.of(stream.work.dataset, stream.items, self._given, ended=stream.ended)
+        mark = Bookmark.of(stream.work.dataset, stream.items, self.given, ended=stream.ended)
         return StreamPosition(self._here.worker, _kept(mark, self._here))

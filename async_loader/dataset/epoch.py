@@ -71,6 +71,7 @@ class Epoch(Iterator[B]):
         self._where: StreamPosition | None = None  # behind the batch that was handed out last
         self._iteration = iteration
         self._batches = batches
+        self._snapshots = batches.snapshots
         self._epoch_progress = epoch_progress
         self._finish = finish
         self._meter = meter
@@ -187,15 +188,17 @@ class Epoch(Iterator[B]):
         """
         if self.held is not NOTHING or self._iteration.interrupted:
             return
-        where, self._where = self._where, None
+        # Each step can be repeated: whichever one a signal interrupts, the next call finishes them.
+        epoch_progress, where = self._epoch_progress, self._where
         if where is not None:
-            self._epoch_progress.note(where)
-            self._epoch_progress.turn = where.worker + 1
+            epoch_progress.note(where)
+            epoch_progress.turn = where.worker + 1
+            self._where = None
         if isinstance(self._batches, StreamBatches):  # where they are is known by their bookmarks
-            self._epoch_progress.upto = self.yielded
+            epoch_progress.upto = self.yielded
             return
-        for _ in range(self._epoch_progress.passed(self._iteration.passed, self._iteration.beyond)):
-            self._batches.delivered()
+        epoch_progress.passed(self._iteration.passed, self._iteration.beyond)
+        self._snapshots.delivered(epoch_progress.upto)
 
     def close(self) -> None:
         """Cancel what is under way. The loader and its workers go on."""
@@ -210,7 +213,7 @@ class Epoch(Iterator[B]):
         found = {
             "epoch": self.number,
             **self._epoch_progress.state(),
-            "batches": self._batches.state(finished=self.finished),
+            "batches": self._batches.state(self._snapshots, finished=self.finished),
         }
         if self.finished:
             found["finished"] = True

@@ -10,6 +10,7 @@ from typing import Any
 
 from async_loader.dataset.bookmarks import Bookmark
 from async_loader.dataset.dataset_work import StreamPosition
+from async_loader.pipeline.workers.work import NumberedTask
 
 
 class EpochProgress:
@@ -52,6 +53,14 @@ class EpochProgress:
             return tasks
         skipped = frozenset(self._skipped)
         return (task for number, task in enumerate(tasks, self._first) if number not in skipped)
+
+    def numbered(self, tasks: Iterator[Any]) -> Iterator[Any]:
+        """The tasks of `left`, with their own numbers where their places in it say others: the
+        random numbers of a batch follow from its number.
+        """
+        if not self._skipped:
+            return tasks
+        return (NumberedTask(self._number(position), task) for position, task in enumerate(tasks))
 
     def passed(self, count: int, beyond: tuple[int, ...]) -> int:
         """Tasks of `left` are over: the first ``count``, and ``beyond``. How many more than before

@@ -82,11 +82,14 @@ class StreamEnd:
 
 @dataclass(slots=True, eq=False)
 class Failure:
-    """An error in place of a batch. ``urgent`` overtakes what is queued."""
+    """An error in place of a batch. ``urgent`` overtakes what is queued; ``lease`` is that of the
+    batch.
+    """
 
     error: BaseException
     urgent: bool = False
     seq: int = -1
+    lease: object = None
 
 
 Outcome = Batch | Failure | StreamEnd

@@ -288,7 +288,7 @@ class Engine:
             but what a worker's global generators give is the same in every run.
         first : int
             Number of the first task, where seeds and workers follow from it: for a pass that goes
-            on where another one was left.
+            on where another one was left. A `NumberedTask` says its own.
         opening : Any
             A task that every worker does before its others, and whose outcome is no batch: see
             `BatchIterator.openings`. END: there is no such task.

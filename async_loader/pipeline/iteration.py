@@ -16,10 +16,11 @@ from async_loader.errors import (
     Broken,
     Closed,
     ConfigError,
+    Timeout,
     WouldDeadlock,
 )
 from async_loader.interrupts import SignalsDeferred
-from async_loader.lifecycle import Deadline, Patience
+from async_loader.lifecycle import GAVE_UP, Deadline, Patience
 from async_loader.pipeline.batch import Failure, Outcome, StreamEnd, Wakeup
 from async_loader.pipeline.dispatch import InlineInput, InlineTasks, PlanDispatch, TaskDispatch
 from async_loader.pipeline.draw_place import DrawingThread, DrawPlace
@@ -103,6 +104,7 @@ class Iteration:
         self.iterator: Callable[[], Any] = _no_iterator
         self.place: DrawPlace | None = None
         self._patience = NO_WAIT  # of the caller that draws
+        self._gave_up: str | None = None  # what the source said when that one's time was over
         self._opening = TrainQueue()
         self._opening_jobs: list[Job] = []
         self._openings: list[Any] = []
@@ -194,6 +196,7 @@ class Iteration:
 
     def produce_here(self, deadline: Deadline) -> None:
         """Where the caller draws, and there is no batch: make one."""
+        self._gave_up = None
         producer, tasks = self.producer, self.tasks
         if producer is None or not producer.parked or not isinstance(tasks, PlanDispatch):
             return
@@ -201,7 +204,11 @@ class Iteration:
             if producer.parked and not self.train_queue.depth and self._device_is_ready():
                 self._patience = Patience(self.core.end, deadline, self.refuse_deadlock)
                 begun = perf_counter()
-                self.supply.produce_here(tasks.outcome, self._patience)
+                try:
+                    self.supply.produce_here(tasks.outcome, self._patience)
+                except Timeout as error:  # the wait is over when `diagnosis` asks for its reason
+                    self._gave_up = str(error).replace(GAVE_UP, "it waits for ")
+                    raise
                 self.note_cost(perf_counter() - begun - self._patience.waited_s)
 
     def _device_is_ready(self) -> bool:
@@ -259,11 +266,17 @@ class Iteration:
         """Which stage the consumer waits for, in words."""
         pool = self.core.pool
         held = pool.waiting_for() if pool is not None else None
-        if self.producer is None:
+        producer = self.producer
+        if producer is None:
+            if pool is None:  # this thread is not it: it would not wait
+                return "the work: it is done in the thread that copies to the device"
             return held or "no worker has anything to do"
-        reason = self.supplier.waiting_for()
+        reason = self.supplier.waiting_for() or self._gave_up
         if reason is not None:
             return f"the source: {reason}"
+        reason = producer.waits_for
+        if reason is not None:
+            return f"the source: it waits for {reason}"
         since = self.supplier.planning_since
         if since is not None:
             return f"the source: it has been at work on one batch for {seconds_since(since)}"
@@ -275,7 +288,10 @@ class Iteration:
                 if self.transfer is not None
                 else "batches that come before the finished ones"
             )
-        return "the workers: the job is at work in the producer thread"
+        if pool is not None:
+            return "the workers: the job is at work in the producer thread"
+        copies = "" if self.transfer is None else ", or copied to the device"
+        return f"the work: a batch is being made in the producer thread{copies}"
 
     # -- what the core asks, see `Stages` ----------------------------------------------------------
 

@@ -161,6 +161,10 @@ class BatchIterator(Iterator[Any]):
             self.close()
             raise StopIteration from None
         if type(self.held) is Failure:
+            # The program has the batch, as an error: it is used when it asks for another one.
+            lease = self.held.lease
+            if lease is not None and self._supplier.hand_out(lease):
+                self._lease = lease
             try:
                 raise self.held.error
             finally:
@@ -244,7 +248,8 @@ class BatchIterator(Iterator[Any]):
                 batch = self._fill(batch, self.meter.batches)
         except Exception as error:
             # of this batch alone, as far as can be known: the next call goes on with the next one
-            self.held, self._owed, self._item = Failure(error), owed, NOTHING
+            failure = Failure(error, lease=item.lease)
+            self.held, self._owed, self._item = failure, owed, NOTHING
             return True
         # Last of all: what Ctrl-C ends before goes back unseen.
         if item.lease is not None and not self._supplier.hand_out(item.lease):
@@ -279,6 +284,9 @@ class BatchIterator(Iterator[Any]):
     def _skip(self) -> None:
         if self._owed:
             self._pay()
+        lease = self.held.lease
+        if lease is not None and self._supplier.hand_out(lease):
+            self._supplier.settle(lease)
         self.held, self.skipped = NOTHING, self.skipped + 1
 
     def _hold_next(self, deadline: Deadline) -> None:

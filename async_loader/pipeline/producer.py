@@ -17,6 +17,7 @@ from async_loader.pipeline.draw_place import DrawPlace
 from async_loader.pipeline.task_supplier import NOTHING, SourceTasks, TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
+from async_loader.source import Ready
 
 
 class Credits:
@@ -197,7 +198,7 @@ class Supply:
                 patience.deadline.expired or (patience.end and patience.end.is_set())
             ):
                 raise
-            outcome = Failure(guarded(error))
+            outcome = self._failure(error)
         with SignalsDeferred():
             if outcome is None:
                 self._end()
@@ -233,8 +234,13 @@ class Supply:
 
     def _fail(self, error: BaseException) -> None:
         with SignalsDeferred():
-            self._ready.put(self.seq, Failure(guarded(error)))
+            self._ready.put(self.seq, self._failure(error))
             self.noted()
+
+    def _failure(self, error: BaseException) -> Failure:
+        """Of the task that was drawn, or of the draw."""
+        drawn = self.supplier.drawn
+        return Failure(guarded(error), lease=drawn.lease if isinstance(drawn, Ready) else None)
 
 
 NO_WAIT = Patience(deadline=Deadline(0.0))
@@ -289,6 +295,12 @@ class Producer:
     def waits(self) -> bool:
         """Whether the supplier waits within ``draw`` at this moment."""
         return self._patience.waiting
+
+    @property
+    def waits_for(self) -> str | None:
+        """The reason that the supplier gave for its wait; ``None`` while it does not wait."""
+        patience = self._patience
+        return patience.reason if patience.waiting else None
 
     def park(self, parks: bool) -> None:
         """Draw nothing more from the next task on, or draw again. Any thread, any number of

@@ -15,6 +15,7 @@ from async_loader.errors import AsyncLoaderError, Broken, Closed
 from async_loader.lifecycle import Patience
 from async_loader.names import describe
 from async_loader.pipeline.job_queue import Job
+from async_loader.pipeline.workers.work import NumberedTask
 from async_loader.source import END, AnyThread, Leasing, Source, waiting_for
 from async_loader.stats import Meter
 
@@ -146,7 +147,7 @@ class IterableTasks(TaskSupplier):
     Parameters
     ----------
     workers : int
-        Task n goes to worker (first + n) % workers; 0: to any.
+        Task n goes to worker (first + n) % workers, a `NumberedTask` by its own number; 0: to any.
     first : int
         Number of the first task.
     """
@@ -185,7 +186,11 @@ class IterableTasks(TaskSupplier):
         return self.drawn is not NOTHING
 
     def worker(self, seq: int) -> int | None:
-        return (self._first + seq) % self._workers if self._workers else None
+        if not self._workers:
+            return None
+        drawn = self.drawn
+        number = drawn.number if type(drawn) is NumberedTask else self._first + seq
+        return number % self._workers
 
     def close(self) -> None:
         self._tasks = iter(())

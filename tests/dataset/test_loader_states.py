@@ -5,10 +5,13 @@ the first.
 from __future__ import annotations
 
 import json
+import multiprocessing
+import random
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from storm_rig import count_points, strike
 from torch.utils.data import get_worker_info
 
 from async_loader import DataLoader
@@ -138,6 +141,150 @@ def test_so_it_is_with_worker_processes(name, at):
 @pytest.mark.parametrize("at", [None, 0, 2])
 def test_so_it_is_when_batches_are_carried_to_a_device_ahead(at):
     _goes_on("epochs", 1, at, device=FakeBackend())
+
+
+class Steps:
+    """An iterator with a state, of a sampler that has none."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == N:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class OfSteps:
+    def __iter__(self):
+        return Steps()
+
+    def __len__(self):
+        return N
+
+
+@pytest.mark.parametrize("prefetch", [1, 20])
+@pytest.mark.parametrize("outer", [0, 1, 4])
+@pytest.mark.parametrize("last", ["keep", "roll_over"])
+def test_an_older_epoch_that_goes_on_changes_nothing_in_the_states_of_the_latest_one(
+    prefetch, outer, last
+):
+    how = {"batch_size": 2, "last_batch": last, "prefetch": prefetch, "num_workers": 1}
+    one, two = (
+        DataLoader(list(range(N)), sampler=OfSteps(), worker_type="thread", **how) for _ in range(2)
+    )
+    with one, two:
+        older = iter(one)
+        next(older)
+        latest = iter(one)
+        next(latest)
+        for _ in range(outer):
+            next(older, None)
+        state = json.loads(json.dumps(one.state_dict()))
+        rest = _batches(latest)
+        assert len(rest) >= 3
+        two.load_state_dict(state)
+        assert _batches(two) == rest
+
+
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_a_signal_at_any_point_of_next_leaves_a_state_that_goes_on_behind_what_was_given(name):
+    with DataLoader(batch_size=2, **MAKERS[name]()) as loader:
+        whole = _batches(loader)
+    with DataLoader(batch_size=2, **MAKERS[name]()) as loader:
+        epoch = iter(loader)
+        next(epoch), next(epoch)
+        points = count_points(lambda: next(epoch))
+    assert points > 10
+    for at in range(1, points + 1):
+        one, two = (DataLoader(batch_size=2, **MAKERS[name]()) for _ in range(2))
+        with one, two:
+            epoch = iter(one)
+            given = [next(epoch), next(epoch)]
+            struck = strike(lambda epoch=epoch: next(epoch), at)
+            assert struck.raised is None or isinstance(struck.raised, KeyboardInterrupt), struck
+            if struck.raised is None:
+                given.append(struck.result)
+            two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+            assert _batches(given) + _batches(two) == whole, struck.where
+
+
+class Augmented:
+    """Items with a random number each; item 0 waits for a signal."""
+
+    def __init__(self):
+        self.go = multiprocessing.get_context("fork").Event()
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        if i == 0:
+            assert self.go.wait(60)
+        return i, random.getrandbits(30)
+
+
+def test_out_of_order_too_a_batch_has_the_random_numbers_that_it_would_have_had():
+    dataset = Augmented()
+
+    def load(in_order=False):
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=2,
+            seed=5,
+            in_order=in_order,
+            multiprocessing_context="fork",
+        )
+
+    dataset.go.set()
+    with load(True) as whole:
+        expected = [tuple(item) for item in whole]
+    dataset.go.clear()
+    with load() as one, load() as two, load() as three:
+        try:
+            epoch = iter(one)
+            got = [tuple(next(epoch)) for _ in range(3)]
+            two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+            again = iter(two)
+            got += [tuple(next(again)) for _ in range(2)]
+            three.load_state_dict(json.loads(json.dumps(two.state_dict())))
+        finally:
+            dataset.go.set()
+        assert expected[0] not in got
+        got += [tuple(item) for item in three]
+    assert sorted(got) == expected
+
+
+class Noise:
+    """Items with a random number each, in a stream that has no state."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        return ((i, random.getrandbits(30)) for i in range(info.id, 12, info.num_workers))
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_a_stream_that_goes_on_repeats_no_random_numbers_of_an_earlier_batch(at):
+    how = {"batch_size": 2, "num_workers": 2, "seed": 5}
+    with DataLoader(Noise(), **how) as one, DataLoader(Noise(), **how) as two:
+        epoch = iter(one)
+        for _ in range(at):
+            next(epoch)
+        two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+        expected, got = ([numbers.tolist() for _, numbers in rest] for rest in (epoch, two))
+    assert len(expected) == 6 - at
+    assert got == expected
 
 
 class Unfit:

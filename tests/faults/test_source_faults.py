@@ -4,6 +4,7 @@ could end.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 
@@ -21,7 +22,7 @@ from async_loader.errors import (
     WouldDeadlock,
 )
 from async_loader.pipeline import iteration, iterator
-from async_loader.source import Samples
+from async_loader.source import Ready, Samples
 
 
 @pytest.fixture(params=[0, 2])
@@ -232,6 +233,79 @@ class Thirsty:
 
     def waiting_for(self):
         return None if self.filled else "the cup is empty"
+
+
+class Remote(Thirsty):
+    """As a table of a feeder: other processes end the wait, and the caller of next() may draw."""
+
+    def waiting_for(self):
+        return None
+
+    def draw_now(self, batch_size):
+        if not self.filled:
+            return None
+        return Ready({"i": np.arange(batch_size), "x": np.zeros((batch_size, 3), np.float32)})
+
+
+class Drained(Remote):
+    """Says itself that its time is over, at the end of the loader's."""
+
+    def plan(self, batch_size, patience):
+        with contextlib.suppress(Timeout):
+            patience.wait(self.bell, "water")
+        raise Timeout("the well holds 1 of 4 cups")
+
+
+class OfThread(Remote):
+    draw_now = None
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (Remote, "the source: it waits for water"),
+        (OfThread, "the source: it waits for water"),
+        (Drained, "the source: the well holds 1 of 4 cups"),
+    ],
+    ids=["caller", "thread", "its own words"],
+)
+def test_a_wait_for_another_process_is_named_with_the_words_of_the_source(source, text):
+    with load(source(), timeout_s=0.2) as loader:
+        assert (loader.stats().drawing_thread == "caller") == (source is not OfThread)
+        for _ in range(2):
+            with pytest.raises(Timeout, match=rf"no batch within 0\.2 s: {text}"):
+                next(loader)
+
+
+def test_so_it_is_in_the_warning_of_a_loader_without_a_timeout(monkeypatch):
+    monkeypatch.setattr(iterator, "_WARN_AFTER_S", 0.2)
+    source = Remote()
+    with load(source, timeout_s=None) as loader, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", RuntimeWarning)
+        with thread(next, loader) as result:
+            until(lambda: seen)
+            source.fill()
+            assert result()["i"].tolist() == [0, 1, 2, 3]
+        (warning,) = seen
+        assert "no batch for 0.2 s: the source: it waits for water." in str(warning.message)
+
+
+def test_a_loader_without_workers_names_none():
+    entered, let_go = threading.Event(), threading.Event()
+
+    def slow(batch):
+        entered.set()
+        let_go.wait(SLACK_S)
+        return batch
+
+    with load(Batches(), transform=slow, timeout_s=0.2) as loader:
+        try:
+            assert entered.wait(SLACK_S)
+            with pytest.raises(Timeout, match="a batch is being made in the producer thread"):
+                next(loader)
+        finally:
+            let_go.set()
 
 
 # pytest-timeout's own thread might add data, for all the loader knows; the signal method has no

@@ -4,6 +4,7 @@ storm_play.py and storm_rig.py.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import storm_play
 from fault_rig import SLACK_S, Batches, first, wide
@@ -19,6 +21,7 @@ from storm_rig import count_points, some_points, strike
 
 from async_loader import AsyncDataLoader, DataLoader
 from async_loader.interrupts import SignalsAllowed, SignalsDeferred, held_back
+from async_loader.source import Ready
 
 
 def test_signals_that_come_while_they_are_held_back_are_handled_at_the_end():
@@ -111,6 +114,69 @@ def test_whichever_point_of_next_is_struck_the_following_call_gives_the_same_bat
         assert loader.stats().interrupted == 0
         numbers = [first(batch) for batch in taken]
     assert numbers == list(range(0, 4 * len(taken), 4))
+
+
+class Leased:
+    """Batches of a queue, with a lease each: what became of them is known."""
+
+    def __init__(self):
+        self.became = []
+
+    def plan(self, batch_size, patience):
+        return self.draw_now(batch_size)
+
+    def draw_now(self, batch_size):
+        number = len(self.became)
+        self.became.append("planned")
+        return Ready({"i": np.full(batch_size, number)}, True, number)
+
+    def reader(self):
+        return None
+
+    def update_priorities(self, index, priority):
+        raise NotImplementedError
+
+    def hand_out(self, lease):
+        if self.became[lease] == "planned":
+            self.became[lease] = "handed out"
+        return self.became[lease] == "handed out"
+
+    def settle(self, lease):
+        if self.became[lease] == "handed out":
+            self.became[lease] = "used"
+
+    def release(self, timeout_s):
+        pass
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("draws", ["caller", "thread"])
+def test_whichever_point_of_next_is_struck_a_leased_batch_is_used_also_if_its_function_failed(
+    draws, on_error
+):
+    def odd(batch):
+        if batch["i"][0] % 3 == 1:
+            raise LookupError
+        return batch
+
+    source, taken = Leased(), []
+    with AsyncDataLoader(source, 4, transform=odd, on_error=on_error, timeout_s=SLACK_S) as loader:
+
+        def ask():
+            with contextlib.suppress(LookupError):
+                take(loader, taken)
+
+        ask()
+        loader._engine.iteration.draw_in(draws)
+        total = max(count_points(ask) for _ in range(6))
+        for at in some_points(total, 200):
+            strike(ask, at)
+        ask()
+        ask()
+        ask()
+        numbers = [int(batch["i"][0]) for batch in taken]
+        assert numbers == [n for n in range(numbers[-1] + 1) if n % 3 != 1]
+        assert set(source.became[: numbers[-1]]) == {"used"}
 
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (2, "thread"), (2, "process")])

@@ -224,8 +224,8 @@ class Pass(Iterator[Any]):
         if loader._iterable:
             iteration = pool.streams(turn=epoch_progress.turn, **how)
         else:
-            tasks = epoch_progress.left(batches.epoch(0, epoch_progress.upto))
             first = epoch_progress.upto
+            tasks = epoch_progress.numbered(epoch_progress.left(batches.epoch(0, first)))
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
         self._processes = pool.processes
         self.epoch: Epoch[Any] = Epoch(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from async_loader.dataset.batch_order import SamplerBatches, generator_state
+from async_loader.dataset.batch_order import SamplerBatches, Snapshots, generator_state
 
 
 class Drawn(SamplerBatches):
@@ -55,6 +55,7 @@ class Drawn(SamplerBatches):
         self.in_range = self._known and self._sizes and self._torchs.data_source is dataset
         self._lists = lists
         self._seed: int | None = None
+        self._before: Any = None
         self._index: Any = None
 
     def draw(self) -> None:
@@ -116,9 +117,9 @@ class Drawn(SamplerBatches):
             self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
         return torch.Generator().manual_seed(self._seed)
 
-    def state(self, *, finished: bool) -> Any:
+    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
         if not self._known:
-            return super().state(finished=finished)
+            return super().state(snapshots, finished=finished)
         if finished:
             return {"sampler": None, "generator": generator_state(self._generator()), "carried": []}
         if self._random and self._seed is None:

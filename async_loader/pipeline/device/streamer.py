@@ -203,7 +203,7 @@ class PinningThread(TransferThread):
         try:
             batch.value = self._function(self._hand_out(batch))
         except Exception as error:  # of this batch alone, as far as can be known
-            return Failure(error, seq=batch.seq)
+            return Failure(error, seq=batch.seq, lease=batch.lease)
         batch.detach()
         return batch
 
@@ -262,7 +262,7 @@ class Streamer(TransferThread):
         while len(self._in_flight) >= self._max_in_flight:
             self._free_oldest()
         error = self._start(batch, self._in_flight)
-        return batch if error is None else Failure(error, seq=batch.seq)
+        return batch if error is None else Failure(error, seq=batch.seq, lease=batch.lease)
 
     def _start(self, batch: Batch, in_flight: deque[InFlight]) -> Exception | None:
         """Enqueue the copy of a batch, which lets go of its host memory; return what failed."""
@@ -425,7 +425,7 @@ class Streamer(TransferThread):
                 self.output.check()
                 raise
             self.meter.batches += 1
-        return batch if error is None else Failure(error, seq=batch.seq)
+        return batch if error is None else Failure(error, seq=batch.seq, lease=batch.lease)
 
     def _await(self, copy: DeviceCopy) -> None:
         self._backend.wait(copy.event)

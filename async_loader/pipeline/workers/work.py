@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +26,7 @@ Seeding = Literal["task", "iteration", "birth"] | None
 __all__ = [
     "END",
     "Kind",
+    "NumberedTask",
     "Seeding",
     "Work",
     "WorkContext",
@@ -33,6 +34,15 @@ __all__ = [
     "WorkerState",
     "WorkerType",
 ]
+
+
+class NumberedTask(NamedTuple):
+    """A task whose number does not follow from its place in the iteration: some before it are
+    left out.
+    """
+
+    number: int
+    task: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,8 @@ class Work(Protocol):
         -------
         callable | iterator
             ``callable(task)`` makes the batch of a task. For ``Engine.streams`` an iterator over
-            this worker's batches.
+            this worker's batches; its attribute ``given``, where it has one, says how many came
+            before them.
         """
 
 
@@ -189,8 +200,11 @@ class WorkerState:
         seeds = self._kind == "process" and self._config.seeding == "task"
         if stream:
             return self._next(spec, seeds=seeds)
+        number = spec.first + seq
+        if type(task) is NumberedTask:
+            number, task = task
         if seeds:
-            seeding.seed_globals((spec.seed, spec.first + seq))
+            seeding.seed_globals((spec.seed, number))
         return spec.do(task)
 
     def _next(self, spec: _IterationState, *, seeds: bool) -> Any:
@@ -222,6 +236,8 @@ class WorkerState:
                 self._seed_as_torch_does(here, spec.seed)
             begun = config.work.begin(here)
             spec.do = iter(begun) if stream else begun
+            if stream:  # one that goes on shall not repeat the random numbers of its first batches
+                spec.asked = getattr(begun, "given", 0)
         except BaseException as error:
             self._first = first  # what is done once was not done
             # A stream that did not begin has no batches, and says why once; one that a signal cut

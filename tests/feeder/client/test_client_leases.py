@@ -14,15 +14,17 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from client_rig import OBS, PATIENCE_S, FakeFeeder
 from test_client_shared import LARGE, SMALL, patience, queue, rows, serving
 
 from async_loader import AsyncDataLoader
-from async_loader.errors import Timeout, Unsupported
+from async_loader.errors import SchemaError, Timeout, Unsupported
 from async_loader.feeder import connect, wire
 from async_loader.feeder.client.reader_state import ReaderPhase
 from async_loader.feeder.wire import Type
 from async_loader.source import END, Leasing
+from async_loader.testing.fake_device import FakeBackend
 
 BATCH = 4
 
@@ -304,6 +306,52 @@ def test_the_batch_at_which_a_learner_failed_comes_again_and_says_so(tmp_path):
     assert sorted(found) == sorted(
         [(x, False) for x in range(40)] + [(x, True) for x in range(BATCH, 2 * BATCH)]
     )
+
+
+def odd(batch):
+    """Fails for the second batch."""
+    if batch["x"][0] == BATCH:
+        raise LookupError("an odd batch")
+    return batch
+
+
+def shortened(batch):
+    return {"x": batch["x"][:2] if batch["x"][0] == BATCH else batch["x"]}
+
+
+WAYS_TO_FAIL = {
+    "transform": lambda: {"transform": odd},
+    "into": lambda: {"transform": shortened, "into": {"x": torch.zeros(BATCH, dtype=torch.int64)}},
+    "device": lambda: {"transform": odd, "device": FakeBackend()},
+}
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("way", list(WAYS_TO_FAIL))
+def test_a_batch_whose_function_failed_is_used_as_any_other(tmp_path, way, on_error):
+    how, found = WAYS_TO_FAIL[way](), []
+    with serving(tmp_path, queue(), filled=40) as (_, client):
+        source = client.table("t").source()
+        with AsyncDataLoader(source, BATCH, on_error=on_error, timeout_s=60.0, **how) as loader:
+            while len(found) < 40 - BATCH:
+                with contextlib.suppress(LookupError, SchemaError):
+                    found += np.asarray(next(loader)["x"]).tolist()
+        assert rest(client, 0) == []
+    assert found == [x for x in range(40) if x // BATCH != 1]
+
+
+def test_a_batch_whose_function_failed_comes_again_where_the_error_ended_its_loader(tmp_path):
+    with serving(tmp_path, queue(), filled=40) as (_, client):
+        with (
+            contextlib.suppress(LookupError),
+            AsyncDataLoader(
+                client.table("t").source(), BATCH, transform=odd, timeout_s=60.0
+            ) as loader,
+        ):
+            taken(loader)
+        found = [(x, False) for x in range(BATCH)]  # the first batch was used
+        found += rest(client, 40 - BATCH)
+    assert sorted(found) == [(x, x // BATCH == 1) for x in range(40)]
 
 
 def test_a_client_that_closes_first_has_used_what_its_loader_handed_out(tmp_path):
