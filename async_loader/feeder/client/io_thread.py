@@ -66,6 +66,7 @@ from async_loader.feeder.wire.data import Buffer
 if TYPE_CHECKING:
     from _typeshed import HasFileno
 
+_LAST_ANSWERS_S = 0.25  # control is read for so long when another connection has ended
 _LAST_WORDS_S = 1.0
 """After the session's END: the ends of its readers come over another connection, perhaps later."""
 _NEVER_HEARD = "it was never heard of: does it run there? 'async-loader serve' starts one"
@@ -215,8 +216,7 @@ class IoThread:
             self._move(now)
         if now >= self._session_due:
             self._step_session(now)
-        parting = self._parting
-        due = self._session_due if parting is None else min(self._session_due, parting)
+        due = min(self._session_due, self._parting or math.inf)
         for channel in list(self._channels.values()):
             channel_due = guarded(channel, channel.step, now, self)
             if channel_due is not None and channel_due < due:
@@ -230,7 +230,7 @@ class IoThread:
         over = self._sockets.wait(None if due == math.inf else max(0.0, due - self.clock()))
         if self._sockets.rang:
             self._waker.clear()
-        cut = self._sockets.cut()  # before reading: the last messages of a connection are read then
+        cut, ended = self._sockets.cut(), self._sockets.ended  # before the last messages are read
         for plane in self._sockets.ready():
             for _ in range(_AT_ONCE):
                 frames = self._sockets.receive(plane)
@@ -239,7 +239,9 @@ class IoThread:
                 self._read(plane, frames)
         in_use = self._phases.state in (SessionPhase.OPEN, SessionPhase.CONNECTING)
         if cut and in_use:  # see NOTE [cut] in sockets.py
-            if self._parting is None or Plane.PULL in cut:
+            if Plane.CONTROL not in ended:
+                self._parting = min(self._parting or math.inf, self.clock() + _LAST_ANSWERS_S)
+            elif self._parting is None or Plane.PULL in ended:
                 self._lose_session()
         elif self._parting is not None and self.clock() >= self._parting:
             self._lose_session()

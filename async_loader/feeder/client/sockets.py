@@ -4,7 +4,8 @@
 ZeroMQ reconnects by itself and does not report lost messages: a BATCH that the server counts as
 sent, a RETURN, a request. Nothing would replace these while the session lives. So the end of a
 connection on the control and pull planes ends the session; INSERTs are numbered, and sent again
-anyway.
+anyway. A server that ends closes all: the answers and the END that it sent on the control plane are
+read before, also where the pull plane ended first.
 
 # NOTE [half-open]
 A peer, or a router, that vanishes leaves a connection that accepts messages and delivers none. A
@@ -82,6 +83,8 @@ class Sockets:
     ----------
     refusal : tuple of (str, bool) | None
         Why the last connection was refused, and whether the next one will be; see `refusal_of`.
+    ended : set of Plane
+        Whose connections have ended since the sockets were opened; of control and pull.
     """
 
     def __init__(self, wake: int, keys: ClientKeys | None = None) -> None:
@@ -91,6 +94,7 @@ class Sockets:
         self._queues: dict[Plane, deque[list[Any]]] = {plane: deque() for plane in Plane}
         self._full: set[Plane] = set()
         self._ends: dict[Plane, Any] = {}
+        self.ended: set[Plane] = set()
         self._begin: Any = None  # monitor: tells the descriptor of the insert plane's connection
         self.refusal: tuple[str, bool] | None = None
         self._poller = zmq.Poller()
@@ -135,6 +139,7 @@ class Sockets:
                 monitor.close(0)
             socket.close()
         self._sockets.clear()
+        self.ended.clear()
         self._full.clear()
         self._ready.clear()
         for queue in self._queues.values():
@@ -192,6 +197,7 @@ class Sockets:
                             int(said["event"]), int(said["value"]), self._keys is not None
                         )
                     ended.add(plane)
+        self.ended |= ended
         for plane in ended:  # its last messages may be newer than the poll
             self._ready[self._sockets[plane]] = zmq.POLLIN
         return ended

@@ -16,7 +16,7 @@ from client_rig import PATIENCE_S, FakeFeeder, make_impatient, rewards, step
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout, Unsupported
 from async_loader.feeder import connect, wire
 from async_loader.feeder.client import weights
-from async_loader.feeder.wire import Type
+from async_loader.feeder.wire import Plane, Type
 
 
 def deaf(feeder, *_):
@@ -57,6 +57,37 @@ def test_a_drain_is_not_asked_of_the_process_that_takes_the_place_of_the_drained
     feeder.until(lambda: feeder.seen[Type.HELLO] == 2)
     assert client.status() == {"fine": True}
     assert feeder.seen[Type.DRAIN] == 1
+
+
+def test_an_answer_on_its_way_is_read_though_another_connection_of_the_session_has_ended(
+    feeder, client
+):
+    """As of a feeder that ends: it closes all connections at once, and is noticed one by one."""
+    asked, noticed = threading.Event(), threading.Event()
+    sockets = client._connection._sockets
+    real = sockets.cut
+
+    def cut():
+        found = real()
+        if asked.is_set() and not noticed.is_set():
+            found.add(Plane.PULL)
+            sockets.ended.add(Plane.PULL)
+            noticed.set()
+        return found
+
+    def late(feeder, plane, route, message):
+        asked.set()
+        client._connection.wake()
+        assert noticed.wait(PATIENCE_S)
+        feeder.say(plane, route, message.reply(wire.Done()))
+        return True
+
+    sockets.cut = cut
+    feeder.hooks[Type.DRAIN] = late
+    client.drain(timeout_s=PATIENCE_S)
+    assert feeder.seen[Type.DRAIN] == 1
+    feeder.until(lambda: feeder.seen[Type.HELLO] == 2)  # and the session ends for all that
+    assert client.status() == {"fine": True}
 
 
 def test_a_version_that_is_not_spoken_is_said(feeder):

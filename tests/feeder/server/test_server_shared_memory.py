@@ -294,13 +294,21 @@ def test_a_caller_that_gets_the_number_of_one_just_answered_is_heard(tmp_path):
             return [one for one in rig.server._memory_acceptor.filenos() if one not in listening]
 
         listening = rig.server._memory_acceptor.filenos()
-        first = caller()
-        numbers = wait()
-        assert len(numbers) == 1
-        first.send(b"?")
-        second = caller()
-        second.send(b"?")
-        assert wait() == numbers, "both in one round: the second has the first one's number"
+        for _ in range(100):  # another thread of the process may take the number
+            first = caller()
+            numbers = wait()
+            assert len(numbers) == 1
+            first.send(b"?")
+            second = caller()
+            second.send(b"?")
+            if wait() == numbers:
+                break
+            first.close()
+            second.close()
+            while wait():
+                continue
+        else:
+            raise AssertionError("the second never had the first one's number")
         assert first.recv(512).startswith(b"\1an offer of memory")
         assert not wait()
         assert second.recv(512).startswith(b"\1an offer of memory")
