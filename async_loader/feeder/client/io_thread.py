@@ -272,7 +272,7 @@ class IoThread:
             self._sockets.send(Plane.CONTROL, encode(Message(hello, version=OLDEST)))
         elif action is Action.LEAVE:
             self._sockets.leave()
-            self._where.lost()
+            self._note_lost()
         elif action is Action.PING:
             self.send(Plane.CONTROL, Ping(), 0, self.sequence())
         else:
@@ -395,4 +395,8 @@ class IoThread:
         self.session.lost(self.clock())
         self._session_due = -math.inf
         self._sockets.leave()
+        self._note_lost()
+
+    def _note_lost(self) -> None:
         self._where.lost()
+        self.news.ring()  # for threads that wait only as long as there is a session
