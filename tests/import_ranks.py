@@ -224,7 +224,7 @@ RANKS["scale"] = [
     "shard_connection shard_losses",
     "shard_deadline",
     "connections shard_rows shard_statuses shard_supervisor table_abouts",
-    "by_id leases limiter_balance losses placement shard_actor",
+    "at_once by_id leases limiter_balance losses placement shard_actor",
     "directory_actor source",
     "operations ray_directory table",
     "client commands",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -108,3 +109,59 @@ def test_an_update_with_a_short_timeout_reaches_the_others_before_it_raises():
             with pytest.raises(Timeout, match="did not answer UPDATE"):
                 table.update(IDS, x=np.full(len(IDS), 7), timeout_s=0.5)
             assert (client.shard("shard-1").table("t").get(np.arange(ROWS))["x"] == 7).all()
+
+
+WEIGHTS = {"w": np.ones(1000, np.float32)}
+
+
+def test_weights_reach_all_other_shards_when_one_is_stopped():
+    with cluster() as (feeders, client):
+        assert client.publish("policy", WEIGHTS, 1)
+        with stopped(feeders[0]):
+            assert client.publish("policy", WEIGHTS, 2)
+            assert client.shard("shard-1").latest("policy").version == 2
+            with pytest.raises(Timeout):  # the only shard: nothing is newest
+                client.shard("shard-0").publish("policy", WEIGHTS, 3, timeout_s=0.1)
+
+
+def test_weights_of_another_shard_are_not_waited_for_at_the_nearest_one():
+    with cluster() as (feeders, client):
+        client.shard("shard-1").publish("policy", WEIGHTS, 1)
+        assert client.latest("policy", timeout_s=math.inf).version == 1
+        with stopped(feeders[0]):
+            assert client.latest("policy").version == 1
+
+
+def test_newer_weights_are_waited_for_in_another_shard_when_the_nearest_one_is_stopped():
+    with cluster() as (feeders, client):
+        client.publish("policy", WEIGHTS, 1)
+        had, found = client.latest("policy"), []
+        thread = threading.Thread(
+            target=lambda: found.append(client.latest("policy", had, timeout_s=math.inf))
+        )
+        with stopped(feeders[0]):
+            thread.start()
+            calls = client._connections.find(1).connection._calls
+            until(lambda: any(map(waits, list(calls.pending.values()))))
+            client.shard("shard-1").publish("policy", WEIGHTS, 2)
+            thread.join()
+        assert found[0].version == 2
+
+
+def test_the_first_weights_are_waited_for_in_all_shards():
+    with cluster() as (_, client):
+        found, calls = [], [one.connection._calls for one in client._connections.all]
+        thread = threading.Thread(
+            target=lambda: found.append(client.latest("policy", timeout_s=math.inf))
+        )
+        thread.start()
+        until(lambda: all(any(map(waits, list(one.pending.values()))) for one in calls))
+        client.shard("shard-1").publish("policy", WEIGHTS, 1)
+        thread.join()
+        assert found[0].version == 1
+        assert not any(one.pending for one in calls)
+        assert client.latest("policy", found[0], timeout_s=0.1) is None
+
+
+def waits(call):
+    return getattr(call.body, "timeout_s", None) is not None
