@@ -208,6 +208,7 @@ class IoThread:
         for channel in list(self._channels.values()):
             channel.end(self._failure)
         self.news.ring()
+        self._where.ended()
 
     def _round(self) -> None:
         now = self.clock()
