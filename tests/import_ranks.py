@@ -140,6 +140,7 @@ RANKS["feeder"] = [
     "server.sample_queue server.status",
     "client.arguments client.priority_updates client.row_sink client.sample_channel client.weights "
     "server.call_handler",
+    "client.asked_by_id",
     "client.source client.table_calls client.traffic client.writer server.control_handler "
     "server.periodic_saves server.pull_handler",
     "client.owner server.event_loop",
@@ -221,8 +222,9 @@ RANKS["scale"] = [
     "shares source_options stats",
     "cluster_keys cluster_settings directory local_ray membership place rules shard_process",
     "shard_connection shard_losses",
-    "connections shard_rows shard_statuses shard_supervisor",
-    "by_id leases limiter_balance losses placement shard_actor",
+    "shard_deadline",
+    "connections shard_rows shard_statuses shard_supervisor table_abouts",
+    "at_once by_id leases limiter_balance losses placement shard_actor",
     "directory_actor source",
     "operations ray_directory table",
     "client commands",

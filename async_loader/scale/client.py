@@ -9,14 +9,18 @@ from types import TracebackType
 from typing import Any
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, Timeout
+from async_loader.feeder.client import weights
+from async_loader.feeder.client.arguments import version_of
 from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Published
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
+from async_loader.scale.at_once import called_at_once
 from async_loader.scale.connections import Connections
 from async_loader.scale.directory import Directory
 from async_loader.scale.shard_connection import ShardConnection
+from async_loader.scale.shard_deadline import ShardDeadline
 from async_loader.scale.shard_statuses import statuses_of
 from async_loader.scale.stats import ClusterStatus
 from async_loader.scale.table import ClusterTable
@@ -93,15 +97,20 @@ class ClusterClient:
         SchemaError, ConfigError, Timeout, Closed, Broken
         """
         self._check()
-        deadline, newest, failed = self._deadline(timeout_s), [], None
-        for one in self._reached():
-            try:
-                left = deadline.left_or_inf()
-                newest.append(one.client.publish(name, tensors, version, timeout_s=left))
-            except (Timeout, Closed) as error:
-                failed = error
-        if not newest:
-            raise failed or self._nothing("publish")
+        deadline, number = self._deadline(timeout_s), version_of(version, tensors)
+        packed, reached = weights.packed(name, tensors), self._reached()
+        if not reached:
+            raise self._nothing("publish")
+
+        def publish(shard: ShardConnection, limit: Deadline) -> bool:
+            return shard.client._publish(name, packed, number, limit)
+
+        calls = called_at_once(self._connections, reached, publish, deadline)
+        newest = [call.result for call in calls if call.error is None]
+        failed = [call.error for call in calls if call.error is not None]
+        for error in failed:
+            if not newest or not isinstance(error, (Timeout, Closed)):
+                raise error
         return all(newest)
 
     @explain_wrong_names
@@ -115,7 +124,8 @@ class ClusterClient:
     ) -> Published | None:
         """Return the newest weights of the nearest shard: on this host, else the first one.
 
-        See `Client.latest`. Where that shard has none at all the others are asked.
+        See `Client.latest`. Where that shard has none at all the others are asked, and while none
+        has any, all are waited for.
 
         Raises
         ------
@@ -126,14 +136,36 @@ class ClusterClient:
         near = sorted(self._reached(), key=lambda one: (not one.is_here, one.number))
         if not near:
             raise self._nothing("latest")
-        found = None
-        for i, one in enumerate(near):
-            found = one.client.latest(
-                name, newer_than, timeout_s=0.0 if i else wait_s, as_torch=as_torch
-            )
+        waiting, deadline = Deadline(wait_s), Deadline(wait_s + self._timeout_s)
+
+        def latest(shard: ShardConnection, limit: Deadline, wait: bool = True) -> Published | None:
+            left = waiting.left_or_inf() if wait else 0.0
+            return shard.client._latest(name, newer_than, left, limit, as_torch)
+
+        answered: list[ShardConnection] = []
+        for one in near:  # none is waited for while another may have them
+            last = one is near[-1] and not answered
+            try:
+                found = latest(
+                    one,
+                    deadline if last else ShardDeadline(one, deadline),
+                    wait=newer_than is not None,
+                )
+            except Timeout:
+                if last:
+                    raise
+                continue
             if found is not None or newer_than is not None:
-                break
-        return found
+                return found
+            answered.append(one)
+        if not wait_s:
+            return None
+        calls = called_at_once(self._connections, answered, latest, deadline, first=True)
+        results = [one.result for one in calls if one.result is not None]
+        errors = [one.error for one in calls if one.error is not None]
+        if not results and len(errors) == len(calls):
+            raise errors[0]
+        return next(iter(results), None)
 
     @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> ClusterStatus:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import secrets
 import threading
 import weakref
 
-from async_loader.errors import AsyncLoaderError, Closed, ConfigError, Timeout, Unsupported
+from async_loader.errors import AsyncLoaderError, Closed, Timeout
 from async_loader.lifecycle import Deadline, EndFlag, EventFd, join, readable
 from async_loader.scale.directory import Directory, key_of
 from async_loader.scale.place import ShardPlace
 from async_loader.scale.shard_connection import ShardConnection
-from async_loader.scale.shard_map import ShardMap
+from async_loader.scale.shard_map import Shard, ShardMap
 
+_log = logging.getLogger("async_loader.scale")
 _MAP_S = 60.0
 """How long one question for a newer map may take."""
 _AGAIN_S = 1.0
@@ -34,7 +37,7 @@ class Connections:
     Raises
     ------
     Timeout
-        No shard answered.
+        No shard answered, or the map is empty.
     ConfigError, Unsupported
         As `async_loader.connect`.
     """
@@ -49,10 +52,12 @@ class Connections:
         self._all: tuple[ShardConnection, ...] = ()
         self._end = EndFlag()
         self.version = -1
+        self._left_out: dict[str, Exception] = {}  # of the newest map, by name: and why
         self._thread: threading.Thread | None = None
         try:
-            self._apply(directory.shard_map(timeout_s=timeout_s))
-            self._wait_open(Deadline(timeout_s))
+            deadline = Deadline(timeout_s)
+            if not self._apply(directory.shard_map(timeout_s=timeout_s)):
+                raise next(iter(self._left_out.values()))
             self._thread = threading.Thread(
                 target=_watch,
                 args=(weakref.ref(self), directory, self._end),
@@ -60,10 +65,16 @@ class Connections:
                 daemon=True,
             )
             self._thread.start()
+            self._wait_open(deadline)
         except BaseException:
             self.close(timeout_s)
             raise
         self._dropped = weakref.finalize(self, directory.close)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is a connection for each shard of the newest map."""
+        return not self._left_out
 
     @property
     def all(self) -> tuple[ShardConnection, ...]:
@@ -109,48 +120,81 @@ class Connections:
         if first is not None:
             raise first
 
-    def _apply(self, found: ShardMap) -> None:
-        """Connect to new shards, tell others where they are, and give up removed ones."""
+    def _apply(self, found: ShardMap) -> bool:
+        """Connect to new shards, tell others where they are, and give up removed ones.
+
+        Return False if a shard has to be left out for now: the same map may be applied again.
+        """
         with self._lock:
-            if found.version <= self.version or self._end.is_set():
-                return
-            self.version = found.version
-            names = {shard.name for shard in found.shards}
+            if self._end.is_set() or (found.version <= self.version and not self._left_out):
+                return True
+            names, left_out = {shard.name for shard in found.shards}, {}
             for shard in found.shards:
                 known = self._by_name.get(shard.name)
-                if known is not None:
-                    known.follow(shard)
-                    continue
-                place = ShardPlace(shard, self._directory.report_lost)
-                for bell in self._bells:
-                    place.listen(bell)
-                key = key_of(self._directory, shard)
-                self._by_name[shard.name] = ShardConnection(
-                    place, key, self._name, self._identity, self._timeout_s
-                )
+                try:
+                    if known is not None:
+                        known.follow(shard)
+                    else:
+                        self._by_name[shard.name] = self._connect(shard)
+                except Exception as error:  # such as no key for it yet: the others are followed
+                    # without its frames, which hold these connections
+                    left_out[shard.name] = error.with_traceback(None)
             for name in self._by_name.keys() - names:
                 gone = self._by_name.pop(name)
                 gone.remove()
                 self._removed.append(gone)
             self._all = tuple(sorted(self._by_name.values(), key=lambda one: one.number))
+            new = [name for name in left_out if name not in self._left_out]
+            self._left_out = left_out
             for bell in self._bells:
                 bell.ring()
+            self.version = max(self.version, found.version)  # last: what failed is seen again
+        for name in new:
+            _log.warning("%s is left out, and tried again: %s", name, str(left_out[name]))
+        return not left_out
+
+    def _connect(self, shard: Shard) -> ShardConnection:
+        key = key_of(self._directory, shard)
+        place = ShardPlace(shard, self._directory.report_lost)
+        made = ShardConnection(place, key, self._name, self._identity, self._timeout_s)
+        for bell in self._bells:
+            place.listen(bell)
+        return made
 
     def _wait_open(self, deadline: Deadline) -> None:
-        """Wait for one shard as long as it takes, and a moment for the others."""
-        late: list[Timeout] = []
-        for one in self._all:
-            some = any(other.is_open for other in self._all)
-            left = deadline.left()
-            limit = min(_OTHERS_S, _OTHERS_S if left is None else left) if some else left
-            try:
-                one.wait_open(Deadline(0.0 if one.shard.state == "lost" else limit))
-            except (ConfigError, Unsupported):
-                raise
-            except Timeout as error:
-                late.append(error)
-        if not any(one.is_open for one in self._all):
-            raise Timeout(f"no shard of {len(self._all)} answered: {late[0]}")
+        """Wait for one shard as long as it takes, and a moment for the others.
+
+        Maps that come meanwhile are followed: the shards of a cluster that starts may not be in the
+        first one, and those that are lost come back in a later one.
+        """
+        bell = EventFd()
+        self.listen(bell)
+        try:
+            until = deadline
+            while True:
+                bell.clear()
+                there = self._all
+                for one in there:
+                    with contextlib.suppress(Timeout):
+                        one.wait_open(Deadline(0.0))  # a refusal ends all
+                some = any(one.is_open for one in there)
+                if some and until is deadline:
+                    until = Deadline(min(_OTHERS_S, deadline.left_or_inf()))
+                if some and all(one.is_open or one.shard.state == "lost" for one in there):
+                    return
+                if until.expired:
+                    break
+                readable([bell.fileno()], until.left())
+        finally:
+            self.unlisten(bell)
+            bell.close()
+        if some:
+            return
+        if not self._all:
+            raise Timeout("the cluster has no shard yet: wait longer, or see `cluster status`")
+        raise Timeout(
+            f"no shard of {len(there)} answered: {there[0].connection.no_answer('HELLO')}"
+        )
 
 
 def _watch(
@@ -161,16 +205,19 @@ def _watch(
         owner = connections()
         if owner is None:
             return
-        version = owner.version
+        version, wait_s = owner.version, _MAP_S if owner.complete else _AGAIN_S
         del owner
         try:
-            found = directory.shard_map(newer_than=version, timeout_s=_MAP_S)
+            found = directory.shard_map(newer_than=version, timeout_s=wait_s)
+            owner = connections()
+            if owner is not None:
+                owner._apply(found)
         except Closed:
             return
         except AsyncLoaderError:  # it has no answer now: the last map holds
             readable([end.fileno()], _AGAIN_S)
-            continue
-        owner = connections()
-        if owner is not None:
-            owner._apply(found)
-        del owner
+        except Exception:  # else no later map would be followed
+            _log.exception("a map of the cluster could not be applied, and is tried again")
+            readable([end.fileno()], _AGAIN_S)
+        finally:
+            owner = None

@@ -49,6 +49,10 @@ class ShardPlace:
             self._report(shard.name, shard.incarnation)
         self.ring()
 
+    def ended(self) -> None:
+        """See `Whereabouts`."""
+        self.ring()
+
     def incarnation_of(self, server: int) -> int:
         """Return the incarnation of the server of this number, counted from 0 by the connection.
 

@@ -38,12 +38,14 @@ class ShardConnection:
         It reconnects for as long as it takes, wherever the shard is by then.
     lost_bytes : int
         Of rows that were not acknowledged when the shard was removed.
+    removed : bool
+        The shard is no part of the cluster any more.
     """
 
     def __init__(
         self, place: ShardPlace, key: Path | None, name: str, identity: bytes, timeout_s: float
     ) -> None:
-        self.place, self.lost_bytes = place, 0
+        self.place, self.lost_bytes, self.removed = place, 0, False
         keys = None if key is None else load_client_keys(key)
         self.connection = Connection(place, None, keys=keys, name=name, client=identity)
         self.client = Client(self.connection, timeout_s)
@@ -71,11 +73,17 @@ class ShardConnection:
     @property
     def answers(self) -> bool:
         """Whether there is a session, and the shard was heard a moment ago."""
+        return self.answers_s > 0.0
+
+    @property
+    def answers_s(self) -> float:
+        """Seconds after which it no longer `answers`, without another sign of life."""
         session = self.connection.session
         heard = session.heard_at
         if not self.connection.is_open or heard is None:
-            return False
-        return self.connection.clock() - heard < SILENT_BEATS * max(1.0, session.heartbeat_s)
+            return 0.0
+        until = heard + SILENT_BEATS * max(1.0, session.heartbeat_s)
+        return max(0.0, until - self.connection.clock())
 
     @property
     def takes_writers(self) -> bool:
@@ -100,6 +108,7 @@ class ShardConnection:
 
     def remove(self) -> None:
         """End with Broken: the shard is no part of the cluster any more."""
+        self.removed = True
         self.lost_bytes = self.client.stats().bytes_kept
         text = f"{self.name} was removed from the cluster: open another writer or source"
         self.connection.follow(os.eventfd(1), lambda: Broken(text))

@@ -5,29 +5,23 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from async_loader import batch_format as formats
 from async_loader import tree
-from async_loader.errors import (
-    AsyncLoaderError,
-    CannotSend,
-    Closed,
-    ConfigError,
-    Timeout,
-    Unsupported,
-)
+from async_loader.errors import CannotSend, Closed, ConfigError, Timeout
 from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.reader_state import Transport
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.table import TableClient
+from async_loader.feeder.client.table_calls import stats_of
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.plain_values import limiter_from
-from async_loader.feeder.wire import AboutReply
+from async_loader.feeder.wire import AboutReply, schema_of
 from async_loader.lifecycle import Deadline, Patience, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import ids_of, positive, whole_seed
@@ -45,6 +39,7 @@ from async_loader.scale.shard_rows import TOTALS_S
 from async_loader.scale.source import ClusterSource
 from async_loader.scale.source_options import SourceOptions
 from async_loader.scale.stats import ClusterTableStats, summed
+from async_loader.scale.table_abouts import abouts_of
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.sources.mixture_rows import add_source
@@ -53,7 +48,6 @@ from async_loader.table import AutoReset, Batch, BatchFormat, VectorEnv, VectorW
 if TYPE_CHECKING:
     import torch
 
-T = TypeVar("T")
 _SAMPLERS = 8
 """Sources of `sample` that are kept open, each for one batch size and view."""
 
@@ -79,7 +73,8 @@ class ClusterTable:
 
     def __init__(self, connections: Connections, name: str, timeout_s: float) -> None:
         self._connections, self.name, self._timeout_s = connections, name, timeout_s
-        self._updates, self._losses = UpdatesById(connections, name), Losses(connections, name)
+        self._updates = UpdatesById(connections, name, timeout_s)
+        self._losses = Losses(connections, name)
         self._placement = Placement(connections, name)
         self._lock = threading.Lock()
         self._idle: list[tuple[int, View | None, ClusterSource]] = []  # of `sample`
@@ -98,8 +93,8 @@ class ClusterTable:
     @property
     def schema(self) -> Schema | None:
         """Schema of a step, of the first shard that knows it; ``None`` while none does."""
-        found = self._all(lambda table: table.schema)
-        return next((one for one in found.values() if one is not None), None)
+        said = (one.schema for one in self._all().values())
+        return next((schema_of(one) for one in said if one is not None), None)
 
     @property
     def nbytes(self) -> int | None:
@@ -115,8 +110,7 @@ class ClusterTable:
         those of each shard, so that the whole may be off by as many error buffers as there are
         shards.
         """
-        found = self._all(lambda table: table.limiter)
-        return next(iter(found.values()), None)
+        return limiter_from(next(iter(self._all().values())).limiter)
 
     def __len__(self) -> int:
         """Return the number of items that can be drawn, in the shards that answer."""
@@ -127,7 +121,7 @@ class ClusterTable:
 
         Raises Timeout, Closed, Broken, Unsupported: if no shard answers.
         """
-        found = self._all(lambda table: table.stats())
+        found = {name: stats_of(said) for name, said in self._all().items()}
         for one in self._connections.all:
             if one.name in found:
                 self._losses.note(one.name, one.connection.servers, found[one.name].size)
@@ -357,8 +351,7 @@ class ClusterTable:
 
     def _about(self) -> AboutReply:
         """Return what the first shard says of its table."""
-        found = self._all(lambda table: table._calls.about())
-        return next(iter(found.values()))
+        return next(iter(self._all().values()))
 
     # -- by id -------------------------------------------------------------------------------------
 
@@ -370,7 +363,7 @@ class ClusterTable:
         """
         ids, parts = ids_of(index), []
         for places, number, batch in self._updates.get(
-            ids, lambda table, own: table.get(own, view=view)
+            ids, lambda table, own, deadline: table._get(own, view, deadline)
         ):
             names = ("index", "step_index") if "is_first" in batch else ("index",)
             for name in names:
@@ -479,21 +472,13 @@ class ClusterTable:
     def _table(self, shard: ShardConnection) -> TableClient:
         return shard.client.table(self.name)
 
-    def _all(self, ask: Callable[[TableClient], T]) -> dict[str, T]:
+    def _all(self) -> dict[str, AboutReply]:
         """Ask all shards that can be reached; raise what the last one raised if none answers."""
-        found: dict[str, T] = {}
-        failed: AsyncLoaderError | None = None
-        for one in self._connections.all:
-            if one.is_open:
-                try:
-                    found[one.name] = ask(self._table(one))
-                except (ConfigError, Unsupported):
-                    raise
-                except AsyncLoaderError as error:
-                    failed = error
+        found, failed = abouts_of(self._connections.all, self.name, Deadline(self._timeout_s))
         if not found:
             names = ", ".join(one.name for one in self._connections.all)
-            raise failed or Timeout(f"none of {names} can be reached: the call may be made again")
+            nothing = Timeout(f"none of {names} can be reached: the call may be made again")
+            raise next(reversed(failed.values()), nothing)
         return found
 
 

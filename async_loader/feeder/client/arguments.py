@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import SupportsIndex
 
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, SchemaError
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import (
@@ -171,3 +172,20 @@ def without_codecs(schema: Schema) -> Schema:
                 f"{{shape: {list(field.shape)}, dtype: {field.dtype.name}, codec: {field.codec}}}}}"
             )
     return schema
+
+
+def version_of(version: object, tensors: object) -> int:
+    """Return the version of weights. Raises ConfigError, SchemaError, also for the tensors."""
+    if (
+        isinstance(version, bool)
+        or not isinstance(version, SupportsIndex)
+        or not 0 <= (number := version.__index__()) < 1 << 64
+    ):
+        raise ConfigError(f"version={version!r}: versions are numbers from 0 that go up")
+    if not isinstance(tensors, Mapping):
+        kind = type(tensors).__name__
+        raise SchemaError(
+            f"tensors is a {kind}: give a dict of arrays or tensors, as state_dict() or {{'w': "
+            "array}}"
+        )
+    return number

@@ -16,12 +16,10 @@ from async_loader.errors import (
     AsyncLoaderError,
     CannotSend,
     Closed,
-    ConfigError,
-    SchemaError,
     Timeout,
 )
 from async_loader.feeder.client import weights
-from async_loader.feeder.client.arguments import without_codecs
+from async_loader.feeder.client.arguments import version_of, without_codecs
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
@@ -154,30 +152,24 @@ class Client:
         ------
         SchemaError, ConfigError, Timeout, Closed, Broken
         """
-        if (
-            isinstance(version, bool)
-            or not hasattr(version, "__index__")
-            or not 0 <= version < 1 << 64
-        ):
-            raise ConfigError(f"version={version!r}: versions are numbers from 0 that go up")
-        if not isinstance(tensors, Mapping):
-            kind = type(tensors).__name__
-            raise SchemaError(
-                f"tensors is a {kind}: give a dict of arrays or tensors, as state_dict() or {{'w': "
-                "array}}"
-            )
+        number = version_of(version, tensors)
         if name in self._ended_runs:
             return False
-        said = weights.publish(
-            self._connection, name, tensors, int(version), self._deadline(timeout_s)
-        )
+        packed = weights.packed(name, tensors)
+        return self._publish(name, packed, number, self._deadline(timeout_s))
+
+    def _publish(self, name: str, packed: weights.Packed, version: int, deadline: Deadline) -> bool:
+        """As `publish`, of weights that may go to several feeders."""
+        if name in self._ended_runs:
+            return False
+        said = weights.publish(self._connection, name, packed, version, deadline)
         if not said.newest and said.run not in (None, self._connection.client):
             self._ended_runs.add(name)
             text = (
                 f"weights {name!r} are published by another client by now, those of this one are "
                 "ignored: connect() again"
             )
-            warnings.warn(f"{text} to begin another run", stacklevel=2)
+            warnings.warn(f"{text} to begin another run", stacklevel=3)
         return said.newest
 
     @explain_wrong_names
@@ -213,6 +205,17 @@ class Client:
         """
         wait_s = seconds("timeout_s", timeout_s)
         deadline = Deadline(wait_s + self._timeout_s)
+        return self._latest(name, newer_than, wait_s, deadline, as_torch)
+
+    def _latest(
+        self,
+        name: str,
+        newer_than: int | Published | None,
+        wait_s: float,
+        deadline: Deadline,
+        as_torch: bool,
+    ) -> Published | None:
+        """As `latest`, with an end of the whole call."""
         run = self._runs.get(name)
         if isinstance(newer_than, Published):
             run, newer_than = newer_than.run, newer_than.version

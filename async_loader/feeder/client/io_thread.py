@@ -118,19 +118,17 @@ class IoThread:
         self.session = Session(clock(), wait_s, random.random)
         self._phases = self.session.phases
         self.limits = Limits()
-        self.incarnation, self.servers = b"", 0
+        self.incarnation, self.servers, self._numbers = b"", 0, 0
         self._pid, self._generation = os.getpid(), forks.generation
         self.client = client or secrets.token_bytes(16)
         self._waker, self._calls = Waker(), Calls()
         self.wake, self.yield_to_io = self._waker.wake, self._waker.yield_to_io
         self.news, self.sequence = self._calls.news, self._calls.sequence
         self._channels: dict[int, Channel] = {}
-        self._numbers = 0
         self._failure: Failure | None = None
         self._parting: float | None = None  # when the sockets are closed after an END
         self._session_due = -math.inf  # when the session has to step, or earlier
-        self._stop = False
-        self._refusal = ""
+        self._stop, self._refusal = False, ""
         self._followed: tuple[int, Failure] | None = None
         self._sockets: Sockets
         self._thread = threading.Thread(
@@ -209,6 +207,7 @@ class IoThread:
         for channel in list(self._channels.values()):
             channel.end(self._failure)
         self.news.ring()
+        self._where.ended()
 
     def _round(self) -> None:
         now = self.clock()
@@ -237,9 +236,8 @@ class IoThread:
                 if frames is None:
                     break
                 self._read(plane, frames)
-        in_use = self._phases.state in (SessionPhase.OPEN, SessionPhase.CONNECTING)
-        if cut and in_use:  # see NOTE [cut] in sockets.py
-            if Plane.CONTROL not in ended:
+        if cut and self._phases.state in (SessionPhase.OPEN, SessionPhase.CONNECTING):
+            if Plane.CONTROL not in ended:  # see NOTE [cut] in sockets.py
                 self._parting = min(self._parting or math.inf, self.clock() + _LAST_ANSWERS_S)
             elif self._parting is None or Plane.PULL in ended:
                 self._lose_session()
@@ -275,6 +273,7 @@ class IoThread:
         elif action is Action.LEAVE:
             self._sockets.leave()
             self._where.lost()
+            self.news.ring()
         elif action is Action.PING:
             self.send(Plane.CONTROL, Ping(), 0, self.sequence())
         else:
@@ -398,3 +397,4 @@ class IoThread:
         self._session_due = -math.inf
         self._sockets.leave()
         self._where.lost()
+        self.news.ring()  # for threads that wait only as long as there is a session

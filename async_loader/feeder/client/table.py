@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from async_loader import batch_format as formats
@@ -16,6 +16,7 @@ from async_loader.feeder.client.arguments import (
     save_number,
     wire_view,
 )
+from async_loader.feeder.client.asked_by_id import AskedById
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import Client
 from async_loader.feeder.client.reader_state import Transport
@@ -26,7 +27,7 @@ from async_loader.feeder.client.table_calls import TableCalls, stats_of
 from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
 from async_loader.feeder.plain_values import limiter_from
 from async_loader.feeder.wire import Clear, Delete, Done, Load, Save, Saved, schema_of
-from async_loader.lifecycle import LONGEST_S, seconds_or_none
+from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import floats_of, ids_of, one_axis, positive
 from async_loader.replay.checkpoint.writing import SaveReport
@@ -321,9 +322,14 @@ class TableClient:
         ------
         ConfigError, Timeout, Closed, Broken, Unsupported
         """
+        return self._get(index, view, None)
+
+    def _get(self, index: Any, view: View | None, timeout_s: float | Deadline | None) -> Batch:
+        """As `get`. ``timeout_s``: for each message."""
         ids, wanted = ids_of(index), wire_view(self._connection, view)
-        schema = self.schema if len(ids) > 1 else None
-        return ragged(self._calls.get(ids, wanted, schema, goals_of(view)), view)
+        spec = self._calls.known(timeout_s).schema if len(ids) > 1 else None
+        schema = None if spec is None else schema_of(spec)
+        return ragged(self._calls.get(ids, wanted, schema, goals_of(view), timeout_s), view)
 
     @explain_wrong_names
     def update_priorities(
@@ -336,11 +342,15 @@ class TableClient:
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
         deadline = self._calls.deadline(timeout_s)
+        return self._ask_priorities(index, priority, deadline).answer(deadline)
+
+    def _ask_priorities(self, index: Any, priority: Any, deadline: Deadline) -> AskedById:
+        """As `update_priorities`, without waiting for the answer."""
         ids = ids_of(index)
         values = floats_of(self._calls.per_item(priority, len(ids), deadline), "priority")
         if len(ids) != len(values):
             raise ConfigError(f"{len(ids)} ids and {len(values)} priorities: one for each")
-        return self._calls.update_priorities(ids, values, deadline)
+        return self._calls.ask_priorities(ids, values, deadline)
 
     def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
         """Set new values of some fields, by id, as `ReplayBuffer.update`.
@@ -349,9 +359,15 @@ class TableClient:
         ------
         SchemaError, ConfigError, Unsupported, Timeout, Closed, Broken
         """
-        seconds_or_none("timeout_s", timeout_s)
+        deadline = self._calls.deadline(timeout_s)
+        return self._ask_update(index, self.schema, fields).answer(deadline)
+
+    def _ask_update(
+        self, index: Any, schema: Schema | None, fields: Mapping[str, Any]
+    ) -> AskedById:
+        """As `update`, without waiting for the answer. ``schema``: the table's."""
         ids, values = one_axis(index, fields)
-        return self._calls.update(ids, self.schema, values, timeout_s)
+        return self._calls.ask_update(ids, schema, values)
 
     @explain_wrong_names
     def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
@@ -362,8 +378,12 @@ class TableClient:
         ConfigError, Timeout, Closed, Broken, Unsupported
         """
         deadline = self._calls.deadline(timeout_s)
-        return self._calls.by_id(
-            lambda count: Delete(table=self.name, count=count), ids_of(index), [], deadline
+        return self._ask_delete(index).answer(deadline)
+
+    def _ask_delete(self, index: Any) -> AskedById:
+        """As `delete`, without waiting for the answer."""
+        return self._calls.ask_by_id(
+            lambda count: Delete(table=self.name, count=count), ids_of(index), []
         )
 
     # -- the whole table ---------------------------------------------------------------------------

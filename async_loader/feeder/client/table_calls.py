@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError
+from async_loader.feeder.client.asked_by_id import AskedById
 from async_loader.feeder.client.batch_structure import local_ids, remote_ids
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
@@ -37,7 +38,6 @@ from async_loader.feeder.wire import (
     schema_of,
     specs_of,
 )
-from async_loader.feeder.wire import Applied as WireApplied
 from async_loader.feeder.wire import Batch as WireBatch
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds_or_none
@@ -130,7 +130,16 @@ class TableCalls:
 
     def about(self, timeout_s: Timeout = None) -> AboutReply:
         """Return the table's properties and counts."""
-        reply = self.ask(About(table=self.table), AboutReply, timeout_s)
+        return self.about_of(self.ask_about(), self.deadline(timeout_s))
+
+    def ask_about(self) -> Call:
+        """As `about`, without waiting: `about_of` has to follow, or `Connection.forget_calls`."""
+        return self.connection.ask(self._call(About(table=self.table)))
+
+    def about_of(self, call: Call, deadline: Deadline) -> AboutReply:
+        """Wait for the answer to `ask_about`."""
+        reply = self.connection.answer(call, deadline).body
+        assert isinstance(reply, AboutReply)
         if reply.schema is not None:
             self.last_about = reply
         return reply
@@ -149,9 +158,9 @@ class TableCalls:
         assert isinstance(reply, Balanced)
         return reply
 
-    def known(self) -> AboutReply:
+    def known(self, timeout_s: Timeout = None) -> AboutReply:
         """Return the properties, which do not change once there is a schema."""
-        return self.last_about or self.about()
+        return self.last_about or self.about(timeout_s)
 
     def describe(self) -> str:
         """Return name, address, size and state, for a ``repr``."""
@@ -169,8 +178,9 @@ class TableCalls:
     # -- by id -------------------------------------------------------------------------------------
 
     def get(
-        self, ids: Ids, view: View | None, schema: Schema | None, goals: Hindsight | None = None
-    ) -> Batch:
+        self, ids: Ids, view: View | None, schema: Schema | None, goals: Hindsight | None = None,
+        timeout_s: Timeout = None,
+    ) -> Batch:  # fmt: skip
         """Read rows by id, in as many messages as they take.
 
         ``schema``: the table's; ``goals``: the view, if its functions are called here.
@@ -184,7 +194,7 @@ class TableCalls:
         for at in range(0, max(1, len(ids)), most):
             some = np.ascontiguousarray(ids[at : at + most]) if len(ids) else _GONE
             body = Get(table=self.table, count=len(some), view=view)
-            reply = self.send(body, None, Plane.PULL, some)
+            reply = self.send(body, timeout_s, Plane.PULL, some)
             assert isinstance(reply.body, Got)
             found, eta = schema_of(reply.body.schema), reply.body.eta
             parts.append(_columns(reply, found))
@@ -211,9 +221,17 @@ class TableCalls:
         self, ids: Ids, values: npt.NDArray[np.float64], timeout_s: Timeout
     ) -> Applied:
         """Set priorities by id."""
+        deadline = self.deadline(timeout_s)
+        return self.ask_priorities(ids, values, deadline).answer(deadline)
+
+    def ask_priorities(
+        self, ids: Ids, values: npt.NDArray[np.float64], timeout_s: Timeout
+    ) -> AskedById:
+        """As `update_priorities`, without waiting for the answer."""
         if self.connection.version < 3:
             reader, deadline = self._priority_reader(), self.deadline(timeout_s)
-            return update(self.connection, reader, ids, values, deadline)
+            done = update(self.connection, reader, ids, values, deadline)
+            return AskedById(self.connection, iter(()), len(ids), done.applied)
         try:
             priority_rules.check_sent(values)
         except ConfigError:
@@ -221,8 +239,8 @@ class TableCalls:
             raise
         if not len(ids):
             self._check_priorities(timeout_s)
-        return self.by_id(
-            lambda count: Prioritize(table=self.table, count=count), ids, [values], timeout_s
+        return self.ask_by_id(
+            lambda count: Prioritize(table=self.table, count=count), ids, [values]
         )
 
     def per_item(self, priority: object, items: int, timeout_s: Timeout) -> object:
@@ -248,45 +266,38 @@ class TableCalls:
                 )
             return self._updating
 
-    def update(
-        self, ids: Ids, schema: Schema | None, fields: Mapping[str, Any], timeout_s: Timeout
-    ) -> Applied:
+    def ask_update(self, ids: Ids, schema: Schema | None, fields: Mapping[str, Any]) -> AskedById:
         """Set values of some fields by id. ``schema``: the table's."""
         if schema is None:
-            return Applied(0, len(ids))
+            return AskedById(self.connection, iter(()), len(ids))
         columns = _columns_for(schema, fields, len(ids))
 
         def body(count: int) -> Update:
             shown = {name: column[:count] for name, column in columns.items()}
             return Update(table=self.table, count=count, specs=specs_of(shown))
 
-        return self.by_id(body, ids, list(columns.values()), timeout_s)
+        return self.ask_by_id(body, ids, list(columns.values()))
 
-    def by_id(
-        self, body: Callable[[int], ById], ids: Ids, more: Columns, timeout_s: Timeout
-    ) -> Applied:
+    def ask_by_id(self, body: Callable[[int], ById], ids: Ids, more: Columns) -> AskedById:
         """Send a call by id, in as many messages as it takes; ``more``: columns behind the ids.
 
         Ids that an earlier server gave count as stale: the present one has other rows by these ids.
         """
-        deadline = self.deadline(timeout_s)
         server, total = self.connection.servers, len(ids)
         here = local_ids(ids, server)
         if not here.all():
             ids, more = ids[here], [one[here] for one in more]
-        ids, applied = remote_ids(ids, server), 0
+        ids = remote_ids(ids, server)
         row = 8 + sum(one.nbytes // max(1, len(one)) for one in more)
         most = max(1, min(_IDS, self.connection.limits.message_bytes // (row + 1) - 1024))
-        for at in range(0, len(ids), most):
-            some = [np.ascontiguousarray(one[at : at + most]) for one in (ids, *more)]
-            data = b"".join(one.tobytes() for one in some)
-            try:
-                reply = self.send(body(len(some[0])), deadline, Plane.PULL, data, server).body
-            except ServerReplaced:
-                break
-            assert isinstance(reply, WireApplied)
-            applied += reply.applied
-        return Applied(applied, total - applied)
+
+        def calls() -> Iterator[Call]:
+            for at in range(0, len(ids), most):
+                some = [np.ascontiguousarray(one[at : at + most]) for one in (ids, *more)]
+                data = b"".join(one.tobytes() for one in some)
+                yield self._call(body(len(some[0])), Plane.PULL, data, server)
+
+        return AskedById(self.connection, calls(), total)
 
 
 def stats_of(said: AboutReply) -> TableStats:

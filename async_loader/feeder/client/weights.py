@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,25 +69,37 @@ class Published:
     run: str = ""
 
 
-def publish(
-    connection: Connection, name: str, tensors: Mapping[str, Any], version: int, deadline: Deadline
-) -> WirePublished:
-    """See `Client.publish`; return the feeder's last answer."""
+class Packed(NamedTuple):
+    """Weights as they are sent, to any number of feeders."""
+
+    specs: tuple[TensorSpec, ...]
+    whole: memoryview
+
+
+def packed(name: str, tensors: Mapping[str, Any]) -> Packed:
+    """Copy weights. Raises SchemaError, ConfigError."""
     bfloat16 = {key for key, value in tensors.items() if torch_tensors.is_bfloat16(value)}
     arrays = {
         key: _array(key, torch_tensors.to_bits(value) if key in bfloat16 else value)
         for key, value in tensors.items()
     }
-    specs, whole = specs_of(arrays, bfloat16), memoryview(bytes_of(arrays))
+    whole = memoryview(bytes_of(arrays))
     if not whole.nbytes:
         raise ConfigError(
             f"weights {name!r} hold no bytes: give at least one tensor that is not empty"
         )
+    return Packed(specs_of(arrays, bfloat16), whole)
+
+
+def publish(
+    connection: Connection, name: str, weights: Packed, version: int, deadline: Deadline
+) -> WirePublished:
+    """See `Client.publish`; return the feeder's last answer."""
     first = connection.session.opened
     for _ in range(_RESTARTS):
         session = connection.session.opened
         try:
-            said = _send(connection, name, version, specs, whole, deadline)
+            said = _send(connection, name, version, *weights, deadline)
             again = connection.session.opened != first and (said.run, said.version) == (
                 connection.client,
                 version,

@@ -20,6 +20,9 @@ class Whereabouts(Protocol):
     def lost(self) -> None:
         """Note that a session has ended, or that an attempt to open one has failed."""
 
+    def ended(self) -> None:
+        """Note that there will be no other session: the client is closed, or was refused."""
+
 
 class FixedAddress:
     """A server that is started anew at the same address.
@@ -40,4 +43,7 @@ class FixedAddress:
         """See `Whereabouts`."""
 
     def lost(self) -> None:
+        """See `Whereabouts`."""
+
+    def ended(self) -> None:
         """See `Whereabouts`."""

@@ -1,0 +1,167 @@
+"""A shard that is stopped or killed delays calls on the whole cluster by a few heartbeats only."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from cluster_rig import until
+
+from async_loader import Schema
+from async_loader.errors import Timeout
+from async_loader.feeder.embedded import Embedded
+from async_loader.feeder.settings import ServerSettings
+from async_loader.scale import Cluster
+from async_loader.source import Applied
+
+ROWS = 8
+TIMEOUT_S = 20.0
+"""Of the client: far more than a shard may be silent."""
+SETTINGS = ServerSettings.from_plain({"t": {"capacity": 64, "sampler": {"kind": "prioritized"}}})
+
+
+@contextlib.contextmanager
+def cluster(shards=2):
+    """Feeders in processes of their own with some rows, and a client of all."""
+    with contextlib.ExitStack() as stack:
+        feeders = [
+            stack.enter_context(contextlib.closing(Embedded(SETTINGS))) for _ in range(shards)
+        ]
+        addresses = [one.address for one in feeders]
+        client = stack.enter_context(Cluster.static(addresses, timeout_s=TIMEOUT_S))
+        for name in client.shards:
+            with client.shard(name).table("t").writer(schema=Schema.of({"x": np.int64})) as writer:
+                for x in range(ROWS):
+                    writer.append(x=x)
+        yield feeders, client
+
+
+@contextlib.contextmanager
+def stopped(feeder):
+    """Stop a feeder's process within the block."""
+    pid = feeder.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: state_of(pid) == "T")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def state_of(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+IDS = np.concatenate([np.arange(ROWS), np.arange(ROWS) + (1 << 56)])
+CALLS = {
+    "update_priorities": lambda table: table.update_priorities(IDS, np.ones(len(IDS))),
+    "update": lambda table: table.update(IDS, x=np.arange(len(IDS))),
+    "delete": lambda table: table.delete(IDS),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_rows_of_a_stopped_shard_count_as_stale_and_all_others_are_reached(name):
+    with cluster() as (feeders, client):
+        table = client.table("t")
+        with stopped(feeders[0]):
+            assert client._connections.find(0).is_open
+            assert CALLS[name](table) == Applied(ROWS, stale=ROWS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_rows_of_a_shard_that_is_killed_during_the_call_count_as_stale(name):
+    with cluster() as (feeders, client):
+        table, found = client.table("t"), []
+        pending = client._connections.find(1).connection._calls.pending
+        with contextlib.suppress(ProcessLookupError), stopped(feeders[1]):
+            thread = threading.Thread(target=lambda: found.append(CALLS[name](table)))
+            thread.start()
+            until(lambda: pending)
+            os.kill(feeders[1].pid, signal.SIGKILL)
+            thread.join()
+        assert found == [Applied(ROWS, stale=ROWS)]
+
+
+def test_a_stopped_shard_is_left_out_of_what_is_read_by_id_and_of_the_counts():
+    with cluster() as (feeders, client):
+        table = client.table("t")
+        with stopped(feeders[0]):
+            assert table.get(IDS)["index"].tolist() == IDS[ROWS:].tolist()
+        until(lambda: client._connections.find(0).answers)
+        with stopped(feeders[0]):
+            stats = table.stats()
+            assert (stats.size, stats.silent) == (ROWS, ("shard-0",))
+            assert table.schema is not None
+
+
+def test_an_update_with_a_short_timeout_reaches_the_others_before_it_raises():
+    with cluster() as (feeders, client):
+        table = client.table("t")
+        assert table.update(IDS, x=np.zeros(len(IDS), np.int64)) == Applied(2 * ROWS, stale=0)
+        with stopped(feeders[0]):
+            with pytest.raises(Timeout, match="did not answer UPDATE"):
+                table.update(IDS, x=np.full(len(IDS), 7), timeout_s=0.5)
+            assert (client.shard("shard-1").table("t").get(np.arange(ROWS))["x"] == 7).all()
+
+
+WEIGHTS = {"w": np.ones(1000, np.float32)}
+
+
+def test_weights_reach_all_other_shards_when_one_is_stopped():
+    with cluster() as (feeders, client):
+        assert client.publish("policy", WEIGHTS, 1)
+        with stopped(feeders[0]):
+            assert client.publish("policy", WEIGHTS, 2)
+            assert client.shard("shard-1").latest("policy").version == 2
+            with pytest.raises(Timeout):  # the only shard: nothing is newest
+                client.shard("shard-0").publish("policy", WEIGHTS, 3, timeout_s=0.1)
+
+
+def test_weights_of_another_shard_are_not_waited_for_at_the_nearest_one():
+    with cluster() as (feeders, client):
+        client.shard("shard-1").publish("policy", WEIGHTS, 1)
+        assert client.latest("policy", timeout_s=math.inf).version == 1
+        with stopped(feeders[0]):
+            assert client.latest("policy").version == 1
+
+
+def test_newer_weights_are_waited_for_in_another_shard_when_the_nearest_one_is_stopped():
+    with cluster() as (feeders, client):
+        client.publish("policy", WEIGHTS, 1)
+        had, found = client.latest("policy"), []
+        thread = threading.Thread(
+            target=lambda: found.append(client.latest("policy", had, timeout_s=math.inf))
+        )
+        with stopped(feeders[0]):
+            thread.start()
+            calls = client._connections.find(1).connection._calls
+            until(lambda: any(map(waits, list(calls.pending.values()))))
+            client.shard("shard-1").publish("policy", WEIGHTS, 2)
+            thread.join()
+        assert found[0].version == 2
+
+
+def test_the_first_weights_are_waited_for_in_all_shards():
+    with cluster() as (_, client):
+        found, calls = [], [one.connection._calls for one in client._connections.all]
+        thread = threading.Thread(
+            target=lambda: found.append(client.latest("policy", timeout_s=math.inf))
+        )
+        thread.start()
+        until(lambda: all(any(map(waits, list(one.pending.values()))) for one in calls))
+        client.shard("shard-1").publish("policy", WEIGHTS, 1)
+        thread.join()
+        assert found[0].version == 1
+        assert not any(one.pending for one in calls)
+        assert client.latest("policy", found[0], timeout_s=0.1) is None
+
+
+def waits(call):
+    return getattr(call.body, "timeout_s", None) is not None
