@@ -15,7 +15,7 @@ from async_loader.feeder.status_view import clean
 from async_loader.feeder.wire import MOST_NEWEST, About, AboutReply, schema_of
 from async_loader.offline.shown_tables import bars_of, fields_of, fields_table, rows_table
 from async_loader.replay.views import Transitions
-from async_loader.schema import Schema
+from async_loader.schema import END_FIELDS, Schema
 from async_loader.shm.limits import human
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _rows(table: TableClient, schema: Schema, said: AboutReply) -> dict[str, Any
         return None
     plain = None
     if said.view is not None and said.view.sequences is not None:
-        ends = ("next_", "terminated", "truncated", "done")
+        ends = ("next_", *END_FIELDS)
         names = [one.name for one in schema.fields if not one.name.startswith(ends)]
         plain = Transitions(reward=names[0]) if names else None
     first = table._connection.servers << SERVER_BITS

@@ -50,7 +50,6 @@ from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.waiters import Waiting
 from async_loader.schema import Schema
-from async_loader.source import Applied
 from async_loader.table import Batch
 
 _COUNTS = ("size", "inserted", "sampled", "deleted", "streams", "interrupted")
@@ -217,17 +216,10 @@ class TableCalls:
             row = (row + 64) * (shown.hindsight.n + 1)
         return max(1, min(_IDS, self.connection.limits.message_bytes // (row + 64)))
 
-    def update_priorities(
-        self, ids: Ids, values: npt.NDArray[np.float64], timeout_s: Timeout
-    ) -> Applied:
-        """Set priorities by id."""
-        deadline = self.deadline(timeout_s)
-        return self.ask_priorities(ids, values, deadline).answer(deadline)
-
     def ask_priorities(
         self, ids: Ids, values: npt.NDArray[np.float64], timeout_s: Timeout
     ) -> AskedById:
-        """As `update_priorities`, without waiting for the answer."""
+        """Set priorities by id, without waiting for the answer."""
         if self.connection.version < 3:
             reader, deadline = self._priority_reader(), self.deadline(timeout_s)
             done = update(self.connection, reader, ids, values, deadline)

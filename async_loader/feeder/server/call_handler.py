@@ -280,7 +280,7 @@ class CallHandler:
                 error = refused(result)
             except BaseException as fault:
                 error = Malformed(f"{type(fault).__name__}: {fault}", ErrorCode.INTERNAL)
-            result = Error.of(ErrorCode(error.code), str(error), error.expected)
+            result = Error.of_malformed(error)
         self._dispatcher.answer(session, Plane.CONTROL, message.reply(result))
 
 

@@ -246,7 +246,7 @@ class ControlHandler:
             refusal = Malformed(str(error), ErrorCode.UNSUPPORTED)
         except Exception as error:
             refusal = self._calls.fault(message.type.name, error)
-        return message.reply(Error.of(ErrorCode(refusal.code), str(refusal), refusal.expected))
+        return message.reply(Error.of_malformed(refusal))
 
     def _wait(
         self,

@@ -143,8 +143,7 @@ class Dispatcher:
         except Exception as error:
             refusal = self.fault(reply.type.name, error)
         self.counters.refused(refusal.code)
-        body = Error.of(ErrorCode(refusal.code), str(refusal), refusal.expected)
-        self._send(plane, route, reply.reply(body), is_answer=True)
+        self._send(plane, route, reply.reply(Error.of_malformed(refusal)), is_answer=True)
         return False
 
     def has_room(self, session: Session, plane: Plane, nbytes: int) -> bool:

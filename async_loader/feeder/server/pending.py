@@ -157,7 +157,7 @@ class PendingCloses:
         try:
             writer.check()
         except Malformed as error:
-            return Error.of(ErrorCode(error.code), str(error), error.expected)
+            return Error.of_malformed(error)
         producer = writer.producer
         if producer.applied >= closing.last:
             return self._ack(producer.applied)

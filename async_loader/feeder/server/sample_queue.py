@@ -252,7 +252,7 @@ class SampleQueue:
         return why or "others come first"
 
     def _refuse(self, one: PendingSample, error: Malformed) -> None:
-        reply = one.message.reply(Error.of(ErrorCode(error.code), str(error), error.expected))
+        reply = one.message.reply(Error.of_malformed(error))
         self._dispatcher.counters.refused(error.code)
         self._dispatcher.answer(one.session, Plane.PULL, reply)
 

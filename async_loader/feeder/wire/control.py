@@ -388,6 +388,11 @@ class Error(Control, frozen=True, kw_only=True):
             code=code, text=text[:512], retryable=codes.worth_retrying(code), expected=expected
         )
 
+    @classmethod
+    def of_malformed(cls, error: Malformed) -> Error:
+        """Return what tells a peer of a refusal."""
+        return cls.of(ErrorCode(error.code), str(error), error.expected)
+
 
 class End(Control, frozen=True, kw_only=True):
     """The end of a session or a reader, without an error. ``count``: messages before it."""
