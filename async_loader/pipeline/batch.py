@@ -19,10 +19,19 @@ UNMADE: Any = object()
 
 @dataclass(slots=True, eq=False)
 class DeviceCopy:
-    """The device memory behind a batch, and the event recorded behind its copy."""
+    """The device memory behind a batch.
+
+    Attributes
+    ----------
+    event : Any
+        Recorded behind the copy; ``None`` where the consumer's own stream copied.
+    stream : Any
+        That stream.
+    """
 
     blocks: tuple[Any, ...]
     event: Any
+    stream: Any = None
 
 
 @dataclass(slots=True, eq=False)

@@ -151,6 +151,8 @@ class BatchIterator(Iterator[Any]):
                     if item is NOTHING:
                         item = self._draw(self._plans) if self._plans is not None else None
                         item = self._queue.front() if item is None else item
+                    elif self._iteration.transfer is not None:
+                        self._iteration.transfer.receive_late(item)
                     if item is None or os.getpid() != self._pid or not self._take(item):
                         self._hold_next(Deadline(self._timeout_s))
             if self._owed:
@@ -209,6 +211,7 @@ class BatchIterator(Iterator[Any]):
             batch = supply.draw_now(supplier, plans.outcome)
             if batch is None:
                 return None
+            cost = perf_counter() - begun
             batch.seq = seq = supply.seq
             if transfer is not None:
                 assert type(batch) is Batch
@@ -224,7 +227,8 @@ class BatchIterator(Iterator[Any]):
             self._item, self._outcomes, self._credits.given = batch, done, done
             queue.turn = output.turn = supply.seq = seq + 1
             supplier.drawn = NOTHING
-        iteration.note_cost(perf_counter() - begun)
+        # without the copy to a device, which no thread that draws elsewhere would have to make
+        iteration.note_cost(cost)
         return batch
 
     def _take(self, item: Any) -> bool:

@@ -30,6 +30,7 @@ from async_loader.replay.table.table_state import TableState
 from async_loader.replay.table.undelivered import UndeliveredItems
 from async_loader.replay.views import View
 from async_loader.schema import samples_of
+from async_loader.shm.batch_buffer import STAGED_BYTES, ReadyBlock
 from async_loader.source import Applied, Ready, Rows
 from async_loader.validation import whole
 
@@ -177,7 +178,12 @@ class ReplaySource:
         if not reader.at_once(batch_size):
             return None
         arrays = self._out.at_once(reader, self._sampler, batch_size, min_size=self._min_size)
-        return None if arrays is None else Ready(assembled(read_plan, arrays), lent=True)
+        if arrays is None:
+            return None
+        batch, layout = assembled(read_plan, arrays), reader.layout(batch_size)
+        if layout is None or layout.nbytes > STAGED_BYTES:
+            return Ready(batch, lent=True)
+        return ReadyBlock(batch, lent=True, block=arrays[0].base, layout=layout)
 
     def _reader_of(self, read_plan: ReadPlan) -> ReplayReader:
         """Return the source's own reader."""

@@ -331,6 +331,20 @@ class FakeBackend:
     def aside(self) -> contextlib.AbstractContextManager[FakeStream]:
         return self.stream(self.side)
 
+    def upload_here(
+        self, root: Bytes, nbytes: int, regions: Sequence[Region]
+    ) -> tuple[FakeBlock, list[Any]]:
+        with self._lock:
+            stream = self.current_stream()
+            if stream is self.side:
+                self.violations.append("a batch was copied on the side stream as the consumer's")
+            if self._mapping_of(root.ctypes.data, root.nbytes) is not None:
+                self.violations.append("a batch in page-locked memory was copied as if staged")
+            block = self._copy(root[:nbytes], stream)
+            # The allocator gives such memory to the same stream again, or waits as for `protect`.
+            block.users.append(stream)
+        return block, self.arrays(block, regions)
+
     def done(self, event: FakeEvent) -> bool:
         return event.happened
 
@@ -373,8 +387,12 @@ class FakeBackend:
         with self._lock:
             self.wait(self._push_event(FakeEvent(stream)))
 
-    def write(self, target: FakeArray, values: FakeArray) -> None:
-        """Queue a copy on the current stream, which keeps neither array alive."""
+    def write(self, targets: list[FakeArray], values: list[FakeArray]) -> None:
+        """Queue copies on the current stream, which keeps no array alive."""
+        for target, value in zip(targets, values, strict=True):
+            self._write(target, value)
+
+    def _write(self, target: FakeArray, values: FakeArray) -> None:
         to, at, source, region = (
             target.block.memory,
             target.region,
@@ -407,7 +425,7 @@ class FakeBackend:
     def _mapping_of(self, address: int, nbytes: int) -> _Mapping | None:
         return next((m for m in self._mappings if m.slice(address, nbytes) is not None), None)
 
-    def _copy(self, source: Bytes) -> FakeBlock:
+    def _copy(self, source: Bytes, stream: FakeStream | None = None) -> FakeBlock:
         """Copy to the device.
 
         Page-locked memory is read when the copy runs; other memory at once, as CUDA does.
@@ -419,7 +437,7 @@ class FakeBackend:
         if mapping is None:
             self.pageable_copies += 1
             staged = source.copy()
-            self.side.ops.append(_Op(lambda: np.copyto(target, staged)))
+            (stream or self.side).ops.append(_Op(lambda: np.copyto(target, staged)))
             return block
         mapping.pending += 1
         late = mapping.slice(source.ctypes.data, source.nbytes)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader import AsyncDataLoader
+from async_loader import AsyncDataLoader, ReplayBuffer
 
 pytestmark = pytest.mark.gpu
 
@@ -46,6 +46,31 @@ def test_late_kernels_on_changing_streams_read_the_batch_they_were_launched_for(
                 found.append(batch["x"].amin())
     torch.cuda.synchronize()
     assert [value.item() for value in found] == [float(n) for n in range(STEPS)]
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_small_batches_of_a_table_are_right_on_changing_streams(cuda, into):
+    """The caller draws them, and copies them on its own stream."""
+    rows = np.arange(10_000)
+    buffer = ReplayBuffer(len(rows), {"x": np.int64, "obs": ((8,), np.float32)}, seed=1)
+    buffer.extend(x=rows, obs=np.repeat(rows[:, None], 8, 1).astype(np.float32))
+    given = {
+        "x": torch.zeros(ROWS, dtype=torch.int64, device=cuda),
+        "obs": torch.zeros(ROWS, 8, device=cuda),
+    }
+    streams, found = [torch.cuda.Stream(cuda) for _ in range(2)], []
+    with AsyncDataLoader(buffer, ROWS, device=cuda, into=given if into else None) as loader:
+        for step in range(10 * STEPS):
+            with torch.cuda.stream(streams[step % 3 % 2]):
+                batch = next(loader)
+                if step % 7 == 0:
+                    torch.cuda._sleep(LONG // 10)
+                found.append((batch["index"], batch["x"] + 0, batch["obs"][:, 7] + 0))
+        assert loader.stats().drawing_thread == "caller"
+    torch.cuda.synchronize()
+    for index, x, obs in found:
+        assert x.tolist() == index.tolist() == obs.int().tolist()
+    buffer.close()
 
 
 def test_tensors_on_the_cpu_are_refused_for_a_gpu(cuda):

@@ -180,6 +180,8 @@ def test_slots_are_page_locked_once_and_released(line):
     assert not memory.is_pinned()
 
 
+# torch says that with a warning
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_taking_a_batch_does_not_wait_for_the_device(line):
     line.send()
     line.take()

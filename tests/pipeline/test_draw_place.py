@@ -16,6 +16,7 @@ from async_loader.errors import Timeout
 from async_loader.feeder import connect
 from async_loader.pipeline import source_engine
 from async_loader.pipeline.draw_place import DrawPlace
+from async_loader.pipeline.iterator import BatchIterator
 from async_loader.replay.samplers import Prioritized
 from async_loader.testing.fake_device import FakeBackend, FakeStream
 from tests.waiting_rig import until
@@ -153,12 +154,66 @@ def test_on_a_device_the_thread_that_draws_does_not_change_what_arrives(make, ha
         assert all((one[name] == other[name]).all() for name in one)
 
 
+def wide() -> ReplayBuffer:
+    """Its batches are too large to be staged."""
+    buffer = ReplayBuffer(ROWS, {"x": np.int64, "obs": ((1200,), np.float32)}, seed=1)
+    numbers = np.arange(ROWS)
+    buffer.extend(x=numbers, obs=np.repeat(numbers[:, None], 1200, 1).astype(np.float32))
+    return buffer
+
+
 def test_a_caller_that_draws_copies_to_the_device_itself_from_page_locked_slots(hand_over):
     hand_over(ALWAYS)
-    _, fake = on_device(uniform(), 40, keeps_up=True)
+    _, fake = on_device(wide(), 40, keeps_up=True)
     assert fake.copies == 40
     assert fake.pageable_copies == 0
     assert fake.registrations == fake.unregistrations == 1
+
+
+def test_a_small_batch_that_the_caller_draws_is_copied_on_its_own_stream_and_takes_no_slot(
+    hand_over,
+):
+    hand_over(ALWAYS)
+    _, fake = on_device(uniform(), 40)
+    assert fake.copies == 40
+    assert fake.pageable_copies >= 39  # the first may come before the device is open
+    assert not {name for name in fake.host_syncs if not name.startswith("async-loader")}
+    assert not fake.violations
+
+
+@pytest.mark.parametrize("late", ["copy", "kernel"])
+def test_a_small_batch_of_a_call_that_was_interrupted_is_safe_on_another_stream(
+    hand_over, monkeypatch, late
+):
+    hand_over(ALWAYS)
+    take, interrupted = BatchIterator._take, []
+
+    def interrupt_once(self, item):
+        if len(interrupted) < 3:
+            interrupted.append(item)
+            raise KeyboardInterrupt
+        return take(self, item)
+
+    fake, other = FakeBackend(), FakeStream("other")
+    with AsyncDataLoader(uniform(), 16, device=fake, seed=7, timeout_s=60) as loader:
+        for _ in range(3):
+            next(loader)
+        monkeypatch.setattr(BatchIterator, "_take", interrupt_once)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                next(loader)
+        assert len(set(map(id, interrupted))) == 1
+        with fake.stream(other):
+            batch = next(loader)
+            index, read = batch["index"].numpy(), fake.launch(batch["x"])  # x is the row's number
+            del batch
+        for _ in range(3 * (late == "kernel")):  # its memory is not theirs before it was read
+            fake.drain(fake.default)
+            next(loader)
+        fake.drain(fake.default if late == "kernel" else other)
+        fake.drain(other)
+        assert (read.values[0] == index).all()
+    assert not fake.violations
 
 
 def test_a_caller_that_draws_does_not_wait_for_a_device_that_is_late(hand_over):

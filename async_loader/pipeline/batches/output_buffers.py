@@ -42,8 +42,10 @@ class BufferWriter(Protocol):
     def follow(self, stream: Any) -> None:
         """Let this thread's current stream wait for all that ``stream`` was given so far."""
 
-    def write(self, target: Any, values: Any) -> None:
-        """Copy ``values`` into ``target``, of the same shape and dtype, on the current stream."""
+    def write(self, targets: list[Any], values: list[Any]) -> None:
+        """Copy each of ``values`` into its target, of the same shape and dtype, on the current
+        stream.
+        """
 
 
 class HostWriter:
@@ -61,8 +63,9 @@ class HostWriter:
     def follow(self, stream: Any) -> None:
         """There is nothing to wait for."""
 
-    def write(self, target: Any, values: Any) -> None:
-        tensors.copy_on_cpu(target, values)
+    def write(self, targets: list[Any], values: list[Any]) -> None:
+        for target, value in zip(targets, values, strict=True):
+            tensors.copy_on_cpu(target, value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +93,8 @@ class Target:
 
     def check(self, value: Any) -> None:
         """Raise SchemaError unless a batch's field fits. ``value`` may be an `_Expected` one."""
+        if getattr(value, "shape", None) == self.shape and value.dtype == self.dtype:
+            return
         if type(value) is not _Expected and not hasattr(value, "data_ptr"):
             raise SchemaError(
                 f"{self.label} is a tensor, and the batch has {_said(value)} there: leave the "
@@ -226,8 +231,9 @@ class OutputBuffers:
         if stream != former:
             writer.follow(former)
             self._streams[turn] = stream
-        for target, values in pairs:
-            target.writer.write(target.array, values)
+        for one in {target.writer for target, _ in pairs}:
+            own = [(target.array, values) for target, values in pairs if target.writer is one]
+            one.write([array for array, _ in own], [values for _, values in own])
         return made
 
     def _match(self, value: Any, buffer: Targets, pairs: list[tuple[Target, Any]]) -> Any:

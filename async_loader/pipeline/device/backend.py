@@ -100,6 +100,26 @@ class DirectBackend(Protocol):
         """Make the side stream the current one of this thread within the block. After `open`."""
 
 
+@runtime_checkable
+class StagingBackend(DirectBackend, Protocol):
+    """A backend that can copy small batches on the consumer's own stream. All of this is called in
+    the consumer's thread.
+    """
+
+    def upload_here(
+        self, root: Bytes, nbytes: int, regions: Sequence[Region]
+    ) -> tuple[Any, list[Any]]:
+        """As `upload` and `arrays`, on this thread's current stream; ``root`` may change as soon as
+        this returns. At most `STAGED_BYTES`.
+        """
+
+    def current(self) -> Any:
+        """This thread's current stream."""
+
+    def follow(self, stream: Any) -> None:
+        """Let this thread's current stream wait for all that ``stream`` was given so far."""
+
+
 def backend_for(device: Any) -> DeviceBackend:
     """The backend of a device.
 
@@ -201,12 +221,11 @@ class TorchBackend:
     def upload(self, root: Bytes, nbytes: int) -> torch.Tensor:
         import torch
 
-        host = torch.from_numpy(root[:nbytes])
+        host = torch.from_numpy(root if len(root) == nbytes else root[:nbytes])
         # Whole multiples of the largest item, so that the block can be seen as any dtype.
-        block = torch.empty(
-            -(-nbytes // _ALIGNED) * _ALIGNED, dtype=torch.uint8, device=self.device
-        )
-        block[:nbytes].copy_(host, non_blocking=True)
+        room = -(-nbytes // _ALIGNED) * _ALIGNED
+        block = torch.empty(room, dtype=torch.uint8, device=self.device)
+        (block if room == nbytes else block[:nbytes]).copy_(host, non_blocking=True)
         return block
 
     def upload_leaf(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -259,8 +278,17 @@ class TorchBackend:
     def follow(self, stream: Any) -> None:
         self._consumers().wait_stream(stream)
 
-    def write(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        target.copy_(values.detach(), non_blocking=True)
+    def write(self, targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        import torch
+
+        alike: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for target, value in zip(targets, values, strict=True):
+            into, of = alike.setdefault(target.dtype, ([], []))
+            into.append(target)
+            of.append(value.detach() if value.requires_grad else value)
+        # as the optimizers of torch do it: one kernel for the tensors of a dtype
+        for into, of in alike.values():
+            torch._foreach_copy_(into, of, non_blocking=True)
 
     def _consumers(self) -> Any:
         """The current stream of this thread on our device, which need not be this thread's
@@ -319,6 +347,18 @@ class CudaBackend(TorchBackend):
 
         with torch.inference_mode(False), _cuda().stream(self._side):
             yield
+
+    def upload_here(
+        self, root: Bytes, nbytes: int, regions: Sequence[Region]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        import torch
+
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                block = self.upload(root, nbytes)
+                return block, self.arrays(block, regions)
+        block = self.upload(root, nbytes)
+        return block, self.arrays(block, regions)
 
     def wait(self, event: Any) -> None:
         event.wait(self._consumers())

@@ -18,6 +18,10 @@ A batch that the consumer has drawn itself is copied by it too, on the side stre
 so that the copy does not wait for the consumer's kernels and its slot is soon free. It does not
 wait until slots are free: where they are short, a batch lies in memory that is not page-locked. The
 slots of these copies are given back when the next batch is copied, by whichever thread.
+A batch of `STAGED_BYTES` at most that lies in no slot is copied on the consumer's current stream,
+whose kernels follow the copy anyway, and its memory is read before the call returns: nothing is in
+flight, and there is no event. Only a consumer that was interrupted before it took such a batch can
+take it on another stream: `receive_late`.
 """
 
 from __future__ import annotations
@@ -37,10 +41,15 @@ from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, join
 from async_loader.pipeline.batch import Batch, DeviceCopy, Failure, Wakeup
 from async_loader.pipeline.batches.collate import is_ignored
-from async_loader.pipeline.device.backend import Bytes, DeviceBackend, DirectBackend
+from async_loader.pipeline.device.backend import (
+    Bytes,
+    DeviceBackend,
+    DirectBackend,
+    StagingBackend,
+)
 from async_loader.pipeline.device.cuda_queue import CudaQueue
 from async_loader.pipeline.device.pinned_memory import PinnedMemory
-from async_loader.shm.batch_buffer import BatchBuffer
+from async_loader.shm.batch_buffer import STAGED_BYTES, BatchBuffer
 from async_loader.shm.slot_ring import SlotRing
 from async_loader.source import END
 from async_loader.stats import Meter
@@ -49,6 +58,9 @@ MAX_IN_FLIGHT = 2
 """Copies under way: one that runs and one behind it keep the copy engine busy; more would only hold
 slots.
 """
+
+UNSTAGED = Exception()
+"""In place of an error: the batch is to be copied on the side stream."""
 
 
 class StreamerInput(Protocol):
@@ -182,6 +194,9 @@ class TransferThread:
         """The value of a batch, in the consumer's thread. Does not wait."""
         return batch.value
 
+    def receive_late(self, batch: Batch) -> None:
+        """Before `receive`, where the call that had found the batch was interrupted."""
+
 
 class PinningThread(TransferThread):
     """The value of a batch is what a function makes of it, such as its copy in page-locked
@@ -240,6 +255,7 @@ class Streamer(TransferThread):
         # page-locked.
         self._rings: dict[int, tuple[SlotRing, Bytes | None]] = {}
         self._direct = backend if isinstance(backend, DirectBackend) else None
+        self._staging = backend if isinstance(backend, StagingBackend) else None
         self._by_consumer: deque[InFlight] = deque()
         self._turn = threading.Lock()  # of the consumer's copies, and of the end
         self._meeting = threading.Lock()
@@ -290,13 +306,16 @@ class Streamer(TransferThread):
             self.meet(buffer.ring)
         block = self._backend.upload(buffer.root, layout.nbytes)
         values = self._backend.arrays(block, layout.regions)
+        return self._value(layout, buffer, values), (block,)
+
+    def _value(self, layout: BatchLayout, buffer: BatchBuffer, values: list[Any]) -> Any:
         for number, region in enumerate(layout.regions):
             if region.name in self._host_fields:
                 view = np.ndarray(
                     region.shape, region.dtype, buffer.root, region.offset, region.strides
                 )
                 values[number] = tensors.to_tensor(view.copy())
-        return layout.rebuild(values), (block,)
+        return layout.rebuild(values)
 
     def _copy_tree(self, batch: Batch) -> tuple[Any, tuple[Any, ...]]:
         """Tensor by tensor; what is no dense tensor on the CPU goes on as it is."""
@@ -397,10 +416,19 @@ class Streamer(TransferThread):
 
         Does not wait.
         """
-        assert batch.device is not None
-        self._await(batch.device)
-        self._protect(batch.device)
+        copy = batch.device
+        assert copy is not None
+        if copy.event is not None:
+            self._await(copy)
+            self._protect(copy)
         return batch.value
+
+    def receive_late(self, batch: Batch) -> None:
+        copy, staging = batch.device, self._staging
+        if copy is not None and copy.event is None and staging is not None:
+            if staging.current() != copy.stream:
+                staging.follow(copy.stream)
+            self._protect(copy)
 
     def send_here(self, batch: Batch) -> Batch | Failure:
         """As `_send`, of what the consumer has drawn: see NOTE [copies by the consumer].
@@ -417,15 +445,38 @@ class Streamer(TransferThread):
                 self.output.check()
                 raise Closed("the loader is closed")
             try:
-                self._free_done(self._by_consumer)
-                with backend.aside():
-                    error = self._start(batch, self._by_consumer)
+                if self._by_consumer:
+                    self._free_done(self._by_consumer)
+                error = self._stage(batch)
+                if error is UNSTAGED:
+                    with backend.aside():
+                        error = self._start(batch, self._by_consumer)
             except Exception as broken:
                 self._break(broken)
                 self.output.check()
                 raise
             self.meter.batches += 1
         return batch if error is None else Failure(error, seq=batch.seq, lease=batch.lease)
+
+    def _stage(self, batch: Batch) -> Exception | None:
+        """As `_start`, on the consumer's stream; `UNSTAGED` if this batch cannot be."""
+        staging, layout, buffer = self._staging, batch.layout, batch.buffer
+        if (
+            staging is None
+            or layout is None
+            or buffer is None
+            or buffer.ring is not None
+            or layout.nbytes > STAGED_BYTES
+        ):
+            return UNSTAGED
+        try:
+            block, values = staging.upload_here(buffer.root, layout.nbytes, layout.regions)
+            batch.value = self._value(layout, buffer, values)
+        except Exception as error:  # of this batch alone, as far as can be known
+            return error
+        batch.device = DeviceCopy((block,), None, staging.current())
+        batch.detach()
+        return None
 
     def _await(self, copy: DeviceCopy) -> None:
         self._backend.wait(copy.event)

@@ -29,7 +29,7 @@ from async_loader.pipeline.workers.seeding import seed_globals
 from async_loader.pipeline.workers.work import Kind, WorkContext
 from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
 from async_loader.schema import Schema, samples_of
-from async_loader.shm.batch_buffer import ReadySlot
+from async_loader.shm.batch_buffer import ReadyBlock, ReadySlot
 from async_loader.source import Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Window
 
 Answer = tuple[str, Encoded | None]
@@ -137,7 +137,7 @@ class SampleTasks:
             slots_follow = self._output.keep_slots and self._transform is None
             if self._whole and plan.samples is not None:
                 batch = collator.samples(plan.samples())
-            elif isinstance(plan, ReadySlot) and slots_follow:
+            elif isinstance(plan, ReadySlot | ReadyBlock) and slots_follow:
                 batch = Batch(plan.buffer, plan.layout)
             else:
                 # On its way to a device a batch lies in a slot: one copy of page-locked memory in

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from async_loader.batch_layout import BatchLayout
 from async_loader.replay.array_types import Array, Floats, Ids, Weights
 
 Small = tuple[np.dtype[Any], tuple[int, ...], int]
@@ -33,9 +34,14 @@ class BatchArrays:
         What kernels want to know, with targets that are counted from where the index begins.
     links : int64 array
         See link_table.py.
+
+    Attributes
+    ----------
+    layout : BatchLayout | None
+        Of the bytes in a block; ``None`` where not all fields lie there.
     """
 
-    __slots__ = ("_block", "_pick", "any_large", "fields", "large", "links", "rows")
+    __slots__ = ("_block", "_pick", "any_large", "fields", "large", "layout", "links", "rows")
 
     def __init__(
         self,
@@ -62,6 +68,7 @@ class BatchArrays:
         self.large, self.fields, self.links = large, fields, links
         self.any_large = len(small) < len(large)
         self.rows = np.empty(count, np.int64)
+        self.layout: BatchLayout | None = None
 
     def fresh(self) -> tuple[Array, ...]:
         """Return new arrays in a block, as fields of one record: half the

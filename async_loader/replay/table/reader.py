@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from async_loader.batch_layout import BatchLayout, Region
 from async_loader.errors import Broken
 from async_loader.lifecycle import Deadline
 from async_loader.replay.array_types import Array, Ids, Weights
@@ -170,8 +171,21 @@ class ReplayReader:
         if len(self._plans) >= 16:
             self._plans.clear()
         links = self._links(starts[self._index - 1] - starts[self._index])
-        made = self._plans[count] = BatchArrays(count, small, end, large, fields, links)
+        made = BatchArrays(count, small, end, large, fields, links)
+        if not made.any_large:
+            regions = [
+                Region(field.name, field.dtype, (count, *field.shape), start)
+                for field, start in zip(self.schema.fields, starts, strict=True)
+            ]
+            made.layout = BatchLayout(self.schema.structure, tuple(regions), max(1, end))
+        self._plans[count] = made
         return made
+
+    def layout(self, count: int) -> BatchLayout | None:
+        """How the arrays of `drawn` and `these` lie in the block that they share, which is the
+        ``base`` of each.
+        """
+        return (self._plans.get(count) or self._plan(count)).layout
 
     def take(self, ids: Ids, weight: Weights | None = None) -> tuple[Window, Ids]:
         """As `fill`, into new arrays. The index is ``ids`` itself."""
