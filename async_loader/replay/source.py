@@ -183,7 +183,9 @@ class ReplaySource:
         batch, layout = assembled(read_plan, arrays), reader.layout(batch_size)
         if layout is None or layout.nbytes > STAGED_BYTES:
             return Ready(batch, lent=True)
-        return ReadyBlock(batch, lent=True, block=arrays[0].base, layout=layout)
+        block = arrays[0].base
+        assert block is not None
+        return ReadyBlock(batch, lent=True, block=block, layout=layout)
 
     def _reader_of(self, read_plan: ReadPlan) -> ReplayReader:
         """Return the source's own reader."""
