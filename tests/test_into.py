@@ -470,6 +470,47 @@ def test_a_slot_is_free_although_the_thread_that_made_its_batch_still_refers_to_
     assert len(made) >= 5
 
 
+@settings(max_examples=30)
+@given(st.integers(1, 3), st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9)), max_size=12))
+def test_small_batches_of_a_table_go_straight_into_the_given_arrays(count, steps):
+    """Whatever stream each `next` and its kernel run on, and however late the device is."""
+    fake = FakeBackend()
+    buffers = [on(fake) for _ in range(count)]
+    streams = [FakeStream("first"), FakeStream("second")]
+    seen = []
+    with ReplayBuffer(32) as table:
+        table.extend(columns())
+        with AsyncDataLoader(table, B, device=fake, into=buffers, seed=1) as loader:
+            next(loader)  # may come before the device is open, and in a slot
+            before = fake.copies
+            for which, ran in steps:
+                with fake.stream(streams[which]):
+                    batch = next(loader)
+                    seen.append((batch["index"], fake.launch(batch["i"], batch["x"])))
+                fake.advance(streams[which], ran)
+            assert fake.copies == before + 2 * len(steps)  # of i and x, and none of a block
+            for stream in streams:
+                fake.drain(stream)
+    for index, result in seen:
+        assert result.values[0].tolist() == index.tolist()
+        assert result.values[1][:, 0].tolist() == index.tolist()
+    assert fake.violations == []
+
+
+def test_a_field_that_is_not_given_comes_on_the_device():
+    fake = FakeBackend()
+    with ReplayBuffer(32) as table:
+        table.extend(columns())
+        given = {"x": on(fake)["x"]}
+        with AsyncDataLoader(table, B, device=fake, into=given) as loader:
+            for _ in range(5):
+                batch = next(loader)
+                assert batch["x"] is given["x"]
+                assert batch["i"].numpy().tolist() == batch["index"].tolist()
+                assert batch["x"].numpy()[:, 0].tolist() == batch["index"].tolist()
+    assert fake.violations == []
+
+
 def test_next_does_not_wait_for_the_device():
     fake = FakeBackend()
     with AsyncDataLoader(columns(), B, device=fake, into=on(fake)) as loader:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
+from async_loader.batch_layout import BatchLayout
 from async_loader.lifecycle import EndFlag
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.batches.host_output import HostOutput
@@ -121,7 +122,8 @@ class SourceEngine:
         local = SampleTasks(work, ending=end)
         self._tasks = PlanDispatch(source, local, core.pool, assembler, spec, ready)
         self._supplier = SourceTasks(source, batch_size)
-        transfer = None if backend is None else _streamer(backend)
+        covers = None if buffers is None or finish is not None else buffers.covers
+        transfer = None if backend is None else _streamer(backend, covers)
         self.iteration = Iteration(
             core, spec, self._supplier, self._tasks, ready, Credits(prefetch), transfer
         )
@@ -174,8 +176,10 @@ class SourceEngine:
         )
 
 
-def _streamer(backend: DeviceBackend) -> Callable[[StreamerInput], TransferThread]:
+def _streamer(
+    backend: DeviceBackend, covers: Callable[[BatchLayout], bool] | None
+) -> Callable[[StreamerInput], TransferThread]:
     from async_loader.pipeline.device.cuda_queue import CudaQueue
     from async_loader.pipeline.device.streamer import Streamer
 
-    return lambda batches: Streamer(batches, CudaQueue(), backend)
+    return lambda batches: Streamer(batches, CudaQueue(), backend, covers=covers)

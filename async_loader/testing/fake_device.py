@@ -387,10 +387,20 @@ class FakeBackend:
         with self._lock:
             self.wait(self._push_event(FakeEvent(stream)))
 
-    def write(self, targets: list[FakeArray], values: list[FakeArray]) -> None:
+    def write(self, targets: list[FakeArray], values: list[Any]) -> None:
         """Queue copies on the current stream, which keeps no array alive."""
         for target, value in zip(targets, values, strict=True):
-            self._write(target, value)
+            if isinstance(value, FakeArray):
+                self._write(target, value)
+            else:
+                self._write_staged(target, tensors.to_numpy(value).copy())
+
+    def _write_staged(self, target: FakeArray, staged: npt.NDArray[Any]) -> None:
+        to, at = target.block.memory, target.region
+        with self._lock:
+            self.copies += 1
+            self.pageable_copies += 1
+            self.current_stream().ops.append(_Op(lambda: np.copyto(_view(to, at), staged)))
 
     def _write(self, target: FakeArray, values: FakeArray) -> None:
         to, at, source, region = (

@@ -184,15 +184,16 @@ def test_slots_are_page_locked_once_and_released(line):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_taking_a_batch_does_not_wait_for_the_device(line):
     line.send()
-    line.take()
+    first = line.take()
+    (first["y"].sum() + first["x"].sum()).item()  # loading a kernel waits for the device
     line.send()
     arrival = line.arrival()
     arrival.device.event.synchronize()
-    torch.cuda._sleep(LONG)
     busy = torch.cuda.Event()
-    busy.record()
     torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda._sleep(LONG)
+        busy.record()
         batch = line.streamer.receive(arrival)
         result = batch["y"].sum() + batch["x"].sum()
         assert not busy.query(), "the kernel before it is still running"

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors, tree
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.names import nearest
 from async_loader.pipeline.batches.collate import is_ignored
@@ -45,6 +46,9 @@ class BufferWriter(Protocol):
     def write(self, targets: list[Any], values: list[Any]) -> None:
         """Copy each of ``values`` into its target, of the same shape and dtype, on the current
         stream.
+
+        On a `StagingBackend` they may be tensors on the CPU, of `STAGED_BYTES` at most in all,
+        which may change as soon as this returns.
         """
 
 
@@ -101,6 +105,8 @@ class Target:
                 "field out of into=, then it is delivered beside"
             )
         shape, dtype = tuple(value.shape), value.dtype
+        if isinstance(self.dtype, np.dtype) and tensors.is_tensor(value):
+            dtype = tensors.numpy_dtype(dtype)
         own = self.numpy_dtype if isinstance(dtype, np.dtype) else self.dtype
         if shape != self.shape or dtype != own:
             kind = str(dtype).removeprefix("torch.")
@@ -159,6 +165,7 @@ class OutputBuffers:
         _refuse_overlaps([target for buffer in self._buffers for target in _leaves(buffer)])
         # what made the tensors may still be at work on this stream
         self._streams = [writer.current()] * len(self._buffers)
+        self._covered: tuple[BatchLayout, bool] | None = None
 
     def _planned(self, into: object) -> list[dict[Any, Targets]]:
         several = isinstance(into, list | tuple)
@@ -202,6 +209,16 @@ class OutputBuffers:
                 self._match(schema.rebuild(fields), buffer, [])
         except SchemaError as error:
             raise ConfigError(*error.args) from None
+
+    def covers(self, layout: BatchLayout) -> bool:
+        """Whether each field has a tensor of the caller's, or is delivered on the CPU."""
+        known = self._covered
+        if known is None or known[0] is not layout:
+            names = {region.name for region in layout.regions}.difference(self._host_fields)
+            given = self._buffers[0]
+            known = (layout, all(type(given.get(name)) is Target for name in names))
+            self._covered = known
+        return known[1]
 
     def fill(self, batch: Any, number: int) -> dict[Any, Any]:
         """Copy a batch into the buffer whose turn it is. May be repeated with the same number.
@@ -249,12 +266,16 @@ class OutputBuffers:
         assert type(buffer) is dict
         if not isinstance(value, Mapping):
             raise SchemaError(_unlike(buffer, value))
-        if any(key not in value for key in buffer):
+        if not buffer.keys() <= value.keys():
             raise SchemaError(_missing(buffer, value))
         made = {}
         for key, item in value.items():
             below = buffer.get(key)
-            if below is not None:
+            if type(below) is Target:
+                below.check(item)
+                pairs.append((below, item))
+                made[key] = below.array
+            elif below is not None:
                 made[key] = self._match(item, below, pairs)
             else:
                 made[key] = item if is_ignored(key) or not self._on_host else _own(item)

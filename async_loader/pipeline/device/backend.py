@@ -283,6 +283,9 @@ class TorchBackend:
 
         alike: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for target, value in zip(targets, values, strict=True):
+            if value.device.type == "cpu":
+                target.copy_(value, non_blocking=True)
+                continue
             into, of = alike.setdefault(target.dtype, ([], []))
             into.append(target)
             of.append(value.detach() if value.requires_grad else value)

@@ -235,6 +235,8 @@ class Streamer(TransferThread):
         Shared with other streamers that copy from the same ring.
     host_fields : set of str
         Top-level fields that stay on the CPU.
+    covers : callable | None
+        Whether a batch that lies like this is to be copied into the caller's tensors, all of it.
     """
 
     def __init__(
@@ -245,8 +247,10 @@ class Streamer(TransferThread):
         max_in_flight: int = MAX_IN_FLIGHT,
         pages: PinnedMemory | None = None,
         host_fields: Collection[str] = ("index",),
+        covers: Callable[[BatchLayout], bool] | None = None,
     ) -> None:
         super().__init__(train_queue, output)
+        self._covers = covers
         self._backend = backend
         self._max_in_flight = max_in_flight
         self._pages = pages or PinnedMemory()
@@ -425,9 +429,10 @@ class Streamer(TransferThread):
 
     def receive_late(self, batch: Batch) -> None:
         copy, staging = batch.device, self._staging
-        if copy is not None and copy.event is None and staging is not None:
-            if staging.current() != copy.stream:
-                staging.follow(copy.stream)
+        if copy is None or copy.event is not None or staging is None or not copy.blocks:
+            return
+        if staging.current() != copy.stream:
+            staging.follow(copy.stream)
             self._protect(copy)
 
     def send_here(self, batch: Batch) -> Batch | Failure:
@@ -438,28 +443,38 @@ class Streamer(TransferThread):
         Closed, Broken
             The streamer has ended, or the device cannot be used any more.
         """
+        error = self._stage(batch)
+        if error is UNSTAGED:
+            error = self._start_here(batch)
+        self.meter.batches += 1
+        return batch if error is None else Failure(error, seq=batch.seq, lease=batch.lease)
+
+    def _start_here(self, batch: Batch) -> Exception | None:
+        """As `_start`, in the consumer's thread."""
         backend = self._direct
         assert backend is not None
         with SignalsDeferred(), self._turn:
-            if self._over:
-                self.output.check()
-                raise Closed("the loader is closed")
+            self._check()
             try:
-                if self._by_consumer:
-                    self._free_done(self._by_consumer)
-                error = self._stage(batch)
-                if error is UNSTAGED:
-                    with backend.aside():
-                        error = self._start(batch, self._by_consumer)
+                self._free_done(self._by_consumer)
+                with backend.aside():
+                    return self._start(batch, self._by_consumer)
             except Exception as broken:
                 self._break(broken)
                 self.output.check()
                 raise
-            self.meter.batches += 1
-        return batch if error is None else Failure(error, seq=batch.seq, lease=batch.lease)
+
+    def _check(self) -> None:
+        if self._over:
+            self.output.check()
+            raise Closed("the loader is closed")
 
     def _stage(self, batch: Batch) -> Exception | None:
-        """As `_start`, on the consumer's stream; `UNSTAGED` if this batch cannot be."""
+        """As `_start`, on the consumer's stream; `UNSTAGED` if this batch cannot be.
+
+        Nothing is in flight then: a batch that a signal cuts off is copied again. One for tensors
+        of the caller's stays where it is until it is copied into them.
+        """
         staging, layout, buffer = self._staging, batch.layout, batch.buffer
         if (
             staging is None
@@ -469,6 +484,12 @@ class Streamer(TransferThread):
             or layout.nbytes > STAGED_BYTES
         ):
             return UNSTAGED
+        self._check()
+        if self._covers is not None and self._covers(layout):
+            batch.value = layout.rebuild([tensors.to_tensor(v) for v in layout.views(buffer.root)])
+            batch.device = DeviceCopy((), None)
+            batch.detach()
+            return None
         try:
             block, values = staging.upload_here(buffer.root, layout.nbytes, layout.regions)
             batch.value = self._value(layout, buffer, values)
