@@ -387,22 +387,13 @@ class FakeBackend:
         with self._lock:
             self.wait(self._push_event(FakeEvent(stream)))
 
-    def write(self, targets: list[FakeArray], values: list[Any]) -> None:
-        """Queue copies on the current stream, which keeps no array alive."""
-        for target, value in zip(targets, values, strict=True):
-            if isinstance(value, FakeArray):
-                self._write(target, value)
-            else:
-                self._write_staged(target, tensors.to_numpy(value).copy())
-
-    def _write_staged(self, target: FakeArray, staged: npt.NDArray[Any]) -> None:
-        to, at = target.block.memory, target.region
-        with self._lock:
-            self.copies += 1
-            self.pageable_copies += 1
-            self.current_stream().ops.append(_Op(lambda: np.copyto(_view(to, at), staged)))
-
-    def _write(self, target: FakeArray, values: FakeArray) -> None:
+    def write(self, target: FakeArray, values: FakeArray | torch.Tensor) -> None:
+        """Queue a copy on the current stream, which keeps neither array alive. A tensor on the CPU
+        is read at once.
+        """
+        if not isinstance(values, FakeArray):
+            self._write_staged(target, tensors.to_numpy(values).copy())
+            return
         to, at, source, region = (
             target.block.memory,
             target.region,
@@ -415,6 +406,13 @@ class FakeBackend:
 
         with self._lock:
             self.current_stream().ops.append(_Op(copy))
+
+    def _write_staged(self, target: FakeArray, staged: npt.NDArray[Any]) -> None:
+        to, at = target.block.memory, target.region
+        with self._lock:
+            self.copies += 1
+            self.pageable_copies += 1
+            self.current_stream().ops.append(_Op(lambda: np.copyto(_view(to, at), staged)))
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ next. Where the consumer has changed to another stream since, that one first wai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -26,6 +26,8 @@ from async_loader.schema import Schema
 
 _MAX_WORK = 10_000
 """Of the exact search for a byte that two tensors share; beyond it they count as overlapping."""
+
+Pairs: TypeAlias = list[tuple[Any, Any]]
 
 
 @runtime_checkable
@@ -43,12 +45,11 @@ class BufferWriter(Protocol):
     def follow(self, stream: Any) -> None:
         """Let this thread's current stream wait for all that ``stream`` was given so far."""
 
-    def write(self, targets: list[Any], values: list[Any]) -> None:
-        """Copy each of ``values`` into its target, of the same shape and dtype, on the current
-        stream.
+    def write(self, target: Any, values: Any) -> None:
+        """Copy ``values`` into ``target``, of the same shape and dtype, on the current stream.
 
-        On a `StagingBackend` they may be tensors on the CPU, of `STAGED_BYTES` at most in all,
-        which may change as soon as this returns.
+        On a `StagingBackend` they may be a tensor on the CPU, of `STAGED_BYTES` at most, which may
+        change as soon as this returns.
         """
 
 
@@ -67,9 +68,8 @@ class HostWriter:
     def follow(self, stream: Any) -> None:
         """There is nothing to wait for."""
 
-    def write(self, targets: list[Any], values: list[Any]) -> None:
-        for target, value in zip(targets, values, strict=True):
-            tensors.copy_on_cpu(target, value)
+    def write(self, target: Any, values: Any) -> None:
+        tensors.copy_on_cpu(target, values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,6 +166,7 @@ class OutputBuffers:
         # what made the tensors may still be at work on this stream
         self._streams = [writer.current()] * len(self._buffers)
         self._covered: tuple[BatchLayout, bool] | None = None
+        self._write_each: Callable[[Pairs], None] | None = getattr(writer, "write_each", None)
 
     def _planned(self, into: object) -> list[dict[Any, Targets]]:
         several = isinstance(into, list | tuple)
@@ -248,9 +249,13 @@ class OutputBuffers:
         if stream != former:
             writer.follow(former)
             self._streams[turn] = stream
-        for one in {target.writer for target, _ in pairs}:
-            own = [(target.array, values) for target, values in pairs if target.writer is one]
-            one.write([array for array, _ in own], [values for _, values in own])
+        if self._write_each is not None:
+            self._write_each(
+                [(target.array, values) for target, values in pairs if target.writer is writer]
+            )
+        for target, values in pairs:
+            if self._write_each is None or target.writer is not writer:
+                target.writer.write(target.array, values)
         return made
 
     def _match(self, value: Any, buffer: Targets, pairs: list[tuple[Target, Any]]) -> Any:

@@ -278,11 +278,15 @@ class TorchBackend:
     def follow(self, stream: Any) -> None:
         self._consumers().wait_stream(stream)
 
-    def write(self, targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    def write(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        self.write_each([(target, values)])
+
+    def write_each(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """As `write`, of each target and its values."""
         import torch
 
         alike: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for target, value in zip(targets, values, strict=True):
+        for target, value in pairs:
             if value.device.type == "cpu":
                 target.copy_(value, non_blocking=True)
                 continue
