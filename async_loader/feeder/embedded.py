@@ -26,6 +26,7 @@ from async_loader.errors import Broken, Timeout, Unsupported
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.settings_errors import settings_of
 from async_loader.lifecycle import LONGEST_S, Deadline, readable, seconds
+from async_loader.process_hooks import end_process
 
 if TYPE_CHECKING:
     from async_loader.feeder.serving import FeederProcess
@@ -173,7 +174,7 @@ def main(parent: int, told: int) -> int:
 
     settings = settings_of(msgspec.msgpack.decode(sys.stdin.buffer.read()), ServerSettings)
     try:
-        server = FeederProcess(settings, private=True)
+        server = FeederProcess(settings, private=True, ends_process=True)
         threading.Thread(
             target=_follow, args=(parent, server), name="async-loader-parent", daemon=True
         ).start()
@@ -195,4 +196,4 @@ def _follow(parent: int, server: FeederProcess) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    end_process(main(int(sys.argv[1]), int(sys.argv[2])))

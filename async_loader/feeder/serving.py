@@ -46,6 +46,8 @@ class FeederProcess:
         See `Folders`.
     count : bool
         Keep the counts of rows also without periodic checkpoints: a restart names what is lost.
+    ends_process : bool
+        See `Server`.
 
     Raises
     ------
@@ -56,7 +58,11 @@ class FeederProcess:
     """
 
     def __init__(
-        self, settings: ServerSettings, private: bool = False, count: bool = False
+        self,
+        settings: ServerSettings,
+        private: bool = False,
+        count: bool = False,
+        ends_process: bool = False,
     ) -> None:
         tables = settings.make_tables()
         self._lock: AddressLock | None = None
@@ -74,6 +80,7 @@ class FeederProcess:
                 checkpoints=folders,
                 saves=saves,
                 authenticator=self._authenticator,
+                ends_process=ends_process,
             )
         except BaseException:
             for table in tables.values():

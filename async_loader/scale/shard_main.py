@@ -24,6 +24,7 @@ from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.settings_errors import settings_of
 from async_loader.lifecycle import readable
+from async_loader.process_hooks import end_process
 
 ORPHAN_S = 30.0
 OWNER = "owner"
@@ -80,7 +81,7 @@ def main(folder: Path, told: int) -> int:
     """
     head = json.loads(sys.stdin.buffer.readline())
     settings = settings_of(msgspec.msgpack.decode(sys.stdin.buffer.read()), ServerSettings)
-    server = FeederProcess(settings, count=True)
+    server = FeederProcess(settings, count=True, ends_process=True)
     status = server.status()
     about = {
         **head,
@@ -102,4 +103,4 @@ def main(folder: Path, told: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    end_process(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -104,6 +104,12 @@ def test_nothing_is_left_of_it():
     embedded.close()
 
 
+def test_one_that_is_closed_while_its_kernels_are_loading_ends_in_order():
+    embedded = Embedded(SETTINGS)
+    embedded.close()
+    assert embedded._process.returncode == 0
+
+
 def test_its_last_words_are_told_when_it_cannot_start(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(Broken, match="ended with exit code 1"):

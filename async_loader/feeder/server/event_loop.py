@@ -71,6 +71,9 @@ class Server:
         Decides which keys may connect; by default there are no keys.
     clock : callable
         Monotonic seconds.
+    ends_process : bool
+        The process ends with this server, by `end_process`: kernels that are still loading are not
+        waited for.
 
     Notes
     -----
@@ -91,8 +94,10 @@ class Server:
         saves: PeriodicSaves | None = None,
         authenticator: CurveAuthenticator | None = None,
         clock: Callable[[], float] = time.monotonic,
+        ends_process: bool = False,
     ) -> None:
         self._clock, self._settings = clock, settings
+        self._ends_process = ends_process
         self.incarnation = secrets.token_bytes(16)
         self._server_state = server_state = ServerState.of(tables, settings, clock)
         limits, sessions = server_state.limits, settings.limits.sessions
@@ -335,7 +340,7 @@ class Server:
             return
         self._closed = True
         self._status_requests.close()
-        if self._kernel_warmup is not None:
+        if self._kernel_warmup is not None and not self._ends_process:
             self._kernel_warmup.close(self._settings.drain_s)
         self._jobs.close(self._settings.drain_s)
         try:
