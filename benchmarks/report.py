@@ -4,6 +4,7 @@ Measures and judges nothing.
 """
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,9 @@ from rich.table import Table
 from benchmarks.harness import Measured, Metric, Outcome, Row, Verdict
 
 OURS_COLOUR, PEER_COLOUR, LIMIT_COLOUR, TARGET_COLOUR = "#2a6fb0", "#b8bcc4", "#e6dcc0", "#c0392b"
+
+TITLE_WIDTH = 90
+"""Characters of a line above a chart."""
 
 
 def show(console: Console, outcome: Outcome, gained: str = "") -> None:
@@ -262,7 +266,8 @@ def _bars(axis: Any, outcome: Outcome, metric: Metric) -> None:
     for target in outcome.row.targets:
         if target.metric == metric.key and not target.theirs and target.bound > 0:
             axis.axvline(target.bound, color=TARGET_COLOUR, linewidth=1, linestyle="--")
-    axis.set_title(f"row {outcome.row.key}: {outcome.row.title}", fontsize=8, loc="left")
+    title = textwrap.fill(f"row {outcome.row.key}: {outcome.row.title}", TITLE_WIDTH)
+    axis.set_title(title, fontsize=8, loc="left")
     axis.set_xlabel(f"{metric.label} ({metric.better} is better)", fontsize=7)
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
