@@ -17,7 +17,7 @@ from benchmarks.harness import Measured, Metric, Outcome, Row, Verdict
 
 OURS_COLOUR, PEER_COLOUR, LIMIT_COLOUR, TARGET_COLOUR = "#2a6fb0", "#b8bcc4", "#e6dcc0", "#c0392b"
 
-TITLE_WIDTH = 90
+TITLE_WIDTH = 72
 """Characters of a line above a chart."""
 
 
