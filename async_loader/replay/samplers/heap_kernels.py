@@ -49,27 +49,28 @@ def _down(heap: Any, places: Any, keys: Any, ages: Any, place: int, size: int) -
 
 
 @kernel(keeps_gil=True)
-def put(
-    heap: Any, places: Any, keys: Any, ages: Any, size: int, age: int, rows: Any, values: Any
-) -> int:
+def put(heap: Any, places: Any, keys: Any, ages: Any, counts: Any, rows: Any, values: Any) -> None:
     """Set keys of rows, in the heap or not.
 
-    Return its new size. ``age`` is that of the first, and counts up.
+    ``counts``: the size of the heap, and the age of the first key, which counts up.
     """
+    size = counts[0]
     for i in range(len(rows)):
         row = rows[i]
-        keys[row], ages[row] = values[i], age + i
+        keys[row], ages[row] = values[i], counts[1] + i
         if places[row] < 0:
             heap[size], places[row] = row, size
             size += 1
         _up(heap, places, keys, ages, places[row])
         _down(heap, places, keys, ages, places[row], size)
-    return size
+    counts[0] = size
+    counts[1] += len(rows)
 
 
 @kernel(keeps_gil=True)
-def take_out(heap: Any, places: Any, keys: Any, ages: Any, size: int, rows: Any) -> int:
-    """Remove rows, wherever they are. Return the new size."""
+def take_out(heap: Any, places: Any, keys: Any, ages: Any, counts: Any, rows: Any) -> None:
+    """Remove rows, wherever they are. ``counts``: as in `put`."""
+    size = counts[0]
     for i in range(len(rows)):
         place = places[rows[i]]
         if place < 0:
@@ -81,7 +82,15 @@ def take_out(heap: Any, places: Any, keys: Any, ages: Any, size: int, rows: Any)
             heap[place], places[moved] = moved, place
             _up(heap, places, keys, ages, place)
             _down(heap, places, keys, ages, places[moved], size)
-    return size
+    counts[0] = size
+
+
+@kernel(keeps_gil=True)
+def arrange(heap: Any, places: Any, rows: Any) -> None:
+    """Let the heap hold these rows, which are in a heap's order."""
+    for place in range(len(rows)):
+        heap[place] = rows[place]
+        places[rows[place]] = place
 
 
 @kernel(keeps_gil=True)

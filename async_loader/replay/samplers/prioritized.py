@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from async_loader.errors import ConfigError
+from async_loader.interrupts import SignalsDeferred
 from async_loader.names import explain_wrong_names
 from async_loader.replay.array_types import Floats
 from async_loader.replay.samplers import priority_rules
@@ -21,6 +23,7 @@ Normalize = Literal["batch", "buffer", "none"]
 NewPriority = Literal["max_ever", "max_now", "given"]
 _SPARSE = 4  # as in uniform.py
 _ALL_ROWS = np.empty(0, np.int64)
+_NOT_DEFERRED = contextlib.nullcontext()
 
 
 class Prioritized(Binding):
@@ -145,13 +148,16 @@ class Prioritized(Binding):
         """See NOTE [shortcuts]."""
         sums = self._masses
         rows, mass, nodes = np.empty(len(ids), np.int64), self._room(len(ids)), sums.room(len(ids))
-        there, items, largest = self._at_once.update(
-            geometry, ids, priority, self.eps, self.alpha, sums.nodes, sums.width, rows, mass, nodes
-        )
-        if items:
-            self._ever.see_one(largest)
-            if self._bounded:
-                self._set_bounds(rows[:items], mass[:items])
+        # else the bounds could lack what the sums have
+        with SignalsDeferred() if self._bounded else _NOT_DEFERRED:
+            there, items, largest = self._at_once.update(
+                geometry, ids, priority, self.eps, self.alpha, sums.nodes, sums.width, rows, mass,
+                nodes,
+            )  # fmt: skip
+            if items:
+                self._ever.see_one(largest)
+                if self._bounded:
+                    self._set_bounds(rows[:items], mass[:items])
         return int(there)
 
     def remove(self, rows: Rows) -> None:

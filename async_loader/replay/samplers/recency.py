@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import ConfigError
+from async_loader.interrupts import SignalsDeferred
 from async_loader.names import explain_wrong_names
 from async_loader.replay.array_types import Ids
 from async_loader.replay.samplers.arrivals import Arrivals
@@ -90,8 +91,9 @@ class Recency(Binding):
     def restore(self, state: dict[str, Any]) -> None:
         self._numbers.restore(state)
         self._draws = int(state["draws"])
-        self._arrivals.remove(self._arrivals.order())
-        self._arrivals.append(np.array(state["order"], np.int64))
+        with SignalsDeferred():
+            self._arrivals.remove(self._arrivals.order())
+            self._arrivals.append(np.array(state["order"], np.int64))
 
     def __repr__(self) -> str:
         return f"Recency(half_life={self.half_life!r})"

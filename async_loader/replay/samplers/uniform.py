@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import ConfigError
+from async_loader.interrupts import SignalsDeferred
 from async_loader.names import explain_wrong_names
 from async_loader.replay.array_types import Bytes
 from async_loader.replay.samplers.binding import Binding
@@ -148,16 +149,19 @@ class _RowList:
 
     def prune(self, alive: Bytes) -> None:
         """Drop the rows without an item. O(listed), not O(rows)."""
-        kept = self.items(alive)
-        self._within[self.rows[: self.count]] = 0
-        self._within[kept] = 1
-        self.count = len(kept)
-        self.rows[: self.count] = kept
+        with SignalsDeferred():
+            kept = self.items(alive)
+            self._within[self.rows[: self.count]] = 0
+            self._within[kept] = 1
+            self.count = len(kept)
+            self.rows[: self.count] = kept
 
     def add(self, rows: Rows) -> None:
-        new = rows[self._within[rows] == 0]
-        self._within[new] = 1
-        if self.count + len(new) > len(self.rows):
-            self.rows = np.concatenate((self.rows, np.empty(len(self.rows) + len(new), np.int64)))
-        self.rows[self.count : self.count + len(new)] = new
-        self.count += len(new)
+        with SignalsDeferred():
+            new = rows[self._within[rows] == 0]
+            self._within[new] = 1
+            if self.count + len(new) > len(self.rows):
+                more = np.empty(len(self.rows) + len(new), np.int64)
+                self.rows = np.concatenate((self.rows, more))
+            self.rows[self.count : self.count + len(new)] = new
+            self.count += len(new)

@@ -14,6 +14,11 @@ an item that is gone. So there is no lock, and nothing in the rows changes when 
 
 In memory, pages below the floor go back to the kernel: a table takes what its steps compress to,
 however much room its ring would have.
+
+# NOTE [put and commit]
+Values are put into the ring, then a kernel writes the rows that show them; a signal may come in
+between. So `put` changes nothing that a second `put` of the same values would see, and `commit`
+notes where they are once the rows are there.
 """
 
 from __future__ import annotations
@@ -114,6 +119,7 @@ class CompressedRing:
         self.head = -(-int(self._words[HEAD]) // self.size) * self.size
         self._begins = np.full(layout.rows, self.head)  # of the first value of each row
         self._tail = 0  # no older step is readable by its values
+        self._put: tuple[Packed, int] | None = None  # and the id of the first row; not committed
         self._given_back = self.head
         self._raise(self.head)
 
@@ -203,8 +209,9 @@ class CompressedRing:
 
     def put(self, packed: Packed, cursor: int) -> None:
         """Put the values into the ring, and their positions into the locators. The rows that show
-        them are written next, from id ``cursor`` on.
+        them are written next, from id ``cursor`` on; then comes `commit`.
         """
+        self._put = packed, cursor
         end = packed.end
         oldest = cursor - self._rows  # its row is about to be overwritten
         natural = int(self._begins[oldest % self._rows]) if oldest >= 0 else 0
@@ -222,10 +229,20 @@ class CompressedRing:
             packed.positions, packed.counts, packed.owners, strict=True
         ):
             packed.locators[which][step] = position, count
-        for row, first in enumerate(packed.firsts):
-            begin = packed.positions[first] if first < len(packed.positions) else end
-            self._begins[(cursor + row) % self._rows] = begin
-        self.head = self._words[HEAD] = end
+
+    def commit(self, cursor: int) -> None:
+        """Note where the values are that were put last, unless their rows were not written: the
+        next id is ``cursor``. May be repeated.
+        """
+        if self._put is None:
+            return
+        packed, at = self._put
+        if cursor > at:
+            for row, first in enumerate(packed.firsts):
+                begin = packed.positions[first] if first < len(packed.positions) else packed.end
+                self._begins[(at + row) % self._rows] = begin
+            self.head = self._words[HEAD] = packed.end
+        self._put = None
 
     # -- for checkpoints ---------------------------------------------------------------------------
 
@@ -243,6 +260,7 @@ class CompressedRing:
 
     def begin_above(self, position: int) -> int:
         """Empty the ring. Return its next position, above this one: none is used again."""
+        self._put = None
         self.head = (max(position, self.head) // self.size + 1) * self.size
         self._words[HEAD] = self.head
         self._raise(self.head)

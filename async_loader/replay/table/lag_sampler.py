@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from async_loader.errors import ConfigError
+from async_loader.interrupts import SignalsDeferred
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
@@ -103,6 +104,10 @@ class LagSampler(InnerSampler):
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.insert`."""
+        with SignalsDeferred():  # a call that is repeated passes over what is alive
+            self._insert(rows, priority)
+
+    def _insert(self, rows: Rows, priority: Priorities) -> None:
         new = self.own_items.alive[rows] == 0  # an interrupted call may be repeated
         rows, priority = rows[new], priority[new]
         if not len(rows):
@@ -150,9 +155,10 @@ class LagSampler(InnerSampler):
     def _leave_out(self, version: int, reason: str) -> None:
         rows = np.empty(self.own_items.count, np.int64)
         rows = rows[: self._k.walk(self._after, self._ends[version][0], rows)]
-        self.left_out_by[reason] += len(rows)
-        self.remove(rows)
-        self._ends.pop(version, None)
+        with SignalsDeferred():  # else they are counted again
+            self.left_out_by[reason] += len(rows)
+            self.remove(rows)
+            self._ends.pop(version, None)
 
     @property
     def stale(self) -> int:
@@ -166,13 +172,14 @@ class LagSampler(InnerSampler):
         if not len(rows):
             return
         versions = self._of[rows]
-        for version in np.unique(versions).tolist():
-            self._k.unlink(
-                self._before, self._after, self._ends[version], rows[versions == version]
-            )
-        items.alive[rows] = 0
-        items.count -= len(rows)
-        self.sampler.remove(rows)
+        with SignalsDeferred():  # a call that is repeated passes over what is gone
+            for version in np.unique(versions).tolist():
+                self._k.unlink(
+                    self._before, self._after, self._ends[version], rows[versions == version]
+                )
+            items.alive[rows] = 0
+            items.count -= len(rows)
+            self.sampler.remove(rows)
 
     def forget(self) -> None:
         """Forget the newest version: the table's contents are replaced."""

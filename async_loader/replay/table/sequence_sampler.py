@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from async_loader.interrupts import SignalsDeferred
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import sequence_table as q
 from async_loader.replay.base.row_format import CURSOR, ROWS
@@ -109,21 +110,23 @@ class SequenceSampler(InnerSampler):
             self._k.first_priorities(g, new, self._given, self._shape, self.view.eta, priority)
         else:
             priority = np.full(len(new), np.nan)
-        items.alive[new] = 1
-        items.count += len(new)
-        items.top = max(items.top, int(new.max()) + 1)
-        self.sampler.insert(new, priority)
+        with SignalsDeferred():  # a call that is repeated passes over what is alive
+            items.alive[new] = 1
+            items.count += len(new)
+            items.top = max(items.top, int(new.max()) + 1)
+            self.sampler.insert(new, priority)
 
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`. ``rows`` are steps."""
         items = self.own_items
         gone = np.unique(rows[items.alive[rows] != 0])
         if len(gone):
-            items.alive[gone] = 0
-            items.count -= len(gone)
-            self.sampler.remove(gone)
-            if self.prioritized:
-                self._updated[gone] = np.nan
+            with SignalsDeferred():  # a call that is repeated passes over what is gone
+                items.alive[gone] = 0
+                items.count -= len(gone)
+                self.sampler.remove(gone)
+                if self.prioritized:
+                    self._updated[gone] = np.nan
 
     def update(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.update`. Rows in which no sequence begins are left out."""

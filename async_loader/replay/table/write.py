@@ -92,6 +92,7 @@ class TableWriting(TableRoom):
         fields, (per, between), final, count, streams, flags, given, ids, _ = self.rest
         self._settle_taken()
         self.settle()
+        self._commit_compressed()
         burst, start = self._burst, int(np.count_nonzero(ids >= 0))
         while start < count:
             if self.free is not None:
@@ -120,6 +121,7 @@ class TableWriting(TableRoom):
                     ids,
                     self._changes,
                 )
+            self._commit_compressed()
             self.settle()
             start = stop
         self.rest = None
@@ -133,6 +135,10 @@ class TableWriting(TableRoom):
             self.settle()
         ring.put(packed, cursor)
 
+    def _commit_compressed(self) -> None:
+        if self.ring is not None:
+            self.ring.commit(int(self.g[r.CURSOR]))
+
     def compressed(self) -> int:
         """Return the bytes of the compressed values of steps that are in the table."""
         return 0 if self.ring is None else self.ring.held(int(self.g[r.CURSOR]), self.window)
@@ -145,6 +151,7 @@ class TableWriting(TableRoom):
             self._put_compressed(self.ring, packed)
             final = packed.fields
         super().end_stream(stream, flags, final)
+        self._commit_compressed()
         del packed
 
     def _overwrite(
@@ -168,6 +175,8 @@ class TableWriting(TableRoom):
 
     def finish(self) -> None:
         """Complete what an interrupted call has left. See NOTE [interrupted calls]."""
+        if self.ring is not None:
+            self._commit_compressed()
         unsettled = self._unsettled
         if unsettled[0] or unsettled[1] or unsettled[4]:
             self.settle()
