@@ -178,9 +178,12 @@ def check_device(device: object) -> None:
 
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """Return a tensor on the array's memory, which it keeps alive."""
-    import torch
+    if _torch is not None:  # called for every field of a batch: an import statement costs more
+        tensor: torch.Tensor = _torch.from_numpy(array)
+        return tensor
+    import torch as imported
 
-    return torch.from_numpy(array)
+    return imported.from_numpy(array)
 
 
 def copy_on_cpu(target: torch.Tensor, values: torch.Tensor) -> None:

@@ -76,8 +76,10 @@ class Columns:
         ------
         IndexError
         """
-        if not checked:
-            index = self._in_range(index)
+        return self.gather_checked(index if checked else self._in_range(index))
+
+    def gather_checked(self, index: Index) -> Any:
+        """As `gather`, of indices that are known to be in range and not negative."""
         if self._index is not None:
             index = self._index[index]
         return self._build([take(index) for take in self._takers])
@@ -225,8 +227,13 @@ class _Rows:
         self._blocks = ArrayPool()
         # Of any other array numpy's take would first make a copy, of the whole of it.
         self._takes = array.flags.c_contiguous and array.flags.aligned
+        self._take = array.take
+        self._few = (_BIG - 1) // max(1, self._row_bytes) if self._takes else -1
 
     def __call__(self, index: Index) -> Any:
+        # For small rows what stands here takes as long as the copy, so the usual case comes first.
+        if len(index) <= self._few:
+            return tensors.to_tensor(self._take(index, 0, None, "clip"))
         array = self._array
         if self._row_bytes * len(index) < _BIG:
             out = np.empty((len(index), *self._shape), array.dtype)

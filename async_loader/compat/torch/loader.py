@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch.utils import data as torch_data
 from torch.utils.data import _utils
 
+from async_loader.compat.torch.gather_pass import GatherPass
 from async_loader.compat.torch.order import Drawn
 from async_loader.compat.torch_errors import as_torchs
 from async_loader.dataset import torch_collate
@@ -72,7 +74,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
             raise AssertionError(
                 f"timeout is {self.timeout:g} and there are no workers to wait for: leave it out"
             )
-        return self._begin({})
+        gathered = self._gathers()
+        return self._begin({}) if gathered is None else gathered
 
     def _begin(self, start: dict[str, Any]) -> Pass:
         batches = self._batches()
@@ -80,6 +83,21 @@ class DataLoader(torch_data.DataLoader[T_co]):
             batches.load(start["batches"])
         seed = self._base_seed(batches, start)
         return Pass(self, self._team(batches, seed), batches, seed, start)
+
+    def _gathers(self) -> GatherPass | None:
+        """A pass in which there is nothing to do but to gather rows, where it is such."""
+        if self._tracks or self.persistent_workers or self.pin_memory or self._iterable:
+            return None
+        columns = self._columns()
+        if columns is None:
+            return None
+        count, _ = gather_workers(columns.item_bytes, self.batch_size, self.num_workers)
+        batches = self._batches()
+        if count or not batches.in_range:
+            return None
+        seed = self._base_seed(batches, {})
+        tasks = batches.epoch(0, 0)
+        return GatherPass(columns, tasks, partial(len, self), seed, self.num_workers)
 
     def _base_seed(self, batches: Batches, start: dict[str, Any]) -> int:
         """Return the seeds of a pass's workers, drawn before or after the order,

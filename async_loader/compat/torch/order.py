@@ -98,8 +98,8 @@ class Drawn(SamplerBatches):
             for at in range(start * size, stop, size):
                 batch = index[at : at + size]
                 yield batch.tolist() if self._lists else batch
-        if self._random and not first:
-            # a generator of the user continues from there
+        if self._random and not first and self._torchs.generator is not None:
+            # a generator of the user continues from there; one of this pass alone is not seen
             torch.randperm(len(index), generator=self._drawing())
 
     @property

@@ -1,0 +1,129 @@
+"""compat.torch over arrays: a pass is a gather for each batch, and what torch's pass is for all
+else.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import pytest
+import torch
+from storm_rig import count_points, strike
+from torch.utils import data as theirs
+from torch.utils.data import TensorDataset
+
+from async_loader.compat.torch import DataLoader
+from async_loader.compat.torch.gather_pass import GatherPass
+from async_loader.errors import Broken
+
+ROWS = TensorDataset(torch.arange(30).reshape(10, 3), torch.arange(10))
+
+
+def plain(batches):
+    return [[field.tolist() for field in batch] for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("generator", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_and_generators_are_torchs_after_each_pass(shuffle, generator, workers):
+    found = []
+    for kind, count in ((DataLoader, workers), (theirs.DataLoader, 0)):
+        torch.manual_seed(3)
+        own = torch.Generator().manual_seed(4) if generator else None
+        loader = kind(ROWS, 4, shuffle=shuffle, generator=own, num_workers=count)
+        states = []
+        for _ in range(3):
+            states.append((plain(loader), torch.get_rng_state().tolist()))
+            states.append(own.get_state().tolist() if generator else None)
+        found.append(states)
+    assert found[0] == found[1]
+
+
+def test_a_batch_takes_few_calls():
+    """What stands around a gather of small rows takes as long as the gather."""
+    loader, calls = DataLoader(ROWS, 1, shuffle=True), []
+    epoch = iter(loader)
+    next(epoch)
+    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
+    try:
+        for _ in range(5):
+            next(epoch)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) <= 5 * 10, calls
+
+
+def test_a_pass_is_that_of_torch_but_for_its_batches():
+    loader = DataLoader(ROWS, 4)
+    epoch = iter(loader)
+    assert isinstance(epoch, GatherPass)
+    assert len(epoch) == 3
+    assert epoch._workers == []
+    assert iter(epoch) is epoch
+    assert isinstance(epoch.base_seed, int)
+    with pytest.raises(NotImplementedError, match="pickle the loader"):
+        pickle.dumps(epoch)
+    assert len(next(epoch)[0]) == 4
+    other = plain(iter(loader))  # passes do not touch each other
+    assert len(other) == 3
+    assert plain(epoch) == other[1:]
+    with pytest.raises(StopIteration):
+        next(epoch)
+
+
+def test_a_pass_that_is_closed_has_no_more_batches():
+    epoch = iter(DataLoader(ROWS, 4))
+    next(epoch)
+    epoch.close()
+    epoch.close()
+    assert list(epoch) == []
+
+
+def test_a_batch_that_fails_is_passed_over():
+    epoch = iter(DataLoader(ROWS, 4))
+    gather = epoch._gather
+
+    def fail(index):
+        raise MemoryError
+
+    epoch._gather = fail
+    with pytest.raises(MemoryError):
+        next(epoch)
+    epoch._gather = gather
+    assert plain(epoch) == plain(DataLoader(ROWS, 4))[1:]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_signal_at_any_point_of_next_loses_no_batch(shuffle):
+    def begin():
+        return iter(
+            DataLoader(ROWS, 2, shuffle=shuffle, generator=torch.Generator().manual_seed(1))
+        )
+
+    whole, epoch = plain(begin()), begin()
+    next(epoch), next(epoch)
+    points = count_points(lambda: next(epoch))
+    assert points > 5
+    for at in range(1, points + 1):
+        epoch = begin()
+        given = [next(epoch), next(epoch)]
+        struck = strike(lambda epoch=epoch: next(epoch), at)
+        assert struck.raised is None or isinstance(struck.raised, KeyboardInterrupt), struck
+        if struck.raised is None:
+            given.append(struck.result)
+        torn = epoch._supplier._torn  # the order is a generator, which a signal within it ends
+        if torn:
+            with pytest.raises(Broken, match="ended what gives the order"):
+                next(epoch)
+            assert plain(given) == whole[:2]
+        else:
+            assert plain([*given, *epoch]) == whole, struck.where
+
+
+def test_rows_of_a_view_that_numpy_would_copy_come_in_the_usual_layout():
+    columns = torch.arange(60).reshape(3, 20).t()
+    batch = next(iter(DataLoader(TensorDataset(columns), 4)))[0]
+    assert batch.is_contiguous()
+    assert torch.equal(batch, columns[:4])
