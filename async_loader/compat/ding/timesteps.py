@@ -37,10 +37,10 @@ def timestep_collate(batch: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]
     """
     if not len(batch):
         raise IndexError("the batch has 0 trajectories: collate at least one")
-    first: Any = batch[0]
-    if isinstance(first, list) and first and is_tree_tensor(first[0]):
-        return _of_trees(positions(batch))
     samples: Any = batch
+    first = samples[0]
+    if isinstance(first, list) and first and is_tree_tensor(first[0]):
+        return _of_trees(positions(samples))
     rest = [{key: value for key, value in sample.items() if key != STATE} for sample in samples]
     collated: dict[str, Any] = _steps(default_collate(rest))
     if STATE in first:
