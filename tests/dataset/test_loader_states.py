@@ -9,7 +9,9 @@ import multiprocessing
 import random
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from storm_rig import count_points, strike
 from torch.utils.data import get_worker_info
@@ -86,6 +88,24 @@ class Sampler:
         self.at, self.epoch = state["at"], state["epoch"]
 
 
+class Named:
+    def __getitem__(self, name):
+        return ord(name)
+
+
+class OfArrays:
+    """Gives what iteration over an array gives."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __iter__(self):
+        return iter(self.array)
+
+    def __len__(self):
+        return len(self.array)
+
+
 MAKERS = {
     "epochs": lambda: {"dataset": Epochs()},
     "its own iterator": lambda: {"dataset": Own()},
@@ -93,6 +113,21 @@ MAKERS = {
     "a sampler that rolls over": lambda: {
         "dataset": list(range(N)),
         "sampler": Sampler(),
+        "last_batch": "roll_over",
+    },
+    "numpy's integers that roll over": lambda: {
+        "dataset": list(range(N)),
+        "sampler": OfArrays(np.arange(N)[::-1]),
+        "last_batch": "roll_over",
+    },
+    "tensors that roll over": lambda: {
+        "dataset": list(range(N)),
+        "sampler": OfArrays(torch.arange(N)),
+        "last_batch": "roll_over",
+    },
+    "names that roll over": lambda: {
+        "dataset": Named(),
+        "sampler": OfArrays("abcdefg"),
         "last_batch": "roll_over",
     },
 }
@@ -119,6 +154,12 @@ def _goes_on(name, epochs, at, **how):
         two.load_state_dict(state)
         assert two.state_dict() == state
         assert [_batches(two) for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if name.endswith("roll over")])
+def test_indices_that_roll_over_are_saved_whatever_their_type(name):
+    for epochs, at in ((0, None), (1, None), (1, 1), (2, 3)):
+        _goes_on(name, epochs, at)
 
 
 @given(
