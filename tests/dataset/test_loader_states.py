@@ -44,6 +44,13 @@ class Epochs:
         self.at, self.epoch = state["at"], state["epoch"]
 
 
+class Stream:
+    """Iterable, without a state."""
+
+    def __iter__(self):
+        return iter(range(N))
+
+
 class Own:
     """Its own iterator, set up when it is asked for."""
 
@@ -154,6 +161,54 @@ def _goes_on(name, epochs, at, **how):
         two.load_state_dict(state)
         assert two.state_dict() == state
         assert [_batches(two) for _ in range(3)] == expected
+
+
+class Numbered:
+    """A sampler that is told the epoch, like torch's DistributedSampler."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([(i + self.epoch) % N for i in range(N)])
+
+    def __len__(self):
+        return N
+
+
+@pytest.mark.parametrize("at", [1, 3, None])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: {"dataset": list(range(N)), "shuffle": True},
+        lambda: {"dataset": np.arange(N), "shuffle": True},
+        lambda: {"dataset": list(range(N)), "sampler": Numbered()},
+        lambda: {"dataset": Stream()},
+    ],
+    ids=["shuffled", "in bulk", "a sampler", "a stream"],
+)
+def test_another_epoch_begins_at_the_front_whatever_was_loaded(made, at):
+    one, two, fresh, again = (DataLoader(batch_size=2, seed=5, **made()) for _ in range(4))
+    epoch = iter(one)
+    for _ in range(N if at is None else at):
+        next(epoch, None)
+    state = one.state_dict()
+    two.load_state_dict(state)
+    two.set_epoch(7)
+    fresh.set_epoch(7)
+    again.load_state_dict(json.loads(json.dumps(two.state_dict())))
+    assert again.epoch == 7
+    again.set_epoch(7)  # a sampler is told by its user, as ever
+    expected = _batches(fresh)
+    assert len(expected) == 5
+    assert _batches(two) == _batches(again) == expected
+    two.load_state_dict(state)
+    two.set_epoch(state["epoch"])  # the number of the epoch that was saved
+    if at is None:
+        one.set_epoch(state["epoch"])
+    assert _batches(two) == (_batches(one) if at is None else _batches(epoch))
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name.endswith("roll over")])
