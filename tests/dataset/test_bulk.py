@@ -178,7 +178,7 @@ def test_worker_init_fn_is_called_for_arrays_too(worker_type):
     ):
         list(loader)
     with DataLoader(np.arange(4), 2, worker_init_fn=_refuse, bulk=True) as loader:
-        assert len(list(loader)) == 2  # without workers there is none to call it in
+        assert len(list(loader)) == 2  # it is called in workers alone
 
 
 def test_columns_can_be_made_by_hand():
