@@ -230,19 +230,18 @@ def as_tensor(value: object) -> Any:
     A read-only array is copied: a tensor cannot be read-only, and writing through it would be
     undefined.
     """
-    if isinstance(value, np.generic):
-        value = np.asarray(value)
+    array = np.asarray(value) if isinstance(value, np.generic) else value
     if (
-        not isinstance(value, np.ndarray)
-        or value.dtype.kind not in "biufc"
-        or value.dtype.char in "gG"
+        not isinstance(array, np.ndarray)
+        or array.dtype.kind not in "biufc"
+        or array.dtype.char in "gG"
     ):
         return value
-    if not value.flags.writeable or any(stride < 0 for stride in value.strides):
-        value = value.copy()
-    if not value.dtype.isnative:
-        value = value.astype(value.dtype.newbyteorder("="))
-    return to_tensor(value)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return to_tensor(array)
 
 
 def of_columns(columns: Mapping[str, Any], leave: Callable[[Any], bool]) -> dict[str, Any]:

@@ -255,11 +255,42 @@ def test_places_without_a_step_count_as_stale_as_those_of_a_table_do():
     with Mixture(dict.fromkeys(tables, 1), seed=0) as mixture:
         index = np.array([0, -1, (1 << SOURCE_BIT) + 5, -1])
         assert mixture.numbers(index).tolist() == [0, -1, 1, -1]
+        assert mixture.ids(index).tolist() == [0, -1, 5, -1]
         assert mixture.update(index, x=np.array([10, 11, 12, 13])) == Applied(2, 2)
         assert tables[0].update(np.array([1, -1]), x=np.array([20, 21])) == Applied(1, 1)
         assert mixture.delete(index) == Applied(2, 2)
         assert mixture.delete(np.array([-1, -1])) == Applied(0, 2)
         assert [len(table) for table in tables] == [5, 5]
+
+
+@pytest.mark.parametrize("boundary", ["pad", "cross"])
+def test_update_takes_the_index_of_sequences_with_fields_of_any_shape(boundary):
+    schema = {"x": "int64", "o": Field((3,)), "deep": {"m": Field((2, 2))}, "terminated": "bool"}
+    view = Sequences(4, boundary=boundary)
+    tables = [ReplayBuffer(100, schema) for _ in range(2)]
+    zeros = {
+        "x": np.zeros(30, np.int64),
+        "o": np.zeros((30, 3)),
+        "deep": {"m": np.zeros((30, 2, 2))},
+    }
+    for table in tables:
+        table.extend(**zeros, terminated=np.arange(30) % 6 == 5, stream=0)
+    with (
+        Mixture([(table.source(view=view, seed=0), 1) for table in tables], seed=0) as mixture,
+        AsyncDataLoader(mixture, 16, num_workers=0, batch_format="numpy") as loader,
+    ):
+        index = next(loader)["step_index"]
+        x = mixture.ids(index) + 1000 * mixture.numbers(index)
+        o, m = x[..., None] + np.arange(3) / 10, x[..., None, None] + np.eye(2)
+        there = int((index >= 0).sum())
+        done = loader.update(index, x=x, o=o.astype(np.float32), deep={"m": m})
+        assert done == Applied(there, index.size - there)
+        for number, table in enumerate(tables):
+            ids = np.unique(mixture.ids(index[(index >= 0) & (mixture.numbers(index) == number)]))
+            rows, expected = table.get(ids), ids + 1000 * number
+            assert np.array_equal(rows["x"], expected)
+            assert np.allclose(rows["o"], expected[:, None] + np.arange(3) / 10)
+            assert np.array_equal(rows["deep"]["m"], expected[:, None, None] + np.eye(2))
 
 
 def test_update_and_delete_take_fields_and_rows_in_any_order():

@@ -254,6 +254,58 @@ def test_a_truncated_step_takes_its_final_value_and_nothing_of_the_next_episode(
     assert with_final.mask.all()
 
 
+NOT_FINITE = {
+    "gae": (targets.gae, ("value",), {}),
+    "lambda returns": (targets.lambda_returns, ("value",), {}),
+    "v-trace": (
+        targets.vtrace,
+        ("value", "behaviour_log_prob", "target_log_prob"),
+        {"rho_bar": math.inf, "c_bar": math.inf},
+    ),
+    "retrace": (
+        targets.retrace,
+        ("q_value", "value", "behaviour_log_prob", "target_log_prob"),
+        {},
+    ),
+    "n steps": (targets.n_step_returns, ("value",), {"n_steps": 3}),
+    "rewards": (targets.reward_to_go, (), {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("name", list(NOT_FINITE))
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+@pytest.mark.parametrize("before", [True, False])
+def test_what_is_not_finite_stays_in_its_episode(name, poison, end, before):
+    function, fields, options = NOT_FINITE[name]
+    rng = np.random.default_rng(0)
+    arrays = {field: rng.normal(size=(2, 8)) for field in ("reward", *fields)}
+    arrays[end] = np.zeros((2, 8), np.bool_)
+    arrays[end][:, 3] = True
+    if fields and end == "truncated":
+        arrays["next_value"] = rng.normal(size=(2, 8))
+    bad, other = (slice(0, 4), slice(4, 8)) if before else (slice(4, 8), slice(0, 4))
+    expected = function(**arrays, **options)
+    for field in ("reward", *fields, "next_value"):
+        if field in arrays:
+            poisoned = arrays[field].copy()
+            poisoned[0, bad] = poison
+            found = function(**arrays | {field: poisoned}, **options)
+            for got, clean in zip(found, expected, strict=True):
+                assert np.array_equal(got[0, other], clean[0, other]), field
+                assert np.array_equal(got[1], clean[1]), field
+
+
+def test_a_step_without_a_target_adds_nothing_however_unlikely_its_action_was():
+    arrays = {"reward": np.ones((1, 3)), "value": np.ones((1, 3))}
+    log_probs = np.array([[0.0, 0.0, -800.0]]), np.zeros((1, 3))
+    found = targets.vtrace(**arrays, behaviour_log_prob=log_probs[0], target_log_prob=log_probs[1],
+                           rho_bar=math.inf, gamma=0.5)  # fmt: skip
+    assert found.target.tolist() == [[1.75, 1.5, 1.0]]
+    assert found.advantage.tolist() == [[0.75, 0.5, 0.0]]
+
+
 def test_results_are_float32_unless_the_rewards_are_float64():
     value = torch.ones(2, 3)
     assert targets.gae(torch.ones(2, 3), value).advantage.dtype == np.float32
@@ -381,6 +433,12 @@ def test_bad_settings_are_refused_when_they_are_given(call, text):
         ({"mask": np.ones((2, 1))}, r"mask has shape \[2, 1\], reward \[2, 4\]"),
         ({"bootstrap": np.ones((2, 1))}, r"bootstrap has shape \[2, 1\].* 2 rows, \[2\]"),
         ({"reward": np.full((2, 4), "x")}, "reward is <U1: give numbers"),
+        (
+            {"value": torch.ones(2, 4, dtype=torch.bfloat16)},
+            r"value is a tensor of torch.bfloat16, .*: give numbers",
+        ),
+        ({"value": torch.ones(2, 4).to_sparse()}, "value is a sparse coo tensor .*: give numbers"),
+        ({"value": [[1.0, 2.0], [1.0]]}, "value is no array .*: give numbers"),
     ],
 )
 def test_wrong_shapes_are_refused_with_both_shapes(arrays, text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Literal
@@ -237,7 +238,7 @@ class SamplerBatches(Batches):
             self._restore(loaded)
             if loaded["sampler"] is not None:
                 mark, passed = _mark_of(loaded["sampler"]), 0
-        snapshots.generator, snapshots.entered = self._generator_state(), list(self._carried)
+        snapshots.generator, snapshots.entered = self._generator_state(), self._carried_state()
         if self._track and (mark is not None or walk.stated):
             walk.begin(mark)  # at once: its state may be asked for before the first task
         tasks: Iterator[Any] = self._cut(walk, mark)
@@ -253,7 +254,7 @@ class SamplerBatches(Batches):
             state = {
                 "sampler": None,
                 "generator": self._generator_state(),
-                "carried": list(self._carried),
+                "carried": self._carried_state(),
             }
             return state if snapshots.left is None else {**state, "left": snapshots.left}
         _, kept = snapshots.kept[0]
@@ -280,6 +281,10 @@ class SamplerBatches(Batches):
         carried, self._carried = self._carried, []
         self._carried = yield from walk.cut(mark, carried)
 
+    def _carried_state(self) -> list[Any]:
+        """The indices that are left over, as JSON can hold them: of numpy and torch as ints."""
+        return [_plain(index) for index in self._carried]
+
     def _generator(self) -> Any:
         """The generator of one of torch's random samplers, which decides what comes."""
         inner = getattr(self._sampler, "sampler", self._sampler)
@@ -303,6 +308,13 @@ class SamplerBatches(Batches):
         if self._loaded is not None:
             self._restore(self._loaded)
             self._loaded = {**self._loaded, "generator": None}
+
+
+def _plain(index: Any) -> Any:
+    try:
+        return index if getattr(index, "ndim", 0) else operator.index(index)
+    except TypeError:  # an index may be anything that the dataset takes, such as a name
+        return index
 
 
 def _drawn_again(tasks: Iterator[Any], snapshots: Snapshots) -> Iterator[Any]:

@@ -105,7 +105,8 @@ class DataLoader(Generic[B]):
     collate_fn : callable | None
         A list of items to a batch. Default: as ``torch.utils.data.default_collate``.
     worker_init_fn : callable | None
-        Called with its number in each worker before its first batch.
+        Called with its number in each worker before its first batch; with workers, batches are then
+        not gathered in bulk.
     multiprocessing_context : str | multiprocessing context | None
         "fork", "spawn", "forkserver"; default as in torch, that is, of this Python.
     seed : int | None
@@ -199,9 +200,9 @@ class DataLoader(Generic[B]):
         self._iterable = not hasattr(items, "__getitem__") or _is_torch_iterable(items)
         self._collate = callable_or_none("collate_fn", collate_fn)
         self._batches = self._order(items, shuffle, sampler, batch_sampler, last_batch)
-        self._columns = self._find_columns(bulk)
-        collate = self._collate or (torch_collate.default_collate if self._batched else _converted)
         init = callable_or_none("worker_init_fn", worker_init_fn)
+        self._columns = self._find_columns(bulk, init)
+        collate = self._collate or (torch_collate.default_collate if self._batched else _converted)
         work: Any = MapWork(items, collate, init, batched=self._batched)
         if self._iterable:
             work = StreamWork(items, collate, self.batch_size, init, drop=self._drop)
@@ -249,7 +250,7 @@ class DataLoader(Generic[B]):
         n = _length(items)
         return IndexBatches(n, self.batch_size, last, self.seed, shuffle=shuffle)
 
-    def _find_columns(self, bulk: bool | None) -> Columns | None:
+    def _find_columns(self, bulk: bool | None, init: Callable[[int], Any] | None) -> Columns | None:
         """What to gather in bulk; ``None``: item by item."""
         if bulk is False:
             return None
@@ -262,6 +263,8 @@ class DataLoader(Generic[B]):
             reasons.append("collate_fn: it is not the default one")
         if not self._batched:
             reasons.append("batch_size: it is None, there is nothing to gather")
+        if init is not None and self.num_workers:
+            reasons.append("worker_init_fn: it is called in workers, which have to be there")
         if reasons and bulk:
             raise ConfigError(
                 f"bulk is True and cannot be had ({'; '.join(reasons)}): leave it out, or change "
@@ -333,8 +336,18 @@ class DataLoader(Generic[B]):
         The dataset's copies in worker processes are told when that epoch begins. One whose own
         ``set_epoch`` was called here instead is followed as well, if it keeps the number under
         ``epoch`` or ``_epoch``.
+
+        After `load_state_dict` of a state within an epoch, the number of that epoch keeps the
+        position, and any other number begins at the front.
         """
         self._epoch = whole("epoch", epoch, 0)
+        start = self._start
+        if start is not None and start["epoch"] != self._epoch:
+            if not start.get("finished"):
+                kept = ("version", "seed", "workers")
+                start = {name: start[name] for name in kept if name in start}
+                start.update(yielded=0, batches=None)
+            self._start = {**start, "epoch": self._epoch}
         self._batches.set_epoch(self._epoch)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._epoch)

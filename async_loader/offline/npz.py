@@ -86,8 +86,12 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
     Raises
     ------
     ConfigError
-        If the folder has npz files, or the table is one of another process.
+        If the folder has npz files, the table is one of another process, or a nested field has a
+        key that would come back as another one.
     """
+    schema = table.schema if isinstance(table, ReplayBuffer) else None
+    if schema is not None:
+        _check_keys(schema.structure)
     where = Path(folder)
     if where.is_dir() and any(where.glob("*.npz")):
         raise ConfigError(f"{where} has npz files already: name an empty folder, or a new one")
@@ -97,12 +101,42 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
         for number, episode in enumerate(read_episodes(table)):
             file = where / f"episode-{number:08d}.npz"
             written.append(file)
-            np.savez(file, **_flat(columns_of(episode)))  # type: ignore[arg-type]
+            _save(file, _flat(columns_of(episode)))
     except BaseException:
         for file in written:
             file.unlink(missing_ok=True)
         raise
     return written
+
+
+def _check_keys(structure: tree.Structure, field: str = "") -> None:
+    """Raise ConfigError for the first key that `_nested` would not make again."""
+    if structure is None:
+        return
+    keys, wrong = structure.keys, None
+    if not keys:
+        wrong = "nothing in it"
+    elif structure.kind is dict:
+        others = [key for key in keys if not isinstance(key, str) or "/" in key]
+        if field and not others and all(key.startswith(_TUPLE) for key in keys):
+            others = list(keys)
+        if others:
+            wrong = f"the key {others[0]!r}"
+    if wrong is not None:
+        raise ConfigError(
+            f"{f'field {field!r}' if field else 'the table'} has {wrong}, which an npz file cannot "
+            f"keep: keys are strings without '/', and not all like '{_TUPLE}0'. Name it otherwise"
+        )
+    for key, child in zip(keys, structure.children, strict=True):
+        _check_keys(child, f"{field}.{key}" if field else str(key))
+
+
+def _save(file: Path, arrays: Mapping[str, Array]) -> None:
+    """As ``np.savez``, which has parameters of its own among the names: ``file``."""
+    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as into:
+                np.lib.format.write_array(into, np.asarray(array), allow_pickle=False)
 
 
 def columns_of(episode: Episode) -> dict[str, Any]:

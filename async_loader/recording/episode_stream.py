@@ -12,11 +12,11 @@ from async_loader.recording.env_schema import NEXT, StepFields
 from async_loader.table import Writer
 
 
-def copied(observation: Any) -> Any:
-    """Return a copy of a (nested) observation: environments may write into the one that they
-    returned.
+def copied(value: Any) -> Any:
+    """Return a copy of a (nested) observation or action: environments may write into the
+    observation that they returned, and into the action that they are given.
     """
-    return tree.transform(observation, _copied)
+    return tree.transform(value, _copied)
 
 
 def _copied(leaf: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from async_loader.errors import Closed, ConfigError, SchemaError
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
-from async_loader.recording.episode_stream import EpisodeStream
+from async_loader.recording.episode_stream import EpisodeStream, copied
 from async_loader.recording.opening import writer_of
 from async_loader.table import Table, Writer
 
@@ -100,7 +100,11 @@ class ParallelRecorder:
                         f"agent {agent!r} acts, and has no observation: call reset() before "
                         "step(), and give actions of the agents in env.agents only"
                     )
-            waiting = {agent: {"action": actions[agent], "extra": extra[agent]} for agent in acting}
+            waiting = {
+                # the environment may write into the action that it is given
+                agent: {"action": copied(actions[agent]), "extra": extra[agent]}
+                for agent in acting
+            }
             made = self.env.step(actions)
             self._pending = waiting, made
             self._extra = {}

@@ -10,7 +10,7 @@ import gymnasium
 from async_loader.errors import Closed, ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
-from async_loader.recording.episode_stream import EpisodeStream
+from async_loader.recording.episode_stream import EpisodeStream, copied
 from async_loader.recording.opening import writer_of
 from async_loader.table import Table, Writer
 
@@ -97,8 +97,9 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._fields.check_extra(self._extra)
             if not self._episode.begun:
                 raise ConfigError("no episode has begun: call reset() before step()")
+            kept = copied(action)  # the environment may write into the one that it is given
             made = self.env.step(action)
-            self._pending = action, made, self._extra
+            self._pending = kept, made, self._extra
             self._extra = {}
         action, made, extra = self._pending
         obs, reward, terminated, truncated, _ = made

@@ -85,9 +85,10 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
             if self._obs is None:
                 raise ConfigError("no episode has begun: call reset() before step()")
             self._resets.check()
+            kept = copied(actions)  # environments may write into those that they are given
             made = self.env.step(actions)
             self._resets.note(made)
-            self._pending = actions, made, self._extra
+            self._pending = kept, made, self._extra
             self._extra = {}
         actions, made, extra = self._pending
         obs, reward, terminated, truncated, info = made

@@ -331,7 +331,10 @@ class Mixture:
         return numbers_of(as_ids(index))
 
     def ids(self, index: Any) -> Ids:
-        """Return the ids that the rows have in their own tables: int64, the shape of ``index``."""
+        """Return the ids that the rows have in their own tables: int64, the shape of ``index``.
+
+        -1 for places of a sequence without a step.
+        """
         return own_ids(as_ids(index))
 
     @explain_wrong_names

@@ -33,7 +33,8 @@ def split_by_source(
     ConfigError
         For rows of other mixtures, and values of another length.
     """
-    ids = as_ids(index).reshape(-1)
+    given = as_ids(index)
+    ids, axes = given.reshape(-1), given.shape
     numbers, parts = numbers_of(ids), []
     for number in np.unique(numbers[ids >= 0]).tolist():
         here = numbers == number
@@ -43,7 +44,7 @@ def split_by_source(
                 "give the index of one of its batches"
             )
         picked = [
-            tree.transform(value, partial(_picked, name, here=here))
+            tree.transform(value, partial(_picked, name, here=here, axes=axes))
             for name, value in values.items()
         ]
         parts.append((number, own_ids(ids[here]), picked))
@@ -58,8 +59,10 @@ def in_all(parts: Sequence[Applied], index: Any) -> Applied:
     return Applied(sum(one.applied for one in parts), sum(one.stale for one in parts) + nowhere)
 
 
-def _picked(name: str, value: Any, here: Array) -> Any:
+def _picked(name: str, value: Any, here: Array, axes: tuple[int, ...]) -> Any:
     array = tensors.to_array(value)
+    if len(axes) > 1 and array.shape[: len(axes)] == axes:
+        array = array.reshape(-1, *array.shape[len(axes) :])
     if array.ndim == 0:
         return array
     if len(array) != len(here) and array.size == len(here):

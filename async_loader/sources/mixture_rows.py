@@ -37,8 +37,8 @@ def numbers_of(index: Ids) -> Ids:
 
 
 def own_ids(index: Ids) -> Ids:
-    """Return the ids as the rows' sources gave them."""
-    ids: Ids = index & _OWN
+    """Return the ids as the rows' sources gave them; negative ones, which are no rows, stay so."""
+    ids: Ids = np.where(index < 0, index, index & _OWN)
     return ids
 
 

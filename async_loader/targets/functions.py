@@ -162,10 +162,11 @@ def vtrace(
         )
     steps = Steps(reward, terminated, truncated, mask, value, next_value, bootstrap)
     ratio = _ratio(steps, behaviour_log_prob, target_log_prob)
-    rho, c = np.minimum(rho_bar, ratio), lam * np.minimum(c_bar, ratio)
-    extra = backward(rho * steps.errors(gamma), gamma * c * steps.goes_on)
+    rho = np.where(steps.complete, np.minimum(rho_bar, ratio), 0.0)
+    c, errors = (gamma * lam) * np.minimum(c_bar, ratio), steps.errors(gamma)
+    extra = backward(rho * errors, np.where(steps.goes_on, c, 0.0))
     # v[s + 1] is V(x[s + 1]) and what the later steps add to it
-    advantage = rho * (steps.errors(gamma) + gamma * steps.goes_on * shifted(extra))
+    advantage = rho * (errors + np.where(steps.goes_on, gamma * shifted(extra), 0.0))
     return Advantages(steps.out(advantage), steps.out(steps.value + extra), steps.complete)
 
 
@@ -223,7 +224,7 @@ def retrace(
     steps = Steps(reward, terminated, truncated, mask, value, next_value, bootstrap)
     q = np.where(steps.valid, steps.numbers("q_value", q_value), 0.0)
     c = lam * np.minimum(1.0, _ratio(steps, behaviour_log_prob, target_log_prob))
-    extra = backward(steps.errors(gamma, q), gamma * shifted(c) * steps.goes_on)
+    extra = backward(steps.errors(gamma, q), np.where(steps.goes_on, gamma * shifted(c), 0.0))
     return Targets(steps.out(q + extra), steps.complete)
 
 

@@ -60,7 +60,8 @@ class Steps:
         goes_on = self.goes_on = valid & ~ends
         goes_on[:, :-1] &= valid[:, 1:]
         goes_on[:, -1] = False
-        self.following = goes_on * shifted(self.value)
+        # chosen, not multiplied: 0 times a NaN of another episode is NaN
+        self.following = np.where(goes_on, shifted(self.value), 0.0)
         known = goes_on | (valid & ~self.survives)
         if next_value is not None:
             here = valid & ~known
@@ -124,17 +125,35 @@ def shifted(array: Array) -> Array:
 
 
 def backward(first: Array, factor: Array) -> Array:
-    """``x[t] = first[t] + factor[t] * x[t + 1]``: time runs along the rows of memory meanwhile."""
+    """``x[t] = first[t] + factor[t] * x[t + 1]``: time runs along the rows of memory meanwhile.
+
+    A factor of 0 leaves out what is behind it, also what is not finite.
+    """
     found, factors = np.array(first.T, order="C"), np.ascontiguousarray(factor.T)
     scratch = np.empty(found.shape[1])
-    for t in range(len(found) - 2, -1, -1):
-        np.multiply(factors[t], found[t + 1], out=scratch)
-        found[t] += scratch
+    with np.errstate(invalid="ignore"):
+        for t in range(len(found) - 2, -1, -1):
+            np.multiply(factors[t], found[t + 1], out=scratch)
+            found[t] += scratch
+    if not np.isfinite(found).all():  # rare, and looking at each factor takes longer
+        found[...] = first.T
+        for t in range(len(found) - 2, -1, -1):
+            scratch[...] = 0.0
+            np.multiply(factors[t], found[t + 1], out=scratch, where=factors[t] != 0)
+            found[t] += scratch
     return found.T
 
 
 def _array(name: str, given: Any) -> Array:
-    array = tensors.to_array(given)
+    if tensors.is_tensor(given) and tensors.as_array(given) is None:
+        raise SchemaError(
+            f"{name} is {tensors.said(given)}, which has no array of numpy: give numbers, by "
+            ".float() for example"
+        )
+    try:
+        array = tensors.to_array(given)
+    except ValueError as error:
+        raise SchemaError(f"{name} is no array ({error}): give numbers") from None
     if array.dtype.kind not in "fiub":
         raise SchemaError(f"{name} is {array.dtype}: give numbers")
     return array

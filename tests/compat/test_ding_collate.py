@@ -61,6 +61,13 @@ def test_one_number_per_sample_may_keep_its_axis():
     assert kept["r"].shape == kept["deep"]["r"].shape == kept["seq"][0].shape == (3, 1)
 
 
+def test_strings_of_numpy_are_strings():
+    for samples in ([np.str_("a"), np.str_("b")], [np.bytes_(b"a")]):
+        assert default_collate(samples) is samples
+        assert default_collate([{"s": sample} for sample in samples]) == {"s": samples}
+        assert diff_shape_collate(samples) == samples
+
+
 def test_containers():
     samples = [{"t": (1.0, "x"), "l": [1, [2]], "n": Pair(1, {"z": 2.0}), 5: i} for i in range(2)]
     batch = default_collate(samples)
@@ -125,6 +132,9 @@ class Tree:
     def json(self):
         return self.parts
 
+    def get(self, name):
+        return self.parts[name]
+
 
 Tree.__module__ = "treetensor.torch.tensor"
 
@@ -137,6 +147,8 @@ def test_tree_tensors():
     assert type(tree) is Tree
     assert tree.parts["a"].shape == (3,)
     assert ttorch_collate(trees, json=True, cat_1dim=False)["a"].shape == (3, 1)
+    whole = {"a": torch.zeros(3, 1), "b": {"c": torch.zeros(3, 2)}}
+    assert default_collate(Tree(whole)) is whole
     with pytest.raises(TypeError, match="got dict"):
         ttorch_collate([{"a": torch.zeros(1)}])
 
@@ -221,6 +233,34 @@ def test_timesteps_come_first():
     assert len(out["prev_state"]) == 4
     assert out["prev_state"][0] == (None, batch[1]["prev_state"][0])
     assert batch[0].keys() == before[0].keys()
+
+
+def test_timesteps_within_mappings_are_tensors_too():
+    trajectory = {
+        "n": {"x": [torch.ones(2)] * 3, "y": [1] * 3, "deep": {"z": [torch.zeros(1)] * 3}},
+        "prev_state": [None] * 3,
+    }
+    out = timestep_collate([trajectory] * 2)["n"]
+    assert out["x"].shape == (3, 2, 2)
+    assert out["y"].tolist() == [[1, 1]] * 3
+    assert out["deep"]["z"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_timesteps_of_tree_tensors_are_one_tree_tensor(stated):
+    def step(number, state):
+        parts = {"obs": torch.full((3,), float(number)), "deep": {"reward": torch.zeros(1)}}
+        return Tree({**parts, "prev_state": state} if stated else parts)
+
+    batch = [[step(number, name) for number in range(4)] for name in "ab"]
+    out = timestep_collate(batch)
+    assert type(out) is Tree
+    assert out.parts["obs"][:, :, 0].tolist() == [[n, n] for n in range(4)]
+    assert out.parts["deep"]["reward"].shape == (4, 2)
+    assert getattr(out, "prev_state", None) == ([["a", "b"]] * 4 if stated else None)
+    assert ("prev_state" in batch[0][0].parts) is stated
+    with pytest.raises(ValueError, match=r"lengths \[2, 4\]"):
+        timestep_collate([batch[0], batch[1][:2]])
 
 
 def test_timesteps_need_no_state_but_equal_lengths():

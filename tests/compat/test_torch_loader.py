@@ -168,6 +168,30 @@ def test_batches_of_indices_are_cut_as_torchs_samplers_cut_them(size, drop, rand
     assert torch.equal(generators[0].get_state(), generators[1].get_state())
 
 
+@pytest.mark.parametrize("size", [3, 4, 5, 20, None])
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_a_break_a_generator_is_where_torchs_loader_leaves_it(size, drop, workers):
+    def orders(kind, at):
+        generator = torch.Generator().manual_seed(7)
+        loader = kind(
+            Noisy(10),
+            size,
+            shuffle=True,
+            drop_last=drop and size is not None,
+            generator=generator,
+            num_workers=workers,
+        )
+        for number, _ in enumerate(loader, 1):
+            if number == at:
+                break
+        return generator.get_state().tolist()
+
+    ends = (1, 3) if workers else range(1, 5)
+    for at in ends:
+        assert orders(DataLoader, at) == orders(theirs.DataLoader, at)
+
+
 class Other(RandomSampler):
     def __iter__(self):
         return iter([4, 2])

@@ -14,7 +14,14 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    get_worker_info,
+)
 
 from async_loader.compat.torch import StatefulDataLoader
 
@@ -180,6 +187,11 @@ class OfIterators:
         return N
 
 
+def _of_one_generator(sampler):
+    generator = torch.Generator().manual_seed(7)
+    return {"dataset": list(range(N)), "sampler": sampler(generator), "generator": generator}
+
+
 DATASETS = {
     "stateless stream": lambda: {"dataset": Stateless()},
     "stream of epochs": lambda: {"dataset": Epochs()},
@@ -204,6 +216,12 @@ DATASETS = {
         "dataset": list(range(N)),
         "sampler": RandomSampler(range(N), True, N, generator=torch.Generator().manual_seed(6)),
     },
+    "a random sampler with the loader's generator": lambda: _of_one_generator(
+        lambda generator: RandomSampler(range(N), generator=generator)
+    ),
+    "a subset's sampler with the loader's generator": lambda: _of_one_generator(
+        lambda generator: SubsetRandomSampler(range(N), generator=generator)
+    ),
     "a sampler of epochs": lambda: {"dataset": list(range(N)), "sampler": Sampler()},
     "a batch sampler of epochs": lambda: {
         "dataset": list(range(N)),

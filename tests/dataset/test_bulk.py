@@ -156,12 +156,29 @@ class Own:
         (np.zeros(3), {"collate_fn": list}, "collate_fn: it is not the default one"),
         (Own(), {"collate_fn": list}, "dataset: .*; collate_fn: "),
         (np.zeros(3), {"batch_size": None}, "batch_size: it is None"),
+        (np.zeros(3), {"num_workers": 1, "worker_init_fn": print}, "worker_init_fn: it is called"),
     ],
 )
 def test_true_says_why_it_cannot_be_had(dataset, options, reason):
     with pytest.raises(ConfigError, match=f"bulk is True and cannot be had .*{reason}"):
         DataLoader(dataset, bulk=True, **options)
     DataLoader(dataset, **options)  # it finds out by itself
+
+
+def _refuse(worker):
+    raise LookupError(f"worker {worker} has no licence")
+
+
+@pytest.mark.parametrize("worker_type", ["process", "thread"])
+def test_worker_init_fn_is_called_for_arrays_too(worker_type):
+    how = {"num_workers": 1, "worker_type": worker_type, "worker_init_fn": _refuse}
+    with (
+        DataLoader(np.arange(4), 2, **how) as loader,
+        pytest.raises(LookupError, match="worker 0 has no licence"),
+    ):
+        list(loader)
+    with DataLoader(np.arange(4), 2, worker_init_fn=_refuse, bulk=True) as loader:
+        assert len(list(loader)) == 2  # it is called in workers alone
 
 
 def test_columns_can_be_made_by_hand():

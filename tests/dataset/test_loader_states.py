@@ -9,7 +9,9 @@ import multiprocessing
 import random
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from storm_rig import count_points, strike
 from torch.utils.data import get_worker_info
@@ -40,6 +42,13 @@ class Epochs:
 
     def load_state_dict(self, state):
         self.at, self.epoch = state["at"], state["epoch"]
+
+
+class Stream:
+    """Iterable, without a state."""
+
+    def __iter__(self):
+        return iter(range(N))
 
 
 class Own:
@@ -86,6 +95,24 @@ class Sampler:
         self.at, self.epoch = state["at"], state["epoch"]
 
 
+class Named:
+    def __getitem__(self, name):
+        return ord(name)
+
+
+class OfArrays:
+    """Gives what iteration over an array gives."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __iter__(self):
+        return iter(self.array)
+
+    def __len__(self):
+        return len(self.array)
+
+
 MAKERS = {
     "epochs": lambda: {"dataset": Epochs()},
     "its own iterator": lambda: {"dataset": Own()},
@@ -93,6 +120,21 @@ MAKERS = {
     "a sampler that rolls over": lambda: {
         "dataset": list(range(N)),
         "sampler": Sampler(),
+        "last_batch": "roll_over",
+    },
+    "numpy's integers that roll over": lambda: {
+        "dataset": list(range(N)),
+        "sampler": OfArrays(np.arange(N)[::-1]),
+        "last_batch": "roll_over",
+    },
+    "tensors that roll over": lambda: {
+        "dataset": list(range(N)),
+        "sampler": OfArrays(torch.arange(N)),
+        "last_batch": "roll_over",
+    },
+    "names that roll over": lambda: {
+        "dataset": Named(),
+        "sampler": OfArrays("abcdefg"),
         "last_batch": "roll_over",
     },
 }
@@ -119,6 +161,60 @@ def _goes_on(name, epochs, at, **how):
         two.load_state_dict(state)
         assert two.state_dict() == state
         assert [_batches(two) for _ in range(3)] == expected
+
+
+class Numbered:
+    """A sampler that is told the epoch, like torch's DistributedSampler."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([(i + self.epoch) % N for i in range(N)])
+
+    def __len__(self):
+        return N
+
+
+@pytest.mark.parametrize("at", [1, 3, None])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: {"dataset": list(range(N)), "shuffle": True},
+        lambda: {"dataset": np.arange(N), "shuffle": True},
+        lambda: {"dataset": list(range(N)), "sampler": Numbered()},
+        lambda: {"dataset": Stream()},
+    ],
+    ids=["shuffled", "in bulk", "a sampler", "a stream"],
+)
+def test_another_epoch_begins_at_the_front_whatever_was_loaded(made, at):
+    one, two, fresh, again = (DataLoader(batch_size=2, seed=5, **made()) for _ in range(4))
+    epoch = iter(one)
+    for _ in range(N if at is None else at):
+        next(epoch, None)
+    state = one.state_dict()
+    two.load_state_dict(state)
+    two.set_epoch(7)
+    fresh.set_epoch(7)
+    again.load_state_dict(json.loads(json.dumps(two.state_dict())))
+    assert again.epoch == 7
+    again.set_epoch(7)  # a sampler is told by its user, as ever
+    expected = _batches(fresh)
+    assert len(expected) == 5
+    assert _batches(two) == _batches(again) == expected
+    two.load_state_dict(state)
+    two.set_epoch(state["epoch"])  # the number of the epoch that was saved
+    if at is None:
+        one.set_epoch(state["epoch"])
+    assert _batches(two) == (_batches(one) if at is None else _batches(epoch))
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if name.endswith("roll over")])
+def test_indices_that_roll_over_are_saved_whatever_their_type(name):
+    for epochs, at in ((0, None), (1, None), (1, 1), (2, 3)):
+        _goes_on(name, epochs, at)
 
 
 @given(

@@ -73,6 +73,31 @@ def test_a_table_shows_each_step_as_it_was_and_files_make_an_equal_table(
     assert same(rows(from_npz(folder)), rows(table))
 
 
+def test_an_npz_file_takes_fields_of_any_name(tmp_path):
+    names = ("file", "allow_pickle", "args", "kwds", "f")
+    table = from_episodes([episode(3, 0) | {name: np.arange(3) for name in names}])
+    to_npz(table, tmp_path)
+    assert same(rows(from_npz(tmp_path)), rows(table))
+    with np.load(next(tmp_path.glob("*.npz"))) as loaded:
+        assert set(names) <= set(loaded.files)
+
+
+@pytest.mark.parametrize(
+    ("obs", "text"),
+    [
+        ({"a/b": np.zeros(4), "c": np.zeros(4)}, "field 'obs' has the key 'a/b'"),
+        ({"deep": {3: np.zeros(4)}}, "field 'obs.deep' has the key 3"),
+        ({"_index_0": np.zeros(4)}, "field 'obs' has the key '_index_0'"),
+        ({"deep": ({}, np.zeros(4))}, "field 'obs.deep.0' has nothing in it"),
+    ],
+)
+def test_keys_that_an_npz_file_cannot_keep_are_refused_before_it_is_written(tmp_path, obs, text):
+    table = from_episodes([episode(3, 0) | {"obs": obs}])
+    with pytest.raises(ConfigError, match=text):
+        to_npz(table, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_the_observation_after_an_end_comes_in_three_ways_with_one_result():
     whole = episode(4, truncated=True)
     first, last = whole["obs"][:-1], whole["obs"][-1]

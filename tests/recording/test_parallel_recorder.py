@@ -10,7 +10,7 @@ import pytest
 gymnasium = pytest.importorskip(
     "gymnasium", reason='gymnasium is not installed: pip install "async_loader[demo]"'
 )
-from recording_rig import Counter, empty, held, made  # noqa: E402
+from recording_rig import Clipping, Counter, empty, held, made  # noqa: E402
 
 from async_loader import RateLimiter, ReplayBuffer  # noqa: E402
 from async_loader.errors import Closed, ConfigError, SchemaError, Timeout  # noqa: E402
@@ -69,6 +69,16 @@ def test_agents_that_leave_end_their_episodes_and_the_others_go_on():
     env.close()
     assert game.closed
     assert held(table) == logs(game)
+
+
+def test_actions_that_the_environment_changes_are_recorded_as_they_were_given():
+    env, table = Together(a=[3], b=[3]), empty()
+    env.games = {name: Clipping() for name in env.games}
+    recorder = ParallelRecorder(env, table)
+    recorder.reset()
+    recorder.step({"a": {"turn": np.float32([3, -4])}, "b": {"turn": np.float32([1, 2])}})
+    recorder.close()
+    assert table.get(np.arange(2))["action"]["turn"].tolist() == [[3, -4], [1, 2]]
 
 
 def test_a_field_named_agent_says_whose_step_it_is():

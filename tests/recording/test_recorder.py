@@ -13,7 +13,7 @@ gymnasium = pytest.importorskip(
     "gymnasium", reason='gymnasium is not installed: pip install "async_loader[demo]"'
 )
 from gymnasium import spaces  # noqa: E402
-from recording_rig import Counter, empty, held, made  # noqa: E402
+from recording_rig import Clipping, Counter, empty, held, made  # noqa: E402
 
 from async_loader import Field, RateLimiter, ReplayBuffer, connect  # noqa: E402
 from async_loader.errors import Closed, ConfigError, SchemaError, Timeout  # noqa: E402
@@ -102,6 +102,16 @@ def test_the_table_equals_that_of_a_loop_that_adds_its_steps_itself():
         np.testing.assert_array_equal(values, kept[False][name], name)
     assert kept[True]["truncated"].any()
     assert kept[True]["obs"].shape[1:] == (3, 4)
+
+
+def test_an_action_that_the_environment_changes_is_recorded_as_it_was_given():
+    table = empty()
+    with Recorder(Clipping(), table) as env:
+        env.reset()
+        for t in range(3):
+            env.step({"turn": np.array([3 + t, -4], np.float32)})
+    turns = table.get(np.arange(3))["action"]["turn"]
+    assert turns.tolist() == [[3 + t, -4] for t in range(3)]
 
 
 def test_next_obs_may_be_a_field_of_its_own():

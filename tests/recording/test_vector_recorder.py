@@ -14,7 +14,7 @@ gymnasium = pytest.importorskip(
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from recording_rig import Counter, empty, held, made  # noqa: E402
+from recording_rig import Clipping, Counter, empty, held, made  # noqa: E402
 
 from async_loader import RateLimiter, ReplayBuffer, connect  # noqa: E402
 from async_loader.errors import Closed, ConfigError, SchemaError, Timeout  # noqa: E402
@@ -183,6 +183,24 @@ def test_what_cannot_be_recorded_says_why():
         VectorRecorder(Counter(), empty())
     with pytest.raises(SchemaError, match="'action'"):
         VectorRecorder(envs, ReplayBuffer(9, schema_of(envs, fields={"action": "int8"})))
+
+
+class ClippingVector(SyncVectorEnv):
+    """Clips the actions of all environments in place before it gives each its own."""
+
+    def step(self, actions):
+        np.clip(actions["turn"], -1, 1, out=actions["turn"])
+        return super().step(actions)
+
+
+def test_actions_that_the_environments_change_are_recorded_as_they_were_given():
+    table = empty()
+    recorder = VectorRecorder(ClippingVector([Clipping, Clipping]), table)
+    recorder.reset()
+    turns = np.array([[3, -4], [1, 2]], np.float32)
+    recorder.step({"turn": turns.copy()})
+    recorder.close()
+    assert table.get(np.arange(2))["action"]["turn"].tolist() == turns.tolist()
 
 
 def test_a_forgotten_reset_is_named():

@@ -34,7 +34,7 @@ def default_collate(
     Parameters
     ----------
     batch : sequence
-        At least one sample.
+        At least one sample; or a tree tensor of a whole batch, which becomes nested dicts.
     cat_1dim : bool
         Whether shape ``(1,)`` becomes ``(B,)``; ``(B, 1)`` otherwise.
     ignore_prefix : sequence of str
@@ -50,9 +50,14 @@ def default_collate(
     RuntimeError
         For tensors of different shapes.
     """
+    if is_tree_tensor(batch):  # of a whole batch
+        parts: Any = batch
+        return parts.json()
     if not len(batch):
         raise IndexError("the batch has 0 samples: collate at least one")
     first = batch[0]
+    if isinstance(first, str | bytes):  # before numpy's scalars: its strings are both
+        return batch
     if isinstance(first, torch.Tensor):
         return stacked(batch, cat_1dim)
     if is_tree_tensor(first):
@@ -61,8 +66,6 @@ def default_collate(
         return stacked([as_tensor(value) for value in batch], cat_1dim)
     if isinstance(first, bool | int | float):
         return numbers(batch)
-    if isinstance(first, str | bytes):
-        return batch
     if isinstance(first, Mapping):
         return {
             key: _field(key, [sample[key] for sample in batch], cat_1dim, ignore_prefix)

@@ -66,6 +66,18 @@ class Drawn(SamplerBatches):
         else:
             self.restore_generator()
 
+    def redraws_from(self, generator: object) -> bool:
+        """Whether `epoch` draws the order of a loaded state again, from this generator, which then
+        has to be in the state from which the epoch drew it.
+        """
+        loaded = self._loaded
+        return (
+            loaded is not None
+            and loaded["sampler"] is None
+            and generator is not None
+            and generator is self._generator()
+        )
+
     def _resume(self) -> None:
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
@@ -90,6 +102,8 @@ class Drawn(SamplerBatches):
         first = self._index is not None
         index = self._index if first else self._drawn()
         self._index = None
+        # a generator of the user continues from there; one of this pass alone is not seen
+        more = self._random and not first and self._torchs.generator is not None
         if not self._sizes:
             yield from index[start:].tolist()
         else:
@@ -97,10 +111,17 @@ class Drawn(SamplerBatches):
             stop = n - n % size if self._sampler.drop_last else n  # type: ignore[attr-defined]
             for at in range(start * size, stop, size):
                 batch = index[at : at + size]
+                if more and len(batch) < size:
+                    # torch's batch sampler reaches the sampler's end before it gives this batch
+                    self._draw_once_more(n)
+                    more = False
                 yield batch.tolist() if self._lists else batch
-        if self._random and not first and self._torchs.generator is not None:
-            # a generator of the user continues from there; one of this pass alone is not seen
-            torch.randperm(len(index), generator=self._drawing())
+        if more:
+            self._draw_once_more(len(index))
+
+    def _draw_once_more(self, n: int) -> None:
+        """Advance the generator as torch's sampler does at its end; the user's draws follow."""
+        torch.randperm(n, generator=self._drawing())
 
     @property
     def _draws_globally(self) -> bool:

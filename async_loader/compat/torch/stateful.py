@@ -110,7 +110,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         if generator is not None and start.get("finished"):
             set_generator(self.generator, generator)
         seed = super()._base_seed(batches, start)
-        if generator is not None and not start.get("finished"):
+        redrawn = isinstance(batches, Drawn) and batches.redraws_from(self.generator)
+        if generator is not None and not start.get("finished") and not redrawn:
             set_generator(self.generator, generator)
         return seed
 
