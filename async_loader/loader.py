@@ -257,7 +257,7 @@ class AsyncDataLoader(Generic[B]):
             batch: B = iterator.held
             return batch
         finally:
-            iterator.held = NOTHING
+            iterator.held, iterator.copy = NOTHING, None
 
     @property
     def end_flag(self) -> bool:

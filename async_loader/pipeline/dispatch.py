@@ -161,7 +161,7 @@ class PlanDispatch:
         """A table without a schema has no reader before its first step, which the plan has waited
         for.
         """
-        reader = self._reader = self._source.reader()
+        reader = self._source.reader()
         if reader is None:
             raise AsyncLoaderError(
                 f"{type(self._source).__name__} planned rows and has no reader for them"
@@ -175,6 +175,7 @@ class PlanDispatch:
             else []
         )
         self._readers = LocalReaders([reader, *others])
+        self._reader = reader  # last: a signal may have ended this before
 
 
 class InlineInput:

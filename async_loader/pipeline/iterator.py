@@ -29,7 +29,7 @@ from typing import Any, Literal
 from async_loader.errors import Closed, Timeout
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Batch, Failure, StreamEnd, Wakeup
+from async_loader.pipeline.batch import Batch, DeviceCopy, Failure, StreamEnd, Wakeup
 from async_loader.pipeline.dispatch import InlineTasks, PlanDispatch, TaskDispatch
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.job_queue import Job
@@ -61,11 +61,15 @@ class BatchIterator(Iterator[Any]):
         Makes what is handed out of a batch. Called in the consumer's thread; may be called again.
     fill : callable | None
         As ``finish``, and it is also given the number of batches that were handed out before.
+    late : callable | None
+        Called before a batch of a device is handed out by a later call than the one that filled it.
 
     Attributes
     ----------
     held : Any
         The batch that is handed out next, a Failure, or NOTHING.
+    copy : DeviceCopy | None
+        Behind ``held``, on a device; to be let go of with it.
     yielded : int
         Batches that `__next__` and `release` handed out.
     closed : bool
@@ -83,9 +87,11 @@ class BatchIterator(Iterator[Any]):
         warns: bool = False,
         finish: Callable[[Any], Any] | None = None,
         fill: Callable[[Any, int], Any] | None = None,
+        late: Callable[[], None] | None = None,
     ) -> None:
         self.meter = LearnerMeter()
         self.held: Any = NOTHING
+        self.copy: DeviceCopy | None = None
         self.yielded = self.skipped = 0
         self.closed = self.exhausted = False
         # kept: an iteration in use outlives a loader that was dropped
@@ -113,6 +119,7 @@ class BatchIterator(Iterator[Any]):
         self._warned = not warns
         self._finish = finish
         self._fill = fill
+        self._late = late
         self._item: Any = NOTHING  # what was found and paid for, and is not read yet
         self._owed = False  # what was found is still in the queue, and its credit is not given back
         self._outcomes = 0
@@ -152,7 +159,7 @@ class BatchIterator(Iterator[Any]):
                         item = self._draw(self._plans) if self._plans is not None else None
                         item = self._queue.front() if item is None else item
                     elif self._iteration.transfer is not None:
-                        self._iteration.transfer.receive_late(item)
+                        self._iteration.transfer.receive_late(item.device)
                     if item is None or os.getpid() != self._pid or not self._take(item):
                         self._hold_next(Deadline(self._timeout_s))
             if self._owed:
@@ -262,6 +269,7 @@ class BatchIterator(Iterator[Any]):
         drawn_here = not (owed or self._fills)
         batches = self.meter.batches + drawn_here
         # No call in between.
+        self.copy = item.device
         self.held, self._owed, self._item, self._lease = batch, owed, NOTHING, item.lease
         self.meter.batches = batches
         item.empty()
@@ -270,6 +278,10 @@ class BatchIterator(Iterator[Any]):
     def _resume(self) -> None:
         """A call before this one was interrupted: what it held comes now."""
         self._core.check()
+        if self._iteration.transfer is not None:
+            self._iteration.transfer.receive_late(self.copy)
+            if self._late is not None:
+                self._late()
         if type(self.held) is Failure and self._on_error == "skip":
             self._skip()
 
@@ -440,7 +452,7 @@ class BatchIterator(Iterator[Any]):
     def release(self) -> None:
         """What was held has been handed on. Safe to repeat."""
         if self.held is not NOTHING:
-            self.held, self.yielded = NOTHING, self.yielded + 1
+            self.held, self.copy, self.yielded = NOTHING, None, self.yielded + 1
 
     def __iter__(self) -> BatchIterator:
         return self
@@ -466,7 +478,7 @@ class BatchIterator(Iterator[Any]):
         try:
             return self.held
         finally:
-            self.held, self.yielded = NOTHING, self.yielded + 1
+            self.held, self.copy, self.yielded = NOTHING, None, self.yielded + 1
 
     def close(self) -> None:
         """Cancel what is under way; idempotent. The workers go on."""

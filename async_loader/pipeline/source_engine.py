@@ -139,6 +139,7 @@ class SourceEngine:
             warns=True,
             finish=finish,
             fill=None if buffers is None else buffers.fill,
+            late=None if buffers is None else buffers.follow_last,
         )
 
     def start(self) -> None:

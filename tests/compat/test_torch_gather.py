@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 
 import pytest
 import torch
@@ -127,3 +128,39 @@ def test_rows_of_a_view_that_numpy_would_copy_come_in_the_usual_layout():
     batch = next(iter(DataLoader(TensorDataset(columns), 4)))[0]
     assert batch.is_contiguous()
     assert torch.equal(batch, columns[:4])
+
+
+def test_threads_that_share_a_pass_get_each_batch_once():
+    count, taken = 4000, []
+    batches = iter(DataLoader(TensorDataset(torch.arange(count)), 1))
+    before, switch = threading.Barrier(4), sys.getswitchinterval()
+
+    def take() -> None:
+        before.wait()
+        while True:
+            try:
+                (number,) = next(batches)
+            except ValueError:  # another one is in it, as with torch's generator
+                continue
+            except StopIteration:
+                return
+            taken.append(int(number))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch)
+    assert sorted(taken) == list(range(count))
+
+
+def test_a_dataset_that_changed_before_the_first_batch_is_refused():
+    data = TensorDataset(torch.arange(6))
+    batches = iter(DataLoader(data, 2))
+    data.tensors = (torch.arange(9),)
+    with pytest.raises(RuntimeError, match="had 6 samples when this pass began, and has 9 now"):
+        next(batches)

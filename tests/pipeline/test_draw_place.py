@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader import AsyncDataLoader, ReplayBuffer, Transitions
-from async_loader.errors import Timeout
+from async_loader.errors import Broken, Timeout
 from async_loader.feeder import connect
 from async_loader.pipeline import source_engine
 from async_loader.pipeline.draw_place import DrawPlace
@@ -214,6 +214,66 @@ def test_a_small_batch_of_a_call_that_was_interrupted_is_safe_on_another_stream(
         fake.drain(other)
         assert (read.values[0] == index).all()
     assert not fake.violations
+
+
+@pytest.mark.parametrize("make", [uniform, wide], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("into", [False, True])
+def test_a_batch_that_an_interrupted_call_had_made_is_safe_on_another_stream(
+    hand_over, monkeypatch, make, into
+):
+    hand_over(ALWAYS)
+    fake, other = FakeBackend(), FakeStream("other")
+    buffer = make()
+    shapes = {"x": ((16,), np.int64), "obs": ((16, buffer.sample(1)["obs"].shape[1]), np.float32)}
+    if "r" in buffer.sample(1):
+        shapes["r"] = ((16,), np.float32)
+    given = {name: fake.empty(*one) for name, one in shapes.items()} if into else None
+    with AsyncDataLoader(buffer, 16, device=fake, seed=7, into=given, timeout_s=60) as loader:
+        for _ in range(3):
+            next(loader)
+
+        def interrupt(*_: object) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(type(loader._iterator.meter), "waited", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(loader)
+        assert loader.stats().interrupted == 1
+        with fake.stream(other):
+            batch = next(loader)
+            index, read = batch["index"].numpy(), fake.launch(batch["x"])
+            del batch
+        fake.drain(other)
+        assert (read.values[0] == index).all()
+    assert not fake.violations
+
+
+def test_a_device_that_is_lost_breaks_a_loader_of_small_batches_for_good(hand_over):
+    hand_over(ALWAYS)
+
+    class Lost(FakeBackend):
+        lost = False
+
+        def _copy(self, *arguments):
+            if self.lost:
+                raise OSError("the device fell off the bus")
+            return super()._copy(*arguments)
+
+        def record(self, stream=None):
+            if self.lost:
+                raise OSError("the device fell off the bus")
+            return super().record(stream)
+
+    fake = Lost()
+    with AsyncDataLoader(uniform(), 16, device=fake, seed=7, timeout_s=60) as loader:
+        for _ in range(3):
+            next(loader)
+        fake.lost = True
+        for _ in range(3):
+            with pytest.raises(Broken, match="fell off the bus"):
+                next(loader)
+        fake.lost = False
 
 
 def test_a_caller_that_draws_does_not_wait_for_a_device_that_is_late(hand_over):

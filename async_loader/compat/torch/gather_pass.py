@@ -19,7 +19,8 @@ from async_loader.shm.malloc import keep_freed_memory
 class GatherPass(Iterator[Any]):
     """One pass over columns, the result of `iter`.
 
-    A signal loses no batch: the index stays drawn until its batch is handed out.
+    A signal loses no batch: the index stays drawn until its batch is handed out. It is for one
+    thread at a time, as a generator is: a second one gets its ValueError.
 
     Parameters
     ----------
@@ -49,6 +50,7 @@ class GatherPass(Iterator[Any]):
         self._length = length
         self._gather = columns.gather_checked
         self._supplier = IterableTasks(tasks)
+        self._entered = False
 
     def __iter__(self) -> GatherPass:
         return self
@@ -58,18 +60,28 @@ class GatherPass(Iterator[Any]):
         return self._length()
 
     def __next__(self) -> Any:
+        # No call between the two lines, so neither a signal nor another thread.
+        if self._entered:
+            raise ValueError("this pass is at work for another thread")
+        self._entered = True
         supplier = self._supplier
-        if not supplier.draw(NO_WAIT):
-            raise StopIteration
         try:
+            if not supplier.draw(NO_WAIT):
+                raise StopIteration
             batch = self._gather(supplier.drawn)
+        except StopIteration:
+            self._entered = False
+            raise
         except Exception:  # no memory: the next call goes on with the next batch
-            supplier.drawn = NOTHING
+            supplier.drawn, self._entered = NOTHING, False
+            raise
+        except BaseException:
+            self._entered = False
             raise
         try:  # see NOTE [handed out once] in async_loader.pipeline.iterator
             return batch
         finally:
-            supplier.drawn = NOTHING
+            supplier.drawn, self._entered = NOTHING, False
 
     def close(self) -> None:
         """There are no more batches; idempotent."""

@@ -165,6 +165,7 @@ class OutputBuffers:
         _refuse_overlaps([target for buffer in self._buffers for target in _leaves(buffer)])
         # what made the tensors may still be at work on this stream
         self._streams = [writer.current()] * len(self._buffers)
+        self._turn = 0
         self._covered: tuple[BatchLayout, bool] | None = None
         self._write_each: Callable[[Pairs], None] | None = getattr(writer, "write_each", None)
 
@@ -212,14 +213,25 @@ class OutputBuffers:
             raise ConfigError(*error.args) from None
 
     def covers(self, layout: BatchLayout) -> bool:
-        """Whether each field has a tensor of the caller's, or is delivered on the CPU."""
+        """Whether the batch is a flat dict, and each field has a tensor of the caller's, or is
+        delivered on the CPU.
+        """
         known = self._covered
         if known is None or known[0] is not layout:
-            names = {region.name for region in layout.regions}.difference(self._host_fields)
-            given = self._buffers[0]
-            known = (layout, all(type(given.get(name)) is Target for name in names))
-            self._covered = known
+            given, root = self._buffers[0], layout.structure
+            flat = isinstance(root, tree.Node) and not any(root.children)
+            names = set(root.keys).difference(self._host_fields) if flat else set()
+            all_given = flat and all(type(given.get(name)) is Target for name in names)
+            known = self._covered = (layout, all_given)
         return known[1]
+
+    def follow_last(self) -> None:
+        """Let this thread's current stream wait for the copies of the batch that was filled last,
+        if they were made on another one.
+        """
+        stream, former = self._writer.current(), self._streams[self._turn]
+        if stream != former:
+            self._writer.follow(former)
 
     def fill(self, batch: Any, number: int) -> dict[Any, Any]:
         """Copy a batch into the buffer whose turn it is. May be repeated with the same number.
@@ -241,7 +253,7 @@ class OutputBuffers:
         SchemaError
             The batch does not fit. Nothing was written then.
         """
-        turn = number % len(self._buffers)
+        turn = self._turn = number % len(self._buffers)
         pairs: list[tuple[Target, Any]] = []
         made: dict[Any, Any] = self._match(batch, self._buffers[turn], pairs)
         writer = self._writer

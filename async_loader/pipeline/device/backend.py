@@ -287,8 +287,9 @@ class TorchBackend:
 
         alike: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for target, value in pairs:
-            if value.device.type == "cpu":
-                target.copy_(value, non_blocking=True)
+            # torch copies lists of neither conjugates nor negatives
+            if value.device.type == "cpu" or target.is_conj() or target.is_neg():
+                target.copy_(value.detach(), non_blocking=True)
                 continue
             into, of = alike.setdefault(target.dtype, ([], []))
             into.append(target)

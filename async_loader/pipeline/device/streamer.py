@@ -20,8 +20,8 @@ wait until slots are free: where they are short, a batch lies in memory that is 
 slots of these copies are given back when the next batch is copied, by whichever thread.
 A batch of `STAGED_BYTES` at most that lies in no slot is copied on the consumer's current stream,
 whose kernels follow the copy anyway, and its memory is read before the call returns: nothing is in
-flight, and there is no event. Only a consumer that was interrupted before it took such a batch can
-take it on another stream: `receive_late`.
+flight, and there is no event. Only a consumer that was interrupted before it handed a batch out can
+hand it out on another stream: `receive_late`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ slots.
 """
 
 UNSTAGED = Exception()
-"""In place of an error: the batch is to be copied on the side stream."""
+"""In place of an error: the batch has to be copied on the side stream."""
 
 
 class StreamerInput(Protocol):
@@ -194,8 +194,10 @@ class TransferThread:
         """The value of a batch, in the consumer's thread. Does not wait."""
         return batch.value
 
-    def receive_late(self, batch: Batch) -> None:
-        """Before `receive`, where the call that had found the batch was interrupted."""
+    def receive_late(self, copy: DeviceCopy | None) -> None:
+        """Before a batch is handed out by another call than the one that found it, which was
+        interrupted: the current stream may be another one by now.
+        """
 
 
 class PinningThread(TransferThread):
@@ -427,11 +429,14 @@ class Streamer(TransferThread):
             self._protect(copy)
         return batch.value
 
-    def receive_late(self, batch: Batch) -> None:
-        copy, staging = batch.device, self._staging
-        if copy is None or copy.event is not None or staging is None or not copy.blocks:
+    def receive_late(self, copy: DeviceCopy | None) -> None:
+        staging = self._staging
+        if copy is None:
             return
-        if staging.current() != copy.stream:
+        if copy.event is not None:
+            self._await(copy)
+            self._protect(copy)
+        elif staging is not None and copy.blocks and staging.current() != copy.stream:
             staging.follow(copy.stream)
             self._protect(copy)
 
@@ -493,8 +498,8 @@ class Streamer(TransferThread):
         try:
             block, values = staging.upload_here(buffer.root, layout.nbytes, layout.regions)
             batch.value = self._value(layout, buffer, values)
-        except Exception as error:  # of this batch alone, as far as can be known
-            return error
+        except Exception:  # the other way finds out whether it is of this batch alone
+            return UNSTAGED
         batch.device = DeviceCopy((block,), None, staging.current())
         batch.detach()
         return None
