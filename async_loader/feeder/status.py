@@ -52,13 +52,14 @@ class TableStatus(TypedDict):
     size, capacity : int, int | None
         Items that can be drawn; steps that are kept.
     inserted, sampled, deleted : int
-        Items, since the table was made.
+        Items, since the table was made or cleared; a load sets them to what the save says.
     nbytes : int | None
         Shared memory of the full table.
     inserts_per_s, samples_per_s : float
         Rates of now.
     inserts_per_s_mean, samples_per_s_mean : float
-        Since the start.
+        Since the feeder's start, or the last load or clear of the table: what a restore or a load
+        brings is not counted.
     samples_per_insert : float
     waiting : list of str
         Requests that wait, and why: eight at most.

@@ -1,4 +1,4 @@
-"""The HTTP servers of the dashboard and of the metrics: they end with viewers connected, in time."""
+"""The HTTP servers of the dashboard and of the metrics end in time, with viewers connected."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_address_in_use_is_told_from_one_that_cannot_be(serve):
     finally:
         server.close()
     for address in ("foo.invalid", "192.0.2.1", "", "a" * 70):
-        with pytest.raises(ConfigError, match="give (an|the) address of") as said:
+        with pytest.raises(ConfigError, match=r"give (an|the) address of") as said:
             serve(0, address).close()
         assert address in str(said.value)
         assert not isinstance(said.value, AddressInUse)

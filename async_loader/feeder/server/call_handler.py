@@ -201,8 +201,7 @@ class CallHandler:
 
     def _clear(self, session: Session, message: Message, table: TableEntry) -> Message:
         assert isinstance(message.body, Clear)
-        table.buffer.clear()
-        table.scheduler.forget_rows()
+        table.clear()
         return message.reply(Done())
 
     def _balance(self, session: Session, message: Message, table: TableEntry) -> Message:

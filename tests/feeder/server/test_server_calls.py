@@ -127,6 +127,20 @@ def test_what_was_saved_is_there_in_the_next_server(serve, tmp_path):
             table.load("yesterday")
 
 
+def test_rows_of_a_load_are_not_counted_as_inserted_now(serve):
+    with connect(serve()) as client:
+        table = client.table("one")
+        fill(table, 500)
+        table.sample(64)
+        table.save("x")
+        table.clear()
+        table.load("x")
+        found = client.status()["tables"]["one"]
+        assert (found["inserted"], found["sampled"]) == (500, 64)
+        for name in ("inserts_per_s", "samples_per_s"):
+            assert (found[name], found[f"{name}_mean"]) == (0, 0)
+
+
 def test_a_damaged_checkpoint_is_said_to_be_one(serve, tmp_path):
     with connect(serve()) as client:
         table = client.table("one")
