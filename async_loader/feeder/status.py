@@ -70,9 +70,10 @@ class TableStatus(TypedDict):
     writers, readers : int
         That are open.
     rows_in, duplicates, gaps : int
-        Rows received; messages received twice; messages received after a missing one.
+        Steps received and inserted, without final observations and ends of episodes, which are
+        rows of messages too; messages received twice; messages received after a missing one.
     queued_rows, queued_bytes : int
-        Received, and not in the table.
+        Received, and not in the table; rows of messages, see ``rows_in``.
     queue_age_s : float
         Since when the oldest of them waits; 0 if there are none.
     writers_blocked_s : float
