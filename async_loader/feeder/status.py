@@ -83,8 +83,9 @@ class TableStatus(TypedDict):
         Seconds in which readers had room for a batch and the table allowed none a draw, for too few
         items or by its limiter.
     stale : dict of str to int
-        Steps that open readers with ``max_lag`` have left out, those of all such readers together,
-        by reason: they ``became_old``, ``came_old``, or are of an ``other_run`` of their weights.
+        Steps that readers with ``max_lag`` have left out, those of all such readers together,
+        closed ones too, by reason: they ``became_old``, ``came_old``, or are of an ``other_run`` of
+        their weights.
     """
 
     size: int
@@ -134,7 +135,7 @@ class SessionStatus(TypedDict):
         without any it has left. It is listed until it is taken for dead.
     writers, readers : int
     rows_in, batches_out : int
-        Rows received from its open writers; batches sent to its open readers.
+        Steps received from its writers; batches sent to its readers; closed ones too.
     in_flight_bytes : int
         Received, and not in a table.
     lag : int | None

@@ -262,7 +262,7 @@ class CallHandler:
             for number, reader in list(session.readers.items()):
                 if reader.scheduler is table.scheduler:
                     table.scheduler.close(reader)
-                    del session.readers[number]
+                    session.close_reader(number)
                     if reader.asks is None:
                         text = f"table {table.name!r} was loaded: open its readers again"
                         self._dispatcher.error(
