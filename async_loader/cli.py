@@ -100,12 +100,14 @@ def demo(
         LiveReport,
         QuietReport,
         require_plots,
+        check_curve,
         summary_json,
         write_curve,
     )
     from async_loader.demo.run import run
     from async_loader.demo.settings import Settings
     from async_loader.errors import AsyncLoaderError, ConfigError, MissingExtra
+    from async_loader.os_errors import explain
 
     try:
         settings = Settings(
@@ -122,6 +124,7 @@ def demo(
     try:
         require_plots()  # before learning, not after it
         require_envs()
+        check_curve(curve)
         if live is not None:
             live.begin(settings)
             if dashboard:
@@ -129,17 +132,27 @@ def demo(
         summary = run(settings, live or QuietReport())
     except AsyncLoaderError as error:
         typer.echo("\n".join([str(error), *getattr(error, "__notes__", ())]), err=True)
-        raise typer.Exit(2 if isinstance(error, MissingExtra) else 1) from None
+        code = 2 if isinstance(error, ConfigError | MissingExtra) else 1
+        raise typer.Exit(code) from None
+    except OSError as error:
+        typer.echo(explain(error), err=True)
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         if live is not None:
             live.stop()
         typer.echo("stopped", err=True)
         raise typer.Exit(130) from None
-    write_curve(summary, curve)
     if live is None:
         typer.echo(summary_json(summary))
     else:
-        live.finish(summary, curve)
+        live.finish(summary)
+    try:  # last: the result is there, whatever the disk does
+        write_curve(summary, curve)
+    except OSError as error:
+        typer.echo(f"the curve was not written: {explain(error)}", err=True)
+        raise typer.Exit(1) from None
+    if live is not None:
+        typer.echo(f"curve in {curve}")
     raise typer.Exit(0 if summary.solved else 1)
 
 

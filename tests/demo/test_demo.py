@@ -521,6 +521,36 @@ def test_the_command_exits_with_1_and_one_json_line_if_not_solved(tmp_path):
     assert curve.read_bytes().startswith(PNG)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("none/curve.png", "No such file or directory: make the folder"), ("", "Is a directory")],
+)
+def test_a_curve_that_cannot_be_written_is_refused_before_learning(
+    tmp_path, monkeypatch, name, reason
+):
+    runs = []
+    monkeypatch.setattr("async_loader.demo.run.run", lambda *_: runs.append(1))
+    result = CliRunner().invoke(app, ["demo", "--curve", str(tmp_path / name)])
+    assert (result.exit_code, runs) == (2, [])
+    assert f"{tmp_path / name}: {reason}" in result.stderr
+    assert "Starting" not in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_a_curve_that_fails_loses_no_result(monkeypatch, options):
+    summary = summary_of(20.0, 480.0)
+    monkeypatch.setattr("async_loader.demo.run.run", lambda *_: summary)
+    result = CliRunner().invoke(app, ["demo", "--curve", "/dev/full", *options])
+    assert result.exit_code == 1
+    if options:
+        assert result.stdout == summary_json(summary) + "\n"
+    else:
+        assert "solved" in result.stdout
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("the curve was not written: No space left on device: free some")
+
+
 def test_ctrl_c_at_a_terminal_ends_all_processes(tmp_path):
     """A terminal sends it to all processes of its group: actors ignore it,
     their parent ends them.
