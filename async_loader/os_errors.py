@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
+from pathlib import Path
 
 _REMEDIES = {
     errno.ENOSPC: "free some of the disk, or name a place on another one",
@@ -18,18 +20,43 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "give a shorter name",
     errno.EMFILE: "raise the limit of open files, as by ulimit -n 65536",
     errno.ENFILE: "raise the machine's limit of open files, fs.file-max",
-    errno.EAGAIN: "raise the limit of processes, ulimit -u, or start fewer",
     errno.ENOMEM: "free some memory",
 }
 
 
-def explain(error: OSError) -> str:
-    """Return one line: the file if it is known, why it failed, and what to do."""
+def explain(error: OSError, path: Path | None = None) -> str:
+    """Return one line: the file if it is known, why it failed, and what to do.
+
+    ``path``: of an error that names none, as those of writes.
+    """
+    if path is not None and error.filename is None:
+        error.filename = str(path)
     names = [os.fsdecode(one) for one in (error.filename, error.filename2) if _is_path(one)]
     reason = error.strerror or str(error) or type(error).__name__
     text = ": ".join([*[" -> ".join(names)] * bool(names), " ".join(reason.split())])
     remedy = _REMEDIES.get(error.errno or 0)
     return text if remedy is None else f"{text}: {remedy}"
+
+
+def check_folder(folder: Path) -> None:
+    """Find out whether files can be made in a folder, which may be made with them.
+
+    Leaves nothing behind.
+
+    Raises
+    ------
+    OSError
+        With the name of the folder.
+    """
+    there = folder
+    try:
+        while not os.path.lexists(there) and there != there.parent:
+            there = there.parent
+        with tempfile.TemporaryFile(dir=there):
+            return
+    except OSError as error:
+        error.filename = str(folder)  # not the temporary one
+        raise
 
 
 def _is_path(value: object) -> bool:

@@ -5,9 +5,10 @@ one line of JSON.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
-import tempfile
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from rich.table import Table
 from async_loader.demo.settings import Episode, Settings, Summary
 from async_loader.errors import ConfigError, MissingExtra
 from async_loader.lifecycle import every
-from async_loader.os_errors import explain
+from async_loader.os_errors import check_folder, explain
 
 JSON_KEYS = (
     "solved",
@@ -139,8 +140,9 @@ def check_curve(path: Path) -> None:
                 return
         if path.exists():  # a device, or a pipe, which waits for its reader
             return
-        with tempfile.TemporaryFile(dir=path.parent):
-            return
+        if not path.parent.exists():
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        check_folder(path.parent)
     except OSError as error:
         error.filename = str(path)  # not the temporary one
         raise ConfigError(f"the curve cannot be written to {explain(error)}") from error

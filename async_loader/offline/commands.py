@@ -21,6 +21,7 @@ from async_loader.offline.shown_tables import (
     rows_table,
 )
 from async_loader.offline.table_episodes import EpisodeIndex, episodes_of
+from async_loader.os_errors import check_folder, explain
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.samplers import Uniform
 
@@ -54,6 +55,10 @@ def import_data(
         raise ConfigError(f"--format {format_}: it is one of {', '.join(FORMATS)}")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"--to {to}: it is there already, name a new folder or an empty one")
+    try:
+        check_folder(to)  # before the data set is read, which may take long
+    except OSError as error:
+        raise ConfigError(f"--to {explain(error)}") from error
     read = FORMATS[format_ or _format_of(source)]
     try:
         table = read(source, capacity=capacity, missing_ends=missing_ends, progress=progress)

@@ -548,7 +548,7 @@ def test_a_curve_that_fails_loses_no_result(monkeypatch, options):
     else:
         assert "solved" in result.stdout
     (line,) = result.stderr.splitlines()
-    assert line.startswith("the curve was not written: No space left on device: free some")
+    assert line.startswith("the curve was not written: /dev/full: No space left on device: free ")
 
 
 def test_ctrl_c_at_a_terminal_ends_all_processes(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import numpy as np
@@ -14,6 +15,7 @@ from async_loader.errors import ConfigError
 from async_loader.histograms import bars, summary
 from async_loader.offline import (
     BadData,
+    commands,
     from_episodes,
     from_hdf5,
     from_minari,
@@ -300,6 +302,30 @@ def test_import_makes_a_checkpoint_that_inspect_describes(tmp_path, kind):
     assert max(map(len, shown.splitlines())) <= 80
     for word in ("next_obs", "float32", "length of episodes", "return of episodes", "index"):
         assert word in shown
+
+
+def test_import_checks_its_target_before_it_reads_the_source(tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setitem(commands.FORMATS, "npz", lambda *_, **__: reads.append(1))
+    (tmp_path / "file").touch()
+    to = tmp_path / "file" / "x"
+    done = CliRunner().invoke(app, ["import", "x.npz", "--to", str(to)])
+    assert (done.exit_code, reads) == (2, [])
+    assert done.stderr.startswith(f"--to {to}: Not a directory: ")
+
+
+def test_import_to_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "data")
+
+    to_npz(from_episodes(episodes()), tmp_path / "in")
+    monkeypatch.setattr(ReplayBuffer, "save", full)
+    done = CliRunner().invoke(
+        app, ["import", str(tmp_path / "in"), "--to", str(tmp_path / "deep" / "er")]
+    )
+    assert done.exit_code == 1
+    assert done.stderr.startswith("data: No space left on device: free some of the disk")
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
