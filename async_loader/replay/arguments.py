@@ -22,16 +22,24 @@ TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
 keywords.
 """
 
+_DIGITS = 40  # a longer text is no size, and may be too large for a float
 _INT64 = np.dtype(np.int64)
 _UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
+MOST = 1 << 53
+"""The largest count and size: limiters and rates reckon with floats, which skip integers above."""
+
+
 def positive(name: str, value: object) -> int:
-    """Return ``value`` as an int of 1 or more. Raises ConfigError."""
-    if type(value) is int and value > 0:
+    """Return ``value`` as an int from 1 to `MOST`. Raises ConfigError."""
+    if type(value) is int and 0 < value <= MOST:
         return value
     number = _whole(value)
+    if number is not None and number > MOST:
+        said = value if number.bit_length() < 256 else f"a number of {number.bit_length()} bits"
+        raise ConfigError(f"{name}={said!s}: it must be at most {MOST:,}")
     if number is None or number < 1:
         raise ConfigError(f"{name}={value!r}: it must be a positive integer")
     return number
@@ -98,6 +106,8 @@ def bytes_of(name: str, value: object) -> int:
         raise ConfigError(
             f"{name}={value!r}: a size is a number and a unit, as in '8GiB' or '500MB'"
         )
+    if len(found[1]) > _DIGITS:
+        raise ConfigError(f"{name}='{found[1][:20]}...' is too long: it must be at most {MOST:,}")
     return positive(name, int(float(found[1]) * _UNITS[found[2].upper()]))
 
 
