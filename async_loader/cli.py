@@ -101,8 +101,8 @@ def demo(
     from async_loader.demo.report import (
         LiveReport,
         QuietReport,
-        require_plots,
         check_curve,
+        require_plots,
         summary_json,
         write_curve,
     )

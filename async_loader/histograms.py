@@ -13,7 +13,8 @@ _BARS = 10
 
 def finite(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the finite ones of some numbers."""
-    return values[np.isfinite(values)]
+    found: npt.NDArray[Any] = values[np.isfinite(values)]
+    return found
 
 
 def summary(values: npt.NDArray[Any]) -> dict[str, float | None] | None:
