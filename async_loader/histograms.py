@@ -44,6 +44,6 @@ def bars(values: npt.NDArray[Any]) -> tuple[list[int], list[float]]:
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             counts, edges = np.histogram(values, min(_BARS, len(np.unique(values))))
-    except ValueError:  # a range without room for so many parts, or beyond the largest float
+    except ValueError:  # a range too narrow for these parts, or beyond the largest float
         return [len(values)], [float(values.min()), float(values.max())]
     return counts.tolist(), edges.tolist()

@@ -16,6 +16,7 @@ from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, kind_of
+from async_loader.validation import MOST, within_floats
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
 """Names that a field of a step cannot have: batches contain them, or `ReplayBuffer.add` has such
@@ -28,21 +29,14 @@ _UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
-MOST = 1 << 53
-"""The largest count and size: limiters and rates reckon with floats, which skip integers above."""
-
-
 def positive(name: str, value: object) -> int:
     """Return ``value`` as an int from 1 to `MOST`. Raises ConfigError."""
     if type(value) is int and 0 < value <= MOST:
         return value
     number = _whole(value)
-    if number is not None and number > MOST:
-        said = value if number.bit_length() < 256 else f"a number of {number.bit_length()} bits"
-        raise ConfigError(f"{name}={said!s}: it must be at most {MOST:,}")
     if number is None or number < 1:
         raise ConfigError(f"{name}={value!r}: it must be a positive integer")
-    return number
+    return within_floats(name, number)
 
 
 def whole_seed(seed: object) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.replay.arguments import positive
+from async_loader.validation import within_floats
 
 UNLIMITED: Final = 2**63 - 1
 """The answer of `LimiterState.insertable` and `LimiterState.sampleable` without a limit."""
@@ -208,7 +208,7 @@ def Queue(size: int) -> RateLimiter:
 def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
         raise ConfigError(f"{name}={value!r}: it must be an integer of 1 or more")
-    return positive(name, value)
+    return within_floats(name, operator.index(value))
 
 
 def _number(name: str, value: object) -> float:

@@ -100,13 +100,13 @@ class Session:
         return sum(writer.producer.queued_bytes for writer in self.writers.values())
 
     def close_writer(self, number: int) -> WriterState | None:
-        """Take a writer out; return it, ``None`` if there is none of this number."""
+        """Take a writer out; return it, or ``None`` for an unknown number."""
         writer = self.writers.pop(number, None)
         self._rows_before += 0 if writer is None else writer.rows
         return writer
 
     def close_reader(self, number: int) -> ReaderState | None:
-        """Take a reader out; return it, ``None`` if there is none of this number."""
+        """Take a reader out; return it, or ``None`` for an unknown number."""
         reader = self.readers.pop(number, None)
         self._batches_before += 0 if reader is None else reader.sent
         return reader
