@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,15 +50,16 @@ def doctor(
 
     from async_loader.doctor import examine
 
-    if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(finding) for finding in examine()]))
-        return
-    table = Table("what", "fact", "remedy", header_style="bold")
-    for finding in examine():
-        table.add_row(
-            finding.what, finding.fact, finding.remedy, style="yellow" if finding.remedy else ""
-        )
-    Console().print(table)
+    with _errors():
+        if as_json:
+            typer.echo(json.dumps([dataclasses.asdict(finding) for finding in examine()]))
+            return
+        table = Table("what", "fact", "remedy", header_style="bold")
+        for finding in examine():
+            table.add_row(
+                finding.what, finding.fact, finding.remedy, style="yellow" if finding.remedy else ""
+            )
+        Console().print(table)
 
 
 @app.command()
@@ -99,6 +101,7 @@ def demo(
     from async_loader.demo.report import (
         LiveReport,
         QuietReport,
+        check_curve,
         require_plots,
         summary_json,
         write_curve,
@@ -106,6 +109,7 @@ def demo(
     from async_loader.demo.run import run
     from async_loader.demo.settings import Settings
     from async_loader.errors import AsyncLoaderError, ConfigError, MissingExtra
+    from async_loader.os_errors import explain
 
     try:
         settings = Settings(
@@ -122,6 +126,7 @@ def demo(
     try:
         require_plots()  # before learning, not after it
         require_envs()
+        check_curve(curve)
         if live is not None:
             live.begin(settings)
             if dashboard:
@@ -129,17 +134,27 @@ def demo(
         summary = run(settings, live or QuietReport())
     except AsyncLoaderError as error:
         typer.echo("\n".join([str(error), *getattr(error, "__notes__", ())]), err=True)
-        raise typer.Exit(2 if isinstance(error, MissingExtra) else 1) from None
+        code = 2 if isinstance(error, ConfigError | MissingExtra) else 1
+        raise typer.Exit(code) from None
+    except OSError as error:
+        typer.echo(explain(error), err=True)
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         if live is not None:
             live.stop()
         typer.echo("stopped", err=True)
         raise typer.Exit(130) from None
-    write_curve(summary, curve)
     if live is None:
         typer.echo(summary_json(summary))
     else:
-        live.finish(summary, curve)
+        live.finish(summary)
+    try:  # last: the result is there, whatever the disk does
+        write_curve(summary, curve)
+    except OSError as error:
+        typer.echo(f"the curve was not written: {explain(error, curve)}", err=True)
+        raise typer.Exit(1) from None
+    if live is not None:
+        typer.echo(f"curve in {curve}")
     raise typer.Exit(0 if summary.solved else 1)
 
 
@@ -477,6 +492,7 @@ def _errors() -> Iterator[None]:
     1 for a failure at run time.
     """
     from async_loader.errors import AsyncLoaderError, ConfigError, MissingExtra
+    from async_loader.os_errors import explain
 
     try:
         yield
@@ -484,6 +500,11 @@ def _errors() -> Iterator[None]:
         typer.echo(str(error), err=True)
         code = 2 if isinstance(error, ConfigError | MissingExtra) else 1
         raise typer.Exit(code) from None
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # the program that reads the output has ended
+            raise
+        typer.echo(explain(error), err=True)
+        raise typer.Exit(1) from None
     except ModuleNotFoundError as error:
         if not error.name or error.name.startswith(__package__):
             raise

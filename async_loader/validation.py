@@ -9,6 +9,9 @@ from typing import Any
 
 from async_loader.errors import ConfigError, ResourceLimit
 
+MOST = 1 << 53
+"""The largest count and size: limiters and rates reckon with floats, which skip integers above."""
+
 
 def whole(name: str, value: object, least: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -16,6 +19,14 @@ def whole(name: str, value: object, least: int) -> int:
     number = int(value)
     if number < least:
         raise ConfigError(f"{name} is {number}: give an integer of at least {least}")
+    return number
+
+
+def within_floats(name: str, number: int) -> int:
+    """Return a count or a size, or raise ConfigError for one above `MOST`."""
+    if number > MOST:
+        said = number if number.bit_length() < 256 else f"a number of {number.bit_length()} bits"
+        raise ConfigError(f"{name}={said!s}: it must be at most {MOST:,}")
     return number
 
 

@@ -204,7 +204,7 @@ RANKS["testing"] = [
     "testing conformance debug fake_device fakes",
 ]
 RANKS["observe"] = [
-    "cluster_sessions families dashboard.shard_rows",
+    "cluster_sessions families http_server dashboard.shard_rows",
     "cluster_status feeder_families object_families dashboard.frame",
     "exporter dashboard.history",
     "dashboard.server",

@@ -24,6 +24,8 @@ FLOORS = [
     {"errors", "interrupts"},
     {
         "process_hooks",
+        "os_errors",
+        "histograms",
         "validation",
         "tree",
         "names",
@@ -52,6 +54,8 @@ SAME_FLOOR = FLOORS[1]
 """These modules may import each other in this order: none imports one further right."""
 ORDER = [
     "process_hooks",
+    "os_errors",
+    "histograms",
     "validation",
     "names",
     "lifecycle",

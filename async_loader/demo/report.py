@@ -5,8 +5,10 @@ one line of JSON.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from async_loader.demo.settings import Episode, Settings, Summary
-from async_loader.errors import MissingExtra
+from async_loader.errors import ConfigError, MissingExtra
 from async_loader.lifecycle import every
+from async_loader.os_errors import check_folder, explain
 
 JSON_KEYS = (
     "solved",
@@ -122,6 +125,27 @@ def require_plots() -> None:
         matplotlib is not installed.
     """
     _figure()
+
+
+def check_curve(path: Path) -> None:
+    """Find out before learning whether `write_curve` can write this file; leaves nothing behind.
+
+    Raises
+    ------
+    ConfigError
+    """
+    try:
+        if path.is_file() or path.is_dir():
+            with path.open("ab"):
+                return
+        if path.exists():  # a device, or a pipe, which waits for its reader
+            return
+        if not path.parent.exists():
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        check_folder(path.parent)
+    except OSError as error:
+        error.filename = str(path)  # not the temporary one
+        raise ConfigError(f"the curve cannot be written to {explain(error)}") from error
 
 
 def write_curve(summary: Summary, path: str | Path) -> None:

@@ -91,9 +91,9 @@ class Settings:
         Seeds network, environments, exploration and batches. Two runs with one seed are similar but
         not equal: several processes share the work, and their relative speed varies.
     num_actors : int
-        Processes that step environments.
+        Processes that step environments, 256 at most.
     num_envs : int
-        CartPoles per actor.
+        CartPoles per actor, 4,096 at most.
     window : int
         Number of finished episodes, of the acting policy, in the mean return.
     capacity : int
@@ -123,8 +123,10 @@ class Settings:
     dqn: DqnSettings = field(default_factory=DqnSettings)
 
     def __post_init__(self) -> None:
-        _at_least(0, self, "seed")
-        for name in ("num_actors", "num_envs", "window", "capacity", "publish_every"):
+        _between(0, 2**32 - 1, self, "seed")
+        _between(1, _MOST_ACTORS, self, "num_actors")
+        _between(1, _MOST_ENVS, self, "num_envs")
+        for name in ("window", "capacity", "publish_every"):
             _at_least(1, self, name)
         _at_least(self.dqn.batch_size, self, "warmup_steps")
         _at_least(self.warmup_steps, self, "capacity")
@@ -185,6 +187,9 @@ class Summary:
     policy_lag_s: float
     drawn_policy_lag: float
     episodes: tuple[Episode, ...] = field(repr=False)
+
+
+_MOST_ACTORS, _MOST_ENVS = 256, 4096  # more are a slip: they would fill a machine's memory
 
 
 def _at_least(least: float, settings: object, name: str) -> None:

@@ -190,10 +190,15 @@ def _check_pair(path: Path, public: str, secret: str) -> None:
 
 def _write(path: Path, keys: msgspec.Struct) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        data = msgspec.to_builtins(keys)
-        data.pop("clients", None)
-        file.write(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            data = msgspec.to_builtins(keys)
+            data.pop("clients", None)
+            file.write(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+    except OSError as error:  # of a full disk
+        os.unlink(path)  # half a file is no key, and bars the name
+        error.filename = str(path)
+        raise
 
 
 def _read(path: Path, kind: type[F]) -> F:

@@ -52,13 +52,14 @@ class TableStatus(TypedDict):
     size, capacity : int, int | None
         Items that can be drawn; steps that are kept.
     inserted, sampled, deleted : int
-        Items, since the table was made.
+        Items, since the table was made or cleared; a load sets them to what the save says.
     nbytes : int | None
         Shared memory of the full table.
     inserts_per_s, samples_per_s : float
         Rates of now.
     inserts_per_s_mean, samples_per_s_mean : float
-        Since the start.
+        Since the feeder's start, or the last load or clear of the table: what a restore or a load
+        brings is not counted.
     samples_per_insert : float
     waiting : list of str
         Requests that wait, and why: eight at most.
@@ -69,9 +70,10 @@ class TableStatus(TypedDict):
     writers, readers : int
         That are open.
     rows_in, duplicates, gaps : int
-        Rows received; messages received twice; messages received after a missing one.
+        Steps received and inserted, without final observations and ends of episodes, which are
+        rows of messages too; messages received twice; messages received after a missing one.
     queued_rows, queued_bytes : int
-        Received, and not in the table.
+        Received, and not in the table; rows of messages, see ``rows_in``.
     queue_age_s : float
         Since when the oldest of them waits; 0 if there are none.
     writers_blocked_s : float
@@ -81,8 +83,9 @@ class TableStatus(TypedDict):
         Seconds in which readers had room for a batch and the table allowed none a draw, for too few
         items or by its limiter.
     stale : dict of str to int
-        Steps that open readers with ``max_lag`` have left out, those of all such readers together,
-        by reason: they ``became_old``, ``came_old``, or are of an ``other_run`` of their weights.
+        Steps that readers with ``max_lag`` have left out, those of all such readers together,
+        closed ones too, by reason: they ``became_old``, ``came_old``, or are of an ``other_run`` of
+        their weights.
     """
 
     size: int
@@ -132,7 +135,7 @@ class SessionStatus(TypedDict):
         without any it has left. It is listed until it is taken for dead.
     writers, readers : int
     rows_in, batches_out : int
-        Rows received from its open writers; batches sent to its open readers.
+        Steps received from its writers; batches sent to its readers; closed ones too.
     in_flight_bytes : int
         Received, and not in a table.
     lag : int | None

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from types import TracebackType
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from async_loader.errors import AddressInUse, ConfigError, MissingExtra
+from async_loader.errors import ConfigError, MissingExtra
 from async_loader.observe.families import Family, Histogram
+from async_loader.observe.http_server import (
+    LimitedHead,
+    ViewerConnections,
+    bind_error,
+    check_where,
+)
 from async_loader.observe.object_families import families_of, known
 
 __all__ = ["Exporter"]
@@ -40,7 +48,7 @@ class Exporter:
     AddressInUse
         If another program has the port.
     ConfigError
-        For an object without such stats, and a port that cannot be.
+        For an object without such stats, and an address or a port that cannot be.
 
     Examples
     --------
@@ -68,7 +76,7 @@ class Exporter:
         return self._server.port
 
     def close(self) -> None:
-        """Stop serving. May be called again."""
+        """Stop serving, and end open connections. May be called again."""
         self._server.close()
 
     def __enter__(self) -> Exporter:
@@ -99,18 +107,21 @@ class MetricsServer:
         self, collect: Callable[[], Iterable[Family]], port: int, address: str = "127.0.0.1"
     ) -> None:
         library = _library()
-        if not 0 <= port <= 65_535:
-            raise ConfigError(f"port={port}: it is a number from 0 to 65535")
+        check_where(address, port)
         registry = library.CollectorRegistry(auto_describe=False)
         library.ProcessCollector(registry=registry)
         registry.register(_Collector(collect))
         try:
-            self._server, self._thread = library.start_http_server(port, address, registry)
-        except OSError as error:
-            raise AddressInUse(
-                f"metrics cannot be served at {address}:{port} ({error.strerror or error}): give "
-                "another port"
-            ) from error
+            self._server = _Server(address, port, library.make_wsgi_app(registry))
+        except (OSError, ValueError) as error:  # ValueError: the address is no name
+            raise bind_error("metrics", address, port, error) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            args=(0.05,),
+            name="async-loader-metrics-http",
+            daemon=True,
+        )
+        self._thread.start()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -127,7 +138,25 @@ class MetricsServer:
             self._closed = True
         self._server.shutdown()
         self._server.server_close()
+        self._server.end_viewers()
         self._thread.join()
+
+
+class _Server(ViewerConnections, WSGIServer):
+    """Prometheus's own server keeps connections open after its end, idle ones without a limit."""
+
+    def __init__(self, address: str, port: int, app: Any) -> None:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, where = found[0][0], found[0][4]
+        super().__init__((where[0], port), _Scrape)
+        self.set_app(app)
+
+
+class _Scrape(LimitedHead, WSGIRequestHandler):
+    timeout = 10.0
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are not logged."""
 
 
 class _Collector:

@@ -20,7 +20,7 @@ _TABLE: tuple[tuple[str, Kind, str, str], ...] = (
     ("table_samples_per_insert", "gauge", "samples_per_insert", "Items sampled per item inserted."),
     ("table_writers", "gauge", "writers", "Writers that are open."),
     ("table_readers", "gauge", "readers", "Readers that are open."),
-    ("table_received_rows", "counter", "rows_in", "Rows received and inserted."),
+    ("table_received_rows", "counter", "rows_in", "Steps received and inserted."),
     ("table_sent_rows", "counter", "rows_out", "Rows of batches sent."),
     ("table_sent_batches", "counter", "batches_out", "Batches sent."),
     ("table_redelivered_batches", "counter", "redelivered", "Batches of returned rows."),
@@ -31,8 +31,8 @@ _TABLE: tuple[tuple[str, Kind, str, str], ...] = (
     ("table_queue_age_seconds", "gauge", "queue_age_s", "Time that the oldest of them waits."),
 )
 _CLIENT: tuple[tuple[str, Kind, str, str], ...] = (
-    ("client_received_rows", "counter", "rows_in", "Rows received from its open writers."),
-    ("client_sent_batches", "counter", "batches_out", "Batches sent to its open readers."),
+    ("client_received_rows", "counter", "rows_in", "Steps received from its writers."),
+    ("client_sent_batches", "counter", "batches_out", "Batches sent to its readers."),
     ("client_in_flight_bytes", "gauge", "in_flight_bytes", "Bytes received, and not in a table."),
     ("client_silent_seconds", "gauge", "silent_s", "Time since the client was last heard."),
     ("client_connected", "gauge", "connected", "1 while a connection of the client is open."),

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from async_loader.errors import ConfigError
+from async_loader.histograms import bars, finite, summary
 from async_loader.offline import from_hdf5, from_minari, from_npz
 from async_loader.offline.bad_data import BadData
-from async_loader.offline.shown_tables import bars_of, fields_of, fields_table, rows_table
+from async_loader.offline.shown_tables import (
+    bars_of,
+    fields_of,
+    fields_table,
+    not_finite_lines,
+    rows_table,
+)
 from async_loader.offline.table_episodes import EpisodeIndex, episodes_of
+from async_loader.os_errors import check_folder, explain
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.samplers import Uniform
 
@@ -25,7 +33,7 @@ FORMATS: dict[str, Callable[..., ReplayBuffer]] = {
     "hdf5": from_hdf5,
     "npz": from_npz,
 }
-_BARS, _ROWS = 10, 5
+_ROWS = 5
 
 
 def import_data(
@@ -47,6 +55,10 @@ def import_data(
         raise ConfigError(f"--format {format_}: it is one of {', '.join(FORMATS)}")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"--to {to}: it is there already, name a new folder or an empty one")
+    try:
+        check_folder(to)  # before the data set is read, which may take long
+    except OSError as error:
+        raise ConfigError(f"--to {explain(error)}") from error
     read = FORMATS[format_ or _format_of(source)]
     try:
         table = read(source, capacity=capacity, missing_ends=missing_ends, progress=progress)
@@ -95,26 +107,16 @@ def _counts(table: ReplayBuffer, index: EpisodeIndex) -> str:
 
 
 def _facts(table: ReplayBuffer, index: EpisodeIndex) -> dict[str, Any]:
-    schema = table.schema
+    schema, returns = table.schema, index.returns
     return {
         "schema": fields_of(schema),
         "steps": len(table),
         "capacity": table.capacity,
         "nbytes": table.nbytes,
         "episodes": len(index.starts),
-        "length": _summary(index.lengths),
-        "return": _summary(index.returns),
-    }
-
-
-def _summary(values: Any) -> dict[str, float] | None:
-    if values is None or not len(values):
-        return None
-    return {
-        "min": float(values.min()),
-        "mean": float(values.mean()),
-        "median": float(np.median(values)),
-        "max": float(values.max()),
+        "length": summary(index.lengths),
+        "return": None if returns is None else summary(returns),
+        "returns_not_finite": 0 if returns is None else len(returns) - len(finite(returns)),
     }
 
 
@@ -131,9 +133,9 @@ def _print(table: ReplayBuffer, index: EpisodeIndex, console: Console) -> None:
 def _histogram(title: str, values: Any, console: Console) -> None:
     if not len(values):
         return
-    bars = min(_BARS, len(np.unique(values)))
-    counts, edges = np.histogram(values, bars)
-    console.out("\n".join(bars_of(title, counts.tolist(), edges.tolist())), highlight=False)
+    known = len(finite(values))
+    lines = bars_of(title, *bars(values)) if known else [title]
+    console.out("\n".join([*lines, *not_finite_lines(len(values) - known)]), highlight=False)
 
 
 def _sample(table: ReplayBuffer, index: EpisodeIndex, console: Console) -> None:

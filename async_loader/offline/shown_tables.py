@@ -52,6 +52,11 @@ def bars_of(title: str, counts: Sequence[int], edges: Sequence[float]) -> list[s
     return lines
 
 
+def not_finite_lines(count: int) -> list[str]:
+    """Return a line for numbers that a histogram leaves out, if there are any."""
+    return [f"{count:,} more are not finite: NaN or infinite"] if count else []
+
+
 def rows_table(schema: Schema, batch: Mapping[str, Any]) -> Table:
     """Return the rows of a batch as a table: their ids, and the fields of a schema."""
     from rich.table import Table

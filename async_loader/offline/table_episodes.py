@@ -47,7 +47,8 @@ class EpisodeIndex(NamedTuple):
         """Return the sum of each episode's rewards."""
         if self.reward is None:
             return None
-        return np.add.reduceat(self.reward, self.starts) if len(self.starts) else self.reward
+        with np.errstate(over="ignore", invalid="ignore"):  # a sum may be infinite, or NaN
+            return np.add.reduceat(self.reward, self.starts) if len(self.starts) else self.reward
 
 
 def episodes_of(table: ReplayBuffer) -> EpisodeIndex:

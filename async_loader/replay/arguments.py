@@ -16,25 +16,27 @@ from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, kind_of
+from async_loader.validation import MOST, within_floats
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
 """Names that a field of a step cannot have: batches contain them, or `ReplayBuffer.add` has such
 keywords.
 """
 
+_DIGITS = 40  # a longer text is no size, and may be too large for a float
 _INT64 = np.dtype(np.int64)
 _UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 def positive(name: str, value: object) -> int:
-    """Return ``value`` as an int of 1 or more. Raises ConfigError."""
-    if type(value) is int and value > 0:
+    """Return ``value`` as an int from 1 to `MOST`. Raises ConfigError."""
+    if type(value) is int and 0 < value <= MOST:
         return value
     number = _whole(value)
     if number is None or number < 1:
         raise ConfigError(f"{name}={value!r}: it must be a positive integer")
-    return number
+    return within_floats(name, number)
 
 
 def whole_seed(seed: object) -> int:
@@ -98,6 +100,8 @@ def bytes_of(name: str, value: object) -> int:
         raise ConfigError(
             f"{name}={value!r}: a size is a number and a unit, as in '8GiB' or '500MB'"
         )
+    if len(found[1]) > _DIGITS:
+        raise ConfigError(f"{name}='{found[1][:20]}...' is too long: it must be at most {MOST:,}")
     return positive(name, int(float(found[1]) * _UNITS[found[2].upper()]))
 
 

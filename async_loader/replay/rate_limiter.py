@@ -10,6 +10,7 @@ from typing import Final
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
+from async_loader.validation import within_floats
 
 UNLIMITED: Final = 2**63 - 1
 """The answer of `LimiterState.insertable` and `LimiterState.sampleable` without a limit."""
@@ -207,13 +208,16 @@ def Queue(size: int) -> RateLimiter:
 def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
         raise ConfigError(f"{name}={value!r}: it must be an integer of 1 or more")
-    return operator.index(value)
+    return within_floats(name, operator.index(value))
 
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise ConfigError(f"{name}={value!r}: it must be a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        raise ConfigError(f"{name} is larger than any float: give a smaller number") from None
 
 
 def _error_buffer(value: object) -> float | tuple[float, float]:

@@ -35,7 +35,7 @@ class TableStats(Stats):
         neither among the items nor saved.
     stale : int
         Items that sources with ``max_lag`` have left out because of the version of their policy,
-        those of all such sources together. They stay in the table.
+        those of all such sources together, closed ones too. They stay in the table.
     compressed_nbytes : int | None
         Bytes of the values of fields with a codec that the table holds now; ``None`` without one.
     compression : float | None

@@ -480,6 +480,9 @@ def test_a_missing_library_is_one_error_that_names_the_extra(monkeypatch, tmp_pa
         {"target": float("nan")},
         {"max_seconds": 0},
         {"seed": -1},
+        {"seed": 2**32},
+        {"num_actors": 100_000},
+        {"num_envs": 10**9},
         {"num_envs": 0},
         {"num_actors": 0},
         {"publish_every": 0},
@@ -519,6 +522,36 @@ def test_the_command_exits_with_1_and_one_json_line_if_not_solved(tmp_path):
     assert json.loads(result.stdout)["solved"] is False
     assert len(result.stdout.strip().splitlines()) == 1
     assert curve.read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("none/curve.png", "No such file or directory: make the folder"), ("", "Is a directory")],
+)
+def test_a_curve_that_cannot_be_written_is_refused_before_learning(
+    tmp_path, monkeypatch, name, reason
+):
+    runs = []
+    monkeypatch.setattr("async_loader.demo.run.run", lambda *_: runs.append(1))
+    result = CliRunner().invoke(app, ["demo", "--curve", str(tmp_path / name)])
+    assert (result.exit_code, runs) == (2, [])
+    assert f"{tmp_path / name}: {reason}" in result.stderr
+    assert "Starting" not in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_a_curve_that_fails_loses_no_result(monkeypatch, options):
+    summary = summary_of(20.0, 480.0)
+    monkeypatch.setattr("async_loader.demo.run.run", lambda *_: summary)
+    result = CliRunner().invoke(app, ["demo", "--curve", "/dev/full", *options])
+    assert result.exit_code == 1
+    if options:
+        assert result.stdout == summary_json(summary) + "\n"
+    else:
+        assert "solved" in result.stdout
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("the curve was not written: /dev/full: No space left on device: free ")
 
 
 def test_ctrl_c_at_a_terminal_ends_all_processes(tmp_path):

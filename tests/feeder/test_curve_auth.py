@@ -327,3 +327,22 @@ def test_no_secret_is_in_a_repr(folder):
     assert isinstance(server, ServerKeys)
     assert server.secret not in repr(server)
     assert alice.secret not in f"{alice} {alice!r}"
+
+
+def test_a_key_that_cannot_be_written_leaves_no_half_of_it(tmp_path, monkeypatch):
+    folder = tmp_path / "keys"
+    real = os.fdopen
+
+    def full(fd, mode):
+        if mode == "wb":
+            other = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(other, fd)
+            os.close(other)
+        return real(fd, mode)
+
+    monkeypatch.setattr("async_loader.feeder.curve_keys.os.fdopen", full)
+    with pytest.raises(OSError, match="No space left") as said:
+        make_keys(folder)
+    assert said.value.filename == str(folder / "server.secret")
+    monkeypatch.undo()
+    assert make_keys(folder) == [folder / "server.secret"]

@@ -111,6 +111,16 @@ def test_inspect_shows_a_feeders_table_and_changes_nothing(client):
     assert (after.size, after.sampled) == (before.size, before.sampled)
 
 
+def test_returns_that_are_not_finite_are_counted_in_a_line(client):
+    with client.table("replay").writer() as writer:
+        for reward in (np.nan, np.inf):
+            obs = {"[red]obs": np.zeros(2)}
+            writer.append(**obs, reward=reward, terminated=True, final_obs=np.zeros(2))
+    shown = inspect(client.address, "replay")
+    assert "parts of 0 that began" in shown.output
+    assert shown.output.count("2 more are not finite: NaN or infinite") == 1
+
+
 def test_tables_without_a_schema_and_with_views_of_sequences_are_shown_too(client):
     later = inspect(client.address, "later")
     assert "it has no schema yet" in later.output

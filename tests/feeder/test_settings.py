@@ -527,6 +527,18 @@ MISTAKES = [
     ("tables: {r: true}", "tables.r: expected a map, got True"),
     ("tables: {r: many}", "'many': a size is a number and a unit, as in '8GiB'"),
     ("tables: {r: {capacity: 0}}", "tables.r: capacity=0: it must be a positive integer"),
+    (
+        "tables: {r: {capacity: 99999999999999999999999999}}",
+        "tables.r: capacity=99999999999999999999999999: it must be at most 9,007,199,254,740,992",
+    ),
+    (
+        "tables: {r: {queue: 99999999999999999999999999}}",
+        "tables.r: size=99999999999999999999999999: it must be at most 9,007,199,254,740,992",
+    ),
+    (
+        "tables: {r: {capacity: 9999999999TiB}}",
+        "tables.r.max_bytes: 10995116276660488372224: it must be at most 9,007,199,254,740,992",
+    ),
     ("tables: {r: {capacity: 10, seed: true}}", "tables.r.seed: expected int, got True"),
     (
         "tables: {r: {capacity: 10, schema: {obs: {dtype: floot32}}}}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import numpy as np
@@ -11,8 +12,10 @@ from typer.testing import CliRunner
 from async_loader import ReplayBuffer
 from async_loader.cli import app
 from async_loader.errors import ConfigError
+from async_loader.histograms import bars, summary
 from async_loader.offline import (
     BadData,
+    commands,
     from_episodes,
     from_hdf5,
     from_minari,
@@ -299,6 +302,61 @@ def test_import_makes_a_checkpoint_that_inspect_describes(tmp_path, kind):
     assert max(map(len, shown.splitlines())) <= 80
     for word in ("next_obs", "float32", "length of episodes", "return of episodes", "index"):
         assert word in shown
+
+
+def test_import_checks_its_target_before_it_reads_the_source(tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setitem(commands.FORMATS, "npz", lambda *_, **__: reads.append(1))
+    (tmp_path / "file").touch()
+    to = tmp_path / "file" / "x"
+    done = CliRunner().invoke(app, ["import", "x.npz", "--to", str(to)])
+    assert (done.exit_code, reads) == (2, [])
+    assert done.stderr.startswith(f"--to {to}: Not a directory: ")
+
+
+def test_import_to_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "data")
+
+    to_npz(from_episodes(episodes()), tmp_path / "in")
+    monkeypatch.setattr(ReplayBuffer, "save", full)
+    done = CliRunner().invoke(
+        app, ["import", str(tmp_path / "in"), "--to", str(tmp_path / "deep" / "er")]
+    )
+    assert done.exit_code == 1
+    assert done.stderr.startswith("data: No space left on device: free some of the disk")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "left"), [(np.nan, 4), (np.inf, 4), (-np.inf, 4), (1e308, 5), ("all nan", 0)]
+)
+def test_inspect_shows_a_table_with_returns_that_are_not_finite(tmp_path, reward, left):
+    with ReplayBuffer(100, {"x": "f4", "reward": "f8", "terminated": "bool"}) as table:
+        for t in range(30):
+            odd = 10 <= t < 12 if reward == 1e308 else t in (4, 5)
+            value = np.nan if reward == "all nan" else reward if odd else 1.0
+            table.add(x=t, reward=value, terminated=t % 5 == 4)
+        table.save(tmp_path / "saved")
+    shown = CliRunner().invoke(app, ["inspect", str(tmp_path / "saved")], env=WIDE)
+    assert shown.exit_code == 0, shown.output
+    assert f"{6 - left} more are not finite: NaN or infinite" in shown.output
+    told = CliRunner().invoke(app, ["inspect", str(tmp_path / "saved"), "--json"])
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    facts = json.loads(told.output, parse_constant=refuse)
+    assert (facts["episodes"], facts["returns_not_finite"]) == (6, 6 - left)
+    assert (facts["return"] or {}).get("mean") == (5.0 if left else None)
+
+
+def test_a_histogram_of_any_finite_numbers_is_made():
+    for values in ([1.0, np.nextafter(1.0, 2.0)], [-1.7e308, 1.7e308], [1e308] * 3 + [1.5e308]):
+        counts, edges = bars(np.array(values))
+        assert (sum(counts), len(edges)) == (len(values), len(counts) + 1)
+        facts = json.dumps(summary(np.array(values)), allow_nan=False)
+        assert json.loads(facts)["min"] == min(values)
 
 
 def test_the_commands_refuse_what_they_cannot_do(tmp_path):

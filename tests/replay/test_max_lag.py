@@ -39,6 +39,11 @@ def test_steps_too_far_behind_the_newest_are_left_out_and_counted():
     assert buffer.stats().stale == 41
     assert versions(buffer.source()) == {0, 1, 2, 3, 4, 5}
     assert len(buffer) == 54
+    source.close()
+    assert buffer.stats().stale == 41
+    buffer.clear()
+    del source
+    assert buffer.stats().stale == 41
 
 
 def test_a_version_that_was_told_counts_as_stored():

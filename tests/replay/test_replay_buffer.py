@@ -23,6 +23,7 @@ from async_loader.errors import CannotSend, ConfigError, OutOfMemory, SchemaErro
 from async_loader.replay import ReplayBuffer
 from async_loader.replay.arguments import bytes_of
 from async_loader.replay.base.row_format import LAST
+from async_loader.replay.rate_limiter import Queue, RateLimiter
 from async_loader.replay.samplers import Draw, Prioritized, Uniform
 from async_loader.replay.table import storage
 from async_loader.replay.views import Transitions
@@ -281,6 +282,17 @@ def test_a_bad_schema_is_refused_by_name(schema: Any, said: str) -> None:
 def test_a_capacity_is_a_positive_integer(capacity: Any) -> None:
     with pytest.raises(ConfigError, match="capacity="):
         ReplayBuffer(capacity)
+
+
+@pytest.mark.parametrize(
+    "capacity", [2**53 + 1, 10**30, 10**5000, "9" * 500 + ".5TB"], ids=["2", "30", "5000", "text"]
+)
+def test_a_capacity_that_floats_cannot_count_is_refused(capacity: Any) -> None:
+    with pytest.raises(ConfigError, match="at most 9,007,199,254,740,992"):
+        ReplayBuffer(capacity)
+    for make in (lambda: RateLimiter(min_size_to_sample=10**30), lambda: Queue(10**30)):
+        with pytest.raises(ConfigError, match="at most 9,007,199,254,740,992"):
+            make()
 
 
 @pytest.mark.parametrize("digits", ["1000000", " 64 ", "1.5", "0"])

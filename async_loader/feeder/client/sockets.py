@@ -285,6 +285,7 @@ class Sockets:
         elif endpoint.startswith("ipc:"):
             self._begin = socket.get_monitor_socket(zmq.EVENT_CONNECTED)
             self._poller.register(self._begin, zmq.POLLIN)
+        _check_port(endpoint)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -300,4 +301,14 @@ class Sockets:
             _EVERYWHERE.sub(lambda _: f"tcp://{host[1]}:", endpoint)
             if host is not None
             else endpoint
+        )
+
+
+def _check_port(endpoint: str) -> None:
+    """Raise ConfigError for a port that there cannot be; libzmq connects to none, for ever."""
+    found = re.match(r"^tcp://.*:([0-9]+)$", endpoint)
+    if found and not (len(found[1]) <= 5 and 0 < int(found[1]) <= 65_535):
+        raise ConfigError(
+            f"address {endpoint[:300]!r}: {found[1][:20]} is no port: give the feeder's, a number "
+            "from 1 to 65535"
         )

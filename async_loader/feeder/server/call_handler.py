@@ -201,8 +201,7 @@ class CallHandler:
 
     def _clear(self, session: Session, message: Message, table: TableEntry) -> Message:
         assert isinstance(message.body, Clear)
-        table.buffer.clear()
-        table.scheduler.forget_rows()
+        table.clear()
         return message.reply(Done())
 
     def _balance(self, session: Session, message: Message, table: TableEntry) -> Message:
@@ -263,7 +262,7 @@ class CallHandler:
             for number, reader in list(session.readers.items()):
                 if reader.scheduler is table.scheduler:
                     table.scheduler.close(reader)
-                    del session.readers[number]
+                    session.close_reader(number)
                     if reader.asks is None:
                         text = f"table {table.name!r} was loaded: open its readers again"
                         self._dispatcher.error(

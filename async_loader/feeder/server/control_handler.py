@@ -158,7 +158,7 @@ class ControlHandler:
         server_state = self._server_state
         self._check_stays()
         served = server_state.table(body.table)
-        before = session.writers.pop(number, None)
+        before = session.close_writer(number)
         if before is not None:
             self._pending_closes.drop(before)
             before.insert_queue.leave(before)
@@ -286,7 +286,7 @@ class ControlHandler:
 
     def _end_reader(self, session: Session, number: int) -> None:
         self._waits.drop((session.number, number))
-        reader = session.readers.pop(number, None)
+        reader = session.close_reader(number)
         if reader is not None:
             reader.scheduler.close(reader)
 
@@ -353,7 +353,7 @@ class ControlHandler:
             if session is None:
                 continue
             if message.type is Type.ACK:
-                session.writers.pop(writer.number, None)
+                session.close_writer(writer.number)
                 writer.insert_queue.leave(writer, closed=True)
             yield session, message
 

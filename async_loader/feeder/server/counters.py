@@ -14,17 +14,26 @@ RATE_S = 2.0
 
 
 class Rates:
-    """How fast two counts grow now, not since the start.
+    """How fast two counts grow now, and on average since `begin`.
 
     Parameters
     ----------
     clock : callable
         Monotonic seconds.
+    first, second : int
+        The counts of now: those of a restored table are not 0.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], first: int = 0, second: int = 0) -> None:
         self._clock = clock
-        self._marks: deque[tuple[float, int, int]] = deque([(clock(), 0, 0)], maxlen=3)
+        self._marks: deque[tuple[float, int, int]] = deque(maxlen=3)
+        self.begin(first, second)
+
+    def begin(self, first: int, second: int) -> None:
+        """Begin anew from these counts, which a load or a clear has set."""
+        self._begun = self._clock(), first, second
+        self._marks.clear()
+        self._marks.append(self._begun)
 
     @property
     def due(self) -> bool:
@@ -40,9 +49,16 @@ class Rates:
         """Return the rate of each a second, over the last `RATE_S` or longer."""
         now = self._clock()
         old = [mark for mark in self._marks if mark[0] + RATE_S <= now] or [self._marks[0]]
-        at, *before = old[-1]
-        seconds = max(now - at, 1e-3)
-        return max(0, first - before[0]) / seconds, max(0, second - before[1]) / seconds
+        return _rates(old[-1], (now, first, second))
+
+    def mean(self, first: int, second: int) -> tuple[float, float]:
+        """Return the rate of each a second, since `begin`."""
+        return _rates(self._begun, (self._clock(), first, second))
+
+
+def _rates(old: tuple[float, int, int], new: tuple[float, int, int]) -> tuple[float, float]:
+    seconds = max(new[0] - old[0], 1e-3)
+    return max(0, new[1] - old[1]) / seconds, max(0, new[2] - old[2]) / seconds
 
 
 class Counters:

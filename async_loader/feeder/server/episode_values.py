@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from async_loader.histograms import bars, summary
 from async_loader.replay.table.newest_episodes import NewestEpisodes
 
-_BARS, _IDS = 10, 5
+_IDS = 5
 
 
 def episodes_plain(found: NewestEpisodes) -> dict[str, Any]:
@@ -31,16 +32,8 @@ def histogram(values: npt.NDArray[Any]) -> dict[str, Any] | None:
 
     What is not finite is left out.
     """
-    values = values[np.isfinite(values)]
-    if not len(values):
+    said = summary(values)
+    if said is None:
         return None
-    bars = min(_BARS, len(np.unique(values)))
-    counts, edges = np.histogram(values, bars)
-    return {
-        "min": float(values.min()),
-        "mean": float(values.mean()),
-        "median": float(np.median(values)),
-        "max": float(values.max()),
-        "counts": counts.tolist(),
-        "edges": edges.tolist(),
-    }
+    counts, edges = bars(values)
+    return {**said, "counts": counts, "edges": edges}

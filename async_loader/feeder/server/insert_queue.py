@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -35,12 +36,13 @@ the answer was lost. Of more, the oldest are forgotten."""
 class Queued:
     """A received insert: since when, on the server's clock.
 
-    ``done`` of its rows are in the table.
+    ``done`` of its rows are in the table. ``count``: its steps, without rows that are none.
     """
 
     steps: Incoming
     nbytes: int
     since: float
+    count: int
     done: int = 0
 
 
@@ -89,7 +91,7 @@ class WriterState:
     heard : float
         When its last INSERT was received, on the server's clock.
     rows : int
-        Rows received.
+        Steps received.
     gap : tuple of (int, int)
         The newest gap: the missing number, and the highest number received beyond it.
     slots : InsertSlots | None
@@ -139,6 +141,8 @@ class InsertQueue:
         Called with the key of each forgotten producer.
     rests : bool
         The table is being loaded: no row goes in.
+    rows, duplicates, gaps : int
+        Steps inserted; inserts received twice; inserts received after a missing one.
     moved : dict of Producer to None
         Producers whose applied inserts are not acknowledged. `InsertHandler` clears it.
     blocked_time : BlockedTime
@@ -163,6 +167,7 @@ class InsertQueue:
         self.on_forget: Callable[[bytes], None] = lambda key: None
         self.moved: dict[Producer, None] = {}
         self.rows = self.duplicates = self.gaps = 0
+        self._taken = 0  # rows of all kinds
         self.rests = False
         self.blocked_time = BlockedTime()
         self.lags: ReceivedLags | None = None
@@ -320,16 +325,16 @@ class InsertQueue:
             assert self.table.schema is not None
             self._made_by = PolicyVersions(self.table.schema)
         made_by = self._made_by.note(steps.columns, producer.versions)
+        count = _steps(steps.flags)
         if made_by and self.lags is not None:
-            count = int(np.count_nonzero(steps.flags & FINAL == 0))
             for policy, version in made_by if count else ():
                 self.lags.add(policy, version, count)
         done, producer.skip = min(producer.skip, len(steps)), 0
-        producer.queue.append(Queued(steps, nbytes, writer.heard, done))
+        producer.queue.append(Queued(steps, nbytes, writer.heard, count, done))
         producer.queued_bytes += nbytes
         producer.queued_rows += len(steps)
         producer.received += 1
-        writer.rows += len(steps)
+        writer.rows += count
         if len(producer.queue) == 1 and not self._advance(producer):
             self._blocked.append(producer)
             self.blocked_time.note(True, writer.heard)
@@ -365,7 +370,9 @@ class InsertQueue:
         first = producer.queue[0]
         before = first.done
         first.done = self.table.insert(first.steps, before)
-        self.rows += first.done - before
+        whole = first.done - before == len(first.steps)
+        self.rows += first.count if whole else _steps(first.steps.flags[before : first.done])
+        self._taken += first.done - before
         if first.done < len(first.steps):
             self._note(producer, first.done)
             return False
@@ -400,12 +407,12 @@ class InsertQueue:
 
     def advance(self) -> bool:
         """Insert waiting messages, one of each producer in turn; return whether a row went in."""
-        before = self.rows
+        before = self._taken
         while self._blocked and self._advance_one(self._blocked[0]):
             producer = self._blocked.popleft()
             if producer.queue:
                 self._blocked.append(producer)
-        return self.rows > before
+        return self._taken > before
 
     def begin_anew(self) -> None:
         """Renumber all streams after a load: they are found by their names."""
@@ -447,3 +454,8 @@ class InsertQueue:
             else f"{count} producers (producer {first} and others)"
         )
         return [(f"{who} to insert: {reason}", min(one.queue[0].since for one in self._blocked))]
+
+
+def _steps(flags: Any) -> int:
+    """Return how many rows are steps: FINAL ones are observations after them, or ends only."""
+    return int(np.count_nonzero(flags & FINAL == 0))

@@ -171,7 +171,7 @@ class SampleQueue:
         if reader is not None and reader.asks == asks:
             return reader
         if reader is not None:
-            del session.readers[number]
+            session.close_reader(number)
             reader.scheduler.close(reader)
         session.check_room("readers")
         wanted = OpenReader(table=body.table, batch_size=body.batch_size, view=body.view)

@@ -53,6 +53,8 @@ class Session:
         The owner of its client's key; ``None`` without keys.
     heard, since : float
         On the server's clock.
+    writers, readers : dict
+        Open ones, by number. `close_writer` and `close_reader` take them out.
     """
 
     number: int = field(repr=False)
@@ -65,6 +67,8 @@ class Session:
     routes: dict[Plane, PeerConnection] = field(default_factory=dict, repr=False)
     writers: dict[int, WriterState] = field(default_factory=dict, repr=False)
     readers: dict[int, ReaderState] = field(default_factory=dict, repr=False)
+    _rows_before: int = field(default=0, repr=False)  # of closed writers: a count never falls
+    _batches_before: int = field(default=0, repr=False)
 
     @property
     def connected(self) -> bool:
@@ -82,18 +86,30 @@ class Session:
 
     @property
     def rows_in(self) -> int:
-        """Rows received from its open writers."""
-        return sum(writer.rows for writer in self.writers.values())
+        """Steps received from its writers, closed ones too."""
+        return self._rows_before + sum(writer.rows for writer in self.writers.values())
 
     @property
     def batches_out(self) -> int:
-        """Batches sent to its open readers."""
-        return sum(reader.sent for reader in self.readers.values())
+        """Batches sent to its readers, closed ones too."""
+        return self._batches_before + sum(reader.sent for reader in self.readers.values())
 
     @property
     def in_flight_bytes(self) -> int:
         """Bytes of its inserts that wait for a table."""
         return sum(writer.producer.queued_bytes for writer in self.writers.values())
+
+    def close_writer(self, number: int) -> WriterState | None:
+        """Take a writer out; return it, or ``None`` for an unknown number."""
+        writer = self.writers.pop(number, None)
+        self._rows_before += 0 if writer is None else writer.rows
+        return writer
+
+    def close_reader(self, number: int) -> ReaderState | None:
+        """Take a reader out; return it, or ``None`` for an unknown number."""
+        reader = self.readers.pop(number, None)
+        self._batches_before += 0 if reader is None else reader.sent
+        return reader
 
     def check_room(self, kind: Literal["writers", "readers"]) -> None:
         """Raise Malformed, LIMIT, if it can open no other of this kind."""

@@ -35,7 +35,7 @@ class TableEntry:
         self.table = NonblockingTable(parts_of(buffer))
         self.insert_queue = InsertQueue(name, self.table, *window)
         self.scheduler = BatchScheduler(name, self.table, limits)
-        self.rates = Rates(clock)
+        self.rates = Rates(clock, *self.table.counts)
         self.ended = False
         self._stats: TableStats | None = None
         self.calls_waiting: Callable[[], list[tuple[str, float]]] = list
@@ -69,6 +69,13 @@ class TableEntry:
         self.table.begin_anew()
         self.insert_queue.begin_anew()
         self.scheduler.forget_rows()
+        self.rates.begin(*self.table.counts)
+
+    def clear(self) -> None:
+        """Remove all items."""
+        self.buffer.clear()
+        self.scheduler.forget_rows()
+        self.rates.begin(*self.table.counts)
 
 
 @dataclass(slots=True, eq=False)

@@ -28,12 +28,11 @@ def status_of(
 
     ``waiting``: see `ControlHandler.waiting`.
     """
-    uptime = counters.uptime_s
     return {
-        "uptime_s": uptime,
+        "uptime_s": counters.uptime_s,
         "draining": server_state.draining,
         "tables": {
-            name: _table(table, server_state, uptime, waiting.get(table, 0))
+            name: _table(table, server_state, waiting.get(table, 0))
             for name, table in server_state.tables.items()
         },
         "sessions_open": len(server_state.sessions),
@@ -89,9 +88,7 @@ def _names(waiting: Mapping[Any, int]) -> Iterator[tuple[str, int]]:
     return ((what[:64], count) for what, count in waiting.items() if isinstance(what, str))
 
 
-def _table(
-    table: TableEntry, server_state: ServerState, uptime: float, unopened: int
-) -> dict[str, Any]:
+def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[str, Any]:
     stats, insert_queue, scheduler = table.stats(), table.insert_queue, table.scheduler
     sessions = list(server_state.sessions)
     writers = [
@@ -101,6 +98,7 @@ def _table(
         if one.insert_queue is insert_queue
     ]
     rates, now = table.rates.now(stats.inserted, stats.sampled), server_state.clock()
+    means = table.rates.mean(stats.inserted, stats.sampled)
     queued_rows, queued_bytes, queued_since = insert_queue.queued()
     waits = (
         [f"{unopened} readers to be opened: it has no schema yet, the first writer brings it"]
@@ -116,8 +114,8 @@ def _table(
         "nbytes": stats.nbytes,
         "inserts_per_s": rates[0],
         "samples_per_s": rates[1],
-        "inserts_per_s_mean": stats.inserted / max(uptime, 1e-9),
-        "samples_per_s_mean": stats.sampled / max(uptime, 1e-9),
+        "inserts_per_s_mean": means[0],
+        "samples_per_s_mean": means[1],
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
         "waiting": [*waits, *_waiting(table)][:_WAITING],
         "policy_lags": {} if insert_queue.lags is None else insert_queue.lags.snapshot(),

@@ -9,14 +9,19 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import HTTPServer
 from importlib import resources
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from async_loader.errors import AddressInUse, ConfigError
 from async_loader.observe.dashboard.history import History
+from async_loader.observe.http_server import (
+    LimitedHead,
+    ViewerConnections,
+    bind_error,
+    check_where,
+)
 
 _QUIET_S = 15.0
 """A comment is sent after this long without a frame, so that a viewer that is gone is noticed."""
@@ -58,17 +63,13 @@ class Dashboard:
         port: int = 8484,
         address: str = "127.0.0.1",
     ) -> None:
-        if not 0 <= port <= 65_535:
-            raise ConfigError(f"port={port}: it is a number from 0 to 65535")
+        check_where(address, port)
         token = None if _is_loopback(address) else secrets.token_urlsafe(24)
         self._history = History(status)
         try:
             self._server = _Server((address, port), self._history, token)
-        except OSError as error:
-            raise AddressInUse(
-                f"the dashboard cannot be served at {address}:{port} ({error.strerror or error}): "
-                "give another port"
-            ) from error
+        except (OSError, ValueError) as error:  # ValueError: the address is no name
+            raise bind_error("the dashboard", address, port, error) from error
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self._server.server_port}/"
         if token is not None:
@@ -85,7 +86,7 @@ class Dashboard:
         self._closed = False
 
     def close(self) -> None:
-        """Stop serving. May be called again."""
+        """Stop serving, and end the connections of viewers. May be called again."""
         if self._closed:
             return
         self._closed = True
@@ -93,6 +94,7 @@ class Dashboard:
         self._history.close()
         self._server.shutdown()
         self._server.server_close()
+        self._server.end_viewers()
         self._thread.join()
 
     def __enter__(self) -> Dashboard:
@@ -107,10 +109,7 @@ class Dashboard:
         self.close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False
-    block_on_close = True  # viewers' threads end with the history
-
+class _Server(ViewerConnections, HTTPServer):
     def __init__(self, where: tuple[str, int], history: History, token: str | None) -> None:
         if ":" in where[0]:
             import socket
@@ -121,11 +120,8 @@ class _Server(ThreadingHTTPServer):
         self.page = resources.files(__package__).joinpath("page.html").read_bytes()
         self.viewers = threading.BoundedSemaphore(_VIEWERS)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A viewer that went away is no error."""
 
-
-class _Viewer(BaseHTTPRequestHandler):
+class _Viewer(LimitedHead):
     server: _Server
     timeout = _SEND_S
     server_version = "async_loader"

@@ -140,6 +140,7 @@ class TableItems:
         self._told: list[Sampler] = []
         # To be detached: a finalizer adds to it, which cannot wait for the lock.
         self.leaving: deque[Sampler] = deque()
+        self.left_out_by: dict[str, int] = {}  # by detached samplers, see LagSampler
         self.prioritized: list[Sampler] = []  # those that use priorities
         self._update_by_id: Callable[..., Any] | None = None
         self._reads_fields: list[Callable[[Ids], None]] = []
@@ -159,6 +160,7 @@ class TableItems:
         other processes know.
         """
         self.leaving, self.across = before.leaving, before.across
+        self.left_out_by = before.left_out_by
         for sampler in before.samplers:
             if not any(one is sampler for one in self._told):
                 self._tell(sampler)
@@ -204,7 +206,13 @@ class TableItems:
 
     def detach(self, sampler: Sampler) -> None:
         """Remove a sampler. May be called again."""
-        self._told = [one for one in self._told if one is not sampler]
+        told = [one for one in self._told if one is not sampler]
+        if len(told) == len(self._told):
+            return
+        left_out = dict(self.left_out_by)
+        for reason, count in getattr(sampler, "left_out_by", {}).items():
+            left_out[reason] = left_out.get(reason, 0) + count
+        self._told, self.left_out_by = told, left_out
         self._sort_told()
 
     def let_go(self) -> None:

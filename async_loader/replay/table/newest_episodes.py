@@ -86,5 +86,6 @@ def _rewards(table: Table, ids: Ids) -> Floats | None:
 
 
 def _sums(values: Floats, starts: Ids) -> Floats:
-    sums: Floats = np.add.reduceat(values, starts) if len(starts) else values
+    with np.errstate(over="ignore", invalid="ignore"):  # a sum may be infinite, or NaN
+        sums: Floats = np.add.reduceat(values, starts) if len(starts) else values
     return sums

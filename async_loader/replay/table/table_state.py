@@ -61,10 +61,12 @@ class TableState(TableAccess):
         return sum(self.stale_by_reason().values())
 
     def stale_by_reason(self) -> dict[str, int]:
-        """As `stale`, by reason: see `LagSampler`. Under the lock."""
-        samplers = () if self._table is None else self.table.samplers
-        found = [one.left_out_by for one in samplers if isinstance(one, LagSampler)]
-        return {reason: sum(one[reason] for one in found) for reason in REASONS}
+        """As `stale`, by reason: see `LagSampler`; detached samplers count on. Under the lock."""
+        if self._table is None:
+            return dict.fromkeys(REASONS, 0)
+        found = [one.left_out_by for one in self.table.samplers if isinstance(one, LagSampler)]
+        found.append(self.table.left_out_by)
+        return {reason: sum(one.get(reason, 0) for one in found) for reason in REASONS}
 
     def own_alone(self) -> None:
         """Raise unless this process may replace the table's contents. Under the lock."""

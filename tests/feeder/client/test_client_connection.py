@@ -125,6 +125,12 @@ def test_a_text_that_is_no_address_is_refused(address):
         connect(address, timeout_s=30)
 
 
+@pytest.mark.parametrize("port", ["99999", "65536", "0", "9" * 5000])
+def test_a_port_that_there_cannot_be_is_refused_at_once(port):
+    with pytest.raises(ConfigError, match=r"is no port: give the feeder's, a number from 1 to"):
+        connect(f"tcp://127.0.0.1:{port}", timeout_s=1)
+
+
 def test_heartbeats_go_on_while_nothing_else_does(feeder, client):
     feeder.until(lambda: feeder.seen[Type.PING] >= 6)
     assert client.stats().sessions == 1

@@ -11,9 +11,11 @@ from async_loader.feeder.wire import (
     REDELIVERED,
     SENT_BEFORE,
     Batch,
+    Clear,
     End,
     Error,
     ErrorCode,
+    Message,
     Ping,
     Plane,
     Priorities,
@@ -486,6 +488,41 @@ def test_rates_are_those_of_now_and_means_have_a_name_of_their_own():
         assert table["inserts_per_s"] == 0
         assert table["inserts_per_s_mean"] == pytest.approx(200 / 18, rel=0.3)
         assert table["samples_per_s"] == 0
+
+
+def test_rates_of_a_table_that_was_restored_begin_with_its_counts():
+    table = ReplayBuffer(1000, SCHEMA, seed=0)
+    table.extend(x=np.arange(500), done=np.zeros(500, bool))
+    table.sample(100)
+    with Rig({"t": table}) as rig:
+        peer = rig.peer()
+        rig.pass_time(1.0)
+        found = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        assert found["inserted"] == 500
+        for name in ("inserts_per_s", "samples_per_s"):
+            assert (found[name], found[f"{name}_mean"]) == (0, 0)
+        peer.open_writer()
+        peer.insert(0, range(20))
+        rig.pass_time(1.0)
+        found = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        assert found["inserts_per_s_mean"] == pytest.approx(10, rel=0.3)
+
+
+def test_rates_begin_anew_when_a_table_is_cleared():
+    with Rig() as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(500))
+        for _ in range(4):
+            rig.pass_time(1.0)
+        clear = Message(Clear(table="t"), 0, 1, 0)
+        rig.server._calls._clear(None, clear, rig.server_state.tables["t"])
+        peer.insert(1, range(20))
+        rig.pass_time(1.0)
+        found = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        assert found["inserted"] == 20
+        assert found["inserts_per_s"] == pytest.approx(20, rel=0.3)
+        assert found["inserts_per_s_mean"] == pytest.approx(20, rel=0.3)
 
 
 def test_many_that_wait_for_the_same_are_one_line():

@@ -127,6 +127,43 @@ def test_what_was_saved_is_there_in_the_next_server(serve, tmp_path):
             table.load("yesterday")
 
 
+def test_rows_of_a_load_are_not_counted_as_inserted_now(serve):
+    with connect(serve()) as client:
+        table = client.table("one")
+        fill(table, 500)
+        table.sample(64)
+        table.save("x")
+        table.clear()
+        table.load("x")
+        found = client.status()["tables"]["one"]
+        assert (found["inserted"], found["sampled"]) == (500, 64)
+        for name in ("inserts_per_s", "samples_per_s"):
+            assert (found[name], found[f"{name}_mean"]) == (0, 0)
+
+
+def test_rows_received_are_steps_and_not_the_rows_that_end_episodes():
+    schema = {
+        "obs": Field((), "float32", next="next_obs"),
+        "terminated": "bool",
+        "truncated": "bool",
+    }
+    with connect("embedded", tables={"t": 1000}) as client:
+        writer = client.table("t").writer(schema=schema)
+        for step in range(30):
+            last = step % 5 == 4
+            final = {"final_obs": 9.0} if last else {}
+            writer.append(obs=float(step), terminated=False, truncated=last, **final)
+        for step in range(30):
+            writer.append(obs=float(step), terminated=False, truncated=False)
+            if step % 5 == 4:
+                writer.end_episode()
+        writer.flush()
+        status = client.status()
+        assert status["tables"]["t"]["rows_in"] == 60
+        assert sum(one["rows_in"] for one in status["sessions"]) == 60
+        writer.close()
+
+
 def test_a_damaged_checkpoint_is_said_to_be_one(serve, tmp_path):
     with connect(serve()) as client:
         table = client.table("one")

@@ -611,6 +611,33 @@ def test_a_status_tells_clients_that_left_from_those_that_died_or_are_lost():
         assert len(said["sessions"]) == 1
 
 
+def test_counts_of_a_client_do_not_fall_when_its_writers_and_readers_close():
+    with Rig() as rig:
+        peer = rig.peer()
+
+        def counts():
+            (one,) = peer.ask(Plane.CONTROL, Status()).body.status["sessions"]
+            return one["rows_in"], one["batches_out"], one["writers"], one["readers"]
+
+        peer.open_writer()
+        peer.insert(0, range(20))
+        rig.turn()
+        peer.open_reader()
+        peer.pull(3)
+        for _ in range(3):
+            peer.receive(Plane.PULL)
+        assert counts() == (20, 3, 1, 1)
+        peer.close_writer(1)
+        peer.receive(Plane.CONTROL)
+        peer.close_reader(arrived=3)
+        assert counts() == (20, 3, 0, 0)
+        peer.open_writer(producer=b"q" * 16)
+        peer.insert(0, [1, 2])
+        rig.turn()
+        peer.open_writer(producer=b"r" * 16)  # takes the other one's place
+        assert counts() == (22, 3, 1, 0)
+
+
 def test_a_fault_of_the_server_is_reported_and_affects_no_other_client(caplog, monkeypatch):
     with Rig() as rig:
         peer, other = rig.peer(), rig.peer()

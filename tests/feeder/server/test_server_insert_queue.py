@@ -168,6 +168,22 @@ def test_a_gap_is_told_once_for_each_flight_and_again_when_the_writer_began_agai
     assert receipts == [Receipt.NEW, gap, after, after, gap, after, Receipt.NEW, gap]
 
 
+def test_steps_are_counted_once_where_the_limiter_takes_an_insert_in_parts():
+    buffer = table_of()
+    queue = intake_of(buffer)
+    writer, _ = queue.open(1, 1, KEYS[0], 0, SCHEMA)
+    flags = [0, 0, 0, 2, 6] * 8  # an end of an episode after each four steps
+    layout, steps = rows_of(range(40), flags=flags)
+    queue.receive(writer, 0, insert(layout, steps), ID)
+    assert writer.rows == 32
+    assert 0 < queue.rows == buffer.stats().inserted < 32
+    while queue.blocked:
+        buffer.sample(4)
+        queue.advance()
+        assert queue.rows == buffer.stats().inserted
+    assert queue.rows == 32
+
+
 def test_producers_that_are_held_up_take_turns():
     buffer = table_of()
     insert_queue = intake_of(buffer)
