@@ -219,10 +219,11 @@ class OutputBuffers:
         known = self._covered
         if known is None or known[0] is not layout:
             given, root = self._buffers[0], layout.structure
-            flat = isinstance(root, tree.Node) and not any(root.children)
-            names = set(root.keys).difference(self._host_fields) if flat else set()
-            all_given = flat and all(type(given.get(name)) is Target for name in names)
-            known = self._covered = (layout, all_given)
+            covered = False
+            if isinstance(root, tree.Node) and not any(root.children):
+                names = set(root.keys).difference(self._host_fields)
+                covered = all(type(given.get(name)) is Target for name in names)
+            known = self._covered = (layout, covered)
         return known[1]
 
     def follow_last(self) -> None:
