@@ -342,7 +342,7 @@ class Server:
         self._status_requests.close()
         if self._kernel_warmup is not None and not self._ends_process:
             self._kernel_warmup.close(self._settings.drain_s)
-        self._jobs.close(self._settings.drain_s)
+        self._saves.end_job(self._jobs, self._settings.drain_s)
         try:
             self._send_ends("the server was shut down")
         finally:

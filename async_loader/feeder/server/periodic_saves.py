@@ -35,6 +35,7 @@ NEWEST, ROWS = "newest", "rows"
 LAST_S = 300.0
 """How long the last saves may take, before a feeder ends without them."""
 _LOOP_S = 60.0
+_TURN_S = 0.02
 _AGAIN_S = 1.0
 
 
@@ -244,14 +245,23 @@ class PeriodicSaves:
 
     def step(self) -> None:
         """Answer a save that asks for positions; begin those that are due. Never waits."""
-        while self._asked:
-            self._asked.popleft()()
+        self._answer()
         now = self._clock()
         for name, due in self._due.items():
             if now >= due and self._last is None:
                 self._due[name] = now + (self.tables[name].every_s or 0.0)
                 if not self._save(self.tables[name]):
                     self._due[name] = now + _AGAIN_S
+
+    def _answer(self) -> None:
+        while self._asked:
+            self._asked.popleft()()
+
+    def end_job(self, jobs: BackgroundJobs, timeout_s: float) -> None:
+        """Wait for the job that is at work: a save asks the loop for positions, which waits here."""
+        deadline = Deadline(timeout_s)
+        while not jobs.close(min(_TURN_S, deadline.left_or_inf())) and not deadline.expired:
+            self._answer()
 
     def ended(self) -> bool:
         """Return whether the last saves are made. The first call begins them: no row goes in."""

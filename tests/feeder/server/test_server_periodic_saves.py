@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from async_loader.errors import ConfigError, CorruptCheckpoint
 from async_loader.feeder import connect
 from async_loader.feeder.server import producer_positions
+from async_loader.feeder.server.background_jobs import BackgroundJobs
+from async_loader.feeder.server.periodic_saves import PeriodicSaves
 from async_loader.feeder.server.producer_positions import Position, Positions
 from async_loader.feeder.server.row_counts import RowCount
 from async_loader.feeder.serving import FeederProcess
@@ -88,6 +90,31 @@ def test_what_was_there_at_the_end_is_there_at_the_next_start(tmp_path):
         assert (found["restored_rows"], found["lost_rows"], found["number"]) == (100, 0, 1)
         write(client, range(100, 150))
         assert sorted(rows(client)) == list(range(150))
+
+
+def test_a_save_that_a_second_stop_meets_is_completed(tmp_path, monkeypatch):
+    asked = PeriodicSaves._positions
+
+    def stop_then_ask(self, *arguments):
+        servers[0].stop()
+        until_closed.wait(PATIENCE_S)
+        return asked(self, *arguments)
+
+    close, until_closed, servers = BackgroundJobs.close, threading.Event(), []
+
+    def closing_jobs(self, timeout_s):
+        until_closed.set()
+        return close(self, timeout_s)
+
+    with serving(settings(tmp_path)) as server, connect(server.address) as client:
+        servers.append(server)
+        write(client, range(100))
+        monkeypatch.setattr(PeriodicSaves, "_positions", stop_then_ask)
+        monkeypatch.setattr(BackgroundJobs, "close", closing_jobs)
+    monkeypatch.undo()
+    with serving(settings(tmp_path)) as server, connect(server.address) as client:
+        found = client.status()["checkpoints"]["t"]
+        assert (found["restored_rows"], found["lost_rows"]) == (100, 0)
 
 
 def test_a_table_is_saved_while_it_is_served_and_only_when_it_has_changed(tmp_path):
