@@ -258,7 +258,7 @@ class PeriodicSaves:
             self._asked.popleft()()
 
     def end_job(self, jobs: BackgroundJobs, timeout_s: float) -> None:
-        """Wait for the job that is at work: a save asks the loop, which is in here, for positions."""
+        """Wait for the job that is at work: a save asks the loop, which is here, for positions."""
         deadline = Deadline(timeout_s)
         while not jobs.close(min(_TURN_S, deadline.left_or_inf())) and not deadline.expired:
             self._answer()
