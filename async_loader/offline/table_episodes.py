@@ -13,6 +13,7 @@ from async_loader.offline.episode import Episode
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.buffer import ReplayBuffer, parts_of
+from async_loader.replay.table.newest_episodes import episode_sums
 from async_loader.replay.views import Transitions
 from async_loader.schema import Schema
 
@@ -45,10 +46,7 @@ class EpisodeIndex(NamedTuple):
     @property
     def returns(self) -> Floats | None:
         """Return the sum of each episode's rewards."""
-        if self.reward is None:
-            return None
-        with np.errstate(over="ignore", invalid="ignore"):  # a sum may be infinite, or NaN
-            return np.add.reduceat(self.reward, self.starts) if len(self.starts) else self.reward
+        return None if self.reward is None else episode_sums(self.reward, self.starts)
 
 
 def episodes_of(table: ReplayBuffer) -> EpisodeIndex:

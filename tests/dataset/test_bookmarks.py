@@ -7,6 +7,7 @@ import json
 
 import hypothesis.strategies as st
 import pytest
+from dataset_rig import CountingIterator
 from hypothesis import given
 
 from async_loader.dataset.bookmarks import Bookmark, stated, upto
@@ -39,26 +40,9 @@ class Whole:
         self.at, self.epoch = state["at"], state["epoch"]
 
 
-class Steps:
-    """An iterator with a state."""
-
-    def __init__(self, n):
-        self.n, self.at = n, 0
-
+class Steps(CountingIterator):
     def __iter__(self):
         raise AssertionError("an iterator is not to be asked for an iterator again")
-
-    def __next__(self):
-        if self.at == self.n:
-            raise StopIteration
-        self.at += 1
-        return self.at - 1
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
 
 
 class Items:

@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from dataset_rig import CountingIterator
 from hypothesis import given, settings
 from storm_rig import count_points, strike
 from torch.utils.data import get_worker_info
@@ -239,31 +240,16 @@ def test_so_it_is_when_batches_are_carried_to_a_device_ahead(at):
     _goes_on("epochs", 1, at, device=FakeBackend())
 
 
-class Steps:
-    """An iterator with a state, of a sampler that has none."""
-
-    def __init__(self):
-        self.at = 0
+class Steps(CountingIterator):
+    """Of a sampler that has no state."""
 
     def __iter__(self):
         return self
 
-    def __next__(self):
-        if self.at == N:
-            raise StopIteration
-        self.at += 1
-        return self.at - 1
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
 
 class OfSteps:
     def __iter__(self):
-        return Steps()
+        return Steps(N)
 
     def __len__(self):
         return N

@@ -92,8 +92,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if columns is None:
             return None
         count, _ = gather_workers(columns.item_bytes, self.batch_size, self.num_workers)
+        if count:
+            return None
         batches = self._batches()
-        if count or not batches.in_range:
+        if not batches.in_range:
             return None
         seed = self._base_seed(batches, {})
         tasks = self._of_same_length(batches.epoch(0, 0), len(columns))

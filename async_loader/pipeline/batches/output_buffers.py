@@ -289,11 +289,7 @@ class OutputBuffers:
         made = {}
         for key, item in value.items():
             below = buffer.get(key)
-            if type(below) is Target:
-                below.check(item)
-                pairs.append((below, item))
-                made[key] = below.array
-            elif below is not None:
+            if below is not None:
                 made[key] = self._match(item, below, pairs)
             else:
                 made[key] = item if is_ignored(key) or not self._on_host else _own(item)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -361,12 +361,10 @@ class CudaBackend(TorchBackend):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         import torch
 
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                block = self.upload(root, nbytes)
-                return block, self.arrays(block, regions)
-        block = self.upload(root, nbytes)
-        return block, self.arrays(block, regions)
+        inferring = torch.is_inference_mode_enabled()
+        with torch.inference_mode(False) if inferring else nullcontext():
+            block = self.upload(root, nbytes)
+            return block, self.arrays(block, regions)
 
     def wait(self, event: Any) -> None:
         event.wait(self._consumers())

@@ -59,9 +59,6 @@ MAX_IN_FLIGHT = 2
 slots.
 """
 
-UNSTAGED = Exception()
-"""In place of an error: the batch has to be copied on the side stream."""
-
 
 class StreamerInput(Protocol):
     """The streamer's end of the train queue."""
@@ -422,21 +419,23 @@ class Streamer(TransferThread):
 
         Does not wait.
         """
-        copy = batch.device
-        assert copy is not None
-        if copy.event is not None:
-            self._await(copy)
-            self._protect(copy)
+        assert batch.device is not None
+        self._follow(batch.device)
         return batch.value
 
-    def receive_late(self, copy: DeviceCopy | None) -> None:
-        staging = self._staging
-        if copy is None:
-            return
+    def _follow(self, copy: DeviceCopy) -> None:
+        """Let the current stream wait for a copy of the side stream."""
         if copy.event is not None:
             self._await(copy)
             self._protect(copy)
-        elif staging is not None and copy.blocks and staging.current() != copy.stream:
+
+    def receive_late(self, copy: DeviceCopy | None) -> None:
+        if copy is None:
+            return
+        self._follow(copy)
+        staging = self._staging
+        staged = staging is not None and copy.event is None and copy.blocks
+        if staging is not None and staged and staging.current() != copy.stream:
             staging.follow(copy.stream)
             self._protect(copy)
 
@@ -448,9 +447,7 @@ class Streamer(TransferThread):
         Closed, Broken
             The streamer has ended, or the device cannot be used any more.
         """
-        error = self._stage(batch)
-        if error is UNSTAGED:
-            error = self._start_here(batch)
+        error = None if self._stage(batch) else self._start_here(batch)
         self.meter.batches += 1
         return batch if error is None else Failure(error, seq=batch.seq, lease=batch.lease)
 
@@ -474,8 +471,8 @@ class Streamer(TransferThread):
             self.output.check()
             raise Closed("the loader is closed")
 
-    def _stage(self, batch: Batch) -> Exception | None:
-        """As `_start`, on the consumer's stream; `UNSTAGED` if this batch cannot be.
+    def _stage(self, batch: Batch) -> bool:
+        """Copy a batch on the consumer's stream; return whether that could be done.
 
         Nothing is in flight then: a batch that a signal cuts off is copied again. One for tensors
         of the caller's stays where it is until it is copied into them.
@@ -488,21 +485,21 @@ class Streamer(TransferThread):
             or buffer.ring is not None
             or layout.nbytes > STAGED_BYTES
         ):
-            return UNSTAGED
+            return False
         self._check()
         if self._covers is not None and self._covers(layout):
             batch.value = layout.rebuild([tensors.to_tensor(v) for v in layout.views(buffer.root)])
             batch.device = DeviceCopy((), None)
             batch.detach()
-            return None
+            return True
         try:
             block, values = staging.upload_here(buffer.root, layout.nbytes, layout.regions)
             batch.value = self._value(layout, buffer, values)
         except Exception:  # the other way finds out whether it is of this batch alone
-            return UNSTAGED
+            return False
         batch.device = DeviceCopy((block,), None, staging.current())
         batch.detach()
-        return None
+        return True
 
     def _await(self, copy: DeviceCopy) -> None:
         self._backend.wait(copy.event)

@@ -34,9 +34,6 @@ class BatchArrays:
         What kernels want to know, with targets that are counted from where the index begins.
     links : int64 array
         See link_table.py.
-
-    Attributes
-    ----------
     layout : BatchLayout | None
         Of the bytes in a block; ``None`` where not all fields lie there.
     """
@@ -51,6 +48,7 @@ class BatchArrays:
         large: Sequence[Large | None],
         fields: Ids,
         links: Ids,
+        layout: BatchLayout | None,
     ) -> None:
         names = [str(i) for i in range(len(small))]
         formats, starts = (
@@ -65,10 +63,9 @@ class BatchArrays:
             if len(names) > 1
             else lambda block: tuple(block[name] for name in names)
         )
-        self.large, self.fields, self.links = large, fields, links
+        self.large, self.fields, self.links, self.layout = large, fields, links, layout
         self.any_large = len(small) < len(large)
         self.rows = np.empty(count, np.int64)
-        self.layout: BatchLayout | None = None
 
     def fresh(self) -> tuple[Array, ...]:
         """Return new arrays in a block, as fields of one record: half the

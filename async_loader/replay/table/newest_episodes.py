@@ -54,7 +54,7 @@ def newest_episodes(table: Table, most: int) -> NewestEpisodes:
     last = order[starts + lengths - 1] if len(ids) else order
     whole = first[root[order[starts]]] & (flags[last] & r.ENDS != 0)
     rewards = _rewards(table, ids[order])
-    returns = None if rewards is None else _sums(rewards, starts)[whole]
+    returns = None if rewards is None else episode_sums(rewards, starts)[whole]
     return NewestEpisodes(ids, lengths[whole], returns, int((~whole).sum()))
 
 
@@ -85,7 +85,8 @@ def _rewards(table: Table, ids: Ids) -> Floats | None:
     return None
 
 
-def _sums(values: Floats, starts: Ids) -> Floats:
+def episode_sums(values: Floats, starts: Ids) -> Floats:
+    """Return the sum of the values of each episode."""
     with np.errstate(over="ignore", invalid="ignore"):  # a sum may be infinite, or NaN
         sums: Floats = np.add.reduceat(values, starts) if len(starts) else values
     return sums

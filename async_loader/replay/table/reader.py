@@ -171,14 +171,14 @@ class ReplayReader:
         if len(self._plans) >= 16:
             self._plans.clear()
         links = self._links(starts[self._index - 1] - starts[self._index])
-        made = BatchArrays(count, small, end, large, fields, links)
-        if not made.any_large:
+        layout = None
+        if len(small) == len(large):
             regions = [
                 Region(field.name, field.dtype, (count, *field.shape), start)
                 for field, start in zip(self.schema.fields, starts, strict=True)
             ]
-            made.layout = BatchLayout(self.schema.structure, tuple(regions), max(1, end))
-        self._plans[count] = made
+            layout = BatchLayout(self.schema.structure, tuple(regions), max(1, end))
+        made = self._plans[count] = BatchArrays(count, small, end, large, fields, links, layout)
         return made
 
     def layout(self, count: int) -> BatchLayout | None:
