@@ -135,6 +135,13 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
+def tell_ready(pipe: int) -> None:
+    """Write to the pipe of the process that started this one, which may have ended; close it."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(pipe, b"\1")
+    os.close(pipe)
+
+
 def _close_all() -> None:
     for living in list(_live):
         living.close(_EXIT_TIMEOUT_S)

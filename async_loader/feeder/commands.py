@@ -62,8 +62,8 @@ def serve(settings: ServerSettings, console: Console, beside: Beside = _nothing)
         except BaseException:
             server.close()
             raise
-        stack.enter_context(report(server.status, console))
-        return server.run()
+        # It says "serving" when SIGTERM ends it in order, not before.
+        return server.run(ready=lambda: stack.enter_context(report(server.status, console)))
 
 
 def log_to(console: Console) -> None:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from async_loader.errors import Broken, Timeout, Unsupported
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.settings_errors import settings_of
 from async_loader.lifecycle import LONGEST_S, Deadline, readable, seconds
-from async_loader.process_hooks import end_process
+from async_loader.process_hooks import end_process, tell_ready
 
 if TYPE_CHECKING:
     from async_loader.feeder.serving import FeederProcess
@@ -168,7 +169,8 @@ def _end(process: subprocess.Popen[bytes], folder: str, pid: int, timeout_s: flo
 def main(parent: int, told: int) -> int:
     """Serve until SIGTERM or the parent's end.
 
-    ``parent`` is a pidfd; ``told`` is written to when clients may connect.
+    ``parent`` is a pidfd; ``told`` is written to when clients may connect,
+    and SIGTERM ends it in order.
     """
     from async_loader.feeder.serving import FeederProcess
 
@@ -178,10 +180,7 @@ def main(parent: int, told: int) -> int:
         threading.Thread(
             target=_follow, args=(parent, server), name="async-loader-parent", daemon=True
         ).start()
-        with contextlib.suppress(BrokenPipeError):  # the parent has ended, which `_follow` sees
-            os.write(told, b"\1")
-        os.close(told)
-        return server.run()
+        return server.run(ready=partial(tell_ready, told))
     finally:
         if readable([parent], 0):  # the parent cannot do it any more
             assert settings.bind is not None

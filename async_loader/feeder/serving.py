@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from async_loader.feeder.address_lock import AddressLock
@@ -95,10 +96,13 @@ class FeederProcess:
         """Where clients connect to."""
         return str(self._server.status()["address"])
 
-    def run(self) -> int:
-        """Serve until SIGTERM, SIGINT, a DRAIN or `stop`; return the exit code. Once."""
+    def run(self, ready: Callable[[], None] | None = None) -> int:
+        """Serve until SIGTERM, SIGINT, a DRAIN or `stop`; return the exit code. Once.
+
+        ``ready``: see `Server.run`.
+        """
         try:
-            self._server.run()
+            self._server.run(ready)
         finally:
             self._close()
         return 0

@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.settings_errors import settings_of
 from async_loader.lifecycle import readable
-from async_loader.process_hooks import end_process
+from async_loader.process_hooks import end_process, tell_ready
 
 ORPHAN_S = 30.0
 OWNER = "owner"
@@ -77,7 +78,7 @@ def _has_ended(owner: socket.socket) -> bool:
 def main(folder: Path, told: int) -> int:
     """Serve until SIGTERM, a DRAIN, or the end of the owner.
 
-    ``told`` is written to when clients may connect.
+    ``told`` is written to when clients may connect, and SIGTERM ends it in order.
     """
     head = json.loads(sys.stdin.buffer.readline())
     settings = settings_of(msgspec.msgpack.decode(sys.stdin.buffer.read()), ServerSettings)
@@ -97,9 +98,7 @@ def main(folder: Path, told: int) -> int:
         },
     }
     Owners(folder, about, server)
-    os.write(told, b"\1")
-    os.close(told)
-    return server.run()
+    return server.run(ready=partial(tell_ready, told))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,8 @@ class FakeServer:
     def close(self):
         pass
 
-    def run(self):
+    def run(self, ready):
+        ready()
         if isinstance(self.result, BaseException):
             raise self.result
         return self.result
@@ -442,7 +443,7 @@ class Server:
     def status(self): return dict(tables={}, sessions=[], address="here", pid=1, uptime_s=1.0)
     def ask_status(self, timeout_s): return self.status()
     def close(self): pass
-    def run(self): return 0
+    def run(self, ready): return 0
 module.FeederProcess = Server
 sys.modules["async_loader.feeder.serving"] = module
 for arguments in (["serve", "--table", "replay:1000"], ["keys", sys.argv[1], "alice"], ["serve"]):
@@ -468,7 +469,8 @@ class Server:
             uptime_s=1.0)
     def ask_status(self, timeout_s): return self.status()
     def close(self): pass
-    def run(self):
+    def run(self, ready):
+        ready()
         signal.sigwait([signal.SIGTERM])
         return 0
 module.FeederProcess = Server

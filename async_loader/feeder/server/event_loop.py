@@ -165,12 +165,18 @@ class Server:
         with contextlib.suppress(OSError):  # closed already
             self._bell.ring()
 
-    def run(self) -> None:
-        """Serve until `stop`, a DRAIN, SIGTERM or SIGINT; then `close`."""
+    def run(self, ready: Callable[[], None] | None = None) -> None:
+        """Serve until `stop`, a DRAIN, SIGTERM or SIGINT; then `close`.
+
+        ``ready`` is called when signals stop the server in order: before, SIGTERM ends the process
+        at once.
+        """
         if self._closed:
             raise Closed("this server has run: make another one")
         try:
             with self._signals():
+                if ready is not None:
+                    ready()
                 while not self._over():
                     self._wait()
                     self._round()

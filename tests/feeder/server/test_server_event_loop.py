@@ -124,6 +124,17 @@ def test_a_server_in_a_process_serves_drains_at_sigterm_and_exits_with_0(child, 
     assert (process.returncode, out, err) == (0, "False\n", "")
 
 
+def test_sigterm_ends_it_in_order_from_the_moment_at_which_it_says_that_it_is_ready(tmp_path):
+    at_once = "server.run(ready=lambda: os.kill(os.getpid(), 15))"
+    ended = subprocess.run(
+        [sys.executable, "-c", CHILD.replace("server.run()", at_once), str(tmp_path / "s")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stdout.splitlines()[1:], ended.stderr) == (0, ["False"], "")
+
+
 def test_a_server_that_is_killed_leaves_nothing(child, context):
     process, endpoints, _ = child
     with Peer(context, endpoints) as peer:
