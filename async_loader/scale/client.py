@@ -187,17 +187,18 @@ class ClusterClient:
     def drain(self, *, timeout_s: float | None = None) -> None:
         """Tell all shards to take nothing new, deliver what they have, and end; wait for all.
 
-        Raises Timeout, Closed, Broken: of the first that failed, after all were told.
+        All are told at once. Raises Timeout, Closed, Broken: of the first that failed.
         """
         self._check()
-        deadline, failed = self._deadline(timeout_s), None
-        for one in self._reached():
-            try:
-                one.client.drain(timeout_s=deadline.left_or_inf())
-            except AsyncLoaderError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        calls = called_at_once(
+            self._connections,
+            self._reached(),
+            lambda shard, limit: shard.client._drain(limit),
+            self._deadline(timeout_s),
+        )
+        for call in calls:
+            if call.error is not None:
+                raise call.error
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush and close all writers and sources, and end. May be called again.

@@ -250,6 +250,14 @@ def test_calls_without_a_limit_wait_longer_than_the_clients_of_the_shards_were_t
         client.drain(timeout_s=math.inf)
 
 
+def test_all_shards_are_told_at_once_to_drain(tmp_path, monkeypatch):
+    told = threading.Barrier(2, timeout=PATIENCE_S)
+    with cluster_of(tmp_path, [filled(0, 1), filled(1, 1)]) as (_, _, client):
+        for one in client._connections.all:
+            monkeypatch.setattr(one.client, "_drain", lambda limit: told.wait())
+        client.drain()
+
+
 def test_status_says_which_shards_answer(tmp_path):
     with cluster_of(tmp_path, [filled(0, 3), filled(1, 4)]) as (shards, _, client):
         said = client.status()["shards"]

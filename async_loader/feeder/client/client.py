@@ -121,7 +121,10 @@ class Client:
 
         Raises as `status`.
         """
-        self._connection.call(Call(Drain()), self._deadline(timeout_s))
+        self._drain(self._deadline(timeout_s))
+
+    def _drain(self, deadline: Deadline) -> None:
+        self._connection.call(Call(Drain()), deadline)
 
     @explain_wrong_names
     def publish(
