@@ -82,8 +82,9 @@ RANKS["pipeline"] = [
     "batches.host_output batches.output_buffers batches.transform device.pinned_memory "
     "train_queue workers.ending workers.failures workers.seeding",
     "batches.local_collator device.cuda_queue job_queue workers.work workers.worker_slots",
-    "batches.assembler device.streamer task_supplier workers.sample_work workers.worker_main",
-    "producer workers.thread_pool workers.worker_handle",
+    "batches.assembler device.transfer_thread task_supplier workers.sample_work "
+    "workers.worker_main",
+    "device.pinning_thread device.streamer producer workers.thread_pool workers.worker_handle",
     "workers.worker_pool",
     "engine_core dispatch",
     "iteration",

@@ -40,7 +40,8 @@ from async_loader.names import describe, explain_wrong_names
 from async_loader.pipeline.device.backend import DeviceBackend, TorchBackend, backend_for
 from async_loader.pipeline.device.cuda_queue import CudaQueue
 from async_loader.pipeline.device.pinned_memory import PinnedMemory
-from async_loader.pipeline.device.streamer import Streamer, StreamerInput, TransferThread
+from async_loader.pipeline.device.streamer import Streamer
+from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import Kind, WorkerType
 from async_loader.source import Source

@@ -52,7 +52,7 @@ from async_loader.validation import (
 )
 
 if TYPE_CHECKING:
-    from async_loader.pipeline.device.streamer import StreamerInput, TransferThread
+    from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
 
 CLOSE_TIMEOUT_S = 5.0
 DEVICE_AHEAD = 2
@@ -176,7 +176,7 @@ class Engine:
         what it returns.
         """
         from async_loader.pipeline.device.cuda_queue import CudaQueue
-        from async_loader.pipeline.device.streamer import PinningThread
+        from async_loader.pipeline.device.pinning_thread import PinningThread
 
         def transfer(batches: StreamerInput) -> TransferThread:
             assert self._core is not None

@@ -35,7 +35,7 @@ from async_loader.source import END
 
 if TYPE_CHECKING:
     from async_loader.pipeline.device.cuda_queue import CudaQueue
-    from async_loader.pipeline.device.streamer import TransferThread
+    from async_loader.pipeline.device.transfer_thread import TransferThread
 
 log = logging.getLogger("async_loader")
 

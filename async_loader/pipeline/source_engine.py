@@ -35,7 +35,7 @@ from async_loader.stats import LoaderStats, StageStats, bottleneck
 
 if TYPE_CHECKING:
     from async_loader.pipeline.device.backend import DeviceBackend
-    from async_loader.pipeline.device.streamer import StreamerInput, TransferThread
+    from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
 
 
 class SourceEngine:

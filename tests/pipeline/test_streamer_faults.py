@@ -13,7 +13,8 @@ from device_rig import Rig
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from async_loader.pipeline.device.streamer import InFlight, Streamer
+from async_loader.pipeline.device.streamer import Streamer
+from async_loader.pipeline.device.transfer_thread import InFlight
 
 
 class NoWaitEvent(Streamer):
