@@ -466,7 +466,7 @@ def _buffers(into: object, backend: Any, batch_format: BatchFormat) -> OutputBuf
 def _backend(device: str | torch.device) -> Any:
     if str(device) == "cpu" or getattr(device, "type", None) == "cpu":
         return None
-    from async_loader.pipeline.device.backend import backend_for
+    from async_loader.pipeline.device.backend_choice import backend_for
 
     return backend_for(device)
 

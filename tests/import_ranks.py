@@ -79,12 +79,14 @@ RANKS["replay"] = [
 RANKS["pipeline"] = [
     "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device "
     "device.backend draw_place shared_calls workers",
-    "batches.host_output batches.output_buffers batches.transform device.pinned_memory "
-    "train_queue workers.ending workers.failures workers.seeding",
-    "batches.local_collator device.cuda_queue job_queue workers.work workers.worker_slots",
-    "batches.assembler device.transfer_thread task_supplier workers.sample_work "
-    "workers.worker_main",
-    "device.pinning_thread device.streamer producer workers.thread_pool workers.worker_handle",
+    "batches.host_output batches.output_buffers batches.transform device.block_views "
+    "device.pinned_memory train_queue workers.ending workers.failures workers.seeding",
+    "batches.local_collator device.cuda_queue device.torch_backend job_queue workers.work "
+    "workers.worker_slots",
+    "batches.assembler device.cuda_backend device.transfer_thread task_supplier "
+    "workers.sample_work workers.worker_main",
+    "device.backend_choice device.pinning_thread device.streamer producer workers.thread_pool "
+    "workers.worker_handle",
     "workers.worker_pool",
     "engine_core dispatch",
     "iteration",

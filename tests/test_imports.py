@@ -74,6 +74,10 @@ _DELIVERY = {
     "pipeline.batches.collate",
     "pipeline.device.streamer",
     "pipeline.device.backend",
+    "pipeline.device.backend_choice",
+    "pipeline.device.block_views",
+    "pipeline.device.cuda_backend",
+    "pipeline.device.torch_backend",
     "pipeline.batches.arena",
     "pipeline.workers.work",
     "dataset",
@@ -118,7 +122,7 @@ ELSEWHERE = {
 
 EXCEPTIONS = {
     # device="fake", for users without an accelerator; imported late
-    ("pipeline.device.backend", "testing"),
+    ("pipeline.device.backend_choice", "testing"),
 }
 TYPES_OF = {("table", "replay")}
 """Protocols may name types of modules above them, for type checkers only."""

@@ -37,10 +37,12 @@ from async_loader.dataset.epoch_progress import EpochProgress
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.names import describe, explain_wrong_names
-from async_loader.pipeline.device.backend import DeviceBackend, TorchBackend, backend_for
+from async_loader.pipeline.device.backend import DeviceBackend
+from async_loader.pipeline.device.backend_choice import backend_for
 from async_loader.pipeline.device.cuda_queue import CudaQueue
 from async_loader.pipeline.device.pinned_memory import PinnedMemory
 from async_loader.pipeline.device.streamer import Streamer
+from async_loader.pipeline.device.torch_backend import TorchBackend
 from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import Kind, WorkerType

@@ -19,7 +19,8 @@ from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.batch_layout import BatchLayout
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch
-from async_loader.pipeline.device.backend import CudaBackend, backend_for
+from async_loader.pipeline.device.backend_choice import backend_for
+from async_loader.pipeline.device.cuda_backend import CudaBackend
 from async_loader.pipeline.device.cuda_queue import CudaQueue
 from async_loader.pipeline.device.streamer import Streamer
 from async_loader.pipeline.train_queue import TrainQueue

@@ -13,13 +13,10 @@ import torch
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError
-from async_loader.pipeline.device.backend import (
-    BlockViews,
-    CudaBackend,
-    DeviceBackend,
-    backend_for,
-    pieces,
-)
+from async_loader.pipeline.device.backend import DeviceBackend
+from async_loader.pipeline.device.backend_choice import backend_for
+from async_loader.pipeline.device.block_views import BlockViews
+from async_loader.pipeline.device.cuda_backend import CudaBackend, pieces
 from async_loader.schema import Schema
 from async_loader.testing.fake_device import FakeBackend
 
@@ -131,7 +128,7 @@ class Stubbed(CudaBackend):
 @pytest.fixture
 def _small_pieces(monkeypatch):
     cut = lambda nbytes, unit: pieces(nbytes, unit, 2 * 4096)  # noqa: E731
-    monkeypatch.setattr("async_loader.pipeline.device.backend.pieces", cut)
+    monkeypatch.setattr("async_loader.pipeline.device.cuda_backend.pieces", cut)
 
 
 MEMORY = np.zeros(4 * 4096, np.uint8)
@@ -179,7 +176,7 @@ def test_the_cuda_backend_uses_streams_and_events_of_torch_cuda_only(monkeypatch
     """
     cuda, streams = MagicMock(), [MagicMock(), MagicMock()]
     cuda.Stream.side_effect = streams
-    monkeypatch.setattr("async_loader.pipeline.device.backend._cuda", lambda: cuda)
+    monkeypatch.setattr("async_loader.pipeline.device.cuda_backend._cuda", lambda: cuda)
     device = torch.device("cpu", 0)  # so that tensors can be made
     backend = CudaBackend(device)
     backend.open()
