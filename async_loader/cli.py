@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from async_loader import __version__
+from async_loader.cli_cluster import cluster
+from async_loader.cli_errors import errors_as_lines
 
 app = typer.Typer(
     help="Asynchronous replay-buffer loader for reinforcement learning.",
@@ -50,7 +49,7 @@ def doctor(
 
     from async_loader.doctor import examine
 
-    with _errors():
+    with errors_as_lines():
         if as_json:
             typer.echo(json.dumps([dataclasses.asdict(finding) for finding in examine()]))
             return
@@ -197,7 +196,7 @@ def serve(
     """
     from rich.console import Console
 
-    with _errors():
+    with errors_as_lines():
         from async_loader.feeder import commands
         from async_loader.feeder.settings import ServerSettings
 
@@ -227,7 +226,7 @@ def status(
     """Print a feeder's status: tables, connected clients, and what each of them waits for."""
     from rich.console import Console
 
-    with _errors():
+    with errors_as_lines():
         from async_loader.feeder import commands
 
         commands.show_status(address, keys, as_json=as_json, watch=watch, console=Console())
@@ -244,7 +243,7 @@ def top(
     """
     from rich.console import Console
 
-    with _errors():
+    with errors_as_lines():
         from async_loader.observe.top import top as show
 
         show(address, keys, Console())
@@ -261,7 +260,7 @@ def drain(
     """Tell a feeder to accept no new steps, deliver the batches it has, and end."""
     from rich.console import Console
 
-    with _errors():
+    with errors_as_lines():
         from async_loader.feeder import commands
 
         commands.drain(address, keys, as_json=as_json, console=Console())
@@ -276,7 +275,7 @@ def keys(
 
     Overwrites nothing.
     """
-    with _errors():
+    with errors_as_lines():
         from async_loader.feeder.curve_keys import make_keys
 
         for path in make_keys(folder, names or ()):
@@ -307,7 +306,7 @@ def import_data(
     """Make a table of a data set, and save it as a checkpoint."""
     import sys
 
-    with _errors():
+    with errors_as_lines():
         from async_loader.offline import commands
 
         saved = commands.import_data(
@@ -340,7 +339,7 @@ def inspect(
     """
     from rich.console import Console
 
-    with _errors():
+    with errors_as_lines():
         if "://" in what:
             from async_loader.feeder import inspection
 
@@ -356,164 +355,7 @@ def inspect(
         commands.inspect(what, as_json=as_json, console=Console())
 
 
-# -- many feeders ----------------------------------------------------------------------------------
-
-cluster = typer.Typer(
-    help="Run many feeders as shards of a cluster, placed and restarted by Ray.",
-    no_args_is_help=True,
-)
 app.add_typer(cluster, name="cluster")
-CLUSTER_CONFIG = typer.Option("--config", help="YAML: see configs/cluster.yaml.")
-RAY = typer.Option(
-    "--ray", help="Ray's address; by default RAY_ADDRESS, or the Ray that runs on this machine."
-)
-CLUSTER_JSON = typer.Option("--json", help="Print one line of JSON, and nothing else.")
-CLUSTER_WAIT = typer.Option("--timeout-s", help="How long a shard may deliver and save.")
-DISCARD = typer.Option("--discard", help="Also if rows are lost with it.")
-
-
-@cluster.command("up")
-def cluster_up(
-    config: Annotated[Path, CLUSTER_CONFIG],
-    ray: Annotated[str | None, RAY] = None,
-    as_json: Annotated[bool, CLUSTER_JSON] = False,
-) -> None:
-    """Start the shards of the file that do not run yet. Where there is no Ray, start one here."""
-    with _errors():
-        from async_loader.scale import commands
-
-        commands.up(config, ray, as_json=as_json)
-
-
-@cluster.command("status")
-def cluster_status(
-    config: Annotated[Path, CLUSTER_CONFIG],
-    ray: Annotated[str | None, RAY] = None,
-    as_json: Annotated[bool, CLUSTER_JSON] = False,
-) -> None:
-    """Print where each shard is, how it is, and the rows that it has lost."""
-    with _errors():
-        from async_loader.scale import commands
-
-        commands.status(config, ray, as_json=as_json)
-
-
-CLUSTER_ADDRESSES = typer.Argument(
-    help="Of each shard, in the order that all clients use: for a cluster without Ray."
-)
-CLUSTER_KEYS = typer.Option(
-    "--keys",
-    help="NAME.secret, or a folder with one for each shard; by default the operator's of the file.",
-)
-
-
-@cluster.command("dashboard")
-def cluster_dashboard(
-    addresses: Annotated[list[str] | None, CLUSTER_ADDRESSES] = None,
-    config: Annotated[Path | None, CLUSTER_CONFIG] = None,
-    ray: Annotated[str | None, RAY] = None,
-    keys: Annotated[str | None, CLUSTER_KEYS] = None,
-    port: Annotated[
-        int, typer.Option(help="On this machine's loopback; 0 takes a free one.")
-    ] = 8484,
-) -> None:
-    """Serve a page that shows all shards live, as one and each by itself. Ctrl-C ends it."""
-    with _errors():
-        from async_loader.scale import live_commands
-
-        live_commands.dashboard(addresses or [], config, ray, keys, port)
-
-
-@cluster.command("top")
-def cluster_top(
-    addresses: Annotated[list[str] | None, CLUSTER_ADDRESSES] = None,
-    config: Annotated[Path | None, CLUSTER_CONFIG] = None,
-    ray: Annotated[str | None, RAY] = None,
-    keys: Annotated[str | None, CLUSTER_KEYS] = None,
-) -> None:
-    """Show all shards on the whole terminal, redrawn each second. Ctrl-C ends it."""
-    from rich.console import Console
-
-    with _errors():
-        from async_loader.scale import live_commands
-
-        live_commands.top(addresses or [], config, ray, keys, Console())
-
-
-@cluster.command("drain")
-def cluster_drain(
-    shard: Annotated[str, typer.Argument(help="As in shard-1.")],
-    config: Annotated[Path, CLUSTER_CONFIG],
-    ray: Annotated[str | None, RAY] = None,
-    as_json: Annotated[bool, CLUSTER_JSON] = False,
-    timeout_s: Annotated[float, CLUSTER_WAIT] = 60.0,
-    discard: Annotated[bool, DISCARD] = False,
-) -> None:
-    """Remove a shard, when it has delivered or saved what it holds."""
-    with _errors():
-        from async_loader.scale import commands
-
-        commands.drain(shard, config, ray, timeout_s, discard=discard, as_json=as_json)
-
-
-@cluster.command("restart")
-def cluster_restart(
-    config: Annotated[Path, CLUSTER_CONFIG],
-    shards: Annotated[list[str] | None, typer.Argument(help="By default all.")] = None,
-    ray: Annotated[str | None, RAY] = None,
-    as_json: Annotated[bool, CLUSTER_JSON] = False,
-    timeout_s: Annotated[float, CLUSTER_WAIT] = 60.0,
-    discard: Annotated[bool, DISCARD] = False,
-) -> None:
-    """Restart shards one after the other, with the present settings and package."""
-    with _errors():
-        from async_loader.scale import commands
-
-        commands.restart(shards or [], config, ray, timeout_s, discard=discard, as_json=as_json)
-
-
-@cluster.command("down")
-def cluster_down(
-    config: Annotated[Path, CLUSTER_CONFIG],
-    ray: Annotated[str | None, RAY] = None,
-    as_json: Annotated[bool, CLUSTER_JSON] = False,
-    timeout_s: Annotated[float, CLUSTER_WAIT] = 60.0,
-) -> None:
-    """End all shards; and Ray, if 'cluster up' has started it."""
-    with _errors():
-        from async_loader.scale import commands
-
-        commands.down(config, ray, timeout_s, as_json=as_json)
-
-
-@contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """Print an error as one line and exit: code 2 for a bad request,
-    1 for a failure at run time.
-    """
-    from async_loader.errors import AsyncLoaderError, ConfigError, MissingExtra
-    from async_loader.os_errors import explain
-
-    try:
-        yield
-    except AsyncLoaderError as error:
-        typer.echo(str(error), err=True)
-        code = 2 if isinstance(error, ConfigError | MissingExtra) else 1
-        raise typer.Exit(code) from None
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # the program that reads the output has ended
-            raise
-        typer.echo(explain(error), err=True)
-        raise typer.Exit(1) from None
-    except ModuleNotFoundError as error:
-        if not error.name or error.name.startswith(__package__):
-            raise
-        text = (
-            f"this command needs {error.name}, which requirements-actor.txt leaves out: install "
-            "async_loader with what it requires, as in pip install ."
-        )
-        typer.echo(text, err=True)
-        raise typer.Exit(1) from None
 
 
 def main() -> None:

@@ -95,9 +95,10 @@ RANKS["pipeline"] = [
 ]
 RANKS["targets"] = ["steps", "functions", "transforms", "targets"]
 RANKS["dataset"] = [
-    "bookmarks torch_collate",
+    "bookmarks generator_state torch_collate",
     "array_dataset batch_order",
-    "dataset_work",
+    "dataset_work sampler_pass",
+    "sampler_batches",
     "epoch_progress",
     "epoch",
     "data_loader",

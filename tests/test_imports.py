@@ -46,6 +46,8 @@ FLOORS = [
     {"observe"},
     {"scale"},
     {"demo", "doctor"},
+    {"cli_errors"},
+    {"cli_cluster"},
     {"cli"},
     {"__main__"},
 ]

@@ -19,7 +19,6 @@ from async_loader.dataset.batch_order import (
     Batches,
     IndexBatches,
     LastBatch,
-    SamplerBatches,
     StreamBatches,
     check_last,
 )
@@ -34,6 +33,7 @@ from async_loader.dataset.dataset_work import (
 )
 from async_loader.dataset.epoch import Epoch, can_pin, moved, pinned
 from async_loader.dataset.epoch_progress import EpochProgress
+from async_loader.dataset.sampler_batches import SamplerBatches
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.names import describe, explain_wrong_names

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from async_loader.dataset.batch_order import SamplerBatches, Snapshots, generator_state
+from async_loader.dataset.batch_order import Snapshots
+from async_loader.dataset.generator_state import generator_state
+from async_loader.dataset.sampler_batches import SamplerBatches
 
 
 class Drawn(SamplerBatches):

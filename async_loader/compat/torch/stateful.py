@@ -18,10 +18,11 @@ from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler
 from async_loader.compat.torch.loader import DataLoader, Pass, T_co
 from async_loader.compat.torch.order import Drawn
 from async_loader.dataset.array_dataset import Columns
-from async_loader.dataset.batch_order import Batches, generator_state, set_generator
+from async_loader.dataset.batch_order import Batches
 from async_loader.dataset.bookmarks import stated
 from async_loader.dataset.dataset_work import TrackedMapWork
 from async_loader.dataset.epoch_progress import EpochProgress
+from async_loader.dataset.generator_state import generator_state, set_generator
 
 log = logging.getLogger("async_loader")
 

@@ -1,0 +1,180 @@
+"""The order in which a sampler of the user's gives the items of a dataset."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from async_loader import tensors
+from async_loader.dataset.batch_order import Batches, LastBatch, Snapshots
+from async_loader.dataset.bookmarks import Bookmark
+from async_loader.dataset.generator_state import generator_state, global_state, set_generator
+from async_loader.dataset.sampler_pass import SamplerPass, mark_of
+from async_loader.source import END
+
+
+class SamplerBatches(Batches):
+    """A sampler of the user's gives the items' indices, or a batch sampler whole batches.
+
+    Parameters
+    ----------
+    sampler : iterable
+    batch_size : int | None
+        ``None``: what the sampler gives is a task as it is.
+    track : bool
+        Keep the sampler's state for each batch.
+    """
+
+    def __init__(
+        self, sampler: Iterable[Any], batch_size: int | None, last: LastBatch, *, track: bool = True
+    ) -> None:
+        super().__init__()
+        self._track = track
+        self._sampler, self._size, self._last = sampler, batch_size, last
+        self._carried: list[Any] = []
+        self._loaded: Any = None
+
+    def __len__(self) -> int:
+        n = len(self._sampler)  # type: ignore[arg-type]
+        if self._size is None:
+            return n
+        n += len(self._carried)
+        return -(-n // self._size) if self._last == "keep" else n // self._size
+
+    def set_epoch(self, number: int) -> None:
+        for one in (self._sampler, getattr(self._sampler, "sampler", None)):
+            tell = getattr(one, "set_epoch", None)
+            if tell is not None:
+                tell(number)
+
+    def epoch(self, number: int, start: int) -> Iterator[Any]:
+        loaded, self._loaded = self._loaded, None
+        snapshots = self.snapshots = Snapshots()
+        snapshots.drawn_from = None if loaded is None else loaded.get("global")
+        walk = SamplerPass(self._sampler, self._size, self._last)
+        if not self._track and loaded is None:
+            return self._cut(walk)
+        if loaded is not None and loaded.get("left") is not None:
+            # to the end of an epoch, from the state that it had behind the last batch
+            walk.finish(mark_of(loaded["left"]))
+        mark, passed = None, start
+        if loaded is not None:
+            self._restore(loaded)
+            if loaded["sampler"] is not None:
+                mark, passed = mark_of(loaded["sampler"]), 0
+        snapshots.generator, snapshots.entered = self._generator_state(), self._carried_state()
+        if self._track and (mark is not None or walk.stated):
+            walk.begin(mark)  # at once: its state may be asked for before the first task
+        tasks: Iterator[Any] = self._cut(walk, mark)
+        if self._draws_globally:
+            tasks = _drawn_again(tasks, snapshots)
+        for _ in range(passed):
+            next(tasks, None)
+        _note(start, walk, snapshots)
+        return _noting(tasks, start, walk, snapshots)
+
+    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
+        if finished or not snapshots.kept:
+            state = {
+                "sampler": None,
+                "generator": self._generator_state(),
+                "carried": self._carried_state(),
+            }
+            return state if snapshots.left is None else {**state, "left": snapshots.left}
+        _, kept = snapshots.kept[0]
+        if not self._draws_globally:
+            return kept
+        if snapshots.drawn_from is None:
+            snapshots.drawn_from = global_state()
+        return {**kept, "global": snapshots.drawn_from}
+
+    @property
+    def _draws_globally(self) -> bool:
+        """Whether it is one of torch's random samplers without a generator: when it begins it
+        draws from the global one.
+        """
+        torch_data: Any = tensors.loaded("torch.utils.data")
+        inner: Any = getattr(self._sampler, "sampler", self._sampler)
+        return (
+            torch_data is not None
+            and isinstance(inner, torch_data.Sampler)
+            and getattr(inner, "generator", self) is None
+        )
+
+    def _cut(self, walk: SamplerPass, mark: Bookmark | None = None) -> Iterator[Any]:
+        carried, self._carried = self._carried, []
+        self._carried = yield from walk.cut(mark, carried)
+
+    def _carried_state(self) -> list[Any]:
+        """The indices that are left over, as JSON can hold them: of numpy and torch as ints."""
+        return [_plain(index) for index in self._carried]
+
+    def _generator(self) -> Any:
+        """The generator of one of torch's random samplers, which decides what comes."""
+        inner = getattr(self._sampler, "sampler", self._sampler)
+        return getattr(inner, "generator", None)
+
+    def _generator_state(self) -> Any:
+        return generator_state(self._generator())
+
+    def _restore(self, loaded: dict[str, Any] | None) -> None:
+        if loaded is None:
+            return
+        self._carried = list(loaded["carried"])
+        if loaded["generator"] is not None:
+            set_generator(self._generator(), loaded["generator"])
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        self._loaded = state
+
+    def restore_generator(self) -> None:
+        """Do so now, where it is drawn from before the order is."""
+        if self._loaded is not None:
+            self._restore(self._loaded)
+            self._loaded = {**self._loaded, "generator": None}
+
+
+def _plain(index: Any) -> Any:
+    try:
+        return index if getattr(index, "ndim", 0) else operator.index(index)
+    except TypeError:  # an index may be anything that the dataset takes, such as a name
+        return index
+
+
+def _drawn_again(tasks: Iterator[Any], snapshots: Snapshots) -> Iterator[Any]:
+    """The tasks, of which the first is drawn from the global generator as a state has it, where
+    there is one.
+    """
+    import torch
+
+    if snapshots.drawn_from is None:
+        snapshots.drawn_from = global_state()
+        first = next(tasks, END)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(torch.tensor(snapshots.drawn_from, dtype=torch.uint8))
+            first = next(tasks, END)
+    if first is not END:
+        yield first
+        yield from tasks
+
+
+def _noting(
+    tasks: Iterator[Any], first: int, walk: SamplerPass, snapshots: Snapshots
+) -> Iterator[Any]:
+    """The tasks from number ``first`` on, with a snapshot behind each."""
+    for number, task in enumerate(tasks, first):
+        if walk.stated:
+            snapshots.entered = []  # its state is behind what was carried
+        _note(number + 1, walk, snapshots)
+        yield task
+
+
+def _note(number: int, walk: SamplerPass, snapshots: Snapshots) -> None:
+    mark = walk.mark()
+    own = None if mark is None else copy.deepcopy(mark.to_state())
+    snapshots.left = own
+    kept = {"sampler": own, "generator": snapshots.generator, "carried": snapshots.entered}
+    snapshots.kept.append((number, kept))
