@@ -14,6 +14,7 @@ from async_loader.feeder.wire import Message, Type
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.views import Transitions
 from async_loader.source import END, Applied, Foresighted, Source
+from tests.waiting_rig import until
 
 
 def patience(seconds=30.0):
@@ -103,6 +104,7 @@ def test_timeouts_of_the_feeder_that_came_while_no_plan_waited_are_not_raised_la
         for _ in range(3):
             feeder.do(complain)
         feeder.do(lambda feeder, number=number: feeder.batch(1, number))  # it comes after them
+        until(lambda: source._channel.deliveries.inbox.waiting)
         assert plan(source) is not END
         with pytest.raises(Timeout) as raised:
             source.plan(4, patience(0.0))
