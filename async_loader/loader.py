@@ -282,13 +282,13 @@ class AsyncDataLoader(Generic[B]):
 
         Raises
         ------
+        ConfigError
+            For an index that is not of integers.
         Unsupported
             If the source has no priorities.
         """
-        ids, values = tensors.to_array(index), tensors.to_array(priority)
-        return self._source.update_priorities(
-            ids.astype(np.int64, copy=False), values.astype(np.float64, copy=False)
-        )
+        ids, values = tensors.to_ids(index), tensors.to_array(priority)
+        return self._source.update_priorities(ids, values.astype(np.float64, copy=False))
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set some fields of rows by id, if the source can be changed: see `Table.update`.
@@ -301,6 +301,8 @@ class AsyncDataLoader(Generic[B]):
 
         Raises
         ------
+        ConfigError
+            For an index that is not of integers.
         Unsupported
             If the rows of the source cannot be changed.
         """
@@ -309,10 +311,8 @@ class AsyncDataLoader(Generic[B]):
             raise Unsupported(
                 f"the rows of a {type(source).__name__} cannot be changed: use a table"
             )
-        return source.update(
-            tensors.to_array(index).astype(np.int64, copy=False),
-            **{name: _arrays(v) for name, v in fields.items()},
-        )
+        values = {name: _arrays(value) for name, value in fields.items()}
+        return source.update(tensors.to_ids(index), **values)
 
     def stats(self) -> LoaderStats:
         """Return the counters of each stage, and the stage that is the bottleneck."""

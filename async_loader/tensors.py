@@ -12,10 +12,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.process_hooks import ForkStep, at_fork
+from async_loader.validation import check_ids
 
 if TYPE_CHECKING:
     import torch
@@ -127,6 +129,13 @@ def to_array(value: object) -> np.ndarray[Any, Any]:
     """As `as_array`, and numpy converts any other value."""
     array = as_array(value)
     return np.asarray(value) if array is None else array
+
+
+def to_ids(index: object) -> npt.NDArray[np.int64]:
+    """Convert ids to int64, of any shape. Raises ConfigError for anything but integers."""
+    array = to_array(index)
+    check_ids(array)
+    return array.astype(np.int64, copy=False)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

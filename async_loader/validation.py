@@ -7,6 +7,8 @@ import os
 from multiprocessing.context import BaseContext
 from typing import Any
 
+import numpy.typing as npt
+
 from async_loader.errors import ConfigError, ResourceLimit
 
 MOST = 1 << 53
@@ -28,6 +30,12 @@ def within_floats(name: str, number: int) -> int:
         said = number if number.bit_length() < 256 else f"a number of {number.bit_length()} bits"
         raise ConfigError(f"{name}={said!s}: it must be at most {MOST:,}")
     return number
+
+
+def check_ids(array: npt.NDArray[Any]) -> None:
+    """Raise ConfigError for ids that are not integers: floats would be cut, or rounded."""
+    if array.size and array.dtype.kind not in "iu":
+        raise ConfigError(f"ids are integers, as in a batch's `index`, not {array.dtype}")
 
 
 def one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:

@@ -311,6 +311,27 @@ def test_update_and_delete_take_fields_and_rows_in_any_order():
         ]
 
 
+@pytest.mark.parametrize("index", [np.array([3.7]), np.array(["3"]), np.array([True])])
+def test_an_index_that_is_not_of_integers_changes_no_step(index):
+    table = filled(0)
+    with (
+        Mixture([(table, 1)]) as mixture,
+        AsyncDataLoader(mixture, 4) as mixed,
+        AsyncDataLoader(table.source(sampler=Prioritized()), 4) as loader,
+    ):
+        for refused in (
+            lambda: mixture.update(index, x=np.array([-1])),
+            lambda: mixture.delete(index),
+            lambda: mixture.numbers(index),
+            lambda: mixed.update(index, x=np.array([-1])),
+            lambda: loader.update(index, x=np.array([-1])),
+            lambda: loader.update_priorities(index, np.ones(1)),
+        ):
+            with pytest.raises(ConfigError, match=r"ids are integers, as in a batch's `index`"):
+                refused()
+        assert table.get(np.arange(100))["x"].tolist() == list(range(100))
+
+
 def test_what_cannot_be_split_is_refused_before_anything_changes():
     table = filled(0)
     mixture = Mixture([(table, 1), (columns(1000), 1)])

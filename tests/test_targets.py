@@ -406,9 +406,11 @@ def test_a_field_of_the_batch_is_not_replaced():
     ("call", "text"),
     [
         (lambda: targets.GAE(gamma=1.5), r"gamma=1.5: it is a number from 0 to 1"),
+        (lambda: targets.GAE(gamma=np.array([0.1, 0.2])), r"it is a number from 0 to 1"),
         (lambda: targets.LambdaReturns(lam=-1), r"lam=-1"),
         (lambda: targets.VTrace(rho_bar=0.5), r"rho_bar=0.5 is less than c_bar=1.0"),
         (lambda: targets.VTrace(c_bar=0), r"c_bar=0: it is a number above 0"),
+        (lambda: targets.VTrace(rho_bar=[2.0, 3.0]), r"it is a number above 0"),
         (lambda: targets.NStepReturns(0), r"n_steps=0: it is a Python int, 1 or more"),
         (lambda: targets.GAE(reward=3), r"reward=3: give the name of a field"),
         (lambda: targets.GAE(target="x", advantage="x"), "give each a name of its own"),

@@ -16,7 +16,7 @@ from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, kind_of
-from async_loader.validation import MOST, within_floats
+from async_loader.validation import MOST, check_ids, within_floats
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
 """Names that a field of a step cannot have: batches contain them, or `ReplayBuffer.add` has such
@@ -240,8 +240,7 @@ def ids_of(index: object) -> Ids:
     array = _array_of(index, "index")
     if array.size == 0:
         return np.empty(0, np.int64)
-    if array.dtype.kind not in "iu":
-        raise ConfigError(f"ids are integers, as in a batch's `index`, not {array.dtype}")
+    check_ids(array)
     if array.ndim > 1:
         raise ConfigError(
             f"ids have shape {list(array.shape)}: they are [rows], as a batch's `index` is; use "

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from async_loader import tensors
 from async_loader.errors import AsyncLoaderError, Broken, Timeout
 from async_loader.feeder.client.asked_by_id import AskedById
 from async_loader.feeder.client.table import TableClient
@@ -20,7 +21,7 @@ from async_loader.scale.shard_map import MOST_SHARDS
 from async_loader.scale.table_abouts import abouts_of
 from async_loader.schema import Schema
 from async_loader.source import Applied
-from async_loader.sources.mixture_index import as_ids, split_by_source
+from async_loader.sources.mixture_index import split_by_source
 from async_loader.sources.mixture_rows import Ids, numbers_of, own_ids
 from async_loader.table import Batch
 
@@ -118,7 +119,7 @@ class UpdatesById:
 
     def _learn_schemas(self, index: Any, deadline: Deadline) -> None:
         """Ask the shards of these rows for the schema, all that have not said it at once."""
-        ids = as_ids(index)
+        ids = tensors.to_ids(index)
         numbers = np.unique(numbers_of(ids[ids >= 0])).tolist()
         shards = [one for one in map(self._shard_of, numbers) if one is not None]
         new = [one for one in shards if self._schema_of(one) is None]

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from async_loader import tensors
 from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.lifecycle import Patience
 from async_loader.names import explain_wrong_names
@@ -33,7 +34,7 @@ from async_loader.source import (
     finishes,
 )
 from async_loader.sources.columns import ColumnsSource
-from async_loader.sources.mixture_index import as_ids, in_all, split_by_source
+from async_loader.sources.mixture_index import in_all, split_by_source
 from async_loader.sources.mixture_member import MixtureMember, Piece
 from async_loader.sources.mixture_rows import (
     MOST_SOURCES,
@@ -328,14 +329,14 @@ class Mixture:
 
         -1 for places of a sequence without a step.
         """
-        return numbers_of(as_ids(index))
+        return numbers_of(tensors.to_ids(index))
 
     def ids(self, index: Any) -> Ids:
         """Return the ids that the rows have in their own tables: int64, the shape of ``index``.
 
         -1 for places of a sequence without a step.
         """
-        return own_ids(as_ids(index))
+        return own_ids(tensors.to_ids(index))
 
     @explain_wrong_names
     def update_priorities(self, index: Any, priority: Any) -> Applied:

@@ -14,12 +14,6 @@ from async_loader.source import Applied
 from async_loader.sources.mixture_rows import Array, Ids, numbers_of, own_ids
 
 
-def as_ids(index: Any) -> Ids:
-    """Convert an index to int64."""
-    ids: Ids = tensors.to_array(index).astype(np.int64, copy=False)
-    return ids
-
-
 def split_by_source(
     index: Any, sources: int, values: Mapping[str, Any]
 ) -> list[tuple[int, Ids, list[Any]]]:
@@ -33,7 +27,7 @@ def split_by_source(
     ConfigError
         For rows of other mixtures, and values of another length.
     """
-    given = as_ids(index)
+    given = tensors.to_ids(index)
     ids, axes = given.reshape(-1), given.shape
     numbers, parts = numbers_of(ids), []
     for number in np.unique(numbers[ids >= 0]).tolist():
@@ -55,7 +49,7 @@ def in_all(parts: Sequence[Applied], index: Any) -> Applied:
     """Add up what was applied in each source. Rows that are in no table, those of a negative index,
     count as stale, as they do for tables.
     """
-    nowhere = int((as_ids(index) < 0).sum())
+    nowhere = int((tensors.to_ids(index) < 0).sum())
     return Applied(sum(one.applied for one in parts), sum(one.stale for one in parts) + nowhere)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -330,12 +331,24 @@ def _ratio(steps: Steps, behaviour: Any, target: Any) -> Array:
 
 
 def _fraction(name: str, given: float) -> float:
-    if isinstance(given, bool | str) or not hasattr(given, "__float__") or not 0 <= given <= 1:
+    number = _real(given)
+    if not 0 <= number <= 1:
         raise ConfigError(f"{name}={given!r}: it is a number from 0 to 1")
-    return float(given)
+    return number
 
 
 def _bound(name: str, given: float) -> float:
-    if isinstance(given, bool | str) or not hasattr(given, "__float__") or not given > 0:
+    number = _real(given)
+    if not number > 0:
         raise ConfigError(f"{name}={given!r}: it is a number above 0, or inf")
-    return float(given)
+    return number
+
+
+def _real(given: object) -> float:
+    """Return a number, or an array or tensor without axes, as a float; NaN for anything else."""
+    if isinstance(given, bool | str) or np.ndim(given):  # type: ignore[arg-type]
+        return math.nan
+    try:
+        return float(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return math.nan

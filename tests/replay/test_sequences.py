@@ -323,6 +323,25 @@ def test_priorities_of_sequences_are_kept_in_a_table_of_another_capacity(tmp_pat
     assert set(loaded.sample(32)["index"].tolist()) == {28}
 
 
+@pytest.mark.parametrize("boundary", ["pad", "stop", "cross"])
+@pytest.mark.parametrize("before", [[], [9] * 6, "used", "cleared"])
+def test_sequences_of_a_loaded_table_are_drawn_as_from_checkpoint_does(tmp_path, boundary, before):
+    view = Sequences(4, stride=4, boundary=boundary)
+    saved = episodes_of([7, 7])
+    saved.sample(5, view=view)
+    saved.save(tmp_path)
+    episodes = [9] * 6 if isinstance(before, str) else before
+    other = episodes_of(episodes)
+    if isinstance(before, str):
+        other.sample(3, view=view)
+    if before == "cleared":
+        other.clear()
+    other.load(tmp_path)
+    tables = [saved, ReplayBuffer.from_checkpoint(tmp_path), other]
+    drawn = [[one.sample(8, view=view)["index"].tolist() for _ in range(3)] for one in tables]
+    assert drawn[1:] == drawn[:1] * 2
+
+
 def test_a_load_forgets_the_episodes_that_were_there(tmp_path):
     view = Sequences(4, stride=4)
     buffer = episodes_of([8], view=view)

@@ -297,6 +297,9 @@ def test_rows_are_read_updated_and_deleted_by_their_ids(tmp_path):
             assert np.array_equal(read[name], batch[name])
         assert table.update(ids, x=batch["x"] + 1000).stale == 0
         assert np.array_equal(table.get(ids)["x"], batch["x"] + 1000)
+        for refused in (table.delete, lambda of: table.update(of, x=batch["x"])):
+            with pytest.raises(ConfigError, match="ids are integers"):
+                refused(ids.astype(np.float64))
         shards[1].die()
         until(lambda: not client._connections.find(1).is_open)
         lost = batch["shard"] == 1

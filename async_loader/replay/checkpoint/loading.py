@@ -215,6 +215,7 @@ class _Loading:
         finally:
             before.storage.loading = False
             table_state.go_on(lookahead)
+        sequences.follow(table_state)
 
     def _put(
         self,

@@ -64,8 +64,10 @@ class SavedSequences:
                 self._by_view[view] = encoding.joined(parts, arrays)
 
     def follow(self, table_state: TableState) -> None:
-        """Make the samplers of a table that has none. Under the lock."""
+        """Make the samplers that a table lacks. Under the lock."""
         for view, saved in self._by_view.items():
+            if view in table_state.sequence_samplers:
+                continue
             try:
                 sampler = table_state.follow(view, saved["kept"], self._lasting(saved["state"]))
             except ConfigError:  # with another capacity it cannot show them
@@ -90,5 +92,6 @@ class SavedSequences:
         as_it_was = self._same and sampler.has_all(saved["kept"], ids)
         if as_it_was:
             state, now = saved["state"], sampler.state()
-            sampler.go_on({**state, **{one: now[one] for one in self._numbers if one in state}})
+            state = {**state, **{one: now[one] for one in self._numbers if one in state}}
+            sampler.go_on(saved["kept"], state)
         sampler.prioritize_again(saved["kept"], ids, tell=not as_it_was)

@@ -124,6 +124,8 @@ class SequenceSampler(InnerSampler):
             with SignalsDeferred():  # a call that is repeated passes over what is gone
                 items.alive[gone] = 0
                 items.count -= len(gone)
+                if not items.count:  # as in a new table, which has to draw alike
+                    items.top = 0
                 self.sampler.remove(gone)
                 if self.prioritized:
                     self._updated[gone] = np.nan
@@ -145,7 +147,7 @@ class SequenceSampler(InnerSampler):
         ``ids [rows]``: those of the table. O(rows), about 3 ms for a million.
         """
         here = np.flatnonzero(self.own_items.alive)
-        made = {"ids": ids[here]}
+        made: dict[str, Any] = {"ids": ids[here], "top": self.own_items.top}
         if self.prioritized:
             made["updated"] = self._updated[here]
         if not self.view.whole:
@@ -172,8 +174,10 @@ class SequenceSampler(InnerSampler):
         here = np.flatnonzero(self.own_items.alive)
         return bool(np.array_equal(ids[here], saved["ids"]))
 
-    def go_on(self, state: dict[str, Any]) -> None:
+    def go_on(self, saved: Mapping[str, Any], state: dict[str, Any]) -> None:
         """Have the sampler continue from a `state` of the sequences that there are."""
+        items = self.own_items
+        items.top = max(items.top, saved.get("top", 0))  # which decides how rows are drawn
         self.sampler.remove(np.flatnonzero(self.own_items.alive))
         self.sampler.restore(state)
 
