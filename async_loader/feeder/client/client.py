@@ -208,7 +208,8 @@ class Client:
         """
         wait_s = seconds("timeout_s", timeout_s)
         deadline = Deadline(wait_s + self._timeout_s)
-        return self._latest(name, newer_than, wait_s, deadline, as_torch)
+        found = self._latest(name, newer_than, wait_s, deadline, as_torch)
+        return None if isinstance(found, weights.Missing) else found
 
     def _latest(
         self,
@@ -217,8 +218,8 @@ class Client:
         wait_s: float,
         deadline: Deadline,
         as_torch: bool,
-    ) -> Published | None:
-        """As `latest`, with an end of the whole call."""
+    ) -> Published | weights.Missing:
+        """As `latest`, with an end of the whole call; says why there are none."""
         run = self._runs.get(name)
         if isinstance(newer_than, Published):
             run, newer_than = newer_than.run, newer_than.version
@@ -226,7 +227,7 @@ class Client:
         found = weights.latest(
             self._connection, name, newer_than, known, wait_s, deadline, as_torch
         )
-        if found is not None:
+        if not isinstance(found, weights.Missing):
             self._runs[name] = found.run
         return found
 

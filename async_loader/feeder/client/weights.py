@@ -6,6 +6,7 @@ import mmap
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -67,6 +68,15 @@ class Published:
     version: int
     tensors: dict[str, Any]
     run: str = ""
+
+
+class Missing(Enum):
+    """Why a feeder returned no weights."""
+
+    NONE = "none"
+    """It has none of that name."""
+    NOT_NEWER = "not newer"
+    """It has some, and they are not newer."""
 
 
 class Packed(NamedTuple):
@@ -160,7 +170,7 @@ def latest(
     wait_s: float,
     deadline: Deadline,
     as_torch: bool,
-) -> Published | None:
+) -> Published | Missing:
     """See `Client.latest`."""
     most, limit = _part_bytes(connection), min(wait_s, LONGEST_S) if wait_s > 0 else None
     path = _memory_of(connection)
@@ -172,7 +182,7 @@ def latest(
         first = reply.body
         assert isinstance(first, Weights)
         if reply.data is None:
-            return None
+            return Missing.NONE if first.version is None else Missing.NOT_NEWER
         if first.offset:
             raise Broken(
                 f"weights {name!r} begin at byte {first.offset}: the feeder answers what was not "
