@@ -11,7 +11,9 @@ from typing import Any
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, Timeout
 from async_loader.feeder.client import weights
 from async_loader.feeder.client.arguments import version_of
+from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.client import Client
+from async_loader.feeder.client.publish_turns import PublishTurns
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Missing, Published
 from async_loader.lifecycle import Deadline, seconds
@@ -52,6 +54,7 @@ class ClusterClient:
         self._connections = Connections(directory, name, self._timeout_s)
         self._lock = threading.Lock()
         self._tables: dict[str, ClusterTable] = {}
+        self._turns = PublishTurns(Calls().news)  # else shards may get two versions in two orders
         self._runs: dict[str, str] = {}  # by name: the run of the last weights returned
         self._closed = False
 
@@ -106,7 +109,13 @@ class ClusterClient:
         def publish(shard: ShardConnection, limit: Deadline) -> bool:
             return shard.client._publish(name, packed, number, limit)
 
-        calls = called_at_once(self._connections, reached, publish, deadline)
+        for one in reached:
+            one.connection.check_fork()
+        calls = self._turns.run(
+            name,
+            deadline,
+            lambda _: called_at_once(self._connections, reached, publish, deadline),
+        )
         newest = [call.result for call in calls if call.error is None]
         failed = [call.error for call in calls if call.error is not None]
         for error in failed:

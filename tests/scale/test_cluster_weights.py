@@ -113,3 +113,25 @@ def test_a_number_is_of_the_run_that_was_had_last_from_whichever_shard(tmp_path)
         until(lambda: not client._connections.find(0).is_open)
         later.publish("policy", WEIGHTS, 1)  # another run
         assert client.latest("policy", newer_than=5).version == 1
+
+
+def test_of_threads_that_publish_one_version_to_a_cluster_one_has_published_it(tmp_path):
+    with cluster_of(tmp_path, [filled(0, 1), filled(1, 1)]) as (_, _, client):
+        for version in range(20):
+            results, barrier = {}, threading.Barrier(2)
+
+            def publish(number, version=version, results=results, barrier=barrier):
+                barrier.wait()
+                tensors = {"w": np.full(1 << 20, number, np.uint8)}
+                results[number] = client.publish("policy", tensors, version)
+
+            threads = [threading.Thread(target=publish, args=(number,)) for number in (1, 2)]
+            for one in threads:
+                one.start()
+            for one in threads:
+                one.join()
+            assert sorted(results.values()) == [False, True]
+            for name in client.shards:
+                tensors = client.shard(name).latest("policy").tensors
+                (number,) = set(tensors["w"].tolist())
+                assert results[number]

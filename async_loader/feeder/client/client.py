@@ -23,6 +23,7 @@ from async_loader.feeder.client.arguments import version_of, without_codecs
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
+from async_loader.feeder.client.publish_turns import PublishTurns, Turn
 from async_loader.feeder.client.reader_state import OVER
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.sample_channel import SampleChannel, SampleChannels
@@ -35,6 +36,7 @@ from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.status import FeederStatus
 from async_loader.feeder.wire import Drain, Status, StatusReply
+from async_loader.feeder.wire import Published as WirePublished
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
@@ -61,6 +63,8 @@ class Client:
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
         self._runs: dict[str, str] = {}  # by name: the run of the last weights received
         self._ended_runs: set[str] = set()  # names whose run another client has ended
+        self._published: dict[str, int] = {}  # by name: the newest version of this client
+        self._turns = PublishTurns(connection.news)
         self._lost: dict[str, Counter[int]] = {}  # rows, by table and number of the server
         self._traffic = Traffic()
         self._has_read = self._traffic.add
@@ -149,7 +153,7 @@ class Client:
         -------
         bool
             Whether these are the newest weights now. False: the version is not above the last, or
-            the run is over.
+            the run is over. Of threads that publish one version under one name, one has True.
 
         Raises
         ------
@@ -165,8 +169,19 @@ class Client:
         """As `publish`, of weights that may go to several feeders."""
         if name in self._ended_runs:
             return False
-        said = weights.publish(self._connection, name, packed, version, deadline)
-        if not said.newest and said.run not in (None, self._connection.client):
+        connection = self._connection
+        connection.check_fork()
+
+        def publish(turn: Turn) -> WirePublished:
+            known = self._published.get(name, -1)
+            said = weights.publish(connection, name, packed, version, deadline, turn, known)
+            if said.newest:
+                self._published[name] = max(known, version)
+            return said
+
+        said = self._turns.run(name, deadline, publish)
+        ended = not said.newest and said.run not in (None, connection.client)
+        if ended and name not in self._ended_runs:
             self._ended_runs.add(name)
             text = (
                 f"weights {name!r} are published by another client by now, those of this one are "
