@@ -142,7 +142,8 @@ RANKS["feeder"] = [
     "server.dispatch server.kernel_warmup server.pending server.state",
     "client.connection client.reader_channel server.deferred server.insert_handler "
     "server.sample_queue server.status",
-    "client.arguments client.priority_updates client.row_sink client.sample_channel client.weights "
+    "client.weights",
+    "client.arguments client.priority_updates client.row_sink client.sample_channel "
     "server.call_handler",
     "client.asked_by_id",
     "client.source client.table_calls client.traffic client.writer server.control_handler "

@@ -10,7 +10,7 @@ from typing import Any
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, Timeout
 from async_loader.feeder.client import weights
-from async_loader.feeder.client.arguments import version_of
+from async_loader.feeder.client.arguments import newer_than_of, version_of, weights_name
 from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.publish_turns import PublishTurns
@@ -101,7 +101,8 @@ class ClusterClient:
         SchemaError, ConfigError, Timeout, Closed, Broken
         """
         self._check()
-        deadline, number = self._deadline(timeout_s), version_of(version, tensors)
+        name, number = weights_name(name), version_of(version, tensors)
+        deadline = self._deadline(timeout_s)
         packed, reached = weights.packed(name, tensors), self._reached()
         if not reached:
             raise self._nothing("publish")
@@ -139,9 +140,10 @@ class ClusterClient:
 
         Raises
         ------
-        Timeout, Closed, Broken
+        ConfigError, Timeout, Closed, Broken
         """
         self._check()
+        name, newer_than = weights_name(name), newer_than_of(newer_than)
         wait_s = seconds("timeout_s", timeout_s)
         near = sorted(self._reached(), key=lambda one: (not one.is_here, one.number))
         if not near:

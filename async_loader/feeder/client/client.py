@@ -19,7 +19,12 @@ from async_loader.errors import (
     Timeout,
 )
 from async_loader.feeder.client import weights
-from async_loader.feeder.client.arguments import version_of, without_codecs
+from async_loader.feeder.client.arguments import (
+    newer_than_of,
+    version_of,
+    weights_name,
+    without_codecs,
+)
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
@@ -159,7 +164,7 @@ class Client:
         ------
         SchemaError, ConfigError, Timeout, Closed, Broken
         """
-        number = version_of(version, tensors)
+        name, number = weights_name(name), version_of(version, tensors)
         if name in self._ended_runs:
             return False
         packed = weights.packed(name, tensors)
@@ -219,8 +224,9 @@ class Client:
 
         Raises
         ------
-        Timeout, Closed, Broken
+        ConfigError, Timeout, Closed, Broken
         """
+        name, newer_than = weights_name(name), newer_than_of(newer_than)
         wait_s = seconds("timeout_s", timeout_s)
         deadline = Deadline(wait_s + self._timeout_s)
         found = self._latest(name, newer_than, wait_s, deadline, as_torch)

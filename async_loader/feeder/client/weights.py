@@ -10,6 +10,7 @@ from enum import Enum
 from itertools import islice
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,12 +29,16 @@ from async_loader.feeder.client.publish_turns import BeginAgain, Turn
 from async_loader.feeder.shared import SHARED_FROM, WeightsRequest, map_weights
 from async_loader.feeder.wire import (
     BFLOAT16,
+    CONTROL_BYTES,
+    DIMENSIONS,
+    FIELDS,
     Latest,
     Message,
     Publish,
     TensorSpec,
     Weights,
     bytes_of,
+    name_fault,
     specs_of,
     tensors_of,
 )
@@ -47,6 +52,8 @@ PART_BYTES = 4 << 20
 AHEAD = 4
 """Parts under way: a round trip for each would take longer than the part."""
 _RESTARTS = 16
+_MOST = (1 << 64) - 1
+_LONGEST = (1 << 31) - 1
 _MAP_S = 5.0
 
 
@@ -90,6 +97,13 @@ class Packed(NamedTuple):
 
 def packed(name: str, tensors: Mapping[str, Any]) -> Packed:
     """Copy weights. Raises SchemaError, ConfigError."""
+    if len(tensors) > FIELDS:
+        raise SchemaError(
+            f"weights {name!r} are {len(tensors):,} tensors, {FIELDS:,} can be sent: join some"
+        )
+    for key, value in tensors.items():
+        _check(key, value)
+    tensors = {str.__str__(key): value for key, value in tensors.items()}
     bfloat16 = {key for key, value in tensors.items() if torch_tensors.is_bfloat16(value)}
     arrays = {
         key: _array(key, torch_tensors.to_bits(value) if key in bfloat16 else value)
@@ -100,7 +114,17 @@ def packed(name: str, tensors: Mapping[str, Any]) -> Packed:
         raise ConfigError(
             f"weights {name!r} hold no bytes: give at least one tensor that is not empty"
         )
-    return Packed(specs_of(arrays, bfloat16), whole)
+    specs = specs_of(arrays, bfloat16)
+    sent = Weights(
+        name=name, version=_MOST, total_bytes=whole.nbytes, specs=specs, run=bytes(16)
+    )  # as a feeder sends it on
+    nbytes = len(msgspec.msgpack.encode(sent))
+    if nbytes > CONTROL_BYTES:
+        raise SchemaError(
+            f"the names and shapes of the {len(specs):,} tensors of weights {name!r} take "
+            f"{nbytes:,} bytes, {CONTROL_BYTES:,} can be sent: shorten names, or join tensors"
+        )
+    return Packed(specs, whole)
 
 
 def publish(
@@ -295,6 +319,19 @@ def _part_bytes(connection: Connection) -> int:
     return max(1, min(PART_BYTES, connection.limits.message_bytes // 2))
 
 
+def _check(key: object, value: object) -> None:
+    """Raise SchemaError for a name that cannot be sent, and a tensor without numbers in memory."""
+    fault = name_fault(key)
+    if fault is not None:
+        raise SchemaError(f"the name of tensor {fault}")
+    if torch_tensors.is_tensor(value) and not torch_tensors.is_dense(value):
+        meta = value.device.type == "meta"
+        remedy = "a tensor with data" if meta else f"its {torch_tensors.made_dense(value)}"
+        raise SchemaError(
+            f"tensor {key!r} is {torch_tensors.said(value)}, which cannot travel: give {remedy}"
+        )
+
+
 def _array(name: str, value: object) -> npt.NDArray[Any]:
     array = torch_tensors.as_array(value)
     if array is None:
@@ -302,6 +339,11 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
         raise SchemaError(
             f"tensor {name!r} is {kind}, which cannot travel: give an array or tensor of a dtype "
             "that numpy has"
+        )
+    if array.ndim > DIMENSIONS or max(array.shape, default=0) > _LONGEST:
+        raise SchemaError(
+            f"tensor {name!r} has shape {array.shape}, up to {DIMENSIONS} dimensions of up to "
+            f"{_LONGEST:,} can be sent: reshape it"
         )
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
