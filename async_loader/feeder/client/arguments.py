@@ -181,7 +181,7 @@ def weights_name(name: object) -> str:
     fault = name_fault(name)
     if fault is not None:
         raise ConfigError(f"the name of weights {fault}, as in 'policy'")
-    return str.__str__(name)  # type: ignore[arg-type]
+    return str.__str__(name)
 
 
 def newer_than_of(newer_than: object) -> int | Published | None:
