@@ -120,7 +120,7 @@ def as_array(value: object) -> np.ndarray[Any, Any] | None:
     """Convert an array, a numpy scalar or a tensor to an array; ``None`` for anything else."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
-    if is_tensor(value) and numpy_dtype(value.dtype) is not None and _is_dense(value):
+    if is_tensor(value) and numpy_dtype(value.dtype) is not None and is_dense(value):
         return to_numpy(value)
     return None
 
@@ -138,7 +138,8 @@ def to_ids(index: object) -> npt.NDArray[np.int64]:
     return array.astype(np.int64, copy=False)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a number in memory for each of its places."""
     return (
         not tensor.is_nested
         and tensor.device.type != "meta"

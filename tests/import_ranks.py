@@ -112,7 +112,7 @@ RANKS["feeder"] = [
     "shared.weights_memory "
     "server.policy_lag server.producer_positions server.row_counts",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
-    "shared.listener table_settings client.waker client.whereabouts",
+    "shared.listener table_settings client.publish_turns client.waker client.whereabouts",
     "wire.control wire.row_layout zmtp.curve zmtp.mechanism zmtp.null shared plain_values",
     "wire.calls wire.rows wire.weights zmtp.connection server.outgoing_batches",
     "wire.batches wire.control_codec zmtp",
@@ -142,7 +142,8 @@ RANKS["feeder"] = [
     "server.dispatch server.kernel_warmup server.pending server.state",
     "client.connection client.reader_channel server.deferred server.insert_handler "
     "server.sample_queue server.status",
-    "client.arguments client.priority_updates client.row_sink client.sample_channel client.weights "
+    "client.weights",
+    "client.arguments client.priority_updates client.row_sink client.sample_channel "
     "server.call_handler",
     "client.asked_by_id",
     "client.source client.table_calls client.traffic client.writer server.control_handler "

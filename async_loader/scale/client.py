@@ -10,10 +10,12 @@ from typing import Any
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, Timeout
 from async_loader.feeder.client import weights
-from async_loader.feeder.client.arguments import version_of
+from async_loader.feeder.client.arguments import newer_than_of, version_of, weights_name
+from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.client import Client
+from async_loader.feeder.client.publish_turns import PublishTurns
 from async_loader.feeder.client.stats import ClientStats
-from async_loader.feeder.client.weights import Published
+from async_loader.feeder.client.weights import Missing, Published
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
 from async_loader.scale.at_once import called_at_once
@@ -52,6 +54,8 @@ class ClusterClient:
         self._connections = Connections(directory, name, self._timeout_s)
         self._lock = threading.Lock()
         self._tables: dict[str, ClusterTable] = {}
+        self._turns = PublishTurns(Calls().news)  # else shards may get two versions in two orders
+        self._runs: dict[str, str] = {}  # by name: the run of the last weights returned
         self._closed = False
 
     @property
@@ -97,7 +101,8 @@ class ClusterClient:
         SchemaError, ConfigError, Timeout, Closed, Broken
         """
         self._check()
-        deadline, number = self._deadline(timeout_s), version_of(version, tensors)
+        name, number = weights_name(name), version_of(version, tensors)
+        deadline = self._deadline(timeout_s)
         packed, reached = weights.packed(name, tensors), self._reached()
         if not reached:
             raise self._nothing("publish")
@@ -105,7 +110,13 @@ class ClusterClient:
         def publish(shard: ShardConnection, limit: Deadline) -> bool:
             return shard.client._publish(name, packed, number, limit)
 
-        calls = called_at_once(self._connections, reached, publish, deadline)
+        for one in reached:
+            one.connection.check_fork()
+        calls = self._turns.run(
+            name,
+            deadline,
+            lambda _: called_at_once(self._connections, reached, publish, deadline),
+        )
         newest = [call.result for call in calls if call.error is None]
         failed = [call.error for call in calls if call.error is not None]
         for error in failed:
@@ -129,43 +140,61 @@ class ClusterClient:
 
         Raises
         ------
-        Timeout, Closed, Broken
+        ConfigError, Timeout, Closed, Broken
         """
         self._check()
+        name, newer_than = weights_name(name), newer_than_of(newer_than)
         wait_s = seconds("timeout_s", timeout_s)
         near = sorted(self._reached(), key=lambda one: (not one.is_here, one.number))
         if not near:
             raise self._nothing("latest")
         waiting, deadline = Deadline(wait_s), Deadline(wait_s + self._timeout_s)
 
-        def latest(shard: ShardConnection, limit: Deadline, wait: bool = True) -> Published | None:
-            left = waiting.left_or_inf() if wait else 0.0
-            return shard.client._latest(name, newer_than, left, limit, as_torch)
+        known = self._known(name, newer_than)
 
-        answered: list[ShardConnection] = []
+        def asked(shard: ShardConnection, limit: Deadline, left: float) -> Published | Missing:
+            return shard.client._latest(name, known, left, limit, as_torch)
+
+        def awaited(shard: ShardConnection, limit: Deadline) -> Published | None:
+            found = asked(shard, limit, waiting.left_or_inf())
+            return None if isinstance(found, Missing) else found
+
+        empty: list[ShardConnection] = []
         for one in near:  # none is waited for while another may have them
-            last = one is near[-1] and not answered
+            last = one is near[-1] and not empty
+            limit = deadline if last else ShardDeadline(one, deadline)
             try:
-                found = latest(
-                    one,
-                    deadline if last else ShardDeadline(one, deadline),
-                    wait=newer_than is not None,
-                )
+                found = asked(one, limit, 0.0)
+                if found is Missing.NOT_NEWER:
+                    return self._had(name, awaited(one, limit) if wait_s else None)
             except Timeout:
                 if last:
                     raise
                 continue
-            if found is not None or newer_than is not None:
-                return found
-            answered.append(one)
+            if not isinstance(found, Missing):
+                return self._had(name, found)
+            empty.append(one)
         if not wait_s:
             return None
-        calls = called_at_once(self._connections, answered, latest, deadline, first=True)
+        calls = called_at_once(self._connections, empty, awaited, deadline, first=True)
         results = [one.result for one in calls if one.result is not None]
         errors = [one.error for one in calls if one.error is not None]
         if not results and len(errors) == len(calls):
             raise errors[0]
-        return next(iter(results), None)
+        return self._had(name, next(iter(results), None))
+
+    def _known(self, name: str, newer_than: int | Published | None) -> int | Published | None:
+        """Return what is asked of a shard: a number is of the run that was had last, of any."""
+        run = self._runs.get(name)
+        if newer_than is None or run is None or isinstance(newer_than, Published):
+            return newer_than
+        return Published(newer_than, {}, run)
+
+    def _had(self, name: str, found: Published | None) -> Published | None:
+        """Note the run of weights that are returned."""
+        if found is not None:
+            self._runs[name] = found.run
+        return found
 
     @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> ClusterStatus:

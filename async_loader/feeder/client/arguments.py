@@ -8,6 +8,7 @@ from typing import SupportsIndex
 
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.weights import Published
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import (
     MOST_AHEAD,
@@ -15,6 +16,7 @@ from async_loader.feeder.wire import (
     NAME_CHARACTERS,
     OpenReader,
     View,
+    name_fault,
 )
 from async_loader.feeder.wire_views import wire_of
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
@@ -174,14 +176,34 @@ def without_codecs(schema: Schema) -> Schema:
     return schema
 
 
-def version_of(version: object, tensors: object) -> int:
-    """Return the version of weights. Raises ConfigError, SchemaError, also for the tensors."""
+def weights_name(name: object) -> str:
+    """Return the name of weights as it is sent. Raises ConfigError."""
+    fault = name_fault(name)
+    if fault is not None:
+        raise ConfigError(f"the name of weights {fault}, as in 'policy'")
+    return str.__str__(name)
+
+
+def newer_than_of(newer_than: object) -> int | Published | None:
+    """Return what weights have to be newer than, as it is sent. Raises ConfigError."""
+    if newer_than is None or isinstance(newer_than, Published):
+        return newer_than
+    return _version("newer_than", newer_than, "give a version from 0 on, or what latest returned")
+
+
+def _version(name: str, version: object, remedy: str) -> int:
     if (
         isinstance(version, bool)
         or not isinstance(version, SupportsIndex)
         or not 0 <= (number := version.__index__()) < 1 << 64
     ):
-        raise ConfigError(f"version={version!r}: versions are numbers from 0 that go up")
+        raise ConfigError(f"{name}={version!r}: {remedy}")
+    return number
+
+
+def version_of(version: object, tensors: object) -> int:
+    """Return the version of weights. Raises ConfigError, SchemaError, also for the tensors."""
+    number = _version("version", version, "versions are numbers from 0 that go up")
     if not isinstance(tensors, Mapping):
         kind = type(tensors).__name__
         raise SchemaError(

@@ -19,10 +19,16 @@ from async_loader.errors import (
     Timeout,
 )
 from async_loader.feeder.client import weights
-from async_loader.feeder.client.arguments import version_of, without_codecs
+from async_loader.feeder.client.arguments import (
+    newer_than_of,
+    version_of,
+    weights_name,
+    without_codecs,
+)
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
+from async_loader.feeder.client.publish_turns import PublishTurns, Turn
 from async_loader.feeder.client.reader_state import OVER
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.sample_channel import SampleChannel, SampleChannels
@@ -35,6 +41,7 @@ from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.status import FeederStatus
 from async_loader.feeder.wire import Drain, Status, StatusReply
+from async_loader.feeder.wire import Published as WirePublished
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
@@ -61,6 +68,8 @@ class Client:
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
         self._runs: dict[str, str] = {}  # by name: the run of the last weights received
         self._ended_runs: set[str] = set()  # names whose run another client has ended
+        self._published: dict[str, int] = {}  # by name: the newest version of this client
+        self._turns = PublishTurns(connection.news)
         self._lost: dict[str, Counter[int]] = {}  # rows, by table and number of the server
         self._traffic = Traffic()
         self._has_read = self._traffic.add
@@ -149,13 +158,13 @@ class Client:
         -------
         bool
             Whether these are the newest weights now. False: the version is not above the last, or
-            the run is over.
+            the run is over. Of threads that publish one version under one name, one has True.
 
         Raises
         ------
         SchemaError, ConfigError, Timeout, Closed, Broken
         """
-        number = version_of(version, tensors)
+        name, number = weights_name(name), version_of(version, tensors)
         if name in self._ended_runs:
             return False
         packed = weights.packed(name, tensors)
@@ -165,8 +174,19 @@ class Client:
         """As `publish`, of weights that may go to several feeders."""
         if name in self._ended_runs:
             return False
-        said = weights.publish(self._connection, name, packed, version, deadline)
-        if not said.newest and said.run not in (None, self._connection.client):
+        connection = self._connection
+        connection.check_fork()
+
+        def publish(turn: Turn) -> WirePublished:
+            known = self._published.get(name, -1)
+            said = weights.publish(connection, name, packed, version, deadline, turn, known)
+            if said.newest:
+                self._published[name] = max(known, version)
+            return said
+
+        said = self._turns.run(name, deadline, publish)
+        ended = not said.newest and said.run not in (None, connection.client)
+        if ended and name not in self._ended_runs:
             self._ended_runs.add(name)
             text = (
                 f"weights {name!r} are published by another client by now, those of this one are "
@@ -204,11 +224,13 @@ class Client:
 
         Raises
         ------
-        Timeout, Closed, Broken
+        ConfigError, Timeout, Closed, Broken
         """
+        name, newer_than = weights_name(name), newer_than_of(newer_than)
         wait_s = seconds("timeout_s", timeout_s)
         deadline = Deadline(wait_s + self._timeout_s)
-        return self._latest(name, newer_than, wait_s, deadline, as_torch)
+        found = self._latest(name, newer_than, wait_s, deadline, as_torch)
+        return None if isinstance(found, weights.Missing) else found
 
     def _latest(
         self,
@@ -217,8 +239,8 @@ class Client:
         wait_s: float,
         deadline: Deadline,
         as_torch: bool,
-    ) -> Published | None:
-        """As `latest`, with an end of the whole call."""
+    ) -> Published | weights.Missing:
+        """As `latest`, with an end of the whole call; says why there are none."""
         run = self._runs.get(name)
         if isinstance(newer_than, Published):
             run, newer_than = newer_than.run, newer_than.version
@@ -226,7 +248,7 @@ class Client:
         found = weights.latest(
             self._connection, name, newer_than, known, wait_s, deadline, as_torch
         )
-        if found is not None:
+        if not isinstance(found, weights.Missing):
             self._runs[name] = found.run
         return found
 

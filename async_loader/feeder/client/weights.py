@@ -6,9 +6,11 @@ import mmap
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,20 +25,26 @@ from async_loader.errors import (
 )
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.publish_turns import BeginAgain, Turn
 from async_loader.feeder.shared import SHARED_FROM, WeightsRequest, map_weights
 from async_loader.feeder.wire import (
     BFLOAT16,
+    CONTROL_BYTES,
+    DIMENSIONS,
+    FIELDS,
     Latest,
     Message,
     Publish,
     TensorSpec,
     Weights,
     bytes_of,
+    name_fault,
     specs_of,
     tensors_of,
 )
 from async_loader.feeder.wire import Published as WirePublished
 from async_loader.feeder.wire.data import Buffer
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import LONGEST_S, Deadline
 
 PART_BYTES = 4 << 20
@@ -44,6 +52,8 @@ PART_BYTES = 4 << 20
 AHEAD = 4
 """Parts under way: a round trip for each would take longer than the part."""
 _RESTARTS = 16
+_MOST = (1 << 64) - 1
+_LONGEST = (1 << 31) - 1
 _MAP_S = 5.0
 
 
@@ -69,6 +79,15 @@ class Published:
     run: str = ""
 
 
+class Missing(Enum):
+    """Why a feeder returned no weights."""
+
+    NONE = "none"
+    """It has none of that name."""
+    NOT_NEWER = "not newer"
+    """It has some, and they are not newer."""
+
+
 class Packed(NamedTuple):
     """Weights as they are sent, to any number of feeders."""
 
@@ -78,6 +97,13 @@ class Packed(NamedTuple):
 
 def packed(name: str, tensors: Mapping[str, Any]) -> Packed:
     """Copy weights. Raises SchemaError, ConfigError."""
+    if len(tensors) > FIELDS:
+        raise SchemaError(
+            f"weights {name!r} are {len(tensors):,} tensors, {FIELDS:,} can be sent: join some"
+        )
+    for key, value in tensors.items():
+        _check(key, value)
+    tensors = {str.__str__(key): value for key, value in tensors.items()}
     bfloat16 = {key for key, value in tensors.items() if torch_tensors.is_bfloat16(value)}
     arrays = {
         key: _array(key, torch_tensors.to_bits(value) if key in bfloat16 else value)
@@ -88,28 +114,50 @@ def packed(name: str, tensors: Mapping[str, Any]) -> Packed:
         raise ConfigError(
             f"weights {name!r} hold no bytes: give at least one tensor that is not empty"
         )
-    return Packed(specs_of(arrays, bfloat16), whole)
+    specs = specs_of(arrays, bfloat16)
+    sent = Weights(
+        name=name, version=_MOST, total_bytes=whole.nbytes, specs=specs, run=bytes(16)
+    )  # as a feeder sends it on
+    nbytes = len(msgspec.msgpack.encode(sent))
+    if nbytes > CONTROL_BYTES:
+        raise SchemaError(
+            f"the names and shapes of the {len(specs):,} tensors of weights {name!r} take "
+            f"{nbytes:,} bytes, {CONTROL_BYTES:,} can be sent: shorten names, or join tensors"
+        )
+    return Packed(specs, whole)
 
 
 def publish(
-    connection: Connection, name: str, weights: Packed, version: int, deadline: Deadline
+    connection: Connection,
+    name: str,
+    weights: Packed,
+    version: int,
+    deadline: Deadline,
+    turn: Turn,
+    known: int,
 ) -> WirePublished:
-    """See `Client.publish`; return the feeder's last answer."""
+    """See `Client.publish`; return the feeder's last answer.
+
+    ``known``: the newest version that this client published so far.
+    """
     first = connection.session.opened
     for _ in range(_RESTARTS):
-        session = connection.session.opened
+        session, turn.disturbed = connection.session.opened, False
         try:
-            said = _send(connection, name, version, *weights, deadline)
-            again = connection.session.opened != first and (said.run, said.version) == (
-                connection.client,
-                version,
+            said = _send(connection, name, version, *weights, deadline, turn)
+            again = (
+                version > known
+                and connection.session.opened != first
+                and (said.run, said.version) == (connection.client, version)
             )
             return (
                 WirePublished(newest=True) if again else said
             )  # the answer to its last part was lost: these are the newest
         except Exception:
-            # A restarted server does not have the first parts: begin again.
-            if connection.session.opened == session or deadline.expired:
+            # A restarted server does not have the first parts, nor one that a signal handler sent
+            # others to: begin again.
+            same = connection.session.opened == session and not turn.disturbed
+            if same or deadline.expired:
                 raise
     raise Broken(
         f"weights {name!r} could not be published: the connection was lost {_RESTARTS} times "
@@ -124,6 +172,7 @@ def _send(
     specs: tuple[TensorSpec, ...],
     whole: memoryview,
     deadline: Deadline,
+    turn: Turn,
 ) -> WirePublished:
     """Send all parts, some ahead of their answers; stop after a refusal."""
     most, asked = _part_bytes(connection), deque[Call]()
@@ -142,7 +191,10 @@ def _send(
                 offset=at,
                 specs=specs if not at else (),
             )
-            asked.append(connection.ask(Call(body, data=whole[at : at + most])))
+            with SignalsDeferred():  # no handler publishes between the look and the part
+                if turn.disturbed:
+                    raise BeginAgain(f"weights {name!r} were published by a signal handler")
+                asked.append(connection.ask(Call(body, data=whole[at : at + most])))
             if len(asked) > AHEAD and not (said := answer()).newest:
                 return said
         while (said := answer()).newest and asked:
@@ -160,7 +212,7 @@ def latest(
     wait_s: float,
     deadline: Deadline,
     as_torch: bool,
-) -> Published | None:
+) -> Published | Missing:
     """See `Client.latest`."""
     most, limit = _part_bytes(connection), min(wait_s, LONGEST_S) if wait_s > 0 else None
     path = _memory_of(connection)
@@ -172,7 +224,7 @@ def latest(
         first = reply.body
         assert isinstance(first, Weights)
         if reply.data is None:
-            return None
+            return Missing.NONE if first.version is None else Missing.NOT_NEWER
         if first.offset:
             raise Broken(
                 f"weights {name!r} begin at byte {first.offset}: the feeder answers what was not "
@@ -267,6 +319,19 @@ def _part_bytes(connection: Connection) -> int:
     return max(1, min(PART_BYTES, connection.limits.message_bytes // 2))
 
 
+def _check(key: object, value: object) -> None:
+    """Raise SchemaError for a name that cannot be sent, and a tensor without numbers in memory."""
+    fault = name_fault(key)
+    if fault is not None:
+        raise SchemaError(f"the name of tensor {fault}")
+    if torch_tensors.is_tensor(value) and not torch_tensors.is_dense(value):
+        meta = value.device.type == "meta"
+        remedy = "a tensor with data" if meta else f"its {torch_tensors.made_dense(value)}"
+        raise SchemaError(
+            f"tensor {key!r} is {torch_tensors.said(value)}, which cannot travel: give {remedy}"
+        )
+
+
 def _array(name: str, value: object) -> npt.NDArray[Any]:
     array = torch_tensors.as_array(value)
     if array is None:
@@ -274,6 +339,11 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
         raise SchemaError(
             f"tensor {name!r} is {kind}, which cannot travel: give an array or tensor of a dtype "
             "that numpy has"
+        )
+    if array.ndim > DIMENSIONS or max(array.shape, default=0) > _LONGEST:
+        raise SchemaError(
+            f"tensor {name!r} has shape {array.shape}, up to {DIMENSIONS} dimensions of up to "
+            f"{_LONGEST:,} can be sent: reshape it"
         )
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

@@ -29,6 +29,7 @@ from async_loader.feeder.wire import (
     check_travels,
 )
 from async_loader.replay.table.nonblocking_table import NonblockingTable
+from async_loader.replay.table.source_sampler import NewestOf, nothing_published
 from async_loader.schema import Schema
 
 _log = logging.getLogger("async_loader")
@@ -66,11 +67,17 @@ class BatchScheduler:
         self.blocked = BlockedTime()
 
     def open(
-        self, session: int, number: int, wanted: OpenReader, opening: int, shared: bool = False
+        self,
+        session: int,
+        number: int,
+        wanted: OpenReader,
+        opening: int,
+        shared: bool = False,
+        newest_of: NewestOf = nothing_published,
     ) -> ReaderState:
         """Open a reader; the table has a schema.
 
-        ``shared``: the reader will offer memory for batches.
+        ``shared``: the reader will offer memory for batches. ``newest_of``: of published weights.
 
         Raises
         ------
@@ -102,6 +109,7 @@ class BatchScheduler:
             check,
             wanted.max_lag,
             wanted.masses,
+            newest_of,
         )
         try:
             form = BatchForm.of(schema_of_batches(self.table, drawing.schema), wanted.batch_size)

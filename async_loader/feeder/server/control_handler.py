@@ -269,11 +269,13 @@ class ControlHandler:
         scheduler = self._server_state.table(wanted.table).scheduler
         shared = wanted.transport == "shm" and self._server_state.memory is not None
         reader = session.readers[message.number] = scheduler.open(
-            session.number, message.number, wanted, message.sequence, shared
+            session.number,
+            message.number,
+            wanted,
+            message.sequence,
+            shared,
+            self._server_state.weights.newest_version,
         )
-        newest = self._server_state.weights.newest(reader.drawing.weights or "")
-        if newest is not None:
-            reader.drawing.publish(newest[0])
         transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
         reply = Reader(
             schema=spec_of(reader.schema),

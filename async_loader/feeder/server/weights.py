@@ -83,6 +83,11 @@ class WeightStore:
         newest = self._newest.get(name)
         return None if newest is None else (newest.version, newest.run)
 
+    def newest_version(self, name: str) -> int | None:
+        """Return the version of the newest weights of a name."""
+        newest = self._newest.get(name)
+        return None if newest is None else newest.version
+
     def _is_stale(self, run: bytes, part: Publish) -> bool:
         newest = self._newest.get(part.name)
         if newest is None:

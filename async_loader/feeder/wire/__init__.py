@@ -30,12 +30,16 @@ from __future__ import annotations
 from async_loader.errors import Malformed
 from async_loader.feeder.wire.batches import Batch, BatchBlock, BatchForm
 from async_loader.feeder.wire.bounds import (
+    CONTROL_BYTES,
+    DIMENSIONS,
+    FIELDS,
     MESSAGE_BYTES,
     MOST_AHEAD,
     MOST_ROWS,
     NAME_CHARACTERS,
     STREAMS,
     Limits,
+    name_fault,
 )
 from async_loader.feeder.wire.calls import (
     MOST_NEWEST,
@@ -132,6 +136,9 @@ from async_loader.feeder.wire.weights import bytes_of, specs_of, tensors_of
 __all__ = [
     "ACK_NOW",
     "BFLOAT16",
+    "CONTROL_BYTES",
+    "DIMENSIONS",
+    "FIELDS",
     "FINAL",
     "MESSAGE_BYTES",
     "MOST_AHEAD",
@@ -223,6 +230,7 @@ __all__ = [
     "decode",
     "encode",
     "insert",
+    "name_fault",
     "needs",
     "read_insert",
     "refuse",

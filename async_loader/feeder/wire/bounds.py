@@ -46,6 +46,21 @@ Dimension = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Shape = Annotated[tuple[Dimension, ...], Meta(max_length=DIMENSIONS)]
 
 
+def name_fault(name: object) -> str | None:
+    """Say what keeps a value from being a `Name`, and the remedy; ``None`` if nothing does."""
+    shown = repr(name) if len(repr(name)) < 80 else f"{repr(name)[:76]}..."
+    if not isinstance(name, str):
+        return f"{shown} is {type(name).__name__}: give text"
+    if not 0 < len(name) <= NAME_CHARACTERS:
+        return f"{shown} has {len(name)} characters: give 1 to {NAME_CHARACTERS}"
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        text = f"character {error.start} has no UTF-8 form"
+        return f"{shown} cannot be sent, {text}: give text without surrogates"
+    return None
+
+
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a receiver takes, in bytes.
 

@@ -56,7 +56,7 @@ class DrawChecks:
         reason = self._why_not_of(sampler, count, min_size, there)
         if reason is not None:
             self._check_ever(sampler, count, min_size, self.ahead())
-            if isinstance(sampler, LagSampler) and sampler.stale:
+            if isinstance(sampler, LagSampler):
                 reason += sampler.left_out
         return reason
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -18,6 +18,8 @@ VERSION = "policy_version"
 _SUFFIX = "_version"
 REASONS = ("became_old", "came_old", "other_run")
 """Why steps are left out."""
+_NONE = -(1 << 63)
+"""Below all versions."""
 
 
 def weights_of(schema: Schema) -> str:
@@ -57,8 +59,18 @@ class LagSampler(InnerSampler):
     that they are found when a newer version comes and they have become too old: nothing is
     searched, and no draw is rejected, however the versions of several actors interleave.
 
+    # NOTE [steps that come early]
+    Where versions are published, a step may come before the version that made it: weights go to the
+    shards of a cluster side by side, and an actor has them from one of them while another, which
+    its writer is bound to, still receives them. Such steps are linked in a list of their own, which
+    nothing is drawn from, and are let in when their version is published. A step does not say its
+    run, so a version above the newest may also be of a run that is over. While versions up to
+    ``_over`` may be, early steps wait for one publication only: versions are published one after
+    the other, so the next one brings every version that an actor of this run can have had, and what
+    is above it then is of the other run.
+
     Thread rule: that of a `Sampler`. Cost: those of ``sampler``, and some 20 us a call for
-    additions. Memory: 25 bytes a row.
+    additions; a publication looks at the early steps. Memory: 25 bytes a row, and 8 for priorities.
 
     Parameters
     ----------
@@ -70,6 +82,8 @@ class LagSampler(InnerSampler):
     versions : callable
         Returns the version that made the step in each row, ``[rows]``, as it is now.
     seed : SeedSequence
+    published : int, optional
+        The newest version, where all of them are told, see `publish`.
 
     Attributes
     ----------
@@ -78,6 +92,8 @@ class LagSampler(InnerSampler):
     left_out_by : dict of str to int
         Steps that were left out so far, by reason: they ``became_old``, or ``came_old``, or are of
         an ``other_run``, see `publish`.
+    early : int
+        Steps that wait until their version is published.
     """
 
     def __init__(
@@ -87,6 +103,7 @@ class LagSampler(InnerSampler):
         items: Items,
         versions: Callable[[], Array],
         seed: np.random.SeedSequence,
+        published: int | None = None,
     ) -> None:
         from async_loader.replay.samplers import order  # late: see compiled.py
 
@@ -94,21 +111,27 @@ class LagSampler(InnerSampler):
         self.max_lag = max_lag
         super().__init__(sampler, items, seed)
         rows = items.rows
-        self.newest: int | None = None
+        self.newest: int | None = published
         self.left_out_by = dict.fromkeys(REASONS, 0)
-        self._published = False
+        self._published = published is not None
         self._of = np.zeros(rows, np.int64)
-        self._before, self._after, _ = order.fresh(rows)
+        self._before, self._after, self._early_ends = order.fresh(rows)
         # of each version that is drawn from, its first and its last row: at most max_lag + 1
         self._ends: dict[int, Ids] = {}
+        self.early = 0
+        self._priority = np.full(rows if sampler.prioritized else 0, np.nan)  # of early steps
+        self._over = _NONE
+        if self._published:  # the table may hold steps of an earlier run
+            there = self._versions()[items.alive != 0].astype(np.int64)
+            self._over = int(there.max(initial=_NONE))
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.insert`."""
-        with SignalsDeferred():  # a call that is repeated passes over what is alive
+        with SignalsDeferred():  # a call that is repeated passes over what is known
             self._insert(rows, priority)
 
     def _insert(self, rows: Rows, priority: Priorities) -> None:
-        new = self.own_items.alive[rows] == 0  # an interrupted call may be repeated
+        new = self._before[rows] == self._k.FREE  # an interrupted call may be repeated
         rows, priority = rows[new], priority[new]
         if not len(rows):
             return
@@ -116,49 +139,96 @@ class LagSampler(InnerSampler):
         if not self._published:
             self.see(int(versions.max()))
         assert self.newest is not None
-        old, other = versions < self.newest - self.max_lag, versions > self.newest
+        old, early = versions < self.newest - self.max_lag, versions > self.newest
         self.left_out_by["came_old"] += int(old.sum())
-        self.left_out_by["other_run"] += int(other.sum())
-        young = ~(old | other)
-        rows, priority, versions = rows[young], priority[young], versions[young]
-        for version in np.unique(versions).tolist():
-            ends = self._ends.setdefault(version, np.full(2, self._k.END, np.int64))
-            self._k.append(self._before, self._after, ends, rows[versions == version])
+        self._of[rows] = versions
+        if early.any():
+            self._k.append(self._before, self._after, self._early_ends, rows[early])
+            self.early += int(early.sum())
+            if len(self._priority):
+                self._priority[rows[early]] = priority[early]
+        now = ~(old | early)
+        self._let_in(rows[now], priority[now])
+
+    def _let_in(self, rows: Rows, priority: Priorities) -> None:
+        """Draw from these rows, which are in no list, from here on. Signals are deferred."""
+        if not len(rows):
+            return
+        for version, some in self._by_version(rows):
+            ends = self._ends.get(version)
+            if ends is None:
+                ends = self._ends[version] = np.full(2, self._k.END, np.int64)
+            self._k.append(self._before, self._after, ends, some)
         items = self.own_items
-        self._of[rows], items.alive[rows] = versions, 1
+        items.alive[rows] = 1
         items.count += len(rows)
-        items.top = max(items.top, int(rows.max(initial=-1)) + 1)
-        if len(rows):
-            self.sampler.insert(rows, priority)
+        items.top = max(items.top, int(rows.max()) + 1)
+        self.sampler.insert(rows, priority)
+
+    def _by_version(self, rows: Rows) -> Iterator[tuple[int, Rows]]:
+        """Yield each version of some rows, and its rows in their order."""
+        versions = self._of[rows]
+        if (versions == versions[0]).all():
+            yield int(versions[0]), rows
+            return
+        order = np.argsort(versions, kind="stable")
+        rows, versions = rows[order], versions[order]
+        for some in np.split(rows, np.flatnonzero(versions[1:] != versions[:-1]) + 1):
+            yield int(self._of[some[0]]), some
 
     def see(self, version: int) -> None:
         """Note a version, and leave out the steps that are too old for it."""
         if self.newest is not None and version <= self.newest:
             return
         for old in [one for one in self._ends if one < version - self.max_lag]:
-            self._leave_out(old, "became_old")
+            self._leave_out(self._listed(self._ends[old]), "became_old")
+        if self.early:
+            self._admit(version)
         self.newest = version  # last: an interrupted call may be repeated
+
+    def _admit(self, version: int) -> None:
+        """Let the early steps in that are of this version, or below and not too old."""
+        rows = self._listed(self._early_ends)
+        versions = self._of[rows]
+        old = versions < version - self.max_lag
+        self._leave_out(rows[old], "became_old")
+        rows = rows[~old & (versions <= version)]
+        with SignalsDeferred():  # else they are in no list
+            self._k.unlink(self._before, self._after, self._early_ends, rows)
+            self.early -= len(rows)
+            priority = self._priority[rows] if len(self._priority) else np.full(len(rows), np.nan)
+            self._let_in(rows, priority)
 
     def publish(self, version: int) -> None:
         """Note the version that is published now, where all of them are told.
 
-        From here on nothing newer can be stored: steps of later versions, and all that are here
-        when the versions begin again at a lower one, are of another run, and are left out.
+        From here on a step of a later version is early: it waits until that one is published. When
+        the versions begin again at a lower one, all steps that are here are of another run, and are
+        left out. See NOTE [steps that come early].
         """
         if self.newest is not None and version < self.newest:
+            early = self._of[self._listed(self._early_ends)]
+            self._over = max(self._over, self.newest, int(early.max(initial=_NONE)))
             for one in list(self._ends):
-                self._leave_out(one, "other_run")
+                self._leave_out(self._listed(self._ends[one]), "other_run")
+            self._leave_out(self._listed(self._early_ends), "other_run")
             self.newest = version
         self.see(version)
+        if self._over > version:
+            self._leave_out(self._listed(self._early_ends), "other_run")
+        else:
+            self._over = _NONE
         self._published = True
 
-    def _leave_out(self, version: int, reason: str) -> None:
-        rows = np.empty(self.own_items.count, np.int64)
-        rows = rows[: self._k.walk(self._after, self._ends[version][0], rows)]
+    def _listed(self, ends: Ids) -> Rows:
+        """Return the rows of a list, the oldest first."""
+        rows = np.empty(self.own_items.count + self.early, np.int64)
+        return rows[: self._k.walk(self._after, ends[0], rows)]
+
+    def _leave_out(self, rows: Rows, reason: str) -> None:
         with SignalsDeferred():  # else they are counted again
             self.left_out_by[reason] += len(rows)
             self.remove(rows)
-            self._ends.pop(version, None)
 
     @property
     def stale(self) -> int:
@@ -168,30 +238,51 @@ class LagSampler(InnerSampler):
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`."""
         items = self.own_items
-        rows = np.unique(rows[items.alive[rows] != 0])
+        rows = np.unique(rows[self._before[rows] != self._k.FREE])
         if not len(rows):
             return
-        versions = self._of[rows]
+        drawn = items.alive[rows] != 0
+        early, rows = rows[~drawn], rows[drawn]
         with SignalsDeferred():  # a call that is repeated passes over what is gone
-            for version in np.unique(versions).tolist():
-                self._k.unlink(
-                    self._before, self._after, self._ends[version], rows[versions == version]
-                )
+            self._k.unlink(self._before, self._after, self._early_ends, early)
+            self.early -= len(early)
+            if not len(rows):
+                return
+            for version, some in self._by_version(rows):
+                ends = self._ends[version]
+                self._k.unlink(self._before, self._after, ends, some)
+                if ends[0] == self._k.END:
+                    del self._ends[version]
             items.alive[rows] = 0
             items.count -= len(rows)
             self.sampler.remove(rows)
 
+    def update(self, rows: Rows, priority: Priorities) -> None:
+        """See `Sampler.update`. Early steps keep theirs until they are let in."""
+        if self.early and len(self._priority):
+            known = (self._before[rows] != self._k.FREE) & (self.own_items.alive[rows] == 0)
+            self._priority[rows[known]] = priority[known]
+        super().update(rows, priority)
+
     def forget(self) -> None:
         """Forget the newest version: the table's contents are replaced."""
-        self.newest, self._published = None, False
+        self.newest, self._published, self._over = None, False, _NONE
 
     @property
     def left_out(self) -> str:
-        """What is left out, as the end of a message."""
-        return (
-            f"; steps more than {self.max_lag} versions behind {self.newest} are left out, "
-            f"{self.stale:,} so far"
-        )
+        """What is left out, as the end of a message; empty if nothing is."""
+        text = ""
+        if self.stale:
+            text += (
+                f"; steps more than {self.max_lag} versions behind {self.newest} are left out, "
+                f"{self.stale:,} so far"
+            )
+        if self.early:
+            text += (
+                f"; steps of versions above {self.newest} wait until these are published, "
+                f"{self.early:,} now"
+            )
+        return text
 
     def __repr__(self) -> str:
         return repr(self.sampler)

@@ -28,7 +28,7 @@ from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.newest_episodes import NewestEpisodes, newest_episodes
 from async_loader.replay.table.sampler_session import SamplerSession
-from async_loader.replay.table.source_sampler import sampler_for
+from async_loader.replay.table.source_sampler import NewestOf, nothing_published, sampler_for
 from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.views import View
 from async_loader.schema import Schema
@@ -383,6 +383,7 @@ class NonblockingTable:
         check: Callable[[Schema], None] | None = None,
         max_lag: int | None = None,
         masses: bool = False,
+        newest_of: NewestOf = nothing_published,
     ) -> SamplerSession:
         """Begin to draw for one learner, as `ReplayBuffer.source`. The table has a schema.
 
@@ -396,10 +397,14 @@ class NonblockingTable:
             Called with the schema of its batches before the table adapts to ``view``; may raise.
         masses : bool
             See `SamplerSession`.
+        newest_of : callable
+            Asked once, for a ``max_lag``; later versions are told to `SamplerSession.publish`.
         """
         if check is not None:
             check(self.shown(view, (self.sampler if given is None else given).weighted))
-        chosen = sampler_for(self._table_state, given, seed, rank, world_size, view, max_lag)
+        chosen = sampler_for(
+            self._table_state, given, seed, rank, world_size, view, max_lag, newest_of
+        )
         try:
             return SamplerSession(self._parts, view, chosen, min_size, count, masses)
         except BaseException:

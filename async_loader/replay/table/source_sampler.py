@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +13,18 @@ from async_loader.replay.samplers import Sampler, Uniform
 from async_loader.replay.samplers.binding import like
 from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.samplers.seeded import Seeded
-from async_loader.replay.table.lag_sampler import LagSampler, version_field
+from async_loader.replay.table.lag_sampler import LagSampler, version_field, weights_of
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import Sequences, View
 from async_loader.validation import whole
+
+NewestOf = Callable[[str], int | None]
+"""Returns the newest version of weights by their name; ``None``: none were published."""
+
+
+def nothing_published(weights: str) -> int | None:
+    """Say that no weights were published, as a `NewestOf`."""
+    return None
 
 
 class SourceSampler(NamedTuple):
@@ -52,9 +61,10 @@ def sampler_for(
     world_size: int,
     view: View | None = None,
     max_lag: int | None = None,
+    newest_of: NewestOf = nothing_published,
 ) -> SourceSampler:
     """Choose the sampler of a learner, and attach its own. See `ReplayBuffer.source`."""
-    chosen = _chosen(table_state, sampler, seed, rank, world_size, view, max_lag)
+    chosen = _chosen(table_state, sampler, seed, rank, world_size, view, max_lag, newest_of)
     return chosen._replace(sampler=drawing_sampler(table_state, chosen.sampler, view))
 
 
@@ -66,6 +76,7 @@ def _chosen(
     world_size: int,
     view: View | None,
     max_lag: int | None,
+    newest_of: NewestOf,
 ) -> SourceSampler:
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
@@ -89,7 +100,7 @@ def _chosen(
         seeds = np.random.SeedSequence(entropy)
         shown = table_state.view if view is None else view
         if max_lag is not None:
-            sampler = _within_lag(table_state, sampler, shown, max_lag, seeds)
+            sampler = _within_lag(table_state, sampler, shown, max_lag, seeds, newest_of)
         elif isinstance(shown, Sequences):
             sampler = table_state.in_sequences(shown, sampler, seeds)
         else:
@@ -104,6 +115,7 @@ def _within_lag(
     view: View | None,
     max_lag: int,
     seeds: np.random.SeedSequence,
+    newest_of: NewestOf,
 ) -> LagSampler:
     """Have a sampler that is bound to no table draw from the steps of recent policies alone.
 
@@ -119,12 +131,13 @@ def _within_lag(
             "max_lag leaves steps out, and this table counts the draws of each step: an old one "
             "would stay in a queue for ever, so compare versions in the learner there"
         )
-    storage = table_state.table.storage
-    place = version_field(storage.layout.schema)
+    schema = table_state.table.storage.layout.schema
+    place = version_field(schema)
     return LagSampler(
         sampler,
         max_lag,
         table_state.table.items,
         lambda: table_state.table.storage.cell(place),
         seeds,
+        newest_of(weights_of(schema)),
     )

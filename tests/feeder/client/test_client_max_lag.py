@@ -15,7 +15,9 @@ from async_loader.errors import ConfigError, Timeout, Unsupported
 from async_loader.feeder import connect
 from async_loader.feeder.status_view import status_view
 from async_loader.lifecycle import Deadline, Patience
+from async_loader.replay.buffer import parts_of
 from async_loader.replay.samplers import Fifo
+from async_loader.replay.table.nonblocking_table import NonblockingTable
 
 SCHEMA = {"x": "int64", "policy_version": "int64"}
 WEIGHTS = {"w": np.zeros(1)}
@@ -85,7 +87,9 @@ def test_a_run_that_begins_at_a_lower_version_has_steps_of_its_own_alone(tmp_pat
                     writer.append(x=version, policy_version=version)
                 writer.flush()
                 assert drawn(source) == {0}
-                client.publish("policy", WEIGHTS, version=1)
+                stale = client.status()["tables"]["t"]["stale"]
+                assert stale == {"became_old": 0, "came_old": 1, "other_run": 2}
+                client.publish("policy", WEIGHTS, version=1)  # it is of this run no more
                 writer.append(x=1, policy_version=1)
                 writer.flush()
             assert drawn(source) == {0, 1}
@@ -94,6 +98,69 @@ def test_a_run_that_begins_at_a_lower_version_has_steps_of_its_own_alone(tmp_pat
             assert stale == {"became_old": 0, "came_old": 1, "other_run": 3}
             text = "\n".join(str(line) for line in status_view(status, None))
             assert "t: max_lag left out 1 came too old, 3 other run" in text
+    finally:
+        feeder.close()
+
+
+def test_steps_that_come_before_their_version_are_drawn_when_it_is_published(tmp_path):
+    feeder, _ = served(tmp_path)
+    try:
+        with connect(feeder.address) as client, client.table("t").writer() as writer:
+            client.publish("policy", WEIGHTS, version=1)
+            writer.append(x=1, policy_version=1)
+            writer.flush()
+            source = source_of(client.table("t"), 1)
+            assert drawn(source) == {1}
+            writer.append(x=1, policy_version=3)
+            writer.flush()
+            waits = source_of(client.table("t"), 0, sampler=Fifo(), timeout_s=0.01)
+            said = "; steps of versions above 1 wait until these are published, 1 now"
+            with pytest.raises(Timeout, match=said):
+                plan(waits, 2)
+            waits.close()
+            for version in (2, 3, 4, 2, 1):
+                writer.append(x=1, policy_version=version)
+            writer.flush()
+            assert drawn(source) == {1}
+            client.publish("policy", WEIGHTS, version=2)
+            assert drawn(source) == {1, 2}
+            client.publish("policy", WEIGHTS, version=4)  # 3 is skipped
+            assert drawn(source) == {3, 4}
+            stale = client.status()["tables"]["t"]["stale"]
+            assert stale == {"became_old": 4, "came_old": 0, "other_run": 0}
+    finally:
+        feeder.close()
+
+
+def test_a_reader_that_opens_after_a_run_began_again_draws_the_steps_of_the_new_run(tmp_path):
+    feeder, _ = served(tmp_path, [8, 9, 0, 1, 2])  # 2 came before its version
+    try:
+        with connect(feeder.address) as client:
+            client.publish("policy", WEIGHTS, version=1)
+            source = source_of(client.table("t"), 1)
+            assert drawn(source) == {0, 1}
+            client.publish("policy", WEIGHTS, version=2)
+            assert drawn(source) == {1, 2}
+            client.publish("policy", WEIGHTS, version=8)
+            client.publish("policy", WEIGHTS, version=9)
+            with client.table("t").writer() as writer:
+                writer.append(x=1, policy_version=9)
+                writer.flush()
+            assert set(plan(source)["index"].tolist()) == {5}  # none of the run before
+    finally:
+        feeder.close()
+
+
+def test_priorities_that_are_given_to_early_steps_count_when_they_are_let_in(tmp_path):
+    feeder, _ = served(tmp_path, range(4), sampler=Prioritized(alpha=1.0, eps=0.0))
+    try:
+        with connect(feeder.address) as client:
+            client.publish("policy", WEIGHTS, version=1)
+            source = source_of(client.table("t"), 3)
+            assert drawn(source) == {0, 1}
+            client.table("t").update_priorities(np.arange(4), np.array([0.0, 0.0, 0.0, 1.0]))
+            client.publish("policy", WEIGHTS, version=3)
+            assert drawn(source) == {3}
     finally:
         feeder.close()
 
@@ -189,23 +256,30 @@ def test_a_feeder_that_is_too_old_is_named_with_both_versions(tmp_path):
 
 
 class PublicationsAgainstADict(RuleBasedStateMachine):
-    """What a feeder's reader draws: runs begin again, old actors go on, the table turns over."""
+    """What a feeder's reader draws: runs begin again, old actors go on, steps come before their
+    version, the table turns over, readers open late.
+    """
 
     @initialize(max_lag=st.integers(0, 3), told=st.booleans())
     def start(self, max_lag, told):
-        from async_loader.replay.buffer import parts_of
-        from async_loader.replay.table.nonblocking_table import NonblockingTable
-
         self.buffer = ReplayBuffer(20, SCHEMA, seed=0)
         self.buffer.add(x=0, policy_version=3)
-        table = NonblockingTable(parts_of(self.buffer))
-        # without repeats: a draw of all that there is shows all
-        self.drawing = table.drawing(None, 0, 1, None, Fifo(), max_lag=max_lag)
+        self.table = NonblockingTable(parts_of(self.buffer))
+        self.max_lag, self.newest, self.told = max_lag, 3, False
+        self.over, self.stale, self.early = -1, 0, {}
+        self.version_of = self.young = {0: 3}
+        self.drawing = self.opened()
         assert self.drawing.weights == "policy"
-        self.table, self.max_lag, self.newest, self.told = table, max_lag, 3, False
-        self.stale, self.young = 0, {0: 3}
+        self.counts = told  # before, a step is left out in the call that removes another
         if told:
             self.publish(4)
+
+    def opened(self):
+        # without repeats: a draw of all that there is shows all
+        return self.table.drawing(
+            None, 0, 1, None, Fifo(), max_lag=self.max_lag,
+            newest_of={"policy": self.newest if self.told else None}.get,
+        )  # fmt: skip
 
     @rule(made=st.lists(st.integers(0, 9), min_size=1, max_size=5))
     def add(self, made):
@@ -213,9 +287,17 @@ class PublicationsAgainstADict(RuleBasedStateMachine):
         ids = self.buffer.extend(x=made, policy_version=made).tolist()
         if not self.told:
             self.see(max(self.newest, int(made.max())))
-        for id_, version in zip(ids, made.tolist(), strict=True):
-            if self.newest - self.max_lag <= version <= self.newest:
-                self.young[id_] = version
+        new = dict(zip(ids, made.tolist(), strict=True))
+        self.version_of = {**self.version_of, **new}
+        self.sort(new)
+        self.forget_the_removed()
+
+    def sort(self, steps):
+        for id_, version in steps.items():
+            if version > self.newest:
+                self.early[id_] = version
+            elif version >= self.newest - self.max_lag:
+                self.young = {**self.young, id_: version}
             else:
                 self.stale += 1
 
@@ -224,31 +306,63 @@ class PublicationsAgainstADict(RuleBasedStateMachine):
         self.told = True
         self.drawing.publish(version)
         if version < self.newest:
-            self.forget(lambda one: True)
+            self.over = max(self.over, self.newest, *self.early.values(), -1)
+            self.stale += len(self.young) + len(self.early)
+            self.young, self.early = {}, {}
         self.see(version)
+        if self.over > version:
+            self.stale += len(self.early)
+            self.early = {}
+        else:
+            self.over = -1
 
     def see(self, version):
         self.newest = version
-        self.forget(lambda one: one < version - self.max_lag)
+        known, self.young, self.early = {**self.young, **self.early}, {}, {}
+        self.sort(known)
 
-    def forget(self, gone):
-        there = set(self.buffer.get(np.arange(200))["index"].tolist())
-        self.young = {id_: one for id_, one in self.young.items() if id_ in there}
-        kept = {id_: one for id_, one in self.young.items() if not gone(one)}
-        self.stale += len(self.young) - len(kept)
-        self.young = kept
+    @rule(data=st.data())
+    def delete(self, data):
+        there = sorted(self.there())
+        if there:
+            some = data.draw(st.lists(st.sampled_from(there), max_size=6))
+            self.buffer.delete(np.array(some, np.int64))
+            self.forget_the_removed()
+
+    @rule()
+    def open_again(self):
+        self.drawing.close()
+        steps = {id_: one for id_, one in self.version_of.items() if id_ in self.there()}
+        self.young, self.early, self.over = {}, {}, -1
+        if self.told:
+            self.over = max(steps.values(), default=-1)
+        else:
+            self.newest = max(steps.values(), default=-1)
+        self.sort(steps)
+        self.drawing = self.opened()
+
+    def there(self):
+        return set(self.buffer.get(np.arange(400))["index"].tolist())
+
+    def forget_the_removed(self):
+        there = self.there()
+        self.young, self.early = (
+            {id_: one for id_, one in some.items() if id_ in there}
+            for some in (self.young, self.early)
+        )
 
     @invariant()
     def those_of_this_run_within_the_lag_are_drawn_and_no_other(self):
         if not hasattr(self, "drawing"):
             return
-        there = set(self.buffer.get(np.arange(400))["index"].tolist())
-        young = there & set(self.young)
-        assert self.drawing.most(100) == len(young)
-        if young:
+        assert self.drawing.most(100) == len(self.young)
+        assert self.drawing._sampler.early == len(self.early)
+        if self.counts:
+            assert sum(self.table.stale_by_reason.values()) == self.stale
+        if self.young:
             names = [field.name for field in self.drawing.schema.fields]
-            index = self.drawing.arrays(len(young))[names.index("index")]
-            assert set(index.tolist()) == young
+            index = self.drawing.arrays(len(self.young))[names.index("index")]
+            assert set(index.tolist()) == set(self.young)
 
 
 PublicationsAgainstADict.TestCase.settings = settings(

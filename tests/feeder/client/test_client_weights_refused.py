@@ -1,0 +1,103 @@
+"""Weights that cannot be sent are refused before anything is, with fact, number and remedy."""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import pytest
+import torch
+from test_client_shared import replay, serving
+
+from async_loader.errors import ConfigError, SchemaError
+
+ONE = {"w": np.ones(1)}
+WRONG_NAMES = {
+    5: "5 is int: give text",
+    None: "None is NoneType: give text",
+    b"policy": "b'policy' is bytes: give text",
+    "": "'' has 0 characters: give 1 to 256",
+    "x" * 257: "has 257 characters: give 1 to 256",
+    "a\ud800": "character 1 has no UTF-8 form: give text without surrogates",
+}
+
+
+class Name(enum.StrEnum):
+    POLICY = "policy"
+
+
+@pytest.fixture
+def client(tmp_path):
+    with serving(tmp_path, replay()) as (_, client):
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_sent(client):
+    before = client.status()
+    yield
+    after = client.status()
+    assert (before["weights"], before["weights_stale"]) == (after["weights"], 0)
+
+
+@pytest.mark.parametrize(("name", "said"), WRONG_NAMES.items(), ids=repr)
+def test_names_that_cannot_be_sent_are_refused(client, name, said):
+    with pytest.raises(ConfigError, match=f"the name of weights .*{said}"):
+        client.publish(name, ONE, 1)
+    with pytest.raises(ConfigError, match=f"the name of weights .*{said}"):
+        client.latest(name)
+    with pytest.raises(SchemaError, match=f"the name of tensor .*{said}"):
+        client.publish("policy", {"w": np.ones(1), name: np.ones(1)}, 1)
+
+
+@pytest.mark.parametrize("newer_than", [-1, 1.5, True, "3", 1 << 64])
+def test_versions_that_cannot_be_are_refused(client, newer_than):
+    with pytest.raises(ConfigError, match=r"newer_than=.*: give a version from 0 on"):
+        client.latest("policy", newer_than)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (torch.Tensor.to_sparse, "a sparse coo tensor of {}, .*give its .to_dense"),
+        (torch.Tensor.to_sparse_csr, "a sparse csr tensor of {}, .*give its .to_dense"),
+        (lambda one: one.to("meta"), "a tensor of {} on device 'meta', .*give a tensor with data"),
+        (lambda one: torch.nested.nested_tensor([one]), "a nested tensor of {}, .*padded"),
+    ],
+    ids=["coo", "csr", "meta", "nested"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_without_numbers_in_memory_are_called_by_their_kind(client, dtype, made, said):
+    tensor = made(torch.eye(3, dtype=dtype))
+    with pytest.raises(SchemaError, match="tensor 'w' is " + said.format(dtype)):
+        client.publish("policy", {"w": tensor}, 1)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({str(n): np.ones(1) for n in range(5000)}, "are 5,000 tensors, 4,096 can be sent: join"),
+        (
+            {f"{n:0250}": np.ones(1) for n in range(400)},
+            r"400 tensors of weights 'policy' take 10\d,\d{3} bytes, 65,536 .*: shorten names",
+        ),
+        ({"w": np.ones((1,) * 17)}, "up to 16 dimensions of up to 2,147,483,647 .*: reshape it"),
+        ({"w": np.ones((0, 1 << 31)), "x": np.ones(1)}, r"shape \(0, 2147483648\), .*: reshape it"),
+    ],
+    ids=["many", "long names", "dimensions", "a long dimension"],
+)
+def test_more_than_one_message_names_is_refused(client, tensors, said):
+    with pytest.raises(SchemaError, match=said):
+        client.publish("policy", tensors, 1)
+
+
+def test_text_and_numbers_of_other_types_are_as_good(tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    with serving(folder, replay()) as (_, client):
+        assert client.publish(np.str_("policy"), {np.str_("w"): np.ones(1)}, np.int64(1))
+        found = client.latest(Name.POLICY, np.int64(0))
+        assert (found.version, list(found.tensors)) == (1, ["w"])
+        assert client.publish(Name.POLICY, {Name.POLICY: np.ones(1)}, 2)
+        assert list(client.latest("policy", found).tensors) == ["policy"]
