@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import warnings
 import weakref
 from collections import Counter
@@ -35,6 +34,7 @@ from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.status import FeederStatus
 from async_loader.feeder.wire import Drain, Status, StatusReply
+from async_loader.held_locks import check_wait, held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
@@ -55,7 +55,7 @@ class Client:
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection, self._timeout_s = connection, timeout_s
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._embedded: OwnFeeder | None = None  # was started for this client, and ends with it
         self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
@@ -99,7 +99,7 @@ class Client:
     def table(self, name: str) -> TableClient:
         """Return a table; the feeder is asked for it at its first use."""
         self._connection.check()
-        with self._lock:
+        with unheld(self._lock):
             channels = self._sample_channels.get(name)
             if channels is None:
                 channels = SampleChannels(self._connection, name, self._has_read)
@@ -232,7 +232,7 @@ class Client:
 
         By the number of the server: 0 is the first one.
         """
-        with self._lock:
+        with unheld(self._lock):
             return dict(self._lost.get(table, ()))
 
     def stats(self) -> ClientStats:
@@ -260,7 +260,7 @@ class Client:
             channel: WriterChannel = self._connection.add(
                 lambda number: WriterChannel(number, table, known, options)
             )
-            with self._lock:
+            with unheld(self._lock):
                 losses = channel.losses
                 losses.by_server = self._lost.setdefault(table, losses.by_server)
             self._traffic.add(channel)
@@ -280,6 +280,7 @@ class Client:
             return
         deadline, first = self._deadline(timeout_s), None
         self._connection.check_fork()
+        check_wait()
         closing: list[RemoteWriter | RemoteSource] = [
             *self._writers,
             *self._dropped(),
@@ -354,7 +355,7 @@ class Client:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)
 
     def _keep(self, one: RemoteWriter | RemoteSource) -> None:
-        with self._lock:
+        with unheld(self._lock):
             if isinstance(one, RemoteWriter):
                 self._writers.add(one)
             else:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Iterable
 
 import msgspec
@@ -55,6 +54,7 @@ from async_loader.feeder.wire import (
     Totals,
     TotalsReply,
 )
+from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import StateTable
 
 REMIND_S = 5.0
@@ -86,7 +86,7 @@ class ReaderChannel:
     def __init__(self, number: int, wanted: OpenReader, options: ReaderOptions) -> None:
         check_opener(wanted)
         self.number, self.wanted, self.options = number, wanted, options
-        self.lock = threading.Lock()
+        self.lock = held_lock()
         self.news = Notifier(self.lock)
         self.failure: Failure | None = None
         self.memory = OfferedMemory()
@@ -145,7 +145,7 @@ class ReaderChannel:
 
     def begin(self) -> None:
         """See `Channel`. Credit counts anew; leases of an earlier session are void."""
-        with self.lock:
+        with unheld(self.lock):
             self.memory.forget()
             self.deliveries.begin()
             if self._phases.state is ReaderPhase.CLOSING:
@@ -160,7 +160,7 @@ class ReaderChannel:
         """See `Channel`."""
         returns = self.deliveries.returns
         if returns.dropped is not None:
-            with self.lock:
+            with unheld(self.lock):
                 self.close(*returns.dropped)
                 returns.dropped = None
         if self._phases.state in OVER:
@@ -168,7 +168,7 @@ class ReaderChannel:
         if not port.is_open or self._phases.state in OVER:
             self.news.ring()  # a client that closes waits for no feeder that is lost
             return None
-        with self.lock:
+        with unheld(self.lock):
             before, slots = self.phase, self.memory.slots
             if before is ReaderPhase.CLOSING:
                 self.memory.forget()
@@ -199,7 +199,7 @@ class ReaderChannel:
 
         That says which leased batches were used, so the learner has to close it first, or drop it.
         """
-        with self.lock:
+        with unheld(self.lock):
             self.memory.forget()
             failed = self._phases.state is ReaderPhase.FAILED and self._known and port.is_open
             if failed and self.leased and not self._parted:
@@ -310,7 +310,7 @@ class ReaderChannel:
     def take(self, message: Message, now: float) -> None:
         """See `Channel`."""
         body = message.body
-        with self.lock:
+        with unheld(self.lock):
             if isinstance(body, Batch | SlotBatches):
                 self._receive(message, body, now)
             elif isinstance(body, TotalsReply):
@@ -333,7 +333,7 @@ class ReaderChannel:
 
     def end(self, failure: Failure) -> None:
         """See `Channel`."""
-        with self.lock:
+        with unheld(self.lock):
             self.failure = self.failure or failure
             self._phases.to(ReaderPhase.FAILED)
             self.memory.forget()
@@ -344,7 +344,7 @@ class ReaderChannel:
             self.failure = failure
 
     def _ring(self) -> None:
-        with self.lock:
+        with unheld(self.lock):
             if self.deliveries.bell is not None:
                 self.deliveries.bell.ring()
         self.news.ring()
