@@ -20,7 +20,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from async_loader.errors import Broken, Malformed, OutOfMemory, Unsupported
+from async_loader.errors import Broken, Malformed, OutOfMemory, Timeout, Unsupported
 from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request, check_opener
 from async_loader.feeder.client.deliveries import Deliveries, Lease
 from async_loader.feeder.client.errors import error_of
@@ -188,7 +188,7 @@ class ReaderChannel:
             moved = self._phases.state is not before
             totals_at = self._ask_totals(now, port)
             remind_at = self.deliveries.credit.remind_at if ready else None
-            dues = (self._request.again_at, remind_at, totals_at)
+            dues = (self._request.again_at, remind_at, totals_at, self.memory.answer_at(now))
             due = min((due for due in dues if due is not None), default=None)
         if moved:
             self._ring()
@@ -296,7 +296,7 @@ class ReaderChannel:
                 self.memory.offer(schema, rows, ahead, spare, self.number, port)
             elif self.memory.taken():
                 self._phases.to(ReaderPhase.READY)
-        except (Unsupported, OutOfMemory, Malformed) as error:
+        except (Unsupported, OutOfMemory, Malformed, Timeout) as error:
             self._bar(port, str(error))
         except OSError as error:
             self._bar(port, f"memory could not be made: {error}")

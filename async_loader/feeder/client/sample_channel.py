@@ -271,7 +271,8 @@ class SampleChannel:
                     self._memory.forget()
                 elif not self._settled:
                     self._offer(port)
-            due = self._parting.again_at
+            dues = self._parting.again_at, self._memory.answer_at(now)
+            due = min((one for one in dues if one is not None), default=None)
         if self._over:
             self.news.ring()
         return due

@@ -255,7 +255,7 @@ class WriterChannel:
             self._send_probe(now, port)
             dues = [self.queue.fill_at]
             if port.is_open:
-                dues += [self._request.again_at, probe.at]
+                dues += [self._request.again_at, probe.at, self.queue.memory.answer_at(now)]
             return min((due for due in dues if due is not None), default=None)
 
     def _ask(self, now: float, port: IoThread) -> None:
