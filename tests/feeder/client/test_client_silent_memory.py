@@ -26,7 +26,7 @@ ANSWER_S = 0.3
 
 @contextlib.contextmanager
 def silent(folder, monkeypatch) -> Iterator[tuple[Client, list[socket.socket]]]:
-    """A client of a feeder in whose memory socket's place is one that takes calls and says nothing."""
+    """A client of a feeder whose memory socket was replaced by one that never answers."""
     for module in (insert_memory, offered_memory):
         monkeypatch.setattr(module, "ANSWER_S", ANSWER_S)
     with (
