@@ -9,7 +9,8 @@ seconds = st.integers(0, 10**6).map(float)
 texts = st.sampled_from(["reader 1: 5 items, and a batch needs 32", "insert of client 2: full"])
 COUNTS = (
     "size", "inserted", "sampled", "deleted", "writers", "readers", "rows_in", "duplicates", "gaps",
-    "queued_rows", "queued_bytes", "rows_out", "batches_out", "redelivered",
+    "queued_rows", "queued_bytes", "rows_out", "batches_out", "redelivered", "inserted_total",
+    "sampled_total", "deleted_total",
 )  # fmt: skip
 RATES = (
     "inserts_per_s", "samples_per_s", "inserts_per_s_mean", "samples_per_s_mean",

@@ -110,6 +110,7 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
     ]
     rates, now = table.rates.now(stats.inserted, stats.sampled), server_state.clock()
     means = table.rates.mean(stats.inserted, stats.sampled)
+    inserted_total, sampled_total, deleted_total = table.totals()
     queued_rows, queued_bytes, queued_since = insert_queue.queued()
     waits = (
         [f"{unopened} readers to be opened: it has no schema yet, the first writer brings it"]
@@ -122,6 +123,9 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         "inserted": stats.inserted,
         "sampled": stats.sampled,
         "deleted": stats.deleted,
+        "inserted_total": inserted_total,
+        "sampled_total": sampled_total,
+        "deleted_total": deleted_total,
         "nbytes": stats.nbytes,
         "inserts_per_s": rates[0],
         "samples_per_s": rates[1],
