@@ -9,8 +9,7 @@ seconds = st.integers(0, 10**6).map(float)
 texts = st.sampled_from(["reader 1: 5 items, and a batch needs 32", "insert of client 2: full"])
 COUNTS = (
     "size", "inserted", "sampled", "deleted", "writers", "readers", "rows_in", "duplicates", "gaps",
-    "queued_rows", "queued_bytes", "rows_out", "batches_out", "redelivered", "inserted_total",
-    "sampled_total", "deleted_total",
+    "queued_rows", "queued_bytes", "rows_out", "batches_out", "redelivered",
 )  # fmt: skip
 RATES = (
     "inserts_per_s", "samples_per_s", "inserts_per_s_mean", "samples_per_s_mean",
@@ -19,13 +18,14 @@ RATES = (
 
 
 def table_status(**changes):
-    return {
+    found = {
         **dict.fromkeys(COUNTS, 0),
         **dict.fromkeys(RATES, 0.0),
         "capacity": 1000, "nbytes": 4096, "samples_per_insert": 0.0, "waiting": [], "policies": {},
         "policy_lags": {}, "queue_age_s": 0.0, "stale": {},
         **changes,
     }  # fmt: skip
+    return {**{f"{key}_total": found[key] for key in ("inserted", "sampled", "deleted")}, **found}
 
 
 def session_status(number, **changes):
