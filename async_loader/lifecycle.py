@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, Generic, TypeVar, cast
 
 from async_loader.errors import Closed, ConfigError, Timeout
+from async_loader.held_locks import check_wait
 from async_loader.interrupts import SignalsAllowed, SignalsDeferred
 
 LONGEST_S: Final = 1e6
@@ -266,6 +267,7 @@ class Patience:
         try:
             if self._on_wait is not None:
                 self._on_wait()
+            check_wait()
             with SignalsAllowed():
                 ready = readable(fds, self.deadline.left())
         finally:

@@ -85,8 +85,12 @@ def _points_of(code: CodeType) -> frozenset[int]:
 
 
 class _Tracer:
-    def __init__(self, strike_at: int, error: type[BaseException], within: tuple[str, ...]) -> None:
-        self._left, self._error, self._within = strike_at, error, within
+    """``strike`` is called with the point ``strike_at``, and may raise."""
+
+    def __init__(
+        self, strike_at: int, strike: Callable[[str], object], within: tuple[str, ...]
+    ) -> None:
+        self._left, self._strike, self._within = strike_at, strike, within
         self.seen = 0
         self.where = ""
 
@@ -114,7 +118,7 @@ class _Tracer:
         if self.seen == self._left:
             code = frame.f_code
             self.where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}"
-            raise self._error(f"struck at {self.where}")
+            self._strike(self.where)
 
 
 def _trace(tracer: _Tracer) -> None:
@@ -146,7 +150,25 @@ def strike(
     Whatever else the call raises is in the answer too; an error that is not the strike is for the
     test to judge.
     """
-    tracer = _Tracer(at, error, within)
+
+    def fails(where: str) -> None:
+        raise error(f"struck at {where}")
+
+    return _struck(call, _Tracer(at, fails, within))
+
+
+@_uncollected()
+def interrupt(
+    call: Callable[[], Any],
+    at: int,
+    handler: Callable[[], object],
+    within: tuple[str, ...] = (PACKAGE,),
+) -> Struck:
+    """As `strike`, and call ``handler`` there, as a signal handler that need not raise."""
+    return _struck(call, _Tracer(at, lambda _: handler(), within))
+
+
+def _struck(call: Callable[[], Any], tracer: _Tracer) -> Struck:
     before = sys.gettrace()
     _trace(tracer)
     try:
@@ -162,7 +184,7 @@ def strike(
 @_uncollected()
 def count_points(call: Callable[[], Any], within: tuple[str, ...] = (PACKAGE,)) -> int:
     """How many points ``call`` passes; it is run once."""
-    tracer = _Tracer(0, KeyboardInterrupt, within)
+    tracer = _Tracer(0, str, within)
     before = sys.gettrace()
     _trace(tracer)
     try:
@@ -178,6 +200,22 @@ def some_points(total: int, most: int, seed: int = 0) -> list[int]:
     """
     points = range(1, total + 1)
     return list(points) if total <= most else sorted(random.Random(seed).sample(points, most))
+
+
+@contextlib.contextmanager
+def ends_within(limit_s: float) -> Iterator[None]:
+    """Fail where the main thread is after so long: also in a wait without an end."""
+
+    def handle(*_: object) -> None:
+        raise AssertionError(f"still there after {limit_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).parent.parent / "async_loader"
 FLOORS = [
     {"errors", "interrupts"},
     {
+        "held_locks",
         "process_hooks",
         "os_errors",
         "histograms",
@@ -55,6 +56,7 @@ LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 SAME_FLOOR = FLOORS[1]
 """These modules may import each other in this order: none imports one further right."""
 ORDER = [
+    "held_locks",
     "process_hooks",
     "os_errors",
     "histograms",

@@ -53,6 +53,9 @@ class TableStatus(TypedDict):
         Items that can be drawn; steps that are kept.
     inserted, sampled, deleted : int
         Items, since the table was made or cleared; a load sets them to what the save says.
+    inserted_total, sampled_total, deleted_total : int
+        Items since the feeder's start, for counters of metrics: a restore or a load adds none, a
+        clear takes none away.
     nbytes : int | None
         Shared memory of the full table.
     inserts_per_s, samples_per_s : float
@@ -93,6 +96,9 @@ class TableStatus(TypedDict):
     inserted: int
     sampled: int
     deleted: int
+    inserted_total: int
+    sampled_total: int
+    deleted_total: int
     nbytes: int | None
     inserts_per_s: float
     samples_per_s: float

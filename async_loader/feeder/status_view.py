@@ -216,7 +216,12 @@ def client_state(one: Status) -> tuple[str, float]:
 
 
 def rate(now: Status, before: Status, what: str, seconds: float) -> float:
-    """Return how fast a count has grown a second; 0 for one that began anew."""
+    """Return how fast a count has grown a second; 0 for one that began anew.
+
+    Of a count that a load sets, the total is taken, which it does not change.
+    """
+    total = f"{what}_total"
+    what = total if total in now and total in before else what
     return max(0.0, float(now[what] - before[what])) / seconds
 
 

@@ -15,6 +15,9 @@ _SUMS = (
     "inserted",
     "sampled",
     "deleted",
+    "inserted_total",
+    "sampled_total",
+    "deleted_total",
     "inserts_per_s",
     "samples_per_s",
     "inserts_per_s_mean",
@@ -120,7 +123,10 @@ def _earlier(now: Status, before: Status) -> dict[str, Any] | None:
 def _table(name: str, parts: Sequence[tuple[int, str, Status]]) -> dict[str, Any]:
     tables = [(shard, one["tables"][name]) for _, shard, one in parts if name in one["tables"]]
     each = [one for _, one in tables]
-    sums = {key: sum(one.get(key, 0) for one in each) for key in _SUMS}
+    sums = {
+        key: sum(one.get(key, one.get(key.removesuffix("_total"), 0)) for one in each)
+        for key in _SUMS
+    }
     return {
         **sums,
         "capacity": _total(one["capacity"] for one in each),

@@ -14,9 +14,9 @@ _TABLE: tuple[tuple[str, Kind, str, str], ...] = (
     ("table_items", "gauge", "size", "Items that can be drawn."),
     ("table_capacity_steps", "gauge", "capacity", "Steps that the table keeps."),
     ("table_memory_bytes", "gauge", "nbytes", "Shared memory of the full table."),
-    ("table_inserted_items", "counter", "inserted", "Items inserted."),
-    ("table_sampled_items", "counter", "sampled", "Items sampled."),
-    ("table_deleted_items", "counter", "deleted", "Items removed to make room, or deleted."),
+    ("table_inserted_items", "counter", "inserted_total", "Items inserted."),
+    ("table_sampled_items", "counter", "sampled_total", "Items sampled."),
+    ("table_deleted_items", "counter", "deleted_total", "Items removed to make room, or deleted."),
     ("table_samples_per_insert", "gauge", "samples_per_insert", "Items sampled per item inserted."),
     ("table_writers", "gauge", "writers", "Writers that are open."),
     ("table_readers", "gauge", "readers", "Readers that are open."),
@@ -95,8 +95,9 @@ def _columns(
     for name, kind, key, help_ in columns:
         family = Family(name, kind, help_)
         for labels, values in rows:
-            if values[key] is not None:
-                family.add(float(values[key]), **labels)
+            value = values[key] if key in values else values[key.removesuffix("_total")]
+            if value is not None:  # a feeder of an older version has no totals
+                family.add(float(value), **labels)
         yield family
 
 

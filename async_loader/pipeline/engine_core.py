@@ -29,6 +29,7 @@ from multiprocessing.context import BaseContext
 from typing import Protocol
 
 from async_loader.errors import Broken, CannotSend, Closed
+from async_loader.held_locks import check_wait
 from async_loader.interrupts import SignalsAllowed, SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, State, StateMachine
 from async_loader.pipeline.batches.assembler import ChunkAssembler
@@ -229,6 +230,7 @@ class EngineCore:
         """
         if os.getpid() != self.pid:
             return True
+        check_wait()
         # the waits within let signals through; what is between them is done as a whole
         with SignalsDeferred():
             return self._close(timeout_s, used)

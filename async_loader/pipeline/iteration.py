@@ -19,6 +19,7 @@ from async_loader.errors import (
     Timeout,
     WouldDeadlock,
 )
+from async_loader.held_locks import unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import GAVE_UP, Deadline, Patience
 from async_loader.pipeline.batch import Failure, Outcome, StreamEnd, Wakeup
@@ -200,7 +201,7 @@ class Iteration:
         producer, tasks = self.producer, self.tasks
         if producer is None or not producer.parked or not isinstance(tasks, PlanDispatch):
             return
-        with producer.turn:
+        with unheld(producer.turn):
             if producer.parked and not self.train_queue.depth and self._device_is_ready():
                 self._patience = Patience(self.core.end, deadline, self.refuse_deadlock)
                 begun = perf_counter()

@@ -27,6 +27,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from async_loader.errors import Closed, Timeout
+from async_loader.held_locks import unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, DeviceCopy, Failure, StreamEnd, Wakeup
@@ -208,7 +209,7 @@ class BatchIterator(Iterator[Any]):
         begun = perf_counter()
         output, transfer = self._queue, iteration.transfer
         # A plan that a signal cuts off is lost: of a source that leases its batches none may be.
-        with SignalsDeferred() if supplier.leases else _NOT_DEFERRED, producer.turn:
+        with SignalsDeferred() if supplier.leases else _NOT_DEFERRED, unheld(producer.turn):
             if not producer.parked or not queue.idle or self._core.ending:
                 return None
             if transfer is not None and not (

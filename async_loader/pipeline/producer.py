@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout, WouldDeadlock
+from async_loader.held_locks import held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import AutoResetEvent, Deadline, EndFlag, Patience, join
 from async_loader.pipeline.batch import Failure, Outcome
@@ -275,7 +276,7 @@ class Producer:
         self._ready = ready
         self._on_broken = on_broken
         self.parks = self.parked = False
-        self.turn = threading.Lock()
+        self.turn = held_lock(while_waiting=True)
         self._gate = AutoResetEvent()
         self._end = end
         end.on_set(self._gate.open)
@@ -317,7 +318,7 @@ class Producer:
             self._gate.pass_through()
         # else a consumer that closes within its turn, in a handler of a signal, would wait for us
         if not self._end.is_set():
-            with self.turn:
+            with unheld(self.turn):
                 self.parked = False
 
     def _produce(self) -> bool:

@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 from async_loader.errors import Closed, Timeout
+from async_loader.held_locks import check_wait
 from async_loader.lifecycle import AutoResetEvent, Deadline
 from async_loader.pipeline.batch import Batch, Failure, Outcome, StreamEnd, Wakeup
 from async_loader.source import END
@@ -201,6 +202,7 @@ class TrainQueue(Progress):
             left = deadline.left()
             if left == 0.0:
                 raise Timeout(f"no batch within the deadline: waiting for batch {self.turn}")
+            check_wait()
             self._changed.pass_through(left)
 
     def _look(self) -> Outcome | Wakeup | Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Mapping
 from types import TracebackType
@@ -16,6 +15,7 @@ from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.publish_turns import PublishTurns
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Missing, Published
+from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
 from async_loader.scale.at_once import called_at_once
@@ -52,7 +52,7 @@ class ClusterClient:
     def __init__(self, directory: Directory, *, name: str = "", timeout_s: float = 30.0) -> None:
         self._timeout_s = seconds("timeout_s", timeout_s)
         self._connections = Connections(directory, name, self._timeout_s)
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._tables: dict[str, ClusterTable] = {}
         self._turns = PublishTurns(Calls().news)  # else shards may get two versions in two orders
         self._runs: dict[str, str] = {}  # by name: the run of the last weights returned
@@ -78,7 +78,7 @@ class ClusterClient:
     def table(self, name: str) -> ClusterTable:
         """Return a table; the shards are asked for it at its first use."""
         self._check()
-        with self._lock:
+        with unheld(self._lock):
             return self._tables.setdefault(
                 name, ClusterTable(self._connections, name, self._timeout_s)
             )

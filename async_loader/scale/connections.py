@@ -9,6 +9,7 @@ import threading
 import weakref
 
 from async_loader.errors import AsyncLoaderError, Closed, Timeout
+from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import Deadline, EndFlag, EventFd, join, readable
 from async_loader.scale.directory import Directory, key_of
 from async_loader.scale.place import ShardPlace
@@ -45,7 +46,7 @@ class Connections:
     def __init__(self, directory: Directory, name: str, timeout_s: float) -> None:
         self._directory, self._name, self._timeout_s = directory, name, timeout_s
         self._identity = secrets.token_bytes(16)
-        self._lock = threading.Lock()
+        self._lock = held_lock(while_waiting=True)
         self._by_name: dict[str, ShardConnection] = {}
         self._removed: list[ShardConnection] = []
         self._bells: list[EventFd] = []
@@ -87,19 +88,19 @@ class Connections:
 
     def everything(self) -> tuple[ShardConnection, ...]:
         """Those of the newest map, and those that were removed."""
-        with self._lock:
+        with unheld(self._lock):
             return (*self._all, *self._removed)
 
     def listen(self, bell: EventFd) -> None:
         """Ring a bell when a shard is lost, reached, added or removed."""
-        with self._lock:
+        with unheld(self._lock):
             self._bells.append(bell)
             for one in self._all:
                 one.place.listen(bell)
 
     def unlisten(self, bell: EventFd) -> None:
         """Ring it no more: from here on it may be closed."""
-        with self._lock:
+        with unheld(self._lock):
             self._bells = [one for one in self._bells if one is not bell]
             for one in (*self._all, *self._removed):
                 one.place.unlisten(bell)
@@ -125,7 +126,7 @@ class Connections:
 
         Return False if a shard has to be left out for now: the same map may be applied again.
         """
-        with self._lock:
+        with unheld(self._lock):
             if self._end.is_set() or (found.version <= self.version and not self._left_out):
                 return True
             names, left_out = {shard.name for shard in found.shards}, {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from async_loader.feeder.client.source import RemoteSource
+from async_loader.held_locks import held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import EventFd
 from async_loader.scale.batch_maker import Part
@@ -35,7 +35,7 @@ class Leases:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._back: list[tuple[ShardRows, Part]] = []
         self._bell: EventFd | None = None
 
@@ -46,7 +46,7 @@ class Leases:
 
     def listen(self, bell: EventFd | None) -> None:
         """Have a bell rung when there are parts to put back, until another is given, or none."""
-        with self._lock:
+        with unheld(self._lock):
             self._bell = bell
 
     def hand_out(self, lease: BatchLease) -> bool:
@@ -65,7 +65,7 @@ class Leases:
         back = [
             (rows, part) for (_, rows, part), stays in zip(lease.parts, stay, strict=True) if stays
         ]
-        with SignalsDeferred(), self._lock:
+        with SignalsDeferred(), unheld(self._lock):
             lease.dropped = True
             self._back += back
             if self._bell is not None:
@@ -88,7 +88,7 @@ class Leases:
 
     def put_back(self) -> None:
         """Put back the rows of dropped batches. Called before rows are taken."""
-        with self._lock:
+        with unheld(self._lock):
             back, self._back = self._back, []
         for rows, part in back:
             rows.put_back(part)

@@ -22,6 +22,7 @@ from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.table_calls import TableCalls
 from async_loader.feeder.wire import Balanced
+from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import Deadline, EndFlag, join, readable
 from async_loader.scale.connections import Connections
 from async_loader.scale.limiter_shares import ShardCursor, differ, even_shares
@@ -64,14 +65,14 @@ class LimiterBalance:
         self, connections: Connections, calls_of: Callable[[ShardConnection], TableCalls]
     ) -> None:
         self._connections, self._calls_of = connections, calls_of
-        self._end, self._lock = EndFlag(), threading.Lock()
+        self._end, self._lock = EndFlag(), held_lock(while_waiting=True)
         self._thread: threading.Thread | None = None
         self._wrong_before = False
         weakref.finalize(self, self._end.set)
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
-        with self._lock:
+        with unheld(self._lock):
             if self._thread is None and not self._end.is_set():
                 self._thread = threading.Thread(
                     target=_run,
@@ -84,7 +85,7 @@ class LimiterBalance:
     def close(self) -> None:
         """End the thread, after what it is moving."""
         self._end.set()
-        with self._lock:
+        with unheld(self._lock):
             thread = self._thread
         if thread is not None:
             join(thread, _PARTING_S)

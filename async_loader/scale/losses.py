@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
+from async_loader.held_locks import held_lock, unheld
 from async_loader.scale.connections import Connections
 from async_loader.scale.stats import LostRows
 
@@ -23,13 +22,13 @@ class Losses:
 
     def __init__(self, connections: Connections, table: str) -> None:
         self._connections, self._table = connections, table
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._sizes: dict[tuple[str, int], int] = {}  # by shard and server: as said last
         self._missing: dict[tuple[str, int], int] = {}
 
     def note(self, shard: str, server: int, items: int) -> None:
         """Note how many items a server has."""
-        with self._lock:
+        with unheld(self._lock):
             if (shard, server) not in self._sizes:
                 before = [number for name, number in self._sizes if name == shard]
                 last = max((number for number in before if number < server), default=None)
@@ -42,7 +41,7 @@ class Losses:
         found = []
         for one in self._connections.everything():
             acked = one.client.lost(self._table)
-            with self._lock:
+            with unheld(self._lock):
                 missing = {
                     server: rows
                     for (name, server), rows in self._missing.items()

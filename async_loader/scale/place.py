@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
+from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import EventFd
 from async_loader.scale.shard_map import Shard
 
@@ -28,7 +28,7 @@ class ShardPlace:
 
     def __init__(self, shard: Shard, report: Callable[[str, int], None]) -> None:
         self.shard, self._report = shard, report
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._bells: list[EventFd] = []
         self._incarnations: list[int] = []
 
@@ -64,16 +64,16 @@ class ShardPlace:
 
     def listen(self, bell: EventFd) -> None:
         """Ring a bell when the shard is lost or reached."""
-        with self._lock:
+        with unheld(self._lock):
             self._bells.append(bell)
 
     def unlisten(self, bell: EventFd) -> None:
         """Ring it no more: from here on it may be closed."""
-        with self._lock:
+        with unheld(self._lock):
             self._bells = [one for one in self._bells if one is not bell]
 
     def ring(self) -> None:
         """Ring all bells."""
-        with self._lock:
+        with unheld(self._lock):
             for bell in self._bells:
                 bell.ring()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from async_loader.errors import AsyncLoaderError, Timeout
+from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import Deadline, EventFd, readable
 from async_loader.scale.connections import Connections
 from async_loader.scale.shard_connection import ShardConnection
@@ -49,7 +49,7 @@ class Placement:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connections, self._table = connections, table
-        self._lock = threading.Lock()
+        self._lock = held_lock(while_waiting=True)
         self._clock = clock
         self._chosen: dict[str, deque[_Choice]] = {}  # writers that the shards may not know yet
 
@@ -58,7 +58,7 @@ class Placement:
         shards = self._serving(deadline)
         near = [one for one in shards if one.is_here]
         shards = near or shards
-        with self._lock:
+        with unheld(self._lock):
             if len(shards) == 1:
                 return shards[0]
             loads = [self._load(one) for one in shards]

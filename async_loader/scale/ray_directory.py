@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
-import threading
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from async_loader.errors import Broken, Closed, ConfigError, Timeout
+from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.scale import ray_library
 from async_loader.scale.directory_actor import DIRECTORY
@@ -75,7 +75,7 @@ class RayDirectory:
         if self._keys is not None and not self._keys.exists():
             raise ConfigError(f"keys={str(keys)!r}: there is no such file or folder")
         self._cluster, self._closed = cluster, Future[None]()
-        self._lock = threading.Lock()
+        self._lock = held_lock(while_waiting=True)
         self._known: ShardMap | None = None
         self._joined = ray_library.join(address)
         try:
@@ -125,7 +125,7 @@ class RayDirectory:
             raise Timeout(f"the directory of cluster {self._cluster!r} did not answer in time")
         with ray_library.our_errors("the directory's shard_map()", limit):
             said = asked.result(0)
-        with self._lock:
+        with unheld(self._lock):
             found = map_of(said, self._known)
             if self._known is None or found.version >= self._known.version:
                 self._known = found
@@ -148,7 +148,7 @@ class RayDirectory:
 
     def close(self) -> None:
         """See `Directory`."""
-        with self._lock:
+        with unheld(self._lock):
             if self._closed.done():
                 return
             self._closed.set_result(None)

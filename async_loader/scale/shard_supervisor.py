@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from async_loader.errors import AsyncLoaderError, Broken, ConfigError, Timeout
+from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import Deadline, EventFd, StateTable, readable
 from async_loader.scale.hosts import own_host
 from async_loader.scale.shard_losses import ShardLosses
@@ -57,7 +58,7 @@ class ShardSupervisor:
     def __init__(self, plan: ShardPlan, host: str, changed: Callable[[], None]) -> None:
         self._plan, self._host, self._changed = plan, host, changed
         self._phases = StateTable(Phase.STARTING, MOVES)
-        self._bell, self._lock = EventFd(), threading.Lock()
+        self._bell, self._lock = EventFd(), held_lock(while_waiting=True)
         self._process: ShardProcess | None = None
         self._about: About | None = None
         self._reason = "it is being started"
@@ -93,7 +94,7 @@ class ShardSupervisor:
         self._say(self._reason)
 
     def _serves(self, process: ShardProcess) -> None:
-        with self._lock:
+        with unheld(self._lock):
             self._process, self._about = process, process.about
             self._starts += 1
             self._reason = ""
@@ -109,19 +110,19 @@ class ShardSupervisor:
             self._bell.clear()
             if self._stop_s is not None and not process.ended:
                 process.stop(self._stop_s)
-        with self._lock:
+        with unheld(self._lock):
             self._process = None
             self._reason = "its process has ended" if self._stop_s is None else "it was ended"
         self._stop_s = None
 
     def _take_wish(self) -> None:
         self._bell.clear()
-        with self._lock:
+        with unheld(self._lock):
             if self._wants is not None:
                 self._plan, self._wants = self._wants, None
 
     def _say(self, reason: str) -> None:
-        with self._lock:
+        with unheld(self._lock):
             self._reason = reason
         if reason and self._phases.state is not Phase.ENDED:
             _log.warning("%s does not serve: %s", self._plan.name, reason)
@@ -132,7 +133,7 @@ class ShardSupervisor:
     def describe(self) -> dict[str, Any]:
         """Return what the directory is told: plain values, without keys."""
         phase = self._phases.state
-        with self._lock:
+        with unheld(self._lock):
             about = self._about
             state = {Phase.SERVING: "serving", Phase.DRAINING: "draining"}.get(phase, "lost")
             return {
@@ -181,7 +182,7 @@ class ShardSupervisor:
             raise ConfigError(f"{plan.name} is not {self._plan.name}")
         if self._phases.state not in (Phase.STARTING, Phase.SERVING):
             raise Broken(f"{plan.name} is {self._phases.state.value}: it is not started again")
-        with self._lock:
+        with unheld(self._lock):
             self._wants = plan
         self._stop_s = timeout_s
         self._bell.ring()

@@ -107,16 +107,22 @@ class ClusterSource:
         if found is not None:
             return found
         limit = Deadline(self._options.timeout_s)
-        bell = EventFd()
+        # before: of a plan that this one has interrupted, in a signal handler
+        bell, before = EventFd(), self._bell
         try:
-            self._listen(bell)
-            while (found := self.draw_now(batch_size)) is None:
+            while True:
+                if self._bell is not bell:
+                    self._listen(bell)
+                if (found := self.draw_now(batch_size)) is not None:
+                    break
                 if limit.expired:
                     raise Timeout(f"no batch after {self._options.timeout_s} s: {self._reason()}")
                 _wait(patience, bell, self._reason(), limit)
                 bell.clear()
         finally:
             self._listen(None)
+            if before is not None:
+                before.ring()  # that plan listens again
             bell.close()
         return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +21,7 @@ from async_loader.feeder.client.table_calls import stats_of
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.plain_values import limiter_from
 from async_loader.feeder.wire import AboutReply, schema_of
+from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import Deadline, Patience, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import ids_of, positive, whole_seed
@@ -76,7 +76,7 @@ class ClusterTable:
         self._updates = UpdatesById(connections, name, timeout_s)
         self._losses = Losses(connections, name)
         self._placement = Placement(connections, name)
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._idle: list[tuple[int, View | None, ClusterSource]] = []  # of `sample`
         self._sampling: set[ClusterSource] = set()  # the others of it
         self._closed = False
@@ -219,7 +219,7 @@ class ClusterTable:
 
     def _sampler(self, size: int, view: View | None) -> ClusterSource:
         """Return a source that no other call of `sample` uses until `_keep` has it."""
-        with self._lock:
+        with unheld(self._lock):
             self._check_open()
             found = next((one for one in self._idle if one[:2] == (size, view)), None)
             if found is not None:
@@ -227,7 +227,7 @@ class ClusterTable:
                 self._idle.remove(found)
                 return found[2]
         source = self._source(view=view, prefetch=0, fresh=True)
-        with self._lock:
+        with unheld(self._lock):
             self._check_open()
             self._sampling.add(source)
         return source
@@ -235,7 +235,7 @@ class ClusterTable:
     def _keep(self, source: ClusterSource, size: int, view: View | None) -> None:
         """Keep a source for later calls of `sample`, and close the one that waits longest."""
         oldest = None
-        with self._lock:
+        with unheld(self._lock):
             self._sampling.discard(source)
             if not source.closed:
                 self._idle.append((size, view, source))
@@ -298,7 +298,7 @@ class ClusterTable:
             world_size=world_size, max_lag=max_lag, prefetch=prefetch, transport=transport,
             timeout_s=timeout_s,
         )  # fmt: skip
-        with self._lock:
+        with unheld(self._lock):
             self._check_open()
             self._sources = [one for one in self._sources if not one.closed]
             self._sources.append(source)
@@ -457,7 +457,7 @@ class ClusterTable:
 
     def close(self) -> None:
         """Close the sources of this table. Calls of `sample` that wait raise Closed."""
-        with self._lock:
+        with unheld(self._lock):
             self._closed = True
             sources = [*self._sources, *self._sampling, *(one for _, _, one in self._idle)]
             self._sources, self._idle = [], []

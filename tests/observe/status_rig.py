@@ -18,13 +18,14 @@ RATES = (
 
 
 def table_status(**changes):
-    return {
+    found = {
         **dict.fromkeys(COUNTS, 0),
         **dict.fromkeys(RATES, 0.0),
         "capacity": 1000, "nbytes": 4096, "samples_per_insert": 0.0, "waiting": [], "policies": {},
         "policy_lags": {}, "queue_age_s": 0.0, "stale": {},
         **changes,
     }  # fmt: skip
+    return {**{f"{key}_total": found[key] for key in ("inserted", "sampled", "deleted")}, **found}
 
 
 def session_status(number, **changes):

@@ -167,6 +167,13 @@ def test_a_shard_that_comes_back_makes_no_rate_of_what_it_holds():
         assert frame["tables"][0]["inserted"] == 10**9 + 110
 
 
+def test_a_load_makes_no_rate_of_what_it_brings():
+    before, now = shard(10.0, inserted=10), shard(12.0, inserted=10**6, inserted_total=110)
+    frame = frame_between([before], [now])
+    assert frame["tables"][0]["in_per_s"] == 50.0
+    assert [row["in_per_s"] for row in frame["shards"]] == [50.0]
+
+
 def test_a_shard_that_goes_leaves_the_rates_of_the_others():
     frame = frame_between(
         [shard(10.0, inserted=10), shard(500.0, inserted=10**9)], [shard(12.0, inserted=110), None]

@@ -374,7 +374,8 @@ def test_a_forked_child_samples_and_cannot_add() -> None:
     buffer = ReplayBuffer(8, seed=0)
     buffer.extend(x=np.arange(8))
     # as another thread of the parent may at the moment of the fork
-    debug_state(buffer).state.lock.acquire()
+    lock = debug_state(buffer).state.lock
+    lock.acquire()
     pid = os.fork()
     if pid == 0:
         signal.alarm(60)
@@ -386,7 +387,7 @@ def test_a_forked_child_samples_and_cannot_add() -> None:
         except BaseException:
             os._exit(2)
         os._exit(1)
-    debug_state(buffer).state.lock.release()
+    lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     buffer.add(x=8)
 

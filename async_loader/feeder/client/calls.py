@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.errors import error_as, error_of
 from async_loader.feeder.client.notifier import Notifier
 from async_loader.feeder.wire import Control, Data, Error, ErrorCode, Message, Plane, Type
+from async_loader.held_locks import held_lock, unheld
 
 _ANSWERS = (Type.APPLIED, Type.SAMPLED, Type.GOT)
 """Answers on the pull plane; all other messages there are for a reader."""
@@ -49,7 +49,7 @@ class Calls:
 
     Attributes
     ----------
-    lock : threading.Lock
+    lock : HeldLock
         Under which requests come and go.
     news : Notifier
         Rung when one is answered.
@@ -58,7 +58,7 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = held_lock()
         self.news = Notifier(self.lock)
         self.pending: dict[int, Call] = {}
         self.unsent: dict[int, Call] = {}
@@ -66,14 +66,14 @@ class Calls:
 
     def sequence(self) -> int:
         """Return a number for a request."""
-        with self.lock:
+        with unheld(self.lock):
             self._sequences += 1
             return self._sequences
 
     def add(self, call: Call, wake: Callable[[], object]) -> None:
         """Queue a request. If Ctrl-C interrupts this, the request is forgotten."""
         try:
-            with self.lock:
+            with unheld(self.lock):
                 self.pending[call.sequence] = self.unsent[call.sequence] = call
             wake()
         except BaseException:
@@ -82,14 +82,14 @@ class Calls:
 
     def forget(self, calls: Iterable[Call]) -> None:
         """Drop requests that no thread waits for."""
-        with self.lock:
+        with unheld(self.lock):
             for call in calls:
                 self.pending.pop(call.sequence, None)
                 self.unsent.pop(call.sequence, None)
 
     def send_again(self) -> None:
         """There is a new session: send all that is not answered."""
-        with self.lock:
+        with unheld(self.lock):
             self.unsent = dict(self.pending)
 
     def note_end(self, message: Message) -> None:
@@ -97,7 +97,7 @@ class Calls:
 
         The process that takes its place is not asked.
         """
-        with self.lock:
+        with unheld(self.lock):
             asked = [
                 one
                 for one in self.pending.values()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import warnings
 import weakref
 from collections import Counter
@@ -40,8 +39,9 @@ from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.status import FeederStatus
-from async_loader.feeder.wire import Drain, Status, StatusReply
+from async_loader.feeder.wire import Drain, Status, StatusReply, status_in
 from async_loader.feeder.wire import Published as WirePublished
+from async_loader.held_locks import check_wait, held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
@@ -62,7 +62,7 @@ class Client:
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection, self._timeout_s = connection, timeout_s
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._embedded: OwnFeeder | None = None  # was started for this client, and ends with it
         self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
@@ -108,7 +108,7 @@ class Client:
     def table(self, name: str) -> TableClient:
         """Return a table; the feeder is asked for it at its first use."""
         self._connection.check()
-        with self._lock:
+        with unheld(self._lock):
             channels = self._sample_channels.get(name)
             if channels is None:
                 channels = SampleChannels(self._connection, name, self._has_read)
@@ -118,9 +118,9 @@ class Client:
     @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> FeederStatus:
         """Return the feeder's status, as plain values. Raises Timeout, Closed, Broken."""
-        reply = self._connection.call(Call(Status()), self._deadline(timeout_s))
+        reply = self._connection.call(Call(Status(whole=True)), self._deadline(timeout_s))
         assert isinstance(reply.body, StatusReply)
-        status: Any = reply.body.status
+        status: Any = status_in(reply.body, reply.data)
         found: FeederStatus = status
         return found
 
@@ -257,7 +257,7 @@ class Client:
 
         By the number of the server: 0 is the first one.
         """
-        with self._lock:
+        with unheld(self._lock):
             return dict(self._lost.get(table, ()))
 
     def stats(self) -> ClientStats:
@@ -285,7 +285,7 @@ class Client:
             channel: WriterChannel = self._connection.add(
                 lambda number: WriterChannel(number, table, known, options)
             )
-            with self._lock:
+            with unheld(self._lock):
                 losses = channel.losses
                 losses.by_server = self._lost.setdefault(table, losses.by_server)
             self._traffic.add(channel)
@@ -305,6 +305,7 @@ class Client:
             return
         deadline, first = self._deadline(timeout_s), None
         self._connection.check_fork()
+        check_wait()
         closing: list[RemoteWriter | RemoteSource] = [
             *self._writers,
             *self._dropped(),
@@ -379,7 +380,7 @@ class Client:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)
 
     def _keep(self, one: RemoteWriter | RemoteSource) -> None:
-        with self._lock:
+        with unheld(self._lock):
             if isinstance(one, RemoteWriter):
                 self._writers.add(one)
             else:

@@ -17,7 +17,8 @@ import logging
 from async_loader.errors import Broken, Malformed, OutOfMemory, Unsupported
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.offered_memory import endpoint_of
-from async_loader.feeder.shared import Offer, Offering, Owner
+from async_loader.feeder.shared import ANSWER_S, Offer, Offering, Owner
+from async_loader.lifecycle import Deadline
 from async_loader.shm.segment import Segment
 
 LEAST_BYTES = 64 << 10
@@ -91,8 +92,14 @@ class InsertMemory:
             segment.seal()
             self._segment, self._free, self._lost = segment, list(range(SLOTS)), False
         offer = Offer(port.session.number, number, SLOTS, self._slot_bytes, Owner.WRITER)
-        self._offering = Offering(endpoint, offer, self._segment.fileno())
+        limit = Deadline(ANSWER_S, port.clock)
+        self._offering = Offering(endpoint, offer, self._segment.fileno(), limit=limit)
         port.watch(self._offering)
+
+    def answer_at(self, now: float) -> float | None:
+        """Return when the answer to the offer has to be there; ``None``: none is missing."""
+        left = None if self._offering is None else self._offering.left()
+        return None if left is None else now + left
 
     def begin(self) -> None:
         """The writer is opened (again): the feeder does not have the memory."""

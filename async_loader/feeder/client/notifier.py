@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from async_loader.errors import Timeout
+from async_loader.held_locks import HeldLock, check_wait, unheld
 from async_loader.lifecycle import AutoResetEvent, Deadline
 
 
@@ -14,11 +14,11 @@ class Notifier:
 
     Parameters
     ----------
-    lock : threading.Lock
+    lock : HeldLock
         Under which the awaited state changes.
     """
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, lock: HeldLock) -> None:
         self._lock = lock
         self._gates: list[AutoResetEvent] = []
 
@@ -41,11 +41,12 @@ class Notifier:
         try:
             self._gates.append(gate)
             while True:
-                with self._lock:
+                with unheld(self._lock):
                     if attempt():
                         return
                 if deadline.expired:
                     raise Timeout(why())
+                check_wait()
                 gate.pass_through(deadline.left())
         finally:
             if gate in self._gates:  # not, if Ctrl-C came before it was

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.slots import ReaderSlots
-from async_loader.feeder.shared import Offering
+from async_loader.feeder.shared import ANSWER_S, Offering
+from async_loader.lifecycle import Deadline
 from async_loader.schema import Schema
 
 FAILURES = "batches of table %r from %s come over its socket, not in shared memory: %s"
@@ -49,17 +50,26 @@ class OfferedMemory:
         self.forget()
         slots = self.slots = ReaderSlots(schema, rows, ahead, spare)
         offer = slots.offer(port.session.number, number)
-        self._offering = Offering(endpoint, offer, slots.fileno())
+        limit = Deadline(ANSWER_S, port.clock)
+        self._offering = Offering(endpoint, offer, slots.fileno(), limit=limit)
         port.watch(self._offering)
 
     def taken(self) -> bool:
-        """Return whether the feeder has taken the offer. Raises what it was refused for."""
+        """Return whether the feeder has taken the offer.
+
+        Raises what it was refused for, and Timeout.
+        """
         assert self._offering is not None
         if not self._offering.taken():
             return False
         self._offering.close()
         self._offering = None
         return True
+
+    def answer_at(self, now: float) -> float | None:
+        """Return when the answer to the offer has to be there; ``None``: none is missing."""
+        left = None if self._offering is None else self._offering.left()
+        return None if left is None else now + left
 
     def forget(self) -> None:
         """Withdraw the offer and close the memory. Batches in user code keep theirs."""

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
-from async_loader.errors import Broken, Malformed, OutOfMemory, Unsupported
+from async_loader.errors import Broken, Malformed, OutOfMemory, Timeout, Unsupported
 from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request, check_opener
 from async_loader.feeder.client.deliveries import Deliveries, Lease
 from async_loader.feeder.client.errors import error_of
@@ -55,6 +54,7 @@ from async_loader.feeder.wire import (
     Totals,
     TotalsReply,
 )
+from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import StateTable
 
 REMIND_S = 5.0
@@ -86,7 +86,7 @@ class ReaderChannel:
     def __init__(self, number: int, wanted: OpenReader, options: ReaderOptions) -> None:
         check_opener(wanted)
         self.number, self.wanted, self.options = number, wanted, options
-        self.lock = threading.Lock()
+        self.lock = held_lock()
         self.news = Notifier(self.lock)
         self.failure: Failure | None = None
         self.memory = OfferedMemory()
@@ -145,7 +145,7 @@ class ReaderChannel:
 
     def begin(self) -> None:
         """See `Channel`. Credit counts anew; leases of an earlier session are void."""
-        with self.lock:
+        with unheld(self.lock):
             self.memory.forget()
             self.deliveries.begin()
             if self._phases.state is ReaderPhase.CLOSING:
@@ -160,7 +160,7 @@ class ReaderChannel:
         """See `Channel`."""
         returns = self.deliveries.returns
         if returns.dropped is not None:
-            with self.lock:
+            with unheld(self.lock):
                 self.close(*returns.dropped)
                 returns.dropped = None
         if self._phases.state in OVER:
@@ -168,7 +168,7 @@ class ReaderChannel:
         if not port.is_open or self._phases.state in OVER:
             self.news.ring()  # a client that closes waits for no feeder that is lost
             return None
-        with self.lock:
+        with unheld(self.lock):
             before, slots = self.phase, self.memory.slots
             if before is ReaderPhase.CLOSING:
                 self.memory.forget()
@@ -188,7 +188,7 @@ class ReaderChannel:
             moved = self._phases.state is not before
             totals_at = self._ask_totals(now, port)
             remind_at = self.deliveries.credit.remind_at if ready else None
-            dues = (self._request.again_at, remind_at, totals_at)
+            dues = (self._request.again_at, remind_at, totals_at, self.memory.answer_at(now))
             due = min((due for due in dues if due is not None), default=None)
         if moved:
             self._ring()
@@ -199,7 +199,7 @@ class ReaderChannel:
 
         That says which leased batches were used, so the learner has to close it first, or drop it.
         """
-        with self.lock:
+        with unheld(self.lock):
             self.memory.forget()
             failed = self._phases.state is ReaderPhase.FAILED and self._known and port.is_open
             if failed and self.leased and not self._parted:
@@ -296,7 +296,7 @@ class ReaderChannel:
                 self.memory.offer(schema, rows, ahead, spare, self.number, port)
             elif self.memory.taken():
                 self._phases.to(ReaderPhase.READY)
-        except (Unsupported, OutOfMemory, Malformed) as error:
+        except (Unsupported, OutOfMemory, Malformed, Timeout) as error:
             self._bar(port, str(error))
         except OSError as error:
             self._bar(port, f"memory could not be made: {error}")
@@ -310,7 +310,7 @@ class ReaderChannel:
     def take(self, message: Message, now: float) -> None:
         """See `Channel`."""
         body = message.body
-        with self.lock:
+        with unheld(self.lock):
             if isinstance(body, Batch | SlotBatches):
                 self._receive(message, body, now)
             elif isinstance(body, TotalsReply):
@@ -333,7 +333,7 @@ class ReaderChannel:
 
     def end(self, failure: Failure) -> None:
         """See `Channel`."""
-        with self.lock:
+        with unheld(self.lock):
             self.failure = self.failure or failure
             self._phases.to(ReaderPhase.FAILED)
             self.memory.forget()
@@ -344,7 +344,7 @@ class ReaderChannel:
             self.failure = failure
 
     def _ring(self) -> None:
-        with self.lock:
+        with unheld(self.lock):
             if self.deliveries.bell is not None:
                 self.deliveries.bell.ring()
         self.news.ring()

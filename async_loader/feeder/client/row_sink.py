@@ -17,6 +17,7 @@ from async_loader.feeder.client.row_buffer import CheckedRows, RowBuffer
 from async_loader.feeder.client.row_packer import RowPacker
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.feeder.wire import FINAL, MESSAGE_BYTES, SHOWN, About, AboutReply
+from async_loader.held_locks import unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
 from async_loader.schema import Schema
@@ -110,7 +111,7 @@ class RowSink:
         """Add one step, and the observation after it, which begin or fill a message."""
         rows = 1 if final is None else 2
         room = self._make_room(deadline, rows, "the step was not added")
-        with self._channel.lock:
+        with unheld(self._channel.lock):
             self._channel.check()
             if room:
                 buffer = self._buffer_for(rows)
@@ -139,7 +140,7 @@ class RowSink:
         """Add the next rows, to a buffer or as a whole message; return how many."""
         queue, left = self._queue, len(rows) - at
         room = self._make_room(deadline)
-        with self._channel.lock:
+        with unheld(self._channel.lock):
             self._channel.check()
             count, buffer = packer.whole(rows, at), queue.buffer
             if not room:
@@ -172,7 +173,7 @@ class RowSink:
 
         channel.warn()
         channel.news.until(attempt, deadline, lambda: self._full("no step was added"))
-        with channel.lock, SignalsDeferred():  # Ctrl-C comes before all of it or after
+        with unheld(channel.lock), SignalsDeferred():  # Ctrl-C comes before all of it or after
             channel.check()
             if not queue.fits(nbytes):
                 streams = np.unique(rows.streams).tolist()
@@ -198,7 +199,7 @@ class RowSink:
         """End a stream's episode after its last step."""
         room = self._make_room(deadline, refused="the end of the episode was not added")
         queue = self._queue
-        with self._channel.lock:
+        with unheld(self._channel.lock):
             self._channel.check()
             newest = final is not None and not packer.stored and queue.buffer is not None
             if newest and queue.buffer is not None and queue.buffer.ends_in(stream):
@@ -214,7 +215,7 @@ class RowSink:
 
     def end_open(self, streams: Sequence[int]) -> None:
         """End the episodes of these streams where they are."""
-        with self._channel.lock:
+        with unheld(self._channel.lock):
             self._queue.seal()
             self._queue.end_streams(streams)
         self._connection.wake()
@@ -250,7 +251,7 @@ class RowSink:
     def flush(self, deadline: Deadline) -> None:
         """Wait until everything that was added is acknowledged."""
         channel, queue = self._channel, self._queue
-        with channel.lock:
+        with unheld(channel.lock):
             queue.seal()
             target = queue.hurry()
         self._connection.wake()
@@ -268,7 +269,7 @@ class RowSink:
     def close(self, open_streams: Sequence[int], deadline: Deadline) -> None:
         """End these streams, flush, and close the channel."""
         channel = self._channel
-        with channel.lock:
+        with unheld(channel.lock):
             put = channel.close(open_streams)
         self._connection.wake()
         if not put:

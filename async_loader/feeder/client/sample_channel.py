@@ -19,7 +19,6 @@ then is lost with the socket.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -53,6 +52,7 @@ from async_loader.feeder.wire import (
     View,
     schema_of,
 )
+from async_loader.held_locks import held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
 from async_loader.replay.hindsight_view import Hindsight
@@ -92,7 +92,7 @@ class SampleChannel:
     def __init__(self, number: int, table: str, batch_size: int, view: View | None) -> None:
         self.number = number
         self.wanted = Sample(table=table, batch_size=batch_size, view=view)
-        self.lock = threading.Lock()
+        self.lock = held_lock()
         self.news = Notifier(self.lock)
         self.closed = self._over = False
         self.batches = 0
@@ -153,14 +153,14 @@ class SampleChannel:
             sent[:] = [port.servers]
             return self._request(left, waits)
 
-        with self.lock:
+        with unheld(self.lock):
             self._pending += 1
         reply: Message | None = None
         try:
             where = f"table {self.wanted.table!r}"
             call = Call(self.wanted, Plane.PULL, self.number, make=make, where=where)
             reply = port.call(call, deadline)
-            with self.lock:
+            with unheld(self.lock):
                 columns = self._columns(reply)
                 shown = self._shown
             assert shown is not None
@@ -172,7 +172,7 @@ class SampleChannel:
                 self._give_up(reply, port)
             raise
         finally:
-            with self.lock:
+            with unheld(self.lock):
                 self._pending -= 1
             if self._leases.late:
                 port.wake()
@@ -229,7 +229,7 @@ class SampleChannel:
     # -- the IO thread -----------------------------------------------------------------------------
 
     def _request(self, left: float | None, waits: bool) -> Sample:
-        with self.lock:
+        with unheld(self.lock):
             slots: tuple[int, ...] = ()
             if self._memory.slots is not None and not self._memory.under_offer:
                 slots = tuple(self._memory.slots.give())
@@ -242,7 +242,7 @@ class SampleChannel:
 
     def begin(self) -> None:
         """See `Channel`."""
-        with self.lock:
+        with unheld(self.lock):
             self._memory.forget()
             self._barred = False
             self._leases.begin()
@@ -256,7 +256,7 @@ class SampleChannel:
         leases = self._leases
         if not leases.late and not leases.used and self._settled and not self.closed:
             return None
-        with self.lock:
+        with unheld(self.lock):
             if self._over or (self.closed and not port.is_open):
                 self._close(port)
                 if port.is_open and leases.parting is None:  # it failed
@@ -271,7 +271,8 @@ class SampleChannel:
                     self._memory.forget()
                 elif not self._settled:
                     self._offer(port)
-            due = self._parting.again_at
+            dues = self._parting.again_at, self._memory.answer_at(now)
+            due = min((one for one in dues if one is not None), default=None)
         if self._over:
             self.news.ring()
         return due
@@ -327,7 +328,7 @@ class SampleChannel:
             request = self._parting
             self._over = self._over or (self.closed and request.is_answer(message))
         elif isinstance(body, Sampled):
-            with self.lock:
+            with unheld(self.lock):
                 if body.slot is not None and self._memory.slots is not None:
                     self._memory.slots.take(InSlot(body.slot, 0, body.rows)).arrays()
                 if body.lease is not None:
@@ -335,7 +336,7 @@ class SampleChannel:
 
     def end(self, failure: Failure) -> None:
         """See `Channel`."""
-        with self.lock:
+        with unheld(self.lock):
             self._memory.forget()
             self._parting.done()
             self.closed = self._over = True
@@ -357,14 +358,14 @@ class SampleChannels:
         self, connection: Connection, table: str, opened: Callable[[SampleChannel], None]
     ) -> None:
         self._connection, self._table, self._opened = connection, table, opened
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self.open: OrderedDict[tuple[int, View | None], SampleChannel] = OrderedDict()
 
     def get(self, batch_size: int, view: View | None) -> SampleChannel:
         """Return the channel for calls of this kind; close the least recently used of many."""
         key = batch_size, view
         self._connection.check_fork()  # before the lock: in a fork its holder may not exist
-        with self._lock:
+        with unheld(self._lock):
             channel = self.open.get(key)
             if channel is not None and not channel.closed:
                 self.open.move_to_end(key)

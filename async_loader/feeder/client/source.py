@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from async_loader.feeder.client.reader_state import (
 )
 from async_loader.feeder.client.slots import FilledSlot
 from async_loader.feeder.wire import MOST_AHEAD, OpenReader, TotalsReply
+from async_loader.held_locks import check_wait, held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
@@ -83,7 +83,7 @@ class RemoteSource:
         self._connection, self._wanted, self._timeout_s = connection, wanted, timeout_s
         self._owner, self._options = owner, ReaderOptions(prefetch, transport)
         self._channel: ReaderChannel | None = None
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._planned_leases: dict[Lease, None] = {}
         self._handed_out: dict[Lease, None] = {}
         self._over = False
@@ -131,19 +131,27 @@ class RemoteSource:
         found = self.draw_now(batch_size)
         if found is None:
             channel = self._reader_channel(batch_size)
-            bell = EventFd()
+            # before: of a plan that this one has interrupted, in a signal handler
+            bell, before = EventFd(), channel.deliveries.bell
             try:
-                with channel.lock:
-                    channel.deliveries.listen(bell)
-                while (found := self._attempt(channel)) is None:
+                while True:
+                    self._listen(channel, bell)
+                    if (found := self._attempt(channel)) is not None:
+                        break
                     state = self._connection.state()
                     patience.wait(bell, f"batches of table {channel.wanted.table!r} ({state})")
                     bell.clear()  # before looking: later changes ring it again
             finally:
-                with channel.lock:
-                    channel.deliveries.listen(None)
+                self._listen(channel, None)
+                if before is not None:
+                    before.ring()  # that plan listens again
                 bell.close()
         return found
+
+    def _listen(self, channel: ReaderChannel, bell: EventFd | None) -> None:
+        with unheld(channel.lock):
+            if channel.deliveries.bell is not bell:
+                channel.deliveries.listen(bell)
 
     def draw_now(self, batch_size: int) -> Plan | None:
         """See `AnyThread`: a batch that has arrived."""
@@ -152,7 +160,7 @@ class RemoteSource:
     def _attempt(self, channel: ReaderChannel) -> Plan | None:
         """Return the next batch or the end, or raise the next error; ``None``: none of them yet."""
         deliveries = channel.deliveries
-        with channel.lock:
+        with unheld(channel.lock):
             waiting = deliveries.inbox.waiting
             first = waiting[0].lease if waiting else None
             if first is not None:  # before it is taken: if Ctrl-C comes in between, it goes back
@@ -225,7 +233,7 @@ class RemoteSource:
         Does not wait. Asks again if that is older than `watch_totals` allows.
         """
         channel = self._reader_channel(batch_size)
-        with channel.lock:
+        with unheld(channel.lock):
             deliveries, totals = channel.deliveries, channel.deliveries.totals
             assert totals.every_s is not None
             if totals.asked_at is None and not totals.wanted:
@@ -242,7 +250,7 @@ class RemoteSource:
         """Forget what the feeder has said, and ask it again."""
         channel = self._channel
         if channel is not None:
-            with channel.lock:
+            with unheld(channel.lock):
                 channel.deliveries.totals.begin()
             self._connection.wake()
 
@@ -250,7 +258,7 @@ class RemoteSource:
         """Have a bell rung when there is something new, until another is given, or none."""
         channel = self._channel if bell is None else self._reader_channel(batch_size)
         if channel is not None:
-            with channel.lock:
+            with unheld(channel.lock):
                 channel.deliveries.listen(bell)
             if bell is not None:
                 self._connection.wake()  # from here on it asks for totals by itself
@@ -313,7 +321,7 @@ class RemoteSource:
 
     def _close_channel(self, channel: ReaderChannel, used: bool) -> None:
         """Close a reader. Planned batches go back; handed-out ones too, unless ``used``."""
-        with channel.lock, SignalsDeferred():
+        with unheld(channel.lock), SignalsDeferred():
             if used:
                 for lease in self._handed_out.keys() - self._planned_leases.keys():
                     del self._handed_out[lease]
@@ -391,6 +399,7 @@ class RemoteSource:
 
         Twice does no harm. Raises Timeout if the feeder does not answer.
         """
+        check_wait()
         self._closed = True
         channel = self._channel
         if channel is None:
@@ -410,7 +419,8 @@ class RemoteSource:
         channel = self._channel
         if channel is not None and channel.wanted.batch_size == batch_size and not self._closed:
             return channel
-        with self._lock, SignalsDeferred():  # else the channel of an interrupted call stays open
+        # else the channel of an interrupted call stays open
+        with unheld(self._lock), SignalsDeferred():
             if self._closed:
                 raise Closed("this source is closed")
             if self._channel is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -39,6 +38,7 @@ from async_loader.feeder.wire import (
     specs_of,
 )
 from async_loader.feeder.wire import Batch as WireBatch
+from async_loader.held_locks import held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds_or_none
 from async_loader.replay.arguments import per_item, per_step
@@ -82,7 +82,7 @@ class TableCalls:
 
     def __init__(self, connection: Connection, table: str, timeout_s: float) -> None:
         self.connection, self.table, self.timeout_s = connection, table, timeout_s
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._updating: ReaderChannel | None = None
         self.last_about: AboutReply | None = None
 
@@ -250,7 +250,7 @@ class TableCalls:
 
     def _priority_reader(self) -> ReaderChannel:
         """Return a reader that never asks for a batch: it sends PRIORITIES of version 2."""
-        with self._lock, SignalsDeferred():
+        with unheld(self._lock), SignalsDeferred():
             if self._updating is None:
                 wanted, options = OpenReader(table=self.table, batch_size=1), ReaderOptions(0)
                 self._updating = self.connection.add(

@@ -9,9 +9,8 @@ had its turn: some 0.1 ms for every half stock, and 1 ms at most.
 
 from __future__ import annotations
 
-import threading
-
 from async_loader.feeder.client.forks import forks
+from async_loader.held_locks import held_lock
 from async_loader.lifecycle import AutoResetEvent, EventFd
 
 _TURN_S = 0.001
@@ -25,7 +24,7 @@ class Waker:
 
     def __init__(self) -> None:
         self._bell, self._rung = EventFd(), False
-        self._lock = threading.RLock()  # finalizers wake too
+        self._lock = held_lock()  # not taken by `unheld`: finalizers wake too
         self._turned = AutoResetEvent()
         self._generation = forks.generation
         self.turned = self._turned.open

@@ -14,6 +14,7 @@ from async_loader.feeder.client.row_packer import RowPacker, checked_priority, g
 from async_loader.feeder.client.row_sink import RowSink
 from async_loader.feeder.client.stream_numbers import OWN, StreamNumbers
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
+from async_loader.held_locks import check_wait, unheld
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import (
     by_name,
@@ -105,7 +106,7 @@ class RemoteWriter:
         A call that Ctrl-C interrupts has added its step or has not: this tells which. For `extend`
         it tells how many rows were added.
         """
-        with self._channel.lock:
+        with unheld(self._channel.lock):
             return self._queue.steps()
 
     @by_name
@@ -177,7 +178,7 @@ class RemoteWriter:
         else:
             number = self._streams.number(stream)
         if final_obs is None and packer.goes_on(values, terminated, truncated):
-            with channel.lock:
+            with unheld(channel.lock):
                 buffer = queue.buffer
                 if (
                     buffer is not None
@@ -307,7 +308,7 @@ class RemoteWriter:
         ends = how_ended(terminated, truncated)
         deadline = self._deadline(timeout_s)
         self._connection.check()
-        with self._channel.lock:
+        with unheld(self._channel.lock):
             self._channel.check()
         number = OWN if stream is None else self._streams.known(stream)
         if final_obs is not None and self._queue.packer is None:
@@ -359,6 +360,7 @@ class RemoteWriter:
         if self._channel.phase is WriterPhase.CLOSED:
             return
         self._connection.check()
+        check_wait()
         self._sink.close([] if self.closed else self._streams.open(), deadline)
 
     def __enter__(self) -> RemoteWriter:

@@ -252,8 +252,12 @@ class CallHandler:
             table.buffer.load(folder, number=body.number)
             return Done()
 
-        self._jobs.add(work, over)
-        table.rests = True
+        table.rests = True  # first: what it had is noted before it is loaded
+        try:
+            self._jobs.add(work, over)
+        except BaseException:
+            table.rests = False
+            raise
 
     def _begin_anew(self, table: TableEntry) -> None:
         """Forget rows and streams of a table that was loaded, and close its readers."""

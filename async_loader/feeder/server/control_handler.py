@@ -38,12 +38,14 @@ from async_loader.feeder.wire import (
     Publish,
     Published,
     Reader,
+    Status,
     StatusReply,
     Type,
     Welcome,
     Writer,
     agree,
     check_travels,
+    pack_status,
     schema_of,
     spec_of,
 )
@@ -341,8 +343,13 @@ class ControlHandler:
     # -- what it is --------------------------------------------------------------------------------
 
     def _tell_status(self, session: Session, message: Message) -> Message:
-        room = self._server_state.limits.control_bytes - _BESIDE_STATUS
-        return message.reply(StatusReply(status=fitting(self._status(), room)))
+        status, limits = self._status(), self._server_state.limits
+        room = limits.control_bytes - _BESIDE_STATUS
+        wanted = message.body
+        assert isinstance(wanted, Status)
+        if wanted.whole and room < len(packed := pack_status(status)) < limits.message_bytes // 2:
+            return message.reply(StatusReply(status={}), data=packed)
+        return message.reply(StatusReply(status=fitting(status, room)))
 
     # -- later -------------------------------------------------------------------------------------
 

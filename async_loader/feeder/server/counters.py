@@ -56,6 +56,29 @@ class Rates:
         return _rates(self._begun, (self._clock(), first, second))
 
 
+class Totals:
+    """What was added to some counts since the start: it only grows, as counters of metrics do.
+
+    Parameters
+    ----------
+    *counts : int
+        The counts of now: those of a restored table are not 0, and are not added.
+    """
+
+    def __init__(self, *counts: int) -> None:
+        self._added = [0] * len(counts)
+        self._begun = counts
+
+    def of(self, *counts: int) -> list[int]:
+        """Return the totals. ``counts``: the present ones."""
+        grown = zip(self._added, counts, self._begun, strict=True)
+        return [added + max(0, now - begun) for added, now, begun in grown]
+
+    def begin(self, before: Sequence[int], now: Sequence[int]) -> None:
+        """Go on from the counts that a load or a clear has set; ``before``: what they were."""
+        self._added, self._begun = self.of(*before), tuple(now)
+
+
 def _rates(old: tuple[float, int, int], new: tuple[float, int, int]) -> tuple[float, float]:
     seconds = max(new[0] - old[0], 1e-3)
     return max(0, new[1] - old[1]) / seconds, max(0, new[2] - old[2]) / seconds

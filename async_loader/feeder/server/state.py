@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from async_loader.errors import Malformed
 from async_loader.feeder.curve_auth import CurveAuthenticator
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
-from async_loader.feeder.server.counters import Rates
+from async_loader.feeder.server.counters import Rates, Totals
 from async_loader.feeder.server.insert_queue import InsertQueue
 from async_loader.feeder.server.policy_lag import Publications, ReceivedLags
 from async_loader.feeder.server.sessions import Session, Sessions
@@ -36,6 +36,7 @@ class TableEntry:
         self.insert_queue = InsertQueue(name, self.table, *window)
         self.scheduler = BatchScheduler(name, self.table, limits)
         self.rates = Rates(clock, *self.table.counts)
+        self._totals = Totals(*_counts(buffer.stats()))
         self.ended = False
         self._stats: TableStats | None = None
         self.calls_waiting: Callable[[], list[tuple[str, float]]] = list
@@ -46,6 +47,13 @@ class TableEntry:
         if self._stats is None or not self.rests:
             self._stats = self.buffer.stats()
         return self._stats
+
+    def totals(self) -> list[int]:
+        """Return the items inserted, sampled and deleted since the start of the feeder.
+
+        What a restore or a load has brought is not counted; a clear does not change them.
+        """
+        return self._totals.of(*_counts(self.stats()))
 
     def waiting(self) -> list[tuple[str, float]]:
         """Return what waits for the table and why, and since when on the server's clock."""
@@ -66,16 +74,28 @@ class TableEntry:
 
     def begin_anew(self) -> None:
         """The table was loaded: forget rows and streams from before."""
+        assert self._stats is not None
+        before = _counts(self._stats)  # those from before it rested
         self.table.begin_anew()
         self.insert_queue.begin_anew()
         self.scheduler.forget_rows()
-        self.rates.begin(*self.table.counts)
+        self._counts_begin(before)
 
     def clear(self) -> None:
         """Remove all items."""
+        before = _counts(self.stats())
         self.buffer.clear()
         self.scheduler.forget_rows()
+        self._counts_begin(before)
+
+    def _counts_begin(self, before: Sequence[int]) -> None:
+        """Count on from what a load or a clear has set."""
+        self._totals.begin(before, _counts(self.buffer.stats()))
         self.rates.begin(*self.table.counts)
+
+
+def _counts(stats: TableStats) -> tuple[int, int, int]:
+    return stats.inserted, stats.sampled, stats.deleted
 
 
 @dataclass(slots=True, eq=False)

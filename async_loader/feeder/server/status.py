@@ -52,7 +52,8 @@ def status_of(
 def fitting(status: dict[str, Any], most: int) -> dict[str, Any]:
     """Return a status that takes ``most`` bytes at most, with shorter lists where it has to be.
 
-    The numbers of tables stay: a status of very many tables is still too large.
+    At last it has fewer tables: ``tables_left_out`` says how many are missing. Clients that ask for
+    a whole status have all of them.
     """
     over = _size(status) - most
     if over <= 0:
@@ -77,6 +78,16 @@ def fitting(status: dict[str, Any], most: int) -> dict[str, Any]:
         while over > 0 and len(kept) > least:
             over -= _size(kept.pop()) - isinstance(was, dict)  # an item is a key and a value
         place[key] = dict(kept) if isinstance(was, dict) else kept
+    if over > 0:
+        status["tables_left_out"] = 0
+        over += _size("tables_left_out") + 5
+        saves = status["checkpoints"] = {**status.get("checkpoints", {})}
+        while over > 0 and tables:
+            name, one = tables.popitem()
+            over -= _size(name) + _size(one)
+            if name in saves:
+                over -= _size(name) + _size(saves.pop(name))
+            status["tables_left_out"] += 1
     return status
 
 
@@ -99,6 +110,7 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
     ]
     rates, now = table.rates.now(stats.inserted, stats.sampled), server_state.clock()
     means = table.rates.mean(stats.inserted, stats.sampled)
+    inserted_total, sampled_total, deleted_total = table.totals()
     queued_rows, queued_bytes, queued_since = insert_queue.queued()
     waits = (
         [f"{unopened} readers to be opened: it has no schema yet, the first writer brings it"]
@@ -111,6 +123,9 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         "inserted": stats.inserted,
         "sampled": stats.sampled,
         "deleted": stats.deleted,
+        "inserted_total": inserted_total,
+        "sampled_total": sampled_total,
+        "deleted_total": deleted_total,
         "nbytes": stats.nbytes,
         "inserts_per_s": rates[0],
         "samples_per_s": rates[1],

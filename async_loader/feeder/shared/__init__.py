@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from async_loader.feeder.shared.batch_ring import BatchSlot, SharedBatchRing
 from async_loader.feeder.shared.listener import Listener
-from async_loader.feeder.shared.offer import Offer, Offering, Owner, offer_to
+from async_loader.feeder.shared.offer import ANSWER_S, Offer, Offering, Owner, offer_to
 from async_loader.feeder.shared.weights_memory import (
     SHARED_FROM,
     WeightsRequest,
@@ -40,6 +40,7 @@ from async_loader.feeder.shared.weights_memory import (
 )
 
 __all__ = [
+    "ANSWER_S",
     "SHARED_FROM",
     "BatchSlot",
     "Listener",

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
-from async_loader.lifecycle import readable
+from async_loader.lifecycle import Deadline, readable
 
 _RECORD = struct.Struct("<4sIQIIQ")
 _MAGIC = b"ALM1"
 TEXT_BYTES = 512
 _MOST_SLOTS, _MOST_BYTES = 4096, 1 << 40
+ANSWER_S = 10.0
+"""How long a client waits for the answer to an offer: a server gives it within milliseconds, unless
+it is stopped or out of file descriptors.
+"""
 SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 
 
@@ -98,6 +102,8 @@ class Offering:
         Of the memory.
     patience_s : float
         How long to wait for a busy server.
+    limit : Deadline, optional
+        By when it has to be answered.
 
     Raises
     ------
@@ -107,7 +113,15 @@ class Offering:
         If the server is gone, or too busy.
     """
 
-    def __init__(self, path: str, offer: Offer, fd: int, patience_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        path: str,
+        offer: Offer,
+        fd: int,
+        patience_s: float = 0.0,
+        limit: Deadline | None = None,
+    ) -> None:
+        self._path, self._nbytes, self._limit = path, offer.nbytes, limit or Deadline(None)
         self._channel = connected(path, patience_s)
         try:
             socket.send_fds(self._channel, [offer.pack()], [fd])
@@ -132,10 +146,17 @@ class Offering:
             If the server refuses, with its reason.
         Broken
             If the server is gone.
+        Timeout
+            If the limit has passed.
         """
         try:
             answer = self._channel.recv(TEXT_BYTES)
         except BlockingIOError:
+            if self._limit.expired:
+                raise Timeout(
+                    f"the feeder has not answered in time to an offer of {self._nbytes} bytes of "
+                    f"memory at {self._path}: it is stopped, or out of file descriptors"
+                ) from None
             return False
         except OSError as error:
             raise Broken(
@@ -146,6 +167,10 @@ class Offering:
         if answer != b"\0":
             raise Malformed(answer[1:].decode("utf-8", "replace"))
         return True
+
+    def left(self) -> float | None:
+        """Return the seconds until the limit; ``None`` without one."""
+        return self._limit.left()
 
     def close(self) -> None:
         """Close the connection. May be called again."""
@@ -167,7 +192,7 @@ def connected(path: str, patience_s: float) -> socket.socket:
         # the kernel's own limit: Python's does not wait for room among the callers
         channel.setblocking(patience_s > 0)
         whole = int(patience_s)
-        limit = struct.pack("@ll", whole, int((patience_s - whole) * 1e6))
+        limit = struct.pack("@ll", whole, max(1, int((patience_s - whole) * 1e6)))  # 0: for ever
         try:
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             channel.connect(path)

@@ -101,6 +101,7 @@ from async_loader.feeder.wire.control import (
     Welcome,
     Writer,
 )
+from async_loader.feeder.wire.control_codec import pack_status, status_in
 from async_loader.feeder.wire.data import (
     Ack,
     Applied,
@@ -232,12 +233,14 @@ __all__ = [
     "insert",
     "name_fault",
     "needs",
+    "pack_status",
     "read_insert",
     "refuse",
     "schema_id",
     "schema_of",
     "spec_of",
     "specs_of",
+    "status_in",
     "tensors_of",
     "worth_retrying",
 ]

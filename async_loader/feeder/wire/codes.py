@@ -87,6 +87,8 @@ ACK_NOW = 0x01
 """INSERT: the writer waits for the ACK, do not delay it. May be ignored."""
 SENT_BEFORE = 0x02
 """INSERT: an earlier server received this message and may have delivered its rows."""
+WHOLE = 0x01
+"""STATUS: the answer may have a data frame. A server that does not know this ignores it."""
 REDELIVERED = 0x02
 """BATCH: it has rows that a learner may have had before; the field of that name says which."""
 SHARED = 0x10

@@ -265,8 +265,18 @@ class TotalsReply(Control, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StatusReply(Control, frozen=True, kw_only=True):
+    """``status`` is empty if it is in the data frame.
+
+    It may be there for a STATUS with the flag WHOLE, if it is too large for a control message.
+    """
+
     TYPE = Type.STATUS_REPLY
     status: dict[str, Any]
+
+    def check_data(self, nbytes: int | None) -> None:
+        """See `Control`."""
+        if self.status:
+            one_or_none(self, nbytes, False)
 
 
 class Latest(Control, frozen=True, kw_only=True):

@@ -57,7 +57,10 @@ class Done(Empty, frozen=True):
 
 
 class Status(Empty, frozen=True):
+    """``whole``: in the header's flags; a status of any size is wanted, see `StatusReply`."""
+
     TYPE = Type.STATUS
+    whole: bool = False
 
 
 class Drain(Empty, frozen=True):

@@ -81,6 +81,8 @@ def encode(message: Message) -> list[Buffer]:
         frames, rows = body.pack(), body.count
     shared = isinstance(body, SlotBatches | SlotInsert)
     flags = message.flags | codes.SHARED if shared else message.flags
+    if isinstance(body, data.Status) and body.whole:
+        flags |= codes.WHOLE
     size = sum(len(f) if isinstance(f, bytes) else memoryview(f).nbytes for f in frames)
     head = Header(
         message.version, message.oldest, body.TYPE, flags, message.session, message.sequence,
@@ -139,7 +141,8 @@ def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
     elif kind in data.EMPTY:
         if views:
             raise Malformed(f"{kind.name} has {len(views)} body frames, it takes none")
-        body = data.EMPTY[kind]()
+        whole = kind is Type.STATUS and bool(head.flags & codes.WHOLE)
+        body = data.Status(whole=True) if whole else data.EMPTY[kind]()
     elif kind not in control_codec.DECODERS:
         body = data.unpack(kind, head.rows, views)
     else:

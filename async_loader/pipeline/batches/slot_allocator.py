@@ -5,12 +5,11 @@ Holds the slot ring and replaces it when a batch outgrows it; writes nothing.
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError
+from async_loader.held_locks import held_lock, unheld
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.limits import human
@@ -45,7 +44,7 @@ class SlotAllocator:
         self._slot_bytes = None if slot_bytes is None else whole_pages(slot_bytes)
         self._always_slots = always_slots
         self._ring: SlotRing | None = None
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._known: tuple[Schema, int, BatchLayout] | None = None
 
     @property
@@ -80,7 +79,7 @@ class SlotAllocator:
         OutOfMemory, ConfigError
             When slots of that size cannot be had.
         """
-        with self._lock:
+        with unheld(self._lock):
             ring = self._fitting(nbytes)
             lease = ring.lease()
         return None if lease is None else BatchBuffer(ring, *lease)
@@ -92,7 +91,7 @@ class SlotAllocator:
 
     def reserve(self, nbytes: int) -> None:
         """Make sure that slots hold ``nbytes``."""
-        with self._lock:
+        with unheld(self._lock):
             self._fitting(nbytes)
 
     def _fitting(self, nbytes: int) -> SlotRing:
@@ -110,7 +109,7 @@ class SlotAllocator:
 
     def release(self) -> None:
         """Let go of the ring: its pages are given back with the last batch that lies in it."""
-        with self._lock:
+        with unheld(self._lock):
             self._ring = None
 
     def retire_leased(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
+from async_loader.held_locks import held_lock, unheld
 from async_loader.pipeline.device.backend import Bytes, DeviceBackend
 
 
@@ -20,12 +20,12 @@ class PinnedMemory:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._held: dict[int, _PinnedRange] = {}
 
     def register(self, backend: DeviceBackend, memory: Bytes, unit: int) -> bool:
         """As `DeviceBackend.register`."""
-        with self._lock:
+        with unheld(self._lock):
             held = self._held.get(memory.ctypes.data)
             if held is not None:
                 held.users += 1
@@ -37,7 +37,7 @@ class PinnedMemory:
 
     def unregister(self, memory: Bytes) -> None:
         """The counterpart of a `register` that returned True."""
-        with self._lock:
+        with unheld(self._lock):
             held = self._held[memory.ctypes.data]
             held.users -= 1
             if held.users:

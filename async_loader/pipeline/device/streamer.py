@@ -25,7 +25,6 @@ hand it out on another stream: `receive_late`.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
@@ -35,6 +34,7 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Closed
+from async_loader.held_locks import held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.pipeline.batch import Batch, DeviceCopy, Failure
 from async_loader.pipeline.batches.collate import is_ignored
@@ -94,8 +94,8 @@ class Streamer(TransferThread):
         self._direct = backend if isinstance(backend, DirectBackend) else None
         self._staging = backend if isinstance(backend, StagingBackend) else None
         self._by_consumer: deque[InFlight] = deque()
-        self._turn = threading.Lock()  # of the consumer's copies, and of the end
-        self._meeting = threading.Lock()
+        self._turn = held_lock(while_waiting=True)  # of the consumer's copies, and of the end
+        self._meeting = held_lock(while_waiting=True)
         self._over = False
 
     @property
@@ -110,7 +110,7 @@ class Streamer(TransferThread):
     def _send(self, batch: Batch) -> Batch | Failure:
         self._free_done(self._in_flight)
         if self._by_consumer:
-            with self._turn:
+            with unheld(self._turn):
                 self._free_done(self._by_consumer)
         while len(self._in_flight) >= self._max_in_flight:
             self._free_oldest()
@@ -206,7 +206,7 @@ class Streamer(TransferThread):
         """Page-lock a ring that is new, and release the pages of an old one after its last use."""
         if id(ring) in self._rings:
             return
-        with self._meeting:
+        with unheld(self._meeting):
             self._meet(ring)
 
     def _meet(self, ring: SlotRing) -> None:
@@ -227,7 +227,7 @@ class Streamer(TransferThread):
 
         When the first fails the device is lost and may still read the slots: they stay held.
         """
-        with self._turn:
+        with unheld(self._turn):
             self._over = True
         self._synchronize()
         self._unregister()
@@ -289,7 +289,7 @@ class Streamer(TransferThread):
         """As `_start`, in the consumer's thread."""
         backend = self._direct
         assert backend is not None
-        with SignalsDeferred(), self._turn:
+        with SignalsDeferred(), unheld(self._turn):
             self._check()
             try:
                 self._free_done(self._by_consumer)

@@ -21,6 +21,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 from async_loader.errors import AsyncLoaderError, Broken, CannotSend, WorkerDied
+from async_loader.held_locks import held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, join, readable
 from async_loader.names import describe
@@ -95,7 +96,7 @@ class WorkerPool:
         self._config = config
         self._on_broken = on_broken
         self._stillbirths = 0
-        self._lock = threading.Lock()
+        self._lock = held_lock()
         self._poll = select.poll()
         self._by_fd: dict[int, tuple[Callable[[WorkerHandle], None], WorkerHandle]] = {}
         self.handles: list[WorkerHandle] = []
@@ -132,7 +133,7 @@ class WorkerPool:
         ``noted`` is called when they are on their way. To a thread that a signal interrupts both
         happen, or neither.
         """
-        with self._lock, SignalsDeferred():
+        with unheld(self._lock), SignalsDeferred():
             self.jobs.put(chunks)
             noted()
             self._dispatch()
@@ -204,7 +205,7 @@ class WorkerPool:
         self.meter.wait()
         fds = [fd for fd, _ in self._poll.poll(self._patience_ms())]
         self.meter.work()
-        with self._lock:
+        with unheld(self._lock):
             for fd in fds:
                 entry = self._by_fd.get(fd)
                 if entry is not None:

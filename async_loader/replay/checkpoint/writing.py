@@ -23,6 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from async_loader.errors import AsyncLoaderError, Timeout, Unsupported
+from async_loader.held_locks import HeldLock, held_lock, unheld
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.array_types import Array
 from async_loader.replay.checkpoint import arrays, encoding, folder
@@ -155,9 +157,9 @@ class Saver:
         self.disk = Disk()
         self.last: PreviousSave | None = None
         self.beside: tuple[str, Callable[[int], bytes]] | None = None
-        self._one, self._turn = threading.Lock(), threading.Condition()
+        self._one, self._turn = held_lock(while_waiting=True), threading.Condition()
 
-    def alone(self, path: object, timeout_s: float | None) -> threading.Lock:
+    def alone(self, path: object, timeout_s: float | None) -> HeldLock:
         """Return the lock of the one save or load that may run; with a ``timeout_s``, once it is
         free.
 
@@ -168,21 +170,30 @@ class Saver:
         ------
         Timeout
             While another one lasts.
+        WouldDeadlock
+            A signal handler has interrupted that one.
         """
         if self._table_state.foreign:
             raise Unsupported(
                 "only the process that made a replay buffer saves and loads it: a fork of it is "
                 "out of step"
             )
-        limit = seconds_or_none("timeout_s", timeout_s)
+        limit, one = seconds_or_none("timeout_s", timeout_s), unheld(self._one)
         if limit is not None:
             with self._turn:
-                if not self._turn.wait_for(lambda: not self._one.locked(), min(limit, LONGEST_S)):
+                if not self._turn.wait_for(self._is_free, min(limit, LONGEST_S)):
                     raise Timeout(
                         f"{path}: {limit:g} s have passed, and another save or load of this table "
                         "is under way"
                     )
-        return self._one
+        return one
+
+    def _is_free(self) -> bool:
+        with SignalsDeferred():  # else an interrupted look would leave it taken
+            free = self._one.acquire(blocking=False)
+            if free:
+                self._one.release()
+        return free
 
     def ended(self) -> None:
         """Wake the calls that wait in `alone`."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import threading
 import traceback
 import weakref
 
 from async_loader.errors import ConfigError, Unsupported
+from async_loader.held_locks import HeldLock
 from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.multiprocess.writer_service import WriterService
@@ -55,7 +55,7 @@ def handle_of(table_state: TableState) -> WriterHandle:
 _services: weakref.WeakSet[WriterService] = weakref.WeakSet()
 
 
-_paused: list[threading.Lock] = []
+_paused: list[HeldLock] = []
 
 
 def _before_fork() -> None:

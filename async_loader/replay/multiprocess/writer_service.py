@@ -22,6 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 from async_loader.errors import Broken, ConfigError
+from async_loader.held_locks import unheld
 from async_loader.lifecycle import EndFlag, EventFd, join, readable
 from async_loader.replay.base import ring_format, row_format
 from async_loader.replay.limiter_state import LimiterState
@@ -58,7 +59,7 @@ class WriterService:
 
         self._kernels = publish_ring
         self.lock, self._waiters, self._table = (
-            table_state.lock,
+            table_state.own_lock,
             table_state.waiters,
             table_state.table,
         )
@@ -179,7 +180,7 @@ class WriterService:
         """Wait until a writer sends a message or dies, a request has to be served, or the service
         ends.
         """
-        with self.lock:
+        with unheld(self.lock):
             fds = [self.end.fileno(), self.eventfd.fileno()]
             for peer in self._peers.values():
                 heard = -1 if peer.deaf else peer.channel.fileno()
@@ -359,7 +360,7 @@ class WriterService:
 
     def shut_down_writer(self) -> None:
         """Close all writers, as the thread's last step."""
-        with self.lock:
+        with unheld(self.lock):
             self.closed = True
             for peer in list(self._peers.values()):
                 self._reap(

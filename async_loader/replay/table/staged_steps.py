@@ -18,7 +18,6 @@ holds rows, and the samplers are those of this package. All other steps are writ
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -27,6 +26,7 @@ import numpy as np
 
 from async_loader import tree
 from async_loader.errors import ConfigError
+from async_loader.held_locks import HeldLock, unheld
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.array_address import address_of
@@ -72,7 +72,7 @@ class StagedSteps:
     Parameters
     ----------
     step_packer : StepPacker
-    lock, waiters : threading.Lock, Waiters
+    lock, waiters : HeldLock, Waiters
         Of the table.
 
     Attributes
@@ -106,7 +106,7 @@ class StagedSteps:
         "stopped",
     )
 
-    def __init__(self, step_packer: StepPacker, lock: threading.Lock, waiters: Waiters) -> None:
+    def __init__(self, step_packer: StepPacker, lock: HeldLock, waiters: Waiters) -> None:
         self._step_packer = step_packer
         self._lock, self._waiters = lock, waiters
         fields = step_packer.schema.fields
@@ -208,7 +208,7 @@ class StagedSteps:
         else:
             if said:
                 said = self._step_packer.check_end(said, False)
-        with self._lock:
+        with unheld(self._lock):
             number = table.streams.get(stream)
             if number is None or self.stopped or table.rest is not None:
                 return NOT_STAGED
@@ -267,7 +267,7 @@ class StagedSteps:
             flags = batches.flags(values, said)
         rows = batches.rows
         new = None if ids is None else ids(rows)
-        with self._lock:
+        with unheld(self._lock):
             if (
                 self._batches is not batches
                 or batches.known_to is not table.streams

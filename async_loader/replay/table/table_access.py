@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import itertools
 import sys
-import threading
 import weakref
 from collections.abc import Container, Iterator
 
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Unsupported
+from async_loader.held_locks import HeldLock, held_lock, is_held, unheld
 from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterBalance, LimiterState, check_room
@@ -75,8 +75,8 @@ class TableAccess:
         self.view, self.folder = view, folder
         self.seeds = _seeds(seed)
         self._limits = None if limiter is None else LimiterState(limiter)
-        self.lock = threading.Lock()
-        self.waiters = Waiters(self.lock)
+        self.own_lock = held_lock()  # to be taken as `lock`
+        self.waiters = Waiters(self.own_lock)
         self.foreign = self.closed = False
         self.writers: ProcessWriters | None = None
         self.schema: Schema | None = None
@@ -96,11 +96,16 @@ class TableAccess:
         self.default_thread = 0  # the thread that adds to the default stream of a linked table
         _all.add(self)
 
+    @property
+    def lock(self) -> HeldLock:
+        """The lock, to be taken. Raises WouldDeadlock if the calling thread holds it."""
+        return unheld(self.own_lock)
+
     def forked(self) -> None:
         """Replace the lock, in a forked child: a thread of the parent may have held it."""
         self.foreign = True
-        self.lock = threading.Lock()
-        self.waiters = Waiters(self.lock)
+        self.own_lock = held_lock()
+        self.waiters = Waiters(self.own_lock)
         self.staged = None
         if self._table is not None:
             self._table.staged = None  # these are the parent's to write
@@ -268,7 +273,7 @@ class TableAccess:
         if self.may_stage and table is not None and step_packer is not None:
             self.may_stage = StagedSteps.suits(table)
             if self.may_stage and self._takes_staged(table):
-                self.staged = table.staged = StagedSteps(step_packer, self.lock, self.waiters)
+                self.staged = table.staged = StagedSteps(step_packer, self.own_lock, self.waiters)
 
     def stage_in(self, staged: Staged) -> bool:
         """Have the table take the steps of ``staged`` when it is used next, from now on until
@@ -363,12 +368,14 @@ def _before_fork() -> None:
     """Write staged steps: the child may draw what this process has added."""
     for one in list(_all):
         staged = None if one._table is None else one._table.staged
+        if staged is None or not staged.count or is_held(one.own_lock):
+            continue  # held: this thread forks in a signal handler, in the middle of a change
         # Another thread that holds the lock is about to write them.
-        if staged is not None and staged.count and one.lock.acquire(timeout=_FORK_WAIT_S):
+        if one.own_lock.acquire(timeout=_FORK_WAIT_S):
             try:
                 one.catch_up()
             finally:
-                one.lock.release()
+                one.own_lock.release()
 
 
 def _after_fork_in_child() -> None:

@@ -1,0 +1,109 @@
+"""A feeder whose memory socket never answers, while it answers everything else: no client waits for
+that longer than `ANSWER_S`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from test_client_shared import LARGE, check, patience, replay, rows, serving
+
+from async_loader.errors import Broken, Timeout, Unsupported
+from async_loader.feeder.client import insert_memory, offered_memory
+from async_loader.feeder.client.client import Client
+from async_loader.feeder.shared.offer import connected
+from tests.waiting_rig import until
+
+ANSWER_S = 0.3
+
+
+@contextlib.contextmanager
+def silent(folder, monkeypatch) -> Iterator[tuple[Client, list[socket.socket]]]:
+    """A client of a feeder whose memory socket was replaced by one that never answers."""
+    for module in (insert_memory, offered_memory):
+        monkeypatch.setattr(module, "ANSWER_S", ANSWER_S)
+    with (
+        serving(folder, replay(LARGE), schema=LARGE, filled=0) as (feeder, client),
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf,
+    ):
+        os.unlink(feeder.memory)
+        deaf.bind(feeder.memory)
+        deaf.listen(8)
+        with client.table("t").writer() as writer:
+            writer.extend(rows(2, LARGE))
+        yield client, deaf
+
+
+def test_batches_that_cannot_come_in_shared_memory_come_over_the_socket(
+    tmp_path, monkeypatch, caplog
+):
+    with silent(tmp_path, monkeypatch) as (client, _), caplog.at_level(logging.WARNING):
+        source = client.table("t").source()
+        begun = time.monotonic()
+        check(source.plan(32, patience(20)).batch, 32)
+        assert time.monotonic() - begun >= ANSWER_S
+        assert source.transport == "tcp"
+        (record,) = caplog.records
+        assert "has not answered in time to an offer of" in record.getMessage()
+        source.close()
+
+
+def test_a_source_that_has_to_use_shared_memory_says_that_the_feeder_does_not_answer(
+    tmp_path, monkeypatch
+):
+    with silent(tmp_path, monkeypatch) as (client, _):
+        source = client.table("t").source(transport="shm")
+        with pytest.raises(Unsupported, match=r"an offer of \d+ bytes .*'auto' or 'tcp'"):
+            source.plan(32, patience(20))
+        source.close()
+
+
+def test_rows_and_samples_go_on_over_the_socket_and_the_offer_is_withdrawn(tmp_path, monkeypatch):
+    with silent(tmp_path, monkeypatch) as (client, _):
+        with client.table("t").writer() as writer:
+            for i in range(3):
+                writer.extend(rows(100, LARGE, 100 * i))
+                writer.flush()
+            memory = writer._channel.queue.memory
+            until(lambda: memory._barred)
+            assert memory._offering is None
+            writer.extend(rows(100, LARGE, 300))
+        for _ in range(3):
+            check(client.table("t").sample(8))
+        (channel,) = client._sample_channels["t"].open.values()
+        until(lambda: channel._barred)
+        assert not channel._memory.under_offer
+        assert client.status()["tables"]["t"]["inserted"] == 402
+
+
+@pytest.mark.parametrize("patience_s", [1e-9, 0.01])
+def test_a_call_of_a_socket_without_room_ends_however_short_its_patience(tmp_path, patience_s):
+    path = str(tmp_path / "full")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        server.bind(path)
+        server.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)).connect(path)
+        with pytest.raises(Broken, match="is busy"):
+            connected(path, patience_s)
+
+
+def test_weights_come_over_the_socket_where_memory_does_not_answer(tmp_path, monkeypatch):
+    with silent(tmp_path, monkeypatch) as (client, _):
+        large = {"w": np.arange(1 << 18, dtype=np.float64)}
+        client.publish("net", large, 1)
+        begun = time.monotonic()
+        found = client.latest("net")
+        assert time.monotonic() - begun < 20
+        assert (found.tensors["w"] == large["w"]).all()
+        with contextlib.suppress(Timeout):
+            client.close(5)
