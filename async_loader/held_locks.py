@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from async_loader.errors import WouldDeadlock
@@ -59,11 +60,22 @@ def unheld(lock: HeldLock) -> HeldLock:
         The calling thread holds it, in a call that the present one has interrupted.
     """
     if lock._is_owned():  # type: ignore[attr-defined]
-        raise WouldDeadlock(
-            "this call came from a signal handler (or a finalizer) that interrupted another call "
-            f"of the same object, which cannot go on before this one has ended; {_REMEDY}"
-        )
+        raise held_error()
     return lock
+
+
+def held_error() -> WouldDeadlock:
+    """Return what `unheld` raises, for calls that cannot pay 0.1 us: these ask `is_held_of`."""
+    return WouldDeadlock(
+        "this call came from a signal handler (or a finalizer) that interrupted another call "
+        f"of the same object, which cannot go on before this one has ended; {_REMEDY}"
+    )
+
+
+def is_held_of(lock: HeldLock) -> Callable[[], bool]:
+    """Return a built-in function that returns whether the calling thread holds the lock."""
+    is_held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
+    return is_held
 
 
 def check_wait() -> None:

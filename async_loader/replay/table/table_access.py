@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Unsupported
-from async_loader.held_locks import HeldLock, held_lock, is_held, unheld
+from async_loader.held_locks import HeldLock, held_error, held_lock, is_held, is_held_of
 from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterBalance, LimiterState, check_room
@@ -76,6 +76,7 @@ class TableAccess:
         self.seeds = _seeds(seed)
         self._limits = None if limiter is None else LimiterState(limiter)
         self.own_lock = held_lock()  # to be taken as `lock`
+        self._is_held = is_held_of(self.own_lock)
         self.waiters = Waiters(self.own_lock)
         self.foreign = self.closed = False
         self.writers: ProcessWriters | None = None
@@ -99,12 +100,15 @@ class TableAccess:
     @property
     def lock(self) -> HeldLock:
         """The lock, to be taken. Raises WouldDeadlock if the calling thread holds it."""
-        return unheld(self.own_lock)
+        if self._is_held():
+            raise held_error()
+        return self.own_lock
 
     def forked(self) -> None:
         """Replace the lock, in a forked child: a thread of the parent may have held it."""
         self.foreign = True
         self.own_lock = held_lock()
+        self._is_held = is_held_of(self.own_lock)
         self.waiters = Waiters(self.own_lock)
         self.staged = None
         if self._table is not None:
