@@ -7,9 +7,13 @@ its holder goes on when the handler has returned. A reentrant lock alone would l
 state that is changed half. So these locks know their holder, and `unheld`, which is asked before
 one is taken, raises WouldDeadlock in its thread. The same is true of waits for other threads, which
 may need a lock that this thread holds: `check_wait`.
-
 ``with unheld(lock):`` and not a context manager in Python: Ctrl-C between two lines of one would
 leave the lock taken.
+
+# NOTE [locks within locks]
+A lock that another thread takes while it holds one is taken with signals deferred: ``with
+SignalsDeferred(), lock:``. Otherwise a handler could interrupt its holder and wait for the other
+lock, whose holder waits for this one.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from async_loader.held_locks import held_lock, unheld
+from async_loader.held_locks import held_lock
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import EventFd
 from async_loader.scale.shard_map import Shard
 
@@ -64,16 +65,16 @@ class ShardPlace:
 
     def listen(self, bell: EventFd) -> None:
         """Ring a bell when the shard is lost or reached."""
-        with unheld(self._lock):
+        with SignalsDeferred(), self._lock:
             self._bells.append(bell)
 
     def unlisten(self, bell: EventFd) -> None:
         """Ring it no more: from here on it may be closed."""
-        with unheld(self._lock):
+        with SignalsDeferred(), self._lock:
             self._bells = [one for one in self._bells if one is not bell]
 
     def ring(self) -> None:
         """Ring all bells."""
-        with unheld(self._lock):
+        with SignalsDeferred(), self._lock:
             for bell in self._bells:
                 bell.ring()

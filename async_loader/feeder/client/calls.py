@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.errors import error_as, error_of
 from async_loader.feeder.client.notifier import Notifier
 from async_loader.feeder.wire import Control, Data, Error, ErrorCode, Message, Plane, Type
-from async_loader.held_locks import held_lock, unheld
+from async_loader.held_locks import held_lock
+from async_loader.interrupts import SignalsDeferred
 
 _ANSWERS = (Type.APPLIED, Type.SAMPLED, Type.GOT)
 """Answers on the pull plane; all other messages there are for a reader."""
@@ -62,18 +64,20 @@ class Calls:
         self.news = Notifier(self.lock)
         self.pending: dict[int, Call] = {}
         self.unsent: dict[int, Call] = {}
-        self._sequences = 0
+        self._sequences = itertools.count(1)
 
     def sequence(self) -> int:
-        """Return a number for a request."""
-        with unheld(self.lock):
-            self._sequences += 1
-            return self._sequences
+        """Return a number for a request.
+
+        Without the lock: the IO thread asks for one while it holds a channel's lock, which a signal
+        handler may want in the middle of a change of requests.
+        """
+        return next(self._sequences)
 
     def add(self, call: Call, wake: Callable[[], object]) -> None:
         """Queue a request. If Ctrl-C interrupts this, the request is forgotten."""
         try:
-            with unheld(self.lock):
+            with SignalsDeferred(), self.lock:
                 self.pending[call.sequence] = self.unsent[call.sequence] = call
             wake()
         except BaseException:
@@ -82,14 +86,14 @@ class Calls:
 
     def forget(self, calls: Iterable[Call]) -> None:
         """Drop requests that no thread waits for."""
-        with unheld(self.lock):
+        with SignalsDeferred(), self.lock:
             for call in calls:
                 self.pending.pop(call.sequence, None)
                 self.unsent.pop(call.sequence, None)
 
     def send_again(self) -> None:
         """There is a new session: send all that is not answered."""
-        with unheld(self.lock):
+        with SignalsDeferred(), self.lock:
             self.unsent = dict(self.pending)
 
     def note_end(self, message: Message) -> None:
@@ -97,7 +101,7 @@ class Calls:
 
         The process that takes its place is not asked.
         """
-        with unheld(self.lock):
+        with SignalsDeferred(), self.lock:
             asked = [
                 one
                 for one in self.pending.values()

@@ -16,7 +16,7 @@ from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.wire import (
     Message,
 )
-from async_loader.held_locks import unheld
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, join
 
 
@@ -41,7 +41,7 @@ class Connection(IoThread):
     def add(self, make: Callable[[int], Any]) -> Any:
         """Add a channel, made with a number that no other channel of this client had."""
         self.check()  # before the lock: in a fork its holder may not exist
-        with unheld(self._calls.lock):
+        with SignalsDeferred(), self._calls.lock:
             self.check()
             self._numbers += 1
             channel = self._channels[self._numbers] = make(self._numbers)
@@ -107,7 +107,7 @@ class Connection(IoThread):
 
         A pidfd of the server, the connection's from here on.
         """
-        with unheld(self._calls.lock):
+        with SignalsDeferred(), self._calls.lock:
             if self._failure is not None:
                 os.close(fd)
                 return

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from async_loader.errors import Timeout
 from async_loader.held_locks import HeldLock, check_wait, unheld
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import AutoResetEvent, Deadline
 
 
@@ -41,7 +42,7 @@ class Notifier:
         try:
             self._gates.append(gate)
             while True:
-                with unheld(self._lock):
+                with SignalsDeferred(), unheld(self._lock):
                     if attempt():
                         return
                 if deadline.expired:

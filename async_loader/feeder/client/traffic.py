@@ -11,7 +11,8 @@ from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.reader_state import OVER
 from async_loader.feeder.client.sample_channel import SampleChannel
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
-from async_loader.held_locks import held_lock, unheld
+from async_loader.held_locks import held_lock
+from async_loader.interrupts import SignalsDeferred
 
 _NAMES = (*Counts.__slots__, "rows_added", "batches", "batches_redelivered")
 _OVER = (WriterPhase.CLOSED, WriterPhase.FAILED, *OVER)
@@ -28,7 +29,7 @@ class Traffic:
 
     def add(self, channel: WriterChannel | Read) -> None:
         """Count what a writer or a reader does."""
-        with unheld(self._lock):
+        with SignalsDeferred(), self._lock:
             over = [one for one in self._channels if one.phase in _OVER]
             if over:
                 self._channels = [one for one in self._channels if one not in over]
@@ -41,18 +42,18 @@ class Traffic:
     def open_writers(self) -> list[WriterChannel]:
         """Return the channels of writers that are not over."""
         over = (WriterPhase.CLOSED, WriterPhase.FAILED)
-        with unheld(self._lock):
+        with SignalsDeferred(), self._lock:
             return [one for one in self._writers() if one.phase not in over]
 
     def open_reads(self) -> list[Read]:
         """Return the channels of readers and of calls that are not over."""
-        with unheld(self._lock):
+        with SignalsDeferred(), self._lock:
             reads = [one for one in self._channels if not isinstance(one, WriterChannel)]
             return [one for one in reads if one.phase not in OVER]
 
     def totals(self) -> dict[str, Any]:
         """Return the counts of `ClientStats`."""
-        with unheld(self._lock):
+        with SignalsDeferred(), self._lock:
             total = self._past + _sum(self._channels)
             kept = sum(one.queue.outbox.nbytes for one in self._writers())
         return {**{name: total[name] for name in _NAMES}, "bytes_kept": kept}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from async_loader.feeder.client.forks import forks
 from async_loader.held_locks import held_lock
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import AutoResetEvent, EventFd
 
 _TURN_S = 0.001
@@ -33,15 +34,10 @@ class Waker:
     def wake(self) -> bool:
         """Wake the IO thread. Return False if it is about to wake up already."""
         if not self._rung and forks.generation == self._generation:
-            with self._lock:
+            with SignalsDeferred(), self._lock:  # see held_locks.py, NOTE [locks within locks]
                 if not self._rung:
                     self._rung = True
-                    try:
-                        self._bell.ring()
-                    except BaseException:  # Ctrl-C may have come before the bell rang
-                        self._rung = False
-                        self._bell.ring()
-                        raise
+                    self._bell.ring()
                     return True
         return False
 
@@ -58,6 +54,6 @@ class Waker:
 
     def close(self) -> None:
         """Close the descriptor; later calls of `wake` do nothing."""
-        with self._lock:
+        with SignalsDeferred(), self._lock:
             self._rung = True
             self._bell.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from async_loader.held_locks import held_lock, unheld
+from async_loader.held_locks import held_lock
+from async_loader.interrupts import SignalsDeferred
 from async_loader.pipeline.device.backend import Bytes, DeviceBackend
 
 
@@ -25,7 +26,7 @@ class PinnedMemory:
 
     def register(self, backend: DeviceBackend, memory: Bytes, unit: int) -> bool:
         """As `DeviceBackend.register`."""
-        with unheld(self._lock):
+        with SignalsDeferred(), self._lock:
             held = self._held.get(memory.ctypes.data)
             if held is not None:
                 held.users += 1
@@ -37,7 +38,7 @@ class PinnedMemory:
 
     def unregister(self, memory: Bytes) -> None:
         """The counterpart of a `register` that returned True."""
-        with unheld(self._lock):
+        with SignalsDeferred(), self._lock:
             held = self._held[memory.ctypes.data]
             held.users -= 1
             if held.users:
