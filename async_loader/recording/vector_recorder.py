@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 
-from async_loader.errors import Closed, ConfigError
+from async_loader.errors import Broken, Closed, ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import copied
@@ -33,7 +34,8 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     ----------
     envs : gymnasium.vector.VectorEnv
     table : Table | VectorWriter
-        A table, or what ``table.vector_writer(envs)`` returns.
+        A table, or what ``table.vector_writer(envs)`` returns. Such a writer is for the steps of
+        one vector: after this recorder is closed another may write with it.
     stack, fields, timeout_s : optional
         As of `Recorder`. Values of `record` are arrays ``[envs, ...]``.
 
@@ -136,7 +138,8 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         try:
             if not self._ended:
                 self._ended = True
-                self._cut(None)
+                with contextlib.suppress(Closed, Broken):  # that has ended them: see Opened.finish
+                    self._cut(None)
                 self._opened.finish()
         finally:
             self.env.close(**kwargs)

@@ -258,3 +258,21 @@ def test_an_environment_that_overwrites_its_last_observation_is_named_once(copie
             recorder.step(np.zeros(2, np.int64))
     recorder.close()
     assert [str(one.message).split(":")[0] for one in said] == ["environment 0"] * (not copies)
+
+
+def test_a_recorder_closes_without_an_error_after_its_table():
+    table = empty()
+    envs = VectorRecorder(gymnasium.make_vec("CartPole-v1", 2), table)
+    envs.reset(seed=0)
+    envs.step(np.zeros(2, np.int64))
+    table.close()
+    envs.close()
+
+
+def test_a_writer_of_another_process_is_refused_with_what_works_there():
+    envs = gymnasium.make_vec("CartPole-v1", 2)
+    table = ReplayBuffer(50, schema_of(envs))
+    with table.writer_handle().open() as writer:
+        with pytest.raises(ConfigError, match=r"record each environment by itself: Recorder\("):
+            VectorRecorder(envs, writer)
+    envs.close()
