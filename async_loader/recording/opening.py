@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from async_loader.errors import Closed, ConfigError
+from async_loader.errors import Broken, Closed, ConfigError, Unsupported
 from async_loader.recording.env_schema import StepFields
 from async_loader.schema import Schema
 from async_loader.table import Table, VectorEnv, VectorWriter, Writer, is_table
 
 W = TypeVar("W", Writer, VectorWriter)
+
+GONE = (Closed, Broken, Unsupported)
+"""Raised where an episode cannot be ended, and need not be: the table or the writer was closed
+before, its process has died, or this is a fork of the writer's process.
+"""
 
 _taken: WeakKeyDictionary[Writer, int] = WeakKeyDictionary()
 """Streams of each writer that recorders have got. See `own_streams`."""
@@ -50,13 +55,13 @@ class Opened(Generic[W]):
     def finish(self) -> None:
         """Return when all steps are in the table; a writer of our own is closed then.
 
-        Where the table or the writer was closed before, nothing is left to do: that has ended the
-        episodes, and has told what became of the steps.
+        Raises Broken if steps may be lost. Where the table or the writer was closed before, that
+        has told what became of them; and in a fork they are its parent's.
         """
-        with contextlib.suppress(Closed):
+        with contextlib.suppress(Closed, Unsupported):
             self.writer.flush()
         if self.owned:
-            with contextlib.suppress(Closed):
+            with contextlib.suppress(Closed, Unsupported):
                 self.writer.close()
 
 

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from async_loader.errors import Broken, Closed, ConfigError, SchemaError
+from async_loader.errors import Closed, ConfigError, SchemaError
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import EpisodeStream, copied
-from async_loader.recording.opening import own_streams, writer_of
+from async_loader.recording.opening import GONE, own_streams, writer_of
 from async_loader.table import Table, Writer
 
 _Step = tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]
@@ -144,7 +144,7 @@ class ParallelRecorder:
         try:
             if not self._closed:
                 self._closed = True
-                with contextlib.suppress(Closed, Broken):  # that has ended them: see Opened.finish
+                with contextlib.suppress(*GONE):
                     self._cut()
                 self._opened.finish()
         finally:

@@ -8,11 +8,11 @@ from typing import Any
 
 import gymnasium
 
-from async_loader.errors import Broken, Closed, ConfigError
+from async_loader.errors import Closed, ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import EpisodeStream, copied
-from async_loader.recording.opening import own_streams, writer_of
+from async_loader.recording.opening import GONE, own_streams, writer_of
 from async_loader.table import Table, Writer
 
 _Step = tuple[Any, Any, bool, bool, dict[str, Any]]
@@ -136,7 +136,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             if not self._closed:
                 self._closed = True
-                with contextlib.suppress(Closed, Broken):  # that has ended it: see Opened.finish
+                with contextlib.suppress(*GONE):
                     self._episode.cut()
                 self._opened.finish()
         finally:

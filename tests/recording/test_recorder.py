@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -358,3 +359,22 @@ def test_a_recorder_closes_without_an_error_after_its_table_or_writer(kind, step
         for t in range(steps):
             env.step(t)
     env.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recorder_that_is_closed_in_a_fork_leaves_the_steps_to_its_parent(kind):
+    game = Counter(lengths=[9])
+    with opened(kind) as (table, writes):
+        env = Recorder(game, writes)
+        env.reset()
+        env.step(0)
+        if not (child := os.fork()):
+            try:
+                env.close()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        env.step(1)
+        env.close()
+        assert held(table) == made(game)

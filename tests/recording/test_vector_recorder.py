@@ -276,3 +276,31 @@ def test_a_writer_of_another_process_is_refused_with_what_works_there():
         with pytest.raises(ConfigError, match=r"record each environment by itself: Recorder\("):
             VectorRecorder(envs, writer)
     envs.close()
+
+
+def test_two_recorders_on_one_writer_mix_no_steps():
+    one, games = vector(AutoresetMode.NEXT_STEP, [[9], [9]])
+    two, others = vector(AutoresetMode.NEXT_STEP, [[9], [9]], first=50_000)
+    table = ReplayBuffer(5_000, schema_of(one))
+    with table.vector_writer(one) as writer:
+        first, second = VectorRecorder(one, writer), VectorRecorder(two, writer)
+        first.reset()
+        second.reset()
+        first.step(np.arange(2))
+        with pytest.raises(ConfigError, match="another recorder has added steps with this writer"):
+            second.step(np.arange(2))
+        assert not any(game.log for game in others)  # the environments were not stepped
+        second.reset()
+        for t in range(3):
+            second.step(np.arange(2) + t)
+        with pytest.raises(ConfigError, match="give each recorder the table"):
+            first.step(np.arange(2))
+        second.close()
+        first.reset()
+        for t in range(3):
+            first.step(np.arange(2) + t)
+        first.close()
+    # The first call's steps went on in episodes that another recorder has broken off.
+    lost = {game.log[0][0] for game in games}
+    assert held(table) == [step for step in made(*games, *others) if step[0] not in lost]
+    assert len(table) == 12
