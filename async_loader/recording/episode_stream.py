@@ -89,8 +89,13 @@ class EpisodeStream:
             except BaseException:
                 if self._writer.steps == self._before:
                     self._before = None  # others may add with this writer before the next call
+                else:
+                    self._go_on(after, ends)  # it is in, and a reset may come next
                 raise
+        self._go_on(after, ends)
         self._before = None
+
+    def _go_on(self, after: Any, ends: bool) -> None:
         self._obs, self._open = None if ends else copied(after), not ends
 
     def cut(self) -> None:

@@ -114,9 +114,11 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
             except BaseException:
                 if self._writer.steps == self._before:
                     self._before = None  # others may add with this writer before the next call
+                else:
+                    self._go_on(obs)  # the steps are in, and a reset may come next
                 raise
-        self._obs, self._pending, self._before = copied(obs), None, None
-        self._seen = self._writer.steps
+        self._go_on(obs)
+        self._pending = self._before = None
         return made
 
     def reset(
@@ -155,6 +157,9 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
                 self._opened.finish()
         finally:
             self.env.close(**kwargs)
+
+    def _go_on(self, obs: Any) -> None:
+        self._obs, self._seen = copied(obs), self._writer.steps
 
     def _check_alone(self) -> None:
         """Raise ConfigError if others have added steps with this writer, to the same streams."""

@@ -378,3 +378,33 @@ def test_a_recorder_that_is_closed_in_a_fork_leaves_the_steps_to_its_parent(kind
         env.step(1)
         env.close()
         assert held(table) == made(game)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("at", [1, 3, 4])
+def test_a_step_that_was_added_by_an_interrupted_call_is_added_once_and_linked(
+    monkeypatch, again, at
+):
+    game = Counter(lengths=[4, 9])
+    table = ReplayBuffer(100, schema_of(game))
+    with table.writer() as writer:
+        env = Recorder(game, writer)
+        env.reset()
+        for t in range(at - 1):
+            env.step(t)
+        append = type(writer).append
+
+        def interrupted(self, *args, **fields):
+            append(self, *args, **fields)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(writer), "append", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                env.step(at)
+        if again:
+            env.step(at)
+        env.reset()
+        env.step(7)
+        env.close()
+    assert held(table) == made(game)

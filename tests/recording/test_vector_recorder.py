@@ -19,6 +19,7 @@ from recording_rig import Clipping, Counter, empty, held, made  # noqa: E402
 from async_loader import RateLimiter, ReplayBuffer, connect  # noqa: E402
 from async_loader.errors import Closed, ConfigError, SchemaError, Timeout  # noqa: E402
 from async_loader.recording import VectorRecorder, schema_of  # noqa: E402
+from async_loader.replay.vector_writer import VectorWriter  # noqa: E402
 
 MODES = list(AutoresetMode)
 LENGTHS = st.lists(st.integers(-4, 6).filter(bool), min_size=1, max_size=4)
@@ -304,3 +305,33 @@ def test_two_recorders_on_one_writer_mix_no_steps():
     lost = {game.log[0][0] for game in games}
     assert held(table) == [step for step in made(*games, *others) if step[0] not in lost]
     assert len(table) == 12
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_steps_that_were_added_by_an_interrupted_call_are_added_once_and_linked(
+    monkeypatch, mode, again
+):
+    envs, games = vector(mode, [[3, 9], [-9]])
+    table = empty()
+    env = VectorRecorder(envs, table)
+    for at in (1, 3):
+        env.reset()
+        for t in range(at - 1):
+            env.step(np.arange(2) + t)
+        append = VectorWriter.append
+
+        def interrupted(self, *, append=append, **fields):
+            append(self, **fields)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(VectorWriter, "append", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                env.step(np.arange(2))
+        if again:
+            env.step(np.arange(2))
+    env.reset()
+    env.step(np.arange(2))
+    env.close()
+    assert held(table) == made(*games)
