@@ -262,7 +262,9 @@ def _put(made: dict[str, Any], name: str, value: Any) -> None:
     into = made
     for group in groups:
         into = into.setdefault(group, {})
-    into[leaf] = tree.transform(value, lambda one: one[:-1] if len(one) == steps + 1 else one)
+    into[leaf] = tree.transform(
+        value, lambda one: one[:-1] if np.shape(one)[:1] == (steps + 1,) else one
+    )
 
 
 def _load(name: Any, file: Path | None, place: Place) -> Any:

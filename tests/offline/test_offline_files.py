@@ -368,6 +368,16 @@ def test_a_table_without_room_is_no_fault_of_the_file(tmp_path):
         from_hdf5(path, into=table, timeout_s=0)
 
 
+def test_an_info_that_is_one_number_is_refused_by_its_name(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = minari_file(tmp_path / "main_data.hdf5")
+    with h5py.File(path, "r+") as file:
+        for group in file.values():
+            group["infos/seed"] = 7
+    with pytest.raises(BadData, match=r"episode 0, field 'infos\.seed': it has one value for 4"):
+        from_minari(path, extra=["infos/seed"])
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", '{"total_episodes": "four"}', "7"])
 def test_metadata_of_another_kind_is_refused(tmp_path, text):
     minari_file(tmp_path / "main_data.hdf5")
