@@ -188,7 +188,8 @@ RANKS["sources"] = [
 ]
 RANKS["offline"] = [
     "bad_data shown_tables",
-    "episode h5_files",
+    "episode_ends h5_files",
+    "episode",
     "filling table_episodes",
     "fill",
     "hdf5 npz lerobot.parquet lerobot.frame_cache lerobot.video",

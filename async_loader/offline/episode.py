@@ -11,9 +11,10 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.errors import SchemaError
 from async_loader.offline.bad_data import Place
+from async_loader.offline.episode_ends import ends_of, flags
 from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.table.field_validator import FieldValidator
-from async_loader.schema import Schema, supported
+from async_loader.schema import END_FIELDS, Schema, supported
 
 MissingEnds: TypeAlias = Literal["refuse", "truncate"]
 
@@ -130,6 +131,7 @@ class EpisodeChecker:
     ) -> None:
         self.schema: Schema | None = None
         self._chosen = schema is not None
+        self._nested: dict[Any, tree.Structure] = {}
         self._missing_ends, self._drop_last, self._float = missing_ends, drop_last, float_dtype
         if schema is not None:
             self._begin(schema)
@@ -139,6 +141,11 @@ class EpisodeChecker:
         assert root is not None
         self.schema = schema
         self._names = [name for name in root.keys if name not in ("terminated", "truncated")]
+        self._nested = {
+            name: child
+            for name, child in zip(root.keys, root.children, strict=True)
+            if name not in END_FIELDS
+        }
         self._fits = [FieldValidator(field) for field in schema.fields]
         self.follows = any(field.next is not None for field in schema.fields)
 
@@ -166,8 +173,12 @@ class EpisodeChecker:
                     name, f"it is missing, there are {', '.join(map(str, values)) or 'none'}: "
                     f"give it as {' or '.join((name, *OTHER_NAMES.get(name, '').split()))}"
                 )  # fmt: skip
+        for name in values.keys() & self._nested.keys():
+            values[name] = _arranged(values[name], self._nested[name], name, place)
         steps = self._steps_of(values, place)
-        terminated, truncated = self._ends(values, steps, place)
+        terminated, truncated = ends_of(values, steps, self._missing_ends, place)
+        if isinstance(done := values.get("done"), np.ndarray) and not done.ndim:
+            values["done"] = flags(done, "done", steps, place)
         following = self._following(values, steps, place)
         if self.schema is not None and "next_obs" in self._names:
             if following is None:
@@ -187,7 +198,8 @@ class EpisodeChecker:
                 raise place.error(
                     "obs",
                     "the observation after the last step of a truncated episode is missing: give "
-                    f"obs of {steps + 1} values for {steps} steps, or next_obs, or final_obs",
+                    f"obs of {steps + 1} values for {steps} steps, or next_obs, or final_obs; or a "
+                    "schema without next=, for a table that shows no next_obs",
                 )
             following = tree.transform(columns["obs"], lambda leaf: leaf[1:])
             columns = tree.transform(columns, lambda leaf: leaf[:-1])
@@ -222,29 +234,6 @@ class EpisodeChecker:
                 return len(leaf)
         raise place.error(None, "it has no fields: give arrays [steps, ...]")
 
-    def _ends(self, values: Mapping[str, Any], steps: int, place: Place) -> tuple[Bools, Bools]:
-        flags = [
-            _flags(values.get(name), name, steps, place) for name in ("terminated", "truncated")
-        ]
-        ended = flags[0] | flags[1]
-        at = int(ended.argmax())
-        if ended[at] and at < steps - 1:
-            name = "terminated" if flags[0][at] else "truncated"
-            raise place.error(
-                name,
-                f"step {at} of {steps} ends the episode, and others follow it: give each episode "
-                "by itself",
-            )
-        if not ended[-1]:
-            if self._missing_ends == "refuse":
-                raise place.error(
-                    "truncated",
-                    f"the last of {steps} steps is neither terminated nor truncated: correct the "
-                    "data, or say missing_ends='truncate' if the episode was cut off there",
-                )
-            flags[1][-1] = True
-        return flags[0], flags[1]
-
     def _following(self, values: dict[str, Any], steps: int, place: Place) -> Any:
         """Return the observation after each step, and leave ``obs`` with one for each step."""
         obs = values.get("obs")
@@ -271,9 +260,7 @@ class EpisodeChecker:
             raise place.error("final_obs", "next_obs has it already: leave final_obs out")
         if not given:
             return None
-        value = values[given[0]]
-        if tree.structure_of(value) != tree.structure_of(obs):
-            raise place.error(given[0], "it is nested differently from obs: give both alike")
+        value = _arranged(values[given[0]], tree.structure_of(obs), given[0], place)
         pairs = zip(_named_leaves(given[0], value), _leaves(obs), strict=True)
         if given[0] == "next_obs":
             for (name, leaf), before in pairs:
@@ -317,6 +304,10 @@ class EpisodeChecker:
         assert schema is not None
         assert schema.structure is not None
         whole = {**columns, "terminated": terminated, "truncated": truncated}
+        for field in schema.fields:
+            if field.name in END_FIELDS and field.name in whole:
+                said = flags(whole[field.name], field.name, len(terminated), place)
+                whole[field.name] = said.reshape(len(said), *field.shape)
         try:
             leaves = schema.leaves({name: whole[name] for name in schema.structure.keys})
         except SchemaError as error:
@@ -349,6 +340,25 @@ def _about_it(name: str, error: SchemaError) -> str:
     return f"it {text.removeprefix(about)}" if text.startswith(about) else text
 
 
+def _arranged(value: Any, structure: tree.Structure, name: str, place: Place) -> Any:
+    """Return a value with its keys in the order of ``structure``: files keep them in another one.
+
+    Raises
+    ------
+    BadData
+        If it is nested differently.
+    """
+    try:
+        made = tree.rebuild(structure, tree.leaves(value, structure))
+        why = ""
+    except tree.Misfit as error:
+        made, why = None, f" ({error})"
+    if tree.structure_of(made) == structure:
+        return made
+    other = "obs" if name in ("next_obs", "final_obs") else f"the table's {name}"
+    raise place.error(name, f"it is nested differently from {other}{why}: give both alike")
+
+
 def _leaves(value: Any) -> list[Array]:
     return list(tree.leaves(value, tree.structure_of(value)))
 
@@ -364,27 +374,6 @@ def _check_lengths(columns: Mapping[str, Any], steps: int, place: Place) -> None
             if not leaf.ndim or len(leaf) != steps:
                 held = f"{len(leaf)} values" if leaf.ndim else "one value"
                 raise place.error(name, f"it has {held} for {steps} steps: give one for each step")
-
-
-def _flags(value: Any, name: str, steps: int, place: Place) -> Bools:
-    """Return one bool for each step; a single value is that of the last step."""
-    if value is None:
-        return np.zeros(steps, np.bool_)
-    if not isinstance(value, np.ndarray):
-        raise place.error(name, "it is nested: give one bool for each step")
-    array = value.reshape(steps) if value.size == steps and value.ndim else value
-    if array.shape not in ((steps,), ()):
-        raise place.error(
-            name, f"it has shape {array.shape} for {steps} steps: give one bool for each step"
-        )
-    if array.dtype != np.bool_ and not ((array == 0) | (array == 1)).all():
-        raise place.error(name, "it has values beside 0 and 1: give bools")
-    found = np.zeros(steps, np.bool_)
-    if array.ndim:
-        found[:] = array != 0
-    else:
-        found[-1] = bool(array)
-    return found
 
 
 def _one_for_all(name: str, leaf: Array, before: Array, place: Place) -> Array:

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from async_loader.errors import MissingExtra
-from async_loader.offline.bad_data import Place
+from async_loader.offline.bad_data import BadData, Place
+
+_OF_DAMAGE = (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeError)
+"""What h5py raises for damage, as for a name that is no text, or a type that it does not know."""
 
 
 def h5py_module() -> Any:
@@ -29,7 +32,7 @@ def opened(path: Path) -> Iterator[Any]:
     Raises
     ------
     BadData
-        If it is not there, cannot be opened, or a read of it fails.
+        If it is not there, or cannot be opened. Reads of it: `reading`.
     MissingExtra
     """
     h5py, place = h5py_module(), Place(str(path))
@@ -38,13 +41,30 @@ def opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise place.error(None, "there is no such file: correct the path, or download it first")
     try:
-        with h5py.File(path, "r") as file:
-            yield file
-    except OSError as error:
+        file = h5py.File(path, "r")
+    except _OF_DAMAGE as error:
         raise place.error(
             None, f"it cannot be read as HDF5 ({error}): it is cut off, damaged or another "
             "format; copy or download it again"
         ) from None  # fmt: skip
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def reading(name: str | None, place: Place) -> Iterator[None]:
+    """Turn what h5py raises for a damaged file into BadData. Holds reads only: what a table raises
+    has another cause.
+    """
+    try:
+        yield
+    except BadData:
+        raise
+    except _OF_DAMAGE as error:
+        raise place.error(
+            name,
+            f"it cannot be read ({error}): the file is damaged, copy or download it again",
+        ) from None
 
 
 def value_of(node: Any, name: str, place: Place) -> Any:
@@ -55,6 +75,11 @@ def value_of(node: Any, name: str, place: Place) -> Any:
     BadData
         If it cannot be read.
     """
+    with reading(name, place):
+        return _value_of(node, name, place)
+
+
+def _value_of(node: Any, name: str, place: Place) -> Any:
     if isinstance(node, h5py_module().Group):
         keys = list(node)
         if keys and all(key.startswith("_index_") for key in keys):
@@ -63,17 +88,7 @@ def value_of(node: Any, name: str, place: Place) -> Any:
                 for i in range(len(keys))
             )
         return {key: value_of(node[key], f"{name}.{key}", place) for key in keys}
-    try:
-        return node[()]
-    except OSError as error:
-        raise unreadable(name, place, error) from None
-
-
-def unreadable(name: str, place: Place, error: OSError) -> Exception:
-    """Return the error for a part of a file that cannot be read."""
-    return place.error(
-        name, f"it cannot be read ({error}): the file is damaged, copy or download it again"
-    )
+    return node[()]
 
 
 def _at(group: Any, key: str, name: str, place: Place) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import NAMES
 from async_loader.offline.fill import Import, check_names
-from async_loader.offline.h5_files import opened, unreadable
+from async_loader.offline.h5_files import opened, reading
 from async_loader.replay.array_types import Bools, Ids
 from async_loader.replay.buffer import ReplayBuffer
 
@@ -58,8 +58,9 @@ def from_hdf5(
     check_names("extra", extra)
     wanted, place = Import.of(options), Place(str(path))
     with opened(Path(path)) as file:
-        arrays = _arrays(file, extra, place)
-        starts, stops = _bounds(file, len(arrays["rewards"]), place)
+        with reading(None, place):
+            arrays = _arrays(file, extra, place)
+        starts, stops = _bounds(arrays, place)
         if "timeouts" not in arrays and wanted.missing_ends == "truncate":
             _warn_of_no_timeouts(starts, stops, place)
         return wanted.run(  # type: ignore[no-any-return]
@@ -105,12 +106,19 @@ def _arrays(file: Any, extra: Sequence[str], place: Place) -> dict[str, Any]:
     return found
 
 
-def _bounds(file: Any, rows: int, place: Place) -> tuple[Ids, Ids]:
+def _bounds(arrays: dict[str, Any], place: Place) -> tuple[Ids, Ids]:
     """Return where episodes begin, and where they stop; their rewards are finite."""
+    rows = arrays["rewards"].shape[0] if arrays["rewards"].shape else 0
     ended = np.zeros(rows, np.bool_)
     for name in ("terminals", "timeouts"):
-        if name in file:
-            flags = _read(file[name], NAMES[name], place).reshape(rows)
+        if name in arrays:
+            flags = _read(arrays[name], NAMES[name], place)
+            if flags.size != rows:
+                raise place.error(
+                    NAMES[name],
+                    f"{name} has shape {flags.shape}: give one value for each of {rows} rows",
+                )
+            flags = flags.reshape(rows)
             wrong = (flags != 0) & (flags != 1)
             if wrong.any():
                 row = int(wrong.argmax())
@@ -122,7 +130,7 @@ def _bounds(file: Any, rows: int, place: Place) -> tuple[Ids, Ids]:
     if rows and (not len(stops) or stops[-1] != rows):
         stops = np.append(stops, rows)
     starts = np.concatenate([np.zeros(1, np.int64), stops[:-1]])[: len(stops)]
-    rewards = _read(file["rewards"], "reward", place)
+    rewards = _read(arrays["rewards"], "reward", place)
     if rewards.dtype.kind in "fc" and not (finite := np.isfinite(rewards)).all():
         row = int(np.flatnonzero(~finite.reshape(rows, -1).all(axis=1))[0])
         episode = int(np.searchsorted(stops, row, side="right"))
@@ -184,7 +192,5 @@ def _flags(array: Any) -> Bools:
 
 
 def _read(dataset: Any, name: str, place: Place, rows: Any = ()) -> Any:
-    try:
+    with reading(name, place):
         return dataset[rows]
-    except OSError as error:
-        raise unreadable(name, place, error) from None

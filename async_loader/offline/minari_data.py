@@ -14,7 +14,7 @@ from async_loader import tree
 from async_loader.errors import ConfigError, MissingExtra
 from async_loader.offline.bad_data import Place
 from async_loader.offline.fill import Import, check_names
-from async_loader.offline.h5_files import opened, value_of
+from async_loader.offline.h5_files import opened, reading, value_of
 from async_loader.offline.npz import columns_of
 from async_loader.offline.table_episodes import read_episodes
 from async_loader.replay.buffer import ReplayBuffer
@@ -169,11 +169,16 @@ def _file_of(path: Path) -> Path | None:
 def _metadata(file: Path) -> dict[str, Any]:
     beside = file.parent / "metadata.json"
     try:
-        return dict(json.loads(beside.read_text())) if beside.is_file() else {}
+        found = json.loads(beside.read_text()) if beside.is_file() else {}
     except ValueError as error:
         raise Place(str(beside)).error(
             None, f"it is not JSON ({error}): the data set is damaged, download it again"
         ) from None
+    if not isinstance(found, dict) or not isinstance(found.get("total_episodes", 0), int):
+        raise Place(str(beside)).error(
+            None, "it is not the metadata of a data set: the data set is damaged, download it again"
+        )
+    return found
 
 
 def _is_plain(file: Path) -> bool:
@@ -182,21 +187,25 @@ def _is_plain(file: Path) -> bool:
         return True
     with opened(file) as opened_file:
         kinds: list[str] = []
-        first = next(iter(opened_file.values()), None)
-        if first is not None:
-            first.visititems(
-                lambda _, node: kinds.append(node.dtype.kind) if hasattr(node, "dtype") else None
-            )
+        with reading(None, Place(str(file))):
+            first = next(iter(opened_file.values()), None)
+            if first is not None:
+                first.visititems(
+                    lambda _, node: (
+                        kinds.append(node.dtype.kind) if hasattr(node, "dtype") else None
+                    )
+                )
     return "O" not in kinds
 
 
 def _from_file(wanted: Import, file: Path, extra: Sequence[str]) -> ReplayBuffer:
     place = Place(str(file))
     with opened(file) as opened_file:
-        names = [name for name in opened_file if name.startswith("episode_")]
-        if not names and "observations" in opened_file:
-            raise place.error(None, "it has D4RL's layout, not Minari's: use from_hdf5")
-        numbers = sorted(int(name.removeprefix("episode_")) for name in names)
+        with reading(None, place):
+            names = [name for name in opened_file if name.startswith("episode_")]
+            if not names and "observations" in opened_file:
+                raise place.error(None, "it has D4RL's layout, not Minari's: use from_hdf5")
+            numbers = sorted(int(name.removeprefix("episode_")) for name in names)
         said = _metadata(file).get("total_episodes", len(numbers))
         if len(numbers) < said:
             raise place.error(
@@ -206,8 +215,9 @@ def _from_file(wanted: Import, file: Path, extra: Sequence[str]) -> ReplayBuffer
             )
         steps = 0
         for number in numbers:
-            group = opened_file[f"episode_{number}"]
-            steps += _steps_of(group, Place(place.file, number))
+            here = Place(place.file, number)
+            with reading(None, here):
+                steps += _steps_of(opened_file[f"episode_{number}"], here)
         return wanted.run(  # type: ignore[no-any-return]
             _read(opened_file, numbers, extra, place),
             place,
@@ -230,13 +240,19 @@ def _read(
     file: Any, numbers: list[int], extra: Sequence[str], place: Place
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
     for number in numbers:
-        group, here = file[f"episode_{number}"], Place(place.file, number)
-        made = {name: value_of(group[name], name, here) for name in _NEEDED}
-        for name in extra:
-            if name not in group:
-                raise here.error(name.replace("/", "."), "it is missing: leave it out of extra=")
-            _put(made, name, value_of(group[name], name.replace("/", "."), here))
+        here = Place(place.file, number)
+        with reading(None, here):
+            made = _episode(file[f"episode_{number}"], extra, here)
         yield here, made
+
+
+def _episode(group: Any, extra: Sequence[str], here: Place) -> dict[str, Any]:
+    made = {name: value_of(group[name], name, here) for name in _NEEDED}
+    for name in extra:
+        if name not in group:
+            raise here.error(name.replace("/", "."), "it is missing: leave it out of extra=")
+        _put(made, name, value_of(group[name], name.replace("/", "."), here))
+    return made
 
 
 def _put(made: dict[str, Any], name: str, value: Any) -> None:
@@ -246,7 +262,9 @@ def _put(made: dict[str, Any], name: str, value: Any) -> None:
     into = made
     for group in groups:
         into = into.setdefault(group, {})
-    into[leaf] = tree.transform(value, lambda one: one[:-1] if len(one) == steps + 1 else one)
+    into[leaf] = tree.transform(
+        value, lambda one: one[:-1] if np.shape(one)[:1] == (steps + 1,) else one
+    )
 
 
 def _load(name: Any, file: Path | None, place: Place) -> Any:

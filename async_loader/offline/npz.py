@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import glob
+import lzma
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,15 @@ from async_loader.replay.array_types import Array
 from async_loader.replay.buffer import ReplayBuffer
 
 _TUPLE = "_index_"
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,  # zipfile's, for a method or a version that it does not know
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 
 def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
@@ -69,8 +80,10 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
     """Write each episode of a table into a file of its own, ``episode-00000000.npz`` and so on.
 
     An episode that goes on, or whose later steps are gone, is written as one that was truncated
-    after the last step that the table can show. `from_npz` makes an equal table, given the same
-    schema where that has stacks.
+    after the last step that the table can show. ``from_npz(folder, schema=table.schema)`` makes an
+    equal table. The schema may be left out if it is the one that `from_episodes` takes from data:
+    without stacks, with ``terminated`` and ``truncated``, and with ``next="next_obs"``. Without any
+    ``next=`` it is needed, since the files of truncated episodes lack the observation after them.
 
     Parameters
     ----------
@@ -172,23 +185,41 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Array]:
     return found
 
 
-def _nested(flat: Mapping[str, Array]) -> dict[str, Any]:
+def _nested(flat: Mapping[str, Array], place: Place) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, array in flat.items():
         *groups, leaf = name.split("/")
         into = made
-        for group in groups:
+        for depth, group in enumerate(groups):
             into = into.setdefault(group, {})
+            if not isinstance(into, dict):
+                raise _both("/".join(groups[: depth + 1]), name, place)
+        if leaf in into:
+            raise _both(name, f"{name}/{next(iter(into[leaf]))}", place)
         into[leaf] = array
-    return {key: _tuples(value) for key, value in made.items()}
+    return {key: _tuples(value, key, place) for key, value in made.items()}
 
 
-def _tuples(value: Any) -> Any:
+def _both(name: str, inner: str, place: Place) -> Exception:
+    return place.error(
+        name.replace("/", "."),
+        f"it is an array, and there is {inner} within it: leave one of them out",
+    )
+
+
+def _tuples(value: Any, name: str, place: Place) -> Any:
     if not isinstance(value, dict):
         return value
-    if value and all(key.startswith(_TUPLE) for key in value):
-        return tuple(_tuples(value[f"{_TUPLE}{i}"]) for i in range(len(value)))
-    return {key: _tuples(one) for key, one in value.items()}
+    if not all(key.startswith(_TUPLE) for key in value):
+        return {key: _tuples(one, f"{name}.{key}", place) for key, one in value.items()}
+    keys = [f"{_TUPLE}{i}" for i in range(len(value))]
+    if missing := [key for key in keys if key not in value]:
+        raise place.error(
+            f"{name}.{missing[0].removeprefix(_TUPLE)}",
+            f"{missing[0]} is missing, there are {', '.join(value)}: number the arrays of a tuple "
+            "from 0",
+        )
+    return tuple(_tuples(value[key], f"{name}.{i}", place) for i, key in enumerate(keys))
 
 
 def _read(file: Path, number: int) -> dict[str, Any]:
@@ -197,8 +228,9 @@ def _read(file: Path, number: int) -> dict[str, Any]:
         with file.open("rb") as handle, np.load(handle, allow_pickle=False) as loaded:
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 raise place.error(None, "it is one array and not an npz file: use np.savez")
-            return _nested({name: _array(loaded, name, place) for name in loaded.files})
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+            flat = {name: _array(loaded, name, place) for name in loaded.files}
+            return _nested(flat, place)
+    except _UNREADABLE as error:
         from async_loader.offline.bad_data import BadData
 
         if isinstance(error, BadData):

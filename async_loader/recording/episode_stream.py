@@ -77,15 +77,25 @@ class EpisodeStream:
             if fields.stores_next:
                 step[NEXT] = after
             self._before = self._writer.steps
-            self._writer.append(
-                step,
-                terminated=bool(terminated),
-                truncated=bool(truncated),
-                final_obs=after if ends and fields.linked else None,
-                stream=self._stream,
-                timeout_s=self._timeout_s,
-            )
+            try:
+                self._writer.append(
+                    step,
+                    terminated=bool(terminated),
+                    truncated=bool(truncated),
+                    final_obs=after if ends and fields.linked else None,
+                    stream=self._stream,
+                    timeout_s=self._timeout_s,
+                )
+            except BaseException:
+                if self._writer.steps == self._before:
+                    self._before = None  # others may add with this writer before the next call
+                else:
+                    self._go_on(after, ends)  # it is in, and a reset may come next
+                raise
+        self._go_on(after, ends)
         self._before = None
+
+    def _go_on(self, after: Any, ends: bool) -> None:
         self._obs, self._open = None if ends else copied(after), not ends
 
     def cut(self) -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
+from weakref import WeakKeyDictionary
 
-from async_loader.errors import ConfigError
+from async_loader.errors import Broken, Closed, ConfigError, Unsupported
 from async_loader.recording.env_schema import StepFields
 from async_loader.schema import Schema
 from async_loader.table import Table, VectorEnv, VectorWriter, Writer, is_table
 
 W = TypeVar("W", Writer, VectorWriter)
+
+GONE = (Closed, Broken, Unsupported)
+"""Raised where an episode cannot be ended, and need not be: the table or the writer was closed
+before, its process has died, or this is a fork of the writer's process.
+"""
+
+_taken: WeakKeyDictionary[Writer, int] = WeakKeyDictionary()
+"""Streams of each writer that recorders have got. See `own_streams`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +53,31 @@ class Opened(Generic[W]):
             raise
 
     def finish(self) -> None:
-        """Return when all steps are in the table; a writer of our own is closed then."""
-        self.writer.flush()
+        """Return when all steps are in the table; a writer of our own is closed then.
+
+        Raises Broken if steps may be lost. Where the table or the writer was closed before, that
+        has told what became of them; and in a fork they are its parent's.
+        """
+        with contextlib.suppress(Closed, Unsupported):
+            self.writer.flush()
         if self.owned:
-            self.writer.close()
+            with contextlib.suppress(Closed, Unsupported):
+                self.writer.close()
+
+
+def own_streams(writer: Writer, many: int) -> range:
+    """Return numbers that no other recorder has got for this writer, the first from 0.
+
+    Recorders that write with one writer need a stream each: steps of one stream follow each other,
+    and those of two environments do not.
+    """
+    first = _taken.get(writer, 0)
+    _taken[writer] = first + many
+    return range(first, first + many)
 
 
 def writer_of(given: object, schema: Schema, stream: Any) -> Opened[Writer]:
-    """Return a writer of a table or the writer that was given.
+    """Return a writer of a table, whose own stream is ``stream``, or the writer that was given.
 
     Raises
     ------
@@ -62,11 +89,6 @@ def writer_of(given: object, schema: Schema, stream: Any) -> Opened[Writer]:
         writer = table.writer(stream, schema=schema if table.schema is None else None)
         return Opened(writer, writer.schema or schema, True)
     if isinstance(given, Writer):
-        if stream is not None:
-            raise ConfigError(
-                f"stream={stream!r}: a writer has a stream of its own, {given.stream!r}: give the "
-                "stream where the writer is made"
-            )
         return Opened(given, _known(given.schema), False)
     raise _neither(given, "table.writer()")
 
@@ -85,6 +107,12 @@ def vector_writer_of(given: object, envs: VectorEnv, schema: Schema) -> Opened[V
                 "make it as table.vector_writer(envs)"
             )
         return Opened(made, _known(made.schema), False)
+    if isinstance(given, Writer):
+        raise ConfigError(
+            f"{type(given).__name__} adds the steps of one environment at a time: give the table, "
+            "or what table.vector_writer(envs) returns; with a writer of another process than the "
+            "table's, record each environment by itself: Recorder(env, writer)"
+        )
     raise _neither(given, "table.vector_writer(envs)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from async_loader.errors import Closed, ConfigError, SchemaError
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import EpisodeStream, copied
-from async_loader.recording.opening import writer_of
+from async_loader.recording.opening import GONE, own_streams, writer_of
 from async_loader.table import Table, Writer
 
 _Step = tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]
@@ -68,8 +69,10 @@ class ParallelRecorder:
         self._fields = self._opened.fields(env, ("agent",), self.recorded)
         own: Any = self._writer.stream
         self._episodes = {
-            agent: EpisodeStream(self._writer, self._fields, (own, place), timeout_s)
-            for place, agent in enumerate(self.recorded)
+            agent: EpisodeStream(self._writer, self._fields, (own, number), timeout_s)
+            for agent, number in zip(
+                self.recorded, own_streams(self._writer, len(self.recorded)), strict=True
+            )
         }
         self._extra: dict[str, Mapping[Any, Any]] = {}
         self._pending: tuple[dict[Any, dict[str, Any]], _Step] | None = None
@@ -141,7 +144,8 @@ class ParallelRecorder:
         try:
             if not self._closed:
                 self._closed = True
-                self._cut()
+                with contextlib.suppress(*GONE):
+                    self._cut()
                 self._opened.finish()
         finally:
             self.env.close()

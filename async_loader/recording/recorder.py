@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from async_loader.errors import Closed, ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import EpisodeStream, copied
-from async_loader.recording.opening import writer_of
+from async_loader.recording.opening import GONE, own_streams, writer_of
 from async_loader.table import Table, Writer
 
 _Step = tuple[Any, Any, bool, bool, dict[str, Any]]
@@ -32,11 +33,12 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     table : Table | Writer
         A table here or of a feeder, or a writer of one, also of another process. A table without a
         schema gets that of the environment's spaces, `schema_of`. A writer that is given stays
-        open.
+        open; several recorders may write with it, each to a stream of its own.
     stack, fields : optional
         As of `schema_of`, for a table without a schema.
     stream : hashable, optional
-        Name of the stream of steps in the table; a new one by default.
+        Name of the stream of steps in the table, for this recorder alone. By default a new one;
+        with a writer that is given, the writer's own for the first recorder of it.
     timeout_s : float, optional
         How long `step` waits for the table's limiter. After a Timeout `step` may be called again:
         then it adds the step, and returns what the environment had returned.
@@ -68,7 +70,9 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._opened = writer_of(table, schema_of(env, stack=stack, fields=fields), stream)
         self._writer = self._opened.writer
         self._fields = self._opened.fields(env)
-        self._episode = EpisodeStream(self._writer, self._fields, timeout_s=timeout_s)
+        if stream is None and (number := own_streams(self._writer, 1)[0]):
+            stream = (self._writer.stream, number)
+        self._episode = EpisodeStream(self._writer, self._fields, stream, timeout_s)
         self._extra: dict[str, Any] = {}
         # Of a step that the environment has made and the table has not taken yet.
         self._pending: tuple[Any, _Step, dict[str, Any]] | None = None
@@ -132,7 +136,8 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             if not self._closed:
                 self._closed = True
-                self._episode.cut()
+                with contextlib.suppress(*GONE):
+                    self._episode.cut()
                 self._opened.finish()
         finally:
             self.env.close()

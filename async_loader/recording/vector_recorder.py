@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from async_loader.errors import Closed, ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import copied
-from async_loader.recording.opening import vector_writer_of
+from async_loader.recording.opening import GONE, vector_writer_of
 from async_loader.recording.resets import Resets
 from async_loader.table import Table, VectorWriter
 
@@ -33,7 +34,8 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     ----------
     envs : gymnasium.vector.VectorEnv
     table : Table | VectorWriter
-        A table, or what ``table.vector_writer(envs)`` returns.
+        A table, or what ``table.vector_writer(envs)`` returns. Such a writer is for the steps of
+        one vector: after this recorder is closed another may write with it.
     stack, fields, timeout_s : optional
         As of `Recorder`. Values of `record` are arrays ``[envs, ...]``.
 
@@ -67,6 +69,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         self._extra: dict[str, Any] = {}
         self._pending: tuple[Any, _Step, dict[str, Any]] | None = None
         self._before: int | None = None
+        self._seen = 0  # the writer's steps after the last call
         self._ended = False
         self._resets = Resets(envs)
 
@@ -85,6 +88,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
             if self._obs is None:
                 raise ConfigError("no episode has begun: call reset() before step()")
             self._resets.check()
+            self._check_alone()
             kept = copied(actions)  # environments may write into those that they are given
             made = self.env.step(actions)
             self._resets.note(made)
@@ -93,19 +97,28 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         actions, made, extra = self._pending
         obs, reward, terminated, truncated, info = made
         if self._before is None or self._writer.steps == self._before:
+            self._check_alone()
             self._before = self._writer.steps
-            self._writer.append(
-                obs=self._obs,
-                action=actions,
-                reward=reward,
-                next_obs=obs,
-                terminated=terminated,
-                truncated=truncated,
-                info=info,
-                timeout_s=self._timeout_s,
-                **extra,
-            )
-        self._obs, self._pending, self._before = copied(obs), None, None
+            try:
+                self._writer.append(
+                    obs=self._obs,
+                    action=actions,
+                    reward=reward,
+                    next_obs=obs,
+                    terminated=terminated,
+                    truncated=truncated,
+                    info=info,
+                    timeout_s=self._timeout_s,
+                    **extra,
+                )
+            except BaseException:
+                if self._writer.steps == self._before:
+                    self._before = None  # others may add with this writer before the next call
+                else:
+                    self._go_on(obs)  # the steps are in, and a reset may come next
+                raise
+        self._go_on(obs)
+        self._pending = self._before = None
         return made
 
     def reset(
@@ -121,7 +134,10 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         if self._ended:
             raise Closed("this recorder was closed: make another")
         mask = None if options is None else options.get("reset_mask")
-        self._cut(None if self._pending is not None else mask)
+        ended = None if self._pending is not None or self._obs is None else mask
+        self._cut(ended)
+        if ended is None:  # else episodes go on, which another recorder may have broken off
+            self._seen = self._writer.steps
         obs, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         self._resets.forget(mask)
         self._obs = copied(obs)
@@ -136,12 +152,27 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         try:
             if not self._ended:
                 self._ended = True
-                self._cut(None)
+                with contextlib.suppress(*GONE):
+                    self._cut(None)
                 self._opened.finish()
         finally:
             self.env.close(**kwargs)
 
+    def _go_on(self, obs: Any) -> None:
+        self._obs, self._seen = copied(obs), self._writer.steps
+
+    def _check_alone(self) -> None:
+        """Raise ConfigError if others have added steps with this writer, to the same streams."""
+        if self._writer.steps != self._seen:
+            raise ConfigError(
+                "another recorder has added steps with this writer, which has a stream for each of "
+                "its environments, and these episodes cannot go on: give each recorder the table, "
+                "or close() one before the next writes; reset() begins new episodes"
+            )
+
     def _cut(self, mask: Any) -> None:
         """End the episodes of these environments, of all with ``None``."""
         self._pending, self._before, self._extra = None, None, {}
-        self._writer.reset(final_obs=self._obs if self._fields.linked else None, mask=mask)
+        ours = self._writer.steps == self._seen  # else the open episodes are of another recorder
+        final = self._obs if self._fields.linked and ours else None
+        self._writer.reset(final_obs=final, mask=mask)

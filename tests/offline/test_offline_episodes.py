@@ -111,6 +111,131 @@ def test_the_observation_after_an_end_comes_in_three_ways_with_one_result():
     assert all(same(rows(table), rows(tables[0])) for table in tables)
 
 
+def shuffled(value, rng: np.random.Generator):
+    """The same value, its dicts in another order."""
+    if isinstance(value, tuple):
+        return tuple(shuffled(one, rng) for one in value)
+    if not isinstance(value, dict):
+        return value
+    return {key: shuffled(value[key], rng) for key in rng.permutation(list(value)).tolist()}
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["whole", "next_obs", "final_obs"]))
+def test_the_order_in_which_dicts_are_written_changes_nothing(seed, way):
+    rng = np.random.default_rng(seed)
+
+    def made(number: int) -> dict:
+        one = episode(4, number, truncated=True)
+        obs = {"x": one["obs"], "k": {"b": one["obs"][:, 0], "a": one["obs"][:, :2]}}
+        if way == "whole":
+            return {**one, "obs": obs}
+        first, after = (
+            {"x": obs["x"][at], "k": {key: leaf[at] for key, leaf in obs["k"].items()}}
+            for at in (slice(-1), -1 if way == "final_obs" else slice(1, None))
+        )
+        return {**one, "obs": first, way: after}
+
+    in_order = from_episodes([made(1), made(2)])
+    again = [shuffled(made(1), rng), shuffled(made(2), rng)]
+    mine = ReplayBuffer(50, in_order.schema)
+    from_episodes(again, into=mine)
+    for table in (from_episodes(again), from_episodes(again, schema=in_order.schema), mine):
+        assert same(rows(table), rows(in_order))
+
+
+@pytest.mark.parametrize(
+    ("changed_", "text"),
+    [
+        ({"obs": {"x": np.zeros(4), "k": np.zeros(4)}}, "'obs': it is nested diff.*has also 'k'"),
+        ({"obs": np.zeros(4)}, "'obs': it is nested differently from the table's obs"),
+        ({"obs": {"x": {"y": np.zeros(4)}}}, "'obs': it is nested differently"),
+        ({"final_obs": {"y": np.zeros(())}}, "'final_obs': it is nested differently from obs"),
+    ],
+)
+def test_observations_that_are_nested_differently_are_refused_by_name(changed_, text):
+    plain = {**episode(4), "obs": {"x": np.zeros(4)}}
+    with pytest.raises(BadData, match="episode 1, field " + text):
+        from_episodes([plain, {**plain, **changed_}])
+
+
+DONE = {
+    "obs": Field((3,), "float32", next="next_obs"),
+    "action": "int64",
+    "reward": "float32",
+    "done": "bool",
+}
+
+
+@pytest.mark.parametrize("dtype", [bool, int, float])
+@pytest.mark.parametrize("alone", [False, True])
+def test_done_ends_an_episode_as_in_a_table(dtype, alone):
+    one = episode(4)
+    if alone:
+        del one["terminated"], one["truncated"]
+    one["done"] = np.array([0, 0, 0, 1], dtype)
+    table = from_episodes([one, one])
+    assert table.capacity == 10
+    assert rows(table)["done"].tolist() == rows(table)["terminated"].tolist() == [0, 0, 0, 1] * 2
+    chosen = from_episodes([one, one], schema=DONE)
+    assert rows(chosen)["done"].tolist() == [False, False, False, True] * 2
+    one["done"] = np.array([0, 1, 0, 1], dtype)
+    for schema in (None, DONE):
+        with pytest.raises(BadData, match="field 'done': step 1 of 4 ends the episode"):
+            from_episodes([one], schema=schema)
+    # a table without the field does not look at it
+    rest = {name: one_ for name, one_ in DONE.items() if name != "done"} | {"terminated": "bool"}
+    if not alone:
+        assert len(from_episodes([one], schema=rest)) == 4
+
+
+def test_done_of_a_truncated_step_leaves_it_truncated():
+    table = from_episodes([{**episode(4, truncated=True), "done": True}])
+    found = rows(table)
+    assert found["done"].tolist() == found["truncated"].tolist() == [False, False, False, True]
+    assert not found["terminated"].any()
+
+
+@pytest.mark.parametrize("shaped", [False, True])
+def test_ends_of_shape_one_are_taken_in_any_shape(shaped, tmp_path):
+    schema = {
+        "obs": Field((3,), "float32", next="next_obs"),
+        "action": "int64",
+        "reward": "float32",
+        **dict.fromkeys(("terminated", "truncated", "done"), ((1,), "bool")),
+    }
+    episodes = [episode(4), episode(3, 1, truncated=True)]
+    for one in episodes:
+        one["done"] = one["terminated"] | one["truncated"]
+        if shaped:
+            one |= {name: one[name][:, None] for name in ("terminated", "truncated", "done")}
+    table = from_episodes(episodes, schema=schema)
+    assert rows(table)["truncated"].tolist() == [[False]] * 6 + [[True]]
+    assert rows(table)["terminated"].tolist() == [[False]] * 3 + [[True]] + [[False]] * 3
+    to_npz(table, tmp_path / "all")
+    assert same(rows(from_npz(tmp_path / "all", schema=schema)), rows(table))
+    mine = ReplayBuffer(20, schema)
+    from_episodes(episodes, into=mine)
+    assert same(rows(mine), rows(table))
+
+
+def test_a_table_without_next_comes_back_from_its_files_under_its_schema(tmp_path):
+    schema = {"obs": ((3,), "float32"), "action": "int64", "reward": "float64", "truncated": "bool"}
+    table = ReplayBuffer(50, schema)
+    one = episode(9, truncated=True)
+    for _ in range(2):
+        table.writer().extend(
+            obs=one["obs"][:-1],
+            action=one["action"],
+            reward=one["reward"],
+            truncated=one["truncated"],
+        )
+    to_npz(table, tmp_path / "all")
+    assert same(rows(from_npz(tmp_path / "all", schema=table.schema)), rows(table))
+    with pytest.raises(BadData, match="or a schema without next="):
+        from_npz(tmp_path / "all")
+
+
 def test_the_names_of_minari_and_d4rl_are_understood():
     one = episode(3)
     other = {

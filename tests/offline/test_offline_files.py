@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from async_loader import ReplayBuffer
+from async_loader import Field, RateLimiter, ReplayBuffer
 from async_loader.cli import app
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, Timeout
 from async_loader.histograms import bars, summary
 from async_loader.offline import (
     BadData,
@@ -140,6 +140,7 @@ BAD = {
     "nan": ({"rewards": np.where(np.arange(STEPS) == 7, np.nan, 1.0)}, 2, "reward", "step 2"),
     "unequal": ({"actions": np.zeros((STEPS - 1, 2))}, None, "action", "incomplete"),
     "text": ({"actions": np.full(STEPS, b"abc", dtype="S3")}, 0, "action", r"dtype \|S3"),
+    "two ends": ({"terminals": np.zeros((STEPS, 2))}, None, "terminated", "one value for each"),
     "loose": ({"next_observations": np.zeros((STEPS, 3), "f4")}, 0, "next_obs", "follow"),
 }
 
@@ -256,6 +257,43 @@ def test_a_data_set_goes_through_minari_itself_and_comes_back_equal(tmp_path, mo
         from_minari("nothing/here-v0")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_data_set_of_minari_goes_into_the_table_that_it_was_written_from(tmp_path, monkeypatch):
+    pytest.importorskip("minari")
+    spaces = pytest.importorskip("gymnasium").spaces
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    schema = {
+        "obs": {  # Minari writes a before z
+            "z": Field((3,), "float32", next="next_obs"),
+            "a": Field((), "int64", next="next_obs"),
+        },
+        "action": ((2,), "float32"),
+        "reward": "float64",
+        "terminated": "bool",
+        "truncated": "bool",
+    }
+    made = [
+        {**one, "observations": {"z": one["observations"], "a": np.arange(len(one["rewards"]) + 1)}}
+        for one in episodes()
+    ]
+    table = from_episodes(made, schema=schema)
+    box = spaces.Box(-9, 9, (3,), np.float32)
+    to_minari(
+        table,
+        "test/dict-v0",
+        observation_space=spaces.Dict({"z": box, "a": spaces.Discrete(99)}),
+        action_space=spaces.Box(-9, 9, (2,), np.float32),
+    )
+    mine = ReplayBuffer(50, schema)
+    from_minari("test/dict-v0", into=mine)
+    files = from_minari(tmp_path / "test" / "dict-v0", schema=schema)
+    for again in (mine, files):
+        found = rows(again)
+        for name in ("obs", "next_obs"):
+            assert same(found.pop(name), rows(table)[name])
+        assert same(found, {k: v for k, v in rows(table).items() if k in found})
+
+
 def test_bad_npz_files_are_refused_by_name(tmp_path):
     to_npz(from_episodes(episodes()), tmp_path)
     with pytest.raises(ConfigError, match="npz files already"):
@@ -274,6 +312,78 @@ def test_bad_npz_files_are_refused_by_name(tmp_path):
             path.mkdir()
         with pytest.raises(BadData, match=text):
             from_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "field", "text"),
+    [
+        (("obs/_index_0", "obs/_index_2"), "obs.1", "_index_1 is missing"),
+        (("obs", "obs/x"), "obs", "it is an array, and there is obs/x"),
+        (("obs/x", "obs"), "obs", "it is an array, and there is obs/x"),
+        (("obs/x/y", "obs/x"), "obs.x", "it is an array, and there is obs/x/y"),
+        (("obs/x", "obs/x/y/z"), "obs.x", "it is an array, and there is obs/x/y/z"),
+    ],
+)
+def test_names_in_an_npz_file_that_exclude_each_other_are_refused(tmp_path, names, field, text):
+    rest = {"action": np.zeros(4), "reward": np.zeros(4), "terminated": np.True_}
+    np.savez(tmp_path / "one.npz", **dict.fromkeys(names, np.zeros(5)), **rest)
+    with pytest.raises(BadData, match=text) as found:
+        from_npz(tmp_path)
+    assert (found.value.episode, found.value.field) == (0, field)
+    assert found.value.file.endswith("one.npz")
+
+
+@pytest.mark.parametrize("kind", ["npz", "small npz", "hdf5", "minari"])
+def test_a_file_with_any_bytes_changed_is_read_or_refused_as_bad_data(tmp_path, kind):
+    file = tmp_path / ("main_data.hdf5" if kind == "minari" else f"one.{kind.split()[-1]}")
+    if "npz" in kind:
+        save = np.savez_compressed if "small" in kind else np.savez
+        save(file, **episodes()[0])
+    else:
+        d4rl(file) if kind == "hdf5" else minari_file(file)
+    read = {"hdf5": from_hdf5, "minari": from_minari}.get(kind, from_npz)
+    whole = file.read_bytes()
+    rng = np.random.default_rng(0)
+    used = np.flatnonzero(np.frombuffer(whole, np.uint8))
+    refused = []
+    for _ in range(200):
+        changed = bytearray(whole)
+        for at in rng.choice(used, 2):
+            changed[at] = rng.integers(256)
+        file.write_bytes(changed)
+        try:
+            read(file, capacity=50).close()
+        except BadData as error:
+            refused.append(str(error))
+    assert len(refused) > 20
+    assert all(str(tmp_path) in one for one in refused)
+
+
+def test_a_table_without_room_is_no_fault_of_the_file(tmp_path):
+    path = d4rl(tmp_path / "good.hdf5")
+    schema = from_hdf5(path).schema
+    full = RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=2)
+    table = ReplayBuffer(50, schema, limiter=full)
+    with pytest.raises(Timeout):
+        from_hdf5(path, into=table, timeout_s=0)
+
+
+def test_an_info_that_is_one_number_is_refused_by_its_name(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = minari_file(tmp_path / "main_data.hdf5")
+    with h5py.File(path, "r+") as file:
+        for group in file.values():
+            group["infos/seed"] = 7
+    with pytest.raises(BadData, match=r"episode 0, field 'infos\.seed': it has one value for 4"):
+        from_minari(path, extra=["infos/seed"])
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", '{"total_episodes": "four"}', "7"])
+def test_metadata_of_another_kind_is_refused(tmp_path, text):
+    minari_file(tmp_path / "main_data.hdf5")
+    (tmp_path / "metadata.json").write_text(text)
+    with pytest.raises(BadData, match=r"metadata\.json: it is not the metadata"):
+        from_minari(tmp_path)
 
 
 # -- the command line ------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from recording_rig import Clipping, Counter, empty, held, made  # noqa: E402
 from async_loader import RateLimiter, ReplayBuffer, connect  # noqa: E402
 from async_loader.errors import Closed, ConfigError, SchemaError, Timeout  # noqa: E402
 from async_loader.recording import VectorRecorder, schema_of  # noqa: E402
+from async_loader.replay.vector_writer import VectorWriter  # noqa: E402
 
 MODES = list(AutoresetMode)
 LENGTHS = st.lists(st.integers(-4, 6).filter(bool), min_size=1, max_size=4)
@@ -258,3 +259,79 @@ def test_an_environment_that_overwrites_its_last_observation_is_named_once(copie
             recorder.step(np.zeros(2, np.int64))
     recorder.close()
     assert [str(one.message).split(":")[0] for one in said] == ["environment 0"] * (not copies)
+
+
+def test_a_recorder_closes_without_an_error_after_its_table():
+    table = empty()
+    envs = VectorRecorder(gymnasium.make_vec("CartPole-v1", 2), table)
+    envs.reset(seed=0)
+    envs.step(np.zeros(2, np.int64))
+    table.close()
+    envs.close()
+
+
+def test_a_writer_of_another_process_is_refused_with_what_works_there():
+    envs = gymnasium.make_vec("CartPole-v1", 2)
+    table = ReplayBuffer(50, schema_of(envs))
+    with table.writer_handle().open() as writer:
+        with pytest.raises(ConfigError, match=r"record each environment by itself: Recorder\("):
+            VectorRecorder(envs, writer)
+    envs.close()
+
+
+def test_two_recorders_on_one_writer_mix_no_steps():
+    one, games = vector(AutoresetMode.NEXT_STEP, [[9], [9]])
+    two, others = vector(AutoresetMode.NEXT_STEP, [[9], [9]], first=50_000)
+    table = ReplayBuffer(5_000, schema_of(one))
+    with table.vector_writer(one) as writer:
+        first, second = VectorRecorder(one, writer), VectorRecorder(two, writer)
+        first.reset()
+        second.reset()
+        first.step(np.arange(2))
+        with pytest.raises(ConfigError, match="another recorder has added steps with this writer"):
+            second.step(np.arange(2))
+        assert not any(game.log for game in others)  # the environments were not stepped
+        second.reset()
+        for t in range(3):
+            second.step(np.arange(2) + t)
+        with pytest.raises(ConfigError, match="give each recorder the table"):
+            first.step(np.arange(2))
+        second.close()
+        first.reset()
+        for t in range(3):
+            first.step(np.arange(2) + t)
+        first.close()
+    # The first call's steps went on in episodes that another recorder has broken off.
+    lost = {game.log[0][0] for game in games}
+    assert held(table) == [step for step in made(*games, *others) if step[0] not in lost]
+    assert len(table) == 12
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_steps_that_were_added_by_an_interrupted_call_are_added_once_and_linked(
+    monkeypatch, mode, again
+):
+    envs, games = vector(mode, [[3, 9], [-9]])
+    table = empty()
+    env = VectorRecorder(envs, table)
+    for at in (1, 3):
+        env.reset()
+        for t in range(at - 1):
+            env.step(np.arange(2) + t)
+        append = VectorWriter.append
+
+        def interrupted(self, *, append=append, **fields):
+            append(self, **fields)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(VectorWriter, "append", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                env.step(np.arange(2))
+        if again:
+            env.step(np.arange(2))
+    env.reset()
+    env.step(np.arange(2))
+    env.close()
+    assert held(table) == made(*games)

@@ -183,6 +183,21 @@ def test_one_stream_for_each_episode_costs_nothing_once_it_has_ended(tmp_path: P
     assert (next(tmp_path.glob("save-*")) / "manifest.json").stat().st_size < 100_000
 
 
+def test_with_stacks_a_stream_is_known_until_its_episode_ends() -> None:
+    schema = {"x": Field((), np.int64, stack=3, next="after")}
+    buffer = ReplayBuffer(100, schema, seed=0)
+    buffer.add(x=-5, stream="goes on")
+    for n in range(5_000):
+        buffer.add(x=2 * n, stream=n)
+        buffer.add(x=2 * n + 1, stream=n)
+        buffer.end_episode(stream=n, final_obs=0)
+    assert len(debug_state(buffer).state.table.streams) <= 1000
+    # Its past has left: no stack of it begins as that of a new episode does.
+    ids = [buffer.add(x=-4 + n, stream="goes on") for n in range(4)]
+    buffer.end_episode(stream="goes on", final_obs=0)
+    assert buffer.get(ids)["x"].tolist() == [[-4, -3, -2], [-3, -2, -1]]
+
+
 def test_streams_whose_numbers_were_given_out_again_are_not_linked() -> None:
     buffer, rng = ReplayBuffer(5000, {**OBS, **ENDS}, seed=0), np.random.default_rng(0)
     for n in range(400):

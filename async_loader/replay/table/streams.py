@@ -22,8 +22,9 @@ class TableStreams(TableItems):
     # stream that goes on after the end of an episode is as good as a new one. So one stream for
     # each episode costs nothing, and `last` is at most twice as long as needed. The same holds for
     # an open episode whose last step has left the table, where no stack would show that something
-    # is missing. But a table whose sequences go on into the next episode (`across`) knows its
-    # streams for as long as their last episodes are there.
+    # is missing: with stacks, a forgotten stream that goes on would show its first steps as those
+    # of a new episode, padded. But a table whose sequences go on into the next episode (`across`)
+    # knows its streams for as long as their last episodes are there.
     #
     # A loaded table has the open episodes of before as they were, but their environments begin
     # anew: what is written to such a stream first ends the old episode there, and is not linked to
