@@ -302,7 +302,8 @@ class WriterService:
                 self._table.keeps
                 and steps
                 and limits is not None
-                and not limits.may_insert(1 + self._credits.promised())
+                # takes back unused credits first, also those of this writer, which waits for rows
+                and not self._credits.may_insert(limits, 1)
             ):
                 peer.explain(self._withheld(limits))
                 continue
