@@ -56,7 +56,7 @@ RANKS["replay"] = [
     "table.nonblocking_table",
     "tally",
     "source writer",
-    "multiprocess.messages multiprocess.publish_ring multiprocess.terms",
+    "multiprocess.messages multiprocess.publish_ring multiprocess.row_need multiprocess.terms",
     "multiprocess.row_grants multiprocess.writer_peer",
     "multiprocess.insert_credits multiprocess.writer",
     "multiprocess.writer_handle",

@@ -12,6 +12,7 @@ from async_loader.replay.base.row_format import (
     CURSOR,
     DELETED,
     DEPTH,
+    EMPTY,
     FINAL,
     FLAGS,
     GIVEN,
@@ -100,6 +101,9 @@ def room(g: Any, streams: int) -> int:
     """
     tail = max(g[TAIL], g[CURSOR] - g[CAPACITY])
     while tail < g[CURSOR] and not _in_use(g, tail, streams):
+        if g[EMPTY] and not there(g, tail):
+            g[EMPTY] -= 1
+            g[CAPACITY] -= 1
         tail += 1
     g[TAIL] = tail
     return tail + g[CAPACITY] - g[CURSOR]

@@ -235,7 +235,7 @@ class TableAccess:
             self.stop_staging()
             self._limits = None if limiter is None else LimiterState(limiter)
             if self._table is not None:
-                self._table.keeps = self._keeps(self._table.storage.layout.capacity)
+                self._table.keep(self._keeps(self._table.storage.layout.capacity))
             if self.writers is not None:
                 self.writers.follow(self.limits)
             self.waiters.ring()
