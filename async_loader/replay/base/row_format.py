@@ -83,10 +83,10 @@ PASSED = 34
 # Ids that may pass after a row was granted until its writer gives it back as too old: see
 # replay/multiprocess, NOTE [old rows]
 OLD_AFTER = 35
-# Rows between TAIL and CURSOR that were given back empty, for each of which CAPACITY is larger by
-# one: see table/room.py, NOTE [granted rows of a queue]
-EMPTY = 36
+# Rows by which CAPACITY is larger, for rows that are free before their turn; the newest of these:
+# see table/room.py, NOTE [granted rows of a queue]
+LENT, LENT_TO = 36, 38
 KEPT_FROM = 37  # the id from which on no item may be lost; NEVER if any may
-PLACES = 38
+PLACES = 39
 
 NEVER = 1 << 62

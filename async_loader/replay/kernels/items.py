@@ -12,13 +12,14 @@ from async_loader.replay.base.row_format import (
     CURSOR,
     DELETED,
     DEPTH,
-    EMPTY,
     FINAL,
     FLAGS,
     GIVEN,
     HELD,
     ID,
     LAST,
+    LENT,
+    LENT_TO,
     LOOKAHEAD,
     NEXT,
     PREV,
@@ -101,12 +102,27 @@ def room(g: Any, streams: int) -> int:
     """
     tail = max(g[TAIL], g[CURSOR] - g[CAPACITY])
     while tail < g[CURSOR] and not _in_use(g, tail, streams):
-        if g[EMPTY] and not there(g, tail):
-            g[EMPTY] -= 1
-            g[CAPACITY] -= 1
         tail += 1
     g[TAIL] = tail
+    if g[LENT] and tail > g[LENT_TO]:
+        back = min(g[LENT], tail + g[CAPACITY] - g[CURSOR])
+        g[LENT] -= back
+        g[CAPACITY] -= back
     return tail + g[CAPACITY] - g[CURSOR]
+
+
+@kernel(keeps_gil=True)
+def lend(g: Any, count: int, newest: int) -> None:
+    """Let the table use spare rows in place of ``count`` rows up to ``newest``, which are free
+    before their turn.
+
+    See table/room.py, NOTE [granted rows of a queue].
+    """
+    count = min(count, (g[ROWS] - g[CAPACITY] + g[LENT]) // 4 - g[LENT])
+    if count > 0:
+        g[LENT] += count
+        g[CAPACITY] += count
+    g[LENT_TO] = max(g[LENT_TO], newest)
 
 
 @kernel(keeps_gil=True)

@@ -12,7 +12,6 @@ from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import (
     CAPACITY,
     CURSOR,
-    EMPTY,
     ENDS,
     FINAL,
     GIVEN,
@@ -22,6 +21,7 @@ from async_loader.replay.base.row_format import (
     NEVER,
     ROWS,
 )
+from async_loader.replay.kernels.items import lend
 from async_loader.replay.kernels.machine import load, peek8, peek64, poke8, poke64, store
 from async_loader.replay.kernels.writing import end_here, next_row, retire, settle
 
@@ -182,11 +182,9 @@ def _next_row(g: Any, book: int) -> int:
 @kernel(inline=True)
 def _give_up(g: Any, book: int, count: int) -> None:
     for _ in range(count):
-        _next_row(g, book)
-        spare = g[ROWS] - g[CAPACITY] + g[EMPTY]
-        if _keeps(g) and g[EMPTY] < spare // 4:
-            g[EMPTY] += 1
-            g[CAPACITY] += 1
+        name = _next_row(g, book)
+        if _keeps(g):
+            lend(g, 1, name)
 
 
 @kernel(keeps_gil=True)

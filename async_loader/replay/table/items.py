@@ -105,6 +105,8 @@ class TableItems:
         )
         # Draws of tables in which each item counts its draws; kernels count them.
         self._used = np.zeros(1, np.int64)
+        # Draws that no one had: of items that left before, and of those that could not be read.
+        self._lost = np.zeros(1, np.int64)
         self.undelivered: list[tuple[Draw, Ids]] = []
         self._parted = False
         self._most = max_times_sampled
@@ -256,6 +258,11 @@ class TableItems:
         return self.counted + int(self._used[0])
 
     @property
+    def lost(self) -> int:
+        """Draws of items that left before they were drawn often enough; see `LimiterState`."""
+        return int(self._lost[0])
+
+    @property
     def samplers(self) -> list[Sampler]:
         """The samplers that are told of items, without the remover."""
         return [one for one in self._told if one is not self.remover]
@@ -298,9 +305,13 @@ class TableItems:
                 one.remove(rows)
             if self.free is not None:
                 self.free.put(rows)
+        lost = 0
+        if died and self._most:  # items that become items again begin with all their draws
+            lost = self._most * (died - waiting) - int(self.times[self._died[:died]].sum())
         self._changes[:] = 0
         self.inserted += born - waiting
         self.deleted += died - waiting
+        self._lost[0] += lost
 
     def find(self, ids: Ids) -> Ids:
         """Return the rows of ids, -1 for those that are gone."""

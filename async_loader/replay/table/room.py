@@ -15,8 +15,9 @@ item may be lost, rows are committed in the order of their ids. One whose predec
 being filled waits for them; a writer is granted rows only for steps that it has, and with their
 credits, so that is short, unless its process is stopped.
 
-A writer that dies, or gives up, leaves empty rows behind a row in use all the same. For each of
-them the table takes one of the spare rows until the order has passed it.
+A writer that dies, or gives up, leaves empty rows behind a row in use all the same, and so does
+`delete`. For each of them the table takes one of the spare rows until the order has passed it, as
+long as there are some: three in four stay for readers.
 """
 
 from __future__ import annotations

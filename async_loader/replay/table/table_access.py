@@ -173,7 +173,7 @@ class TableAccess:
             table = self._table
             limits.inserted, limits.sampled, limits.deleted = (
                 table.inserted,
-                table.sampled - table.moved,
+                table.sampled - table.moved + (table.lost if table.keeps else 0),
                 table.deleted,
             )
             limits.waiting = 0 if self.max_times_sampled else table.waiting
