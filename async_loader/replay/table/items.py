@@ -105,7 +105,7 @@ class TableItems:
         )
         # Draws of tables in which each item counts its draws; kernels count them.
         self._used = np.zeros(1, np.int64)
-        # Draws that no one had: of items that left before, and of those that could not be read.
+        # Draws that did not become samples: of items that left before, and of unreadable ones.
         self._lost = np.zeros(1, np.int64)
         self.undelivered: list[tuple[Draw, Ids]] = []
         self._parted = False
