@@ -23,7 +23,8 @@ RANKS["replay"] = [
     "kernels.writing",
     "kernels.episode_lists kernels.reading",
     "kernels.compressed kernels.goals kernels.sequences",
-    "kernels.items kernels.row_grants",
+    "kernels.items",
+    "kernels.row_grants",
     "kernels",
     "samplers.sampler samplers.random_numbers samplers.schedule",
     "samplers.binding samplers.seeded samplers.random_rows samplers.order samplers.heap_kernels "
