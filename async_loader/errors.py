@@ -41,7 +41,10 @@ class Timeout(AsyncLoaderError, TimeoutError):
 
 
 class WouldDeadlock(AsyncLoaderError):
-    """A wait that only the calling thread could end."""
+    """A wait that only the calling thread could end.
+
+    It comes at once. A table's call with a number of seconds raises `Timeout` after them instead.
+    """
 
 
 class ConfigError(AsyncLoaderError, ValueError):

@@ -240,7 +240,8 @@ class AsyncDataLoader(Generic[B]):
         Timeout
             No batch was ready within ``timeout_s``.
         WouldDeadlock
-            The buffer is empty and only the calling thread could fill it.
+            The buffer is empty and only the calling thread could fill it: at once, whatever
+            ``timeout_s`` is.
         WorkerDied
             Within a second of a worker's death, ahead of queued batches.
         BaseException

@@ -23,7 +23,8 @@ RANKS["replay"] = [
     "kernels.writing",
     "kernels.episode_lists kernels.reading",
     "kernels.compressed kernels.goals kernels.sequences",
-    "kernels.items kernels.row_grants",
+    "kernels.items",
+    "kernels.row_grants",
     "kernels",
     "samplers.sampler samplers.random_numbers samplers.schedule",
     "samplers.binding samplers.seeded samplers.random_rows samplers.order samplers.heap_kernels "
@@ -56,7 +57,7 @@ RANKS["replay"] = [
     "table.nonblocking_table",
     "tally",
     "source writer",
-    "multiprocess.messages multiprocess.publish_ring multiprocess.terms",
+    "multiprocess.messages multiprocess.publish_ring multiprocess.row_need multiprocess.terms",
     "multiprocess.row_grants multiprocess.writer_peer",
     "multiprocess.insert_credits multiprocess.writer",
     "multiprocess.writer_handle",

@@ -388,7 +388,8 @@ class ReplayBuffer(Table):
         OutOfMemory
             At the first step, if a full buffer would not fit.
         Timeout, WouldDeadlock
-            When the limiter lets nothing in. Nothing was written.
+            When the limiter lets nothing in: after ``timeout_s``, or at once if there is no bound
+            and no other thread. Nothing was written.
         ConfigError
             For a ``stream`` that is not a number, string, None or tuple of these; for a priority
             that is not one number; and where two threads add to one episode of the default stream
@@ -605,7 +606,8 @@ class ReplayBuffer(Table):
         OutOfMemory
             For a batch that is larger than the free memory.
         Timeout, WouldDeadlock
-            When the limiter lets nothing out.
+            When the limiter lets nothing out: after ``timeout_s``, or at once if there is no bound
+            and no other thread.
         """
         if batch_format != "numpy" or device is not None:
             shown = self.view if view is None else view

@@ -39,7 +39,9 @@ class LimiterState:
     Attributes
     ----------
     inserted, sampled, deleted : int
-        Items since the table was new. Deletions count for its size only, not for the ratio.
+        Items since the table was new. Deletions count for its size only, not for the ratio. But
+        where each item is drawn a number of times, and none is overwritten before (a queue), draws
+        that a deleted item had left are in ``sampled``: else its place would never be free again.
         Samples that other tables gave are taken off ``sampled``: see `TableAccess.balance`.
     waiting : int
         Steps that were written and are not items yet. They count for the ratio, not for the size.

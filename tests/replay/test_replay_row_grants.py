@@ -272,3 +272,56 @@ def test_a_writer_whose_lane_is_wrong_is_closed_and_others_go_on(
             # lock
         ).state.lock:
             assert debug_state(buffer).state.table.granted == 0
+
+
+def kept(capacity: int) -> tuple[Table, Fifo, list[Hand]]:
+    """Return a table that keeps its items, what draws from it, and two writers."""
+    storage = Storage.create(StorageLayout.of(Schema.of({"x": np.int64}), capacity))
+    table = Table(storage, [sampler := Fifo()], Fifo(), np.random.SeedSequence(0), 1, True)
+    sampler.bind(table.items, np.random.SeedSequence(1))
+    return table, sampler, [Hand(table, number) for number in range(2)]
+
+
+def fill(hand: Hand, count: int) -> None:
+    for _ in range(count):
+        hand.rows.popleft()
+        hand.record(int(hand.streams[0]), 0)
+    hand.publish()
+
+
+def test_rows_of_a_queue_become_items_in_the_order_of_their_ids() -> None:
+    table, sampler, (slow, fast) = kept(4)
+    logs = np.array([fast.grant_log.address, slow.grant_log.address])
+    slow.grant(1, 1)
+    fast.grant(3, 3)
+    fill(fast, 3)
+    assert table.commit(logs) == 0
+    assert not table.news(logs)  # else the thread that serves writers would look all the time
+    fill(slow, 1)
+    assert table.news(logs)
+    assert table.commit(logs) == 4
+    for room in (1, 2, 3, 4):
+        table.draw(sampler, 1)
+        assert table.room() == room
+
+
+def test_rows_that_a_dead_writer_of_a_queue_leaves_take_no_room() -> None:
+    table, sampler, (dead, other) = kept(4)
+    logs = np.array([other.grant_log.address, dead.grant_log.address])
+    for round_ in range(3):
+        other.grant(1, 1)
+        dead.grant(1, 1)
+        other.grant(3, 2)
+        fill(other, 3)
+        assert table.commit(logs) == 1
+        table.abandon(dead.grant_log.address)
+        dead.rows.clear()
+        assert table.commit(logs) == 2
+        assert len(table) == 3
+        assert table.room() == 1, round_
+        other.grant(1, 1)
+        fill(other, 1)
+        table.commit(logs)
+        assert table.room() == 0
+        assert len(table.draw(sampler, 4).ids) == 4
+        assert table.room() == table.window == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -133,6 +134,23 @@ def test_a_wait_that_only_this_thread_could_end_raises_at_once(
         buffer.add(x=1)
     with pytest.raises(WouldDeadlock, match="needs the table to hold 10 items, it holds 0"):
         ReplayBuffer(10, {"x": np.int64}, limiter=MinSize(10)).sample(1)
+    with pytest.raises(WouldDeadlock, match="No other thread"):
+        buffer.add(x=1, timeout_s=math.inf)
+
+
+@pytest.mark.parametrize("timeout_s", [0, 0.05])
+def test_a_wait_with_a_bound_ends_with_timeout_also_in_the_only_thread(
+    timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threading.active_count", lambda: 1)
+    queue = ReplayBuffer.queue(1, {"x": np.int64})
+    begun = time.monotonic()
+    with pytest.raises(Timeout):
+        queue.sample(1, timeout_s=timeout_s)
+    queue.add(x=1)
+    with pytest.raises(Timeout):
+        queue.add(x=2, timeout_s=timeout_s)
+    assert time.monotonic() - begun >= 2 * timeout_s
 
 
 def test_without_a_limit_an_empty_table_raises_or_waits_as_it_is_told() -> None:

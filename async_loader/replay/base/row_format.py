@@ -80,4 +80,13 @@ TAIL = 33
 # int64: deleted steps whose turn to become items has come, and the last steps of episodes that
 # ended later than their step was added; 0 where no sampler asks for them
 PASSED = 34
-PLACES = 35
+# Ids that may pass after a row was granted until its writer gives it back as too old: see
+# replay/multiprocess, NOTE [old rows]
+OLD_AFTER = 35
+# Rows by which CAPACITY is larger, for rows that are free before their turn; the newest of these:
+# see table/room.py, NOTE [granted rows of a queue]
+LENT, LENT_TO = 36, 38
+KEPT_FROM = 37  # the id from which on no item may be lost; NEVER if any may
+PLACES = 39
+
+NEVER = 1 << 62

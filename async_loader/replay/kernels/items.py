@@ -18,6 +18,8 @@ from async_loader.replay.base.row_format import (
     HELD,
     ID,
     LAST,
+    LENT,
+    LENT_TO,
     LOOKAHEAD,
     NEXT,
     PREV,
@@ -102,7 +104,25 @@ def room(g: Any, streams: int) -> int:
     while tail < g[CURSOR] and not _in_use(g, tail, streams):
         tail += 1
     g[TAIL] = tail
+    if g[LENT] and tail > g[LENT_TO]:
+        back = min(g[LENT], tail + g[CAPACITY] - g[CURSOR])
+        g[LENT] -= back
+        g[CAPACITY] -= back
     return tail + g[CAPACITY] - g[CURSOR]
+
+
+@kernel(keeps_gil=True)
+def lend(g: Any, count: int, newest: int) -> None:
+    """Let the table use spare rows in place of ``count`` rows up to ``newest``, which are free
+    before their turn.
+
+    See table/room.py, NOTE [granted rows of a queue].
+    """
+    count = min(count, (g[ROWS] - g[CAPACITY] + g[LENT]) // 4 - g[LENT])
+    if count > 0:
+        g[LENT] += count
+        g[CAPACITY] += count
+    g[LENT_TO] = max(g[LENT_TO], newest)
 
 
 @kernel(keeps_gil=True)

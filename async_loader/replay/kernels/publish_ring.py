@@ -22,7 +22,7 @@ from async_loader.replay.base.ring_format import (
     STALE,
     WANTED,
 )
-from async_loader.replay.base.row_format import AWAITS, FINAL, ROWS
+from async_loader.replay.base.row_format import AWAITS, CURSOR, FINAL, OLD_AFTER, ROWS
 from async_loader.replay.kernels.machine import (
     compare_and_swap,
     full_fence,
@@ -41,14 +41,14 @@ def claim(address: int, pid: int) -> int:
 
 
 @kernel(keeps_gil=True)
-def take(ring: int, most: int, cursor: int, oldest: int) -> int:
+def take(ring: int, most: int, geometry: int, oldest: int) -> int:
     """Take credits for up to ``most`` steps.
 
-    Return how many; SHUT; or STALE if the table's ids have passed ``oldest``.
+    Return how many; SHUT; or STALE if the row ``oldest`` is too old by the table's ``geometry``.
     """
     if load(ring + CLOSED) != 0:
         return SHUT
-    if load(cursor) > oldest:
+    if load(geometry + 8 * CURSOR) - oldest > load(geometry + 8 * OLD_AFTER):
         return STALE
     while True:
         left = load(ring + CREDITS)

@@ -17,8 +17,11 @@ from async_loader.replay.base.row_format import (
     GIVEN,
     GRANTED,
     HELD,
+    KEPT_FROM,
+    NEVER,
     ROWS,
 )
+from async_loader.replay.kernels.items import lend
 from async_loader.replay.kernels.machine import load, peek8, peek64, poke8, poke64, store
 from async_loader.replay.kernels.writing import end_here, next_row, retire, settle
 
@@ -54,28 +57,76 @@ def commit(g: Any, grant_logs: Any, streams: int, changes: Any) -> int:
     Records of one writer are committed in its order. ``streams``: how many streams the table has.
     No row is in DIED first and then in BORN, however many records there are: no id is assigned
     here, and an ended item never begins again.
+
+    Where no item may be lost, the rows of all these writers are committed in the order of their
+    ids: see table/room.py, NOTE [granted rows of a queue].
     """
-    count, wrong = 0, False
-    for i in range(len(grant_logs)):
-        if peek64(grant_logs[i] + grant_log.WRONG) == 0:
-            count += _commit_ring(g, grant_logs[i], streams, changes)
-            wrong |= peek64(grant_logs[i] + grant_log.WRONG) != 0
+    count, wrong, again = 0, False, True
+    while again:
+        again = False
+        for i in range(len(grant_logs)):
+            if peek64(grant_logs[i] + grant_log.WRONG) == 0:
+                before = _others(g, grant_logs, i) if _keeps(g) else NEVER
+                some = _commit_ring(g, grant_logs[i], before, streams, changes)
+                count += some
+                again |= some > 0 and before != NEVER
+                wrong |= peek64(grant_logs[i] + grant_log.WRONG) != 0
     return -1 - count if wrong else count
 
 
 @kernel(inline=True)
-def _commit_ring(g: Any, book: int, streams: int, changes: Any) -> int:
+def _keeps(g: Any) -> bool:
+    return g[KEPT_FROM] != NEVER
+
+
+@kernel(inline=True)
+def _first_held(book: int) -> int:
+    """Return the id of the oldest row that a writer holds; NEVER if it holds none."""
+    if peek64(book + grant_log.HELD) == 0:
+        return NEVER
+    oldest = peek64(book + grant_log.OLDEST)
+    return peek64(
+        peek64(book + grant_log.EXTENTS) + 16 * (oldest % peek64(book + grant_log.PLACES))
+    )
+
+
+@kernel(inline=True)
+def _others(g: Any, grant_logs: Any, i: int) -> int:
+    """Return the id of the oldest row that one of the other writers holds and has steps for."""
+    first = NEVER
+    for k in range(len(grant_logs)):
+        if k != i and peek64(grant_logs[k] + grant_log.WRONG) == 0:
+            held = _first_held(grant_logs[k])
+            # older ones may have been granted ahead of the steps
+            if held >= g[KEPT_FROM]:
+                first = min(first, held)
+    return first
+
+
+@kernel(inline=True)
+def _comes_later(book: int, record: int, before: int) -> bool:
+    """Return whether a record fills a row that is not older than ``before``."""
+    flags = peek64(record + 8 * ring_format.SIZE)
+    if flags & (ring_format.SKIPPED | ring_format.ENDED) or before == NEVER:
+        return False
+    first = _first_held(book)
+    return before <= first < NEVER
+
+
+@kernel(inline=True)
+def _commit_ring(g: Any, book: int, before: int, streams: int, changes: Any) -> int:
     ring, start = peek64(book + grant_log.RING), peek64(book + grant_log.COMMITTED)
     stop = load(ring + ring_format.PUBLISHED)
     if stop == start:
         return 0
-    place = start
-    if start < stop <= start + ring_format.SIZE:
-        while place < stop and _commit_record(
-            g, book, ring + ring_format.RECORDS + 8 * (place % ring_format.SIZE), streams, changes
-        ):
-            place += 1
-    if place < stop or stop < start:
+    place, wrong = start, stop < start or stop > start + ring_format.SIZE
+    while place < stop and not wrong:
+        record = ring + ring_format.RECORDS + 8 * (place % ring_format.SIZE)
+        if _comes_later(book, record, before):
+            break
+        wrong = not _commit_record(g, book, record, streams, changes)
+        place += not wrong
+    if wrong:
         poke64(book + grant_log.WRONG, 1)
     poke64(book + grant_log.COMMITTED, place)
     store(ring + ring_format.COMMITTED, place)
@@ -131,7 +182,9 @@ def _next_row(g: Any, book: int) -> int:
 @kernel(inline=True)
 def _give_up(g: Any, book: int, count: int) -> None:
     for _ in range(count):
-        _next_row(g, book)
+        name = _next_row(g, book)
+        if _keeps(g):
+            lend(g, 1, name)
 
 
 @kernel(keeps_gil=True)
@@ -143,15 +196,16 @@ def abandon(g: Any, book: int) -> None:
 
 
 @kernel(keeps_gil=True)
-def news(grant_logs: Any) -> bool:
-    """Return whether published records are waiting to be committed."""
+def news(g: Any, grant_logs: Any) -> bool:
+    """Return whether `commit` would commit records."""
     for i in range(len(grant_logs)):
         book = grant_logs[i]
-        ring = peek64(book + grant_log.RING)
-        if (
-            load(ring + ring_format.PUBLISHED) != peek64(book + grant_log.COMMITTED)
-            and peek64(book + grant_log.WRONG) == 0
-        ):
+        ring, start = peek64(book + grant_log.RING), peek64(book + grant_log.COMMITTED)
+        if load(ring + ring_format.PUBLISHED) == start or peek64(book + grant_log.WRONG):
+            continue
+        before = _others(g, grant_logs, i) if _keeps(g) else NEVER
+        record = ring + ring_format.RECORDS + 8 * (start % ring_format.SIZE)
+        if not _comes_later(book, record, before):
             return True
     return False
 

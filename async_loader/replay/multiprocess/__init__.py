@@ -21,7 +21,8 @@ that it holds, and the order skips them meanwhile.
 Ids are assigned when rows are granted, and a step leaves the table `capacity` ids later. The rows
 of a slow writer beside fast ones would be old when they are filled. So a writer compares its next
 id with the table's before each step, and when half of the row's lifetime has passed it gives the
-extent back and asks for another.
+extent back and asks for another. Not where no item may be lost: nothing is written beyond a row
+that is still to be filled.
 """
 
 from async_loader.replay.multiprocess.writer_handle import WriterHandle

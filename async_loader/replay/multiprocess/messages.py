@@ -22,7 +22,7 @@ class MessageType(IntEnum):
 
     HELLO = 1  # pid; with a pidfd of the writer's process
     MORE = 2  # another extent, before the last one is used up
-    NEED = 3  # rows that are needed now, rows that are welcome, steps; see WriterPeer.need
+    NEED = 3  # see RowNeed; rows are negative: now or not at all; 0, 0: no more
     NAMES = 4  # token; pickled names of streams
     RING = 5  # the table's process had asked for it
     FLUSH = 6  # token

@@ -17,10 +17,11 @@ from async_loader.errors import AsyncLoaderError, Broken, CannotSend, Closed, Co
 from async_loader.lifecycle import Deadline, readable
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import ring_format
-from async_loader.replay.base.row_format import CURSOR
+from async_loader.replay.base.row_format import NEVER, OLD_AFTER
 from async_loader.replay.multiprocess import messages
 from async_loader.replay.multiprocess.messages import Message, MessageType
 from async_loader.replay.multiprocess.publish_ring import PublishRing
+from async_loader.replay.multiprocess.row_need import RowNeed
 from async_loader.replay.table.waiters import WARN_AFTER_S
 from async_loader.shm.fd_channel import FdChannel
 from async_loader.shm.segment import Segment, close_all
@@ -43,8 +44,6 @@ class RowGrants:
         The table's geometry; where its ids are.
     owner : int
         The pid, for messages.
-    lag : int
-        How many ids a row may lie back when it is filled. See NOTE [old rows].
 
     Attributes
     ----------
@@ -63,16 +62,14 @@ class RowGrants:
         ring: PublishRing,
         clock: Segment,
         owner: int,
-        lag: int,
     ) -> None:
         from async_loader.replay.kernels import publish_ring  # late: see compiled.py
 
         self._kernels = publish_ring
         self._channel, self._owner_fd, self._ring = channel, owner_fd, ring
         self._owner = owner
-        self._clock = clock.bytes()
-        self._cursor = int(self._clock.ctypes.data) + 8 * CURSOR
-        self._lag = lag
+        self._words = np.frombuffer(clock.bytes(), np.int64)
+        self._geometry = int(self._words.ctypes.data)
         self._extents: deque[tuple[int, int]] = deque()
         self.left = self.written = self.steps = 0
         self._room = ring_format.SIZE
@@ -112,7 +109,7 @@ class RowGrants:
                 if not steps or self._credits:
                     return min(fit, self._credits)
                 got = self._kernels.take(
-                    self._ring.address, fit, self._cursor, self._extents[0][0] + self._lag
+                    self._ring.address, fit, self._geometry, self._extents[0][0]
                 )
                 if got > 0:
                     self._credits = got
@@ -122,7 +119,7 @@ class RowGrants:
             if got == ring_format.STALE:
                 self._skip()
             else:
-                warned = self._wait(int(rows[-1]), steps, deadline, warned)
+                warned = self._wait(rows, steps, deadline, warned)
 
     def ready_at_once(self, rows: int) -> bool:
         """As `ready` for one step, if it need not wait. Return whether the step can be written."""
@@ -131,9 +128,7 @@ class RowGrants:
         if self._credits <= 0:
             self._credits = max(
                 0,
-                self._kernels.take(
-                    self._ring.address, 1, self._cursor, self._extents[0][0] + self._lag
-                ),
+                self._kernels.take(self._ring.address, 1, self._geometry, self._extents[0][0]),
             )
         return self._credits > 0
 
@@ -199,6 +194,12 @@ class RowGrants:
         """Give the rest of an extent back. See NOTE [old rows]."""
         _, left = self._extents[0]
         self._note(left, ring_format.SKIPPED, left)
+
+    def _give_back(self) -> None:
+        """Give rows back that would block others of a table that keeps its items."""
+        old_after = int(self._words[OLD_AFTER])
+        if self.left and old_after == NEVER and self._room > 1:
+            self._note(self.left, ring_format.SKIPPED, self.left)
 
     def _note(self, what: int, flags: int, rows: int) -> None:
         self._kernels.note(self._ring.address, self.written, what, flags)
@@ -271,11 +272,11 @@ class RowGrants:
                     f"the table's process {self._owner} has not answered in time: raise timeout_s"
                 )
 
-    def _wait(self, rows: int, steps: int, deadline: Deadline, warned: bool) -> bool:
+    def _wait(self, rows: Ids, steps: int, deadline: Deadline, warned: bool) -> bool:
         """Wait for a message of the table's process. Return whether a warning was given."""
         if not self._needs:
             self._needs = self._asked = True
-            self._send(MessageType.NEED, rows, steps)
+            self._send(MessageType.NEED, *RowNeed.message(rows, steps, self.left, True))
         left = deadline.left()
         if self._listen(WARN_AFTER_S if left is None and not warned else left):
             return warned
@@ -288,18 +289,20 @@ class RowGrants:
             self._give_up(rows, steps)
         return warned
 
-    def _give_up(self, rows: int, steps: int) -> None:
+    def _give_up(self, rows: Ids, steps: int) -> None:
         """Ask for the reason once more after the deadline, and raise Timeout unless rows and
         credits have come.
         """
-        self._send(MessageType.NEED, rows, steps)
+        self._send(MessageType.NEED, *RowNeed.message(rows, steps, self.left, False))
         answer = Deadline(_ANSWER_S)
         self._why, before = "", self._why
         while not self._why and self._needs and not answer.expired:
             self._listen(answer.left())
         if self._needs:
-            self._send(MessageType.NEED, 0, 0)
+            if not self._why:
+                self._send(MessageType.NEED, 0, 0)
             self._needs = False
+            self._give_back()
             raise Timeout(f"still cannot insert: {self._why or before}")
 
     # -- the socket --------------------------------------------------------------------------------

@@ -67,9 +67,7 @@ class ProcessWriter(StepWriter):
         self._pid = os.getpid()
         self._step_packer = StepPacker(layout, storage.base)
         self._ends = Ends(layout.schema)
-        self._row_grants = RowGrants(
-            channel, owner_fd, ring, clock, terms.owner, layout.capacity // 2
-        )
+        self._row_grants = RowGrants(channel, owner_fd, ring, clock, terms.owner)
         self._numbers: dict[Hashable, int] = {}
         self._open: set[int] = set()  # streams whose episode may go on
         self._many = MANY_STREAMS

@@ -15,6 +15,7 @@ from async_loader.replay.base.row_format import TRUNCATED
 from async_loader.replay.multiprocess import messages
 from async_loader.replay.multiprocess.messages import MessageType
 from async_loader.replay.multiprocess.publish_ring import PublishRing
+from async_loader.replay.multiprocess.row_need import RowNeed
 from async_loader.replay.table.table import Table
 from async_loader.shm.fd_channel import FdChannel
 from async_loader.shm.segment import close_all
@@ -47,8 +48,8 @@ class WriterPeer:
     issued : int
         Credits that were given and not taken back. Committed steps have used some, the rest may
         still be used.
-    need : (int, int) | None
-        Rows that a waiting writer wants, and steps for which it wants credits.
+    need : RowNeed | None
+        What a waiting writer wants.
     """
 
     def __init__(self, number: int, channel: FdChannel, ring: PublishRing, table: Table) -> None:
@@ -57,7 +58,7 @@ class WriterPeer:
         self.deaf = False
         self.grant_log = GrantLog(ring.address)
         self.issued = 0
-        self.need: tuple[int, int] | None = None
+        self.need: RowNeed | None = None
         self.why = ""
         self._table = table
         self.streams: set[int] = set()
@@ -69,10 +70,10 @@ class WriterPeer:
 
     # -- rows --------------------------------------------------------------------------------------
 
-    def grant(self, at_least: int, most: int) -> None:
+    def grant(self, at_least: int, most: int) -> int:
         """Grant another extent of ``at_least`` rows, of more if it is due, and of ``most`` at most.
 
-        It is shorter where the memory wraps around.
+        It is shorter where the memory wraps around. Return how many rows it has.
         """
         now = time.monotonic()
         lasted, self._granted_at = now - self._granted_at, now
@@ -84,6 +85,7 @@ class WriterPeer:
         first, count = self._table.grant(min(most, max(self._size, at_least)))
         self.grant_log.granted(first, count)
         self.tell(MessageType.GRANT, first, count)
+        return count
 
     def numbers(self, names: list[object]) -> Ids:
         """Return the table's numbers of streams that this writer will write to."""

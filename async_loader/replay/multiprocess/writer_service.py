@@ -30,6 +30,7 @@ from async_loader.replay.multiprocess import messages
 from async_loader.replay.multiprocess.insert_credits import InsertCredits
 from async_loader.replay.multiprocess.messages import Message, MessageType
 from async_loader.replay.multiprocess.publish_ring import PublishRing
+from async_loader.replay.multiprocess.row_need import RowNeed
 from async_loader.replay.multiprocess.terms import Terms
 from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.multiprocess.writer_peer import WriterPeer
@@ -63,9 +64,10 @@ class WriterService:
             table_state.waiters,
             table_state.table,
         )
+        self._table_state = weakref.ref(table_state)
         self.end, self.eventfd = EndFlag(), EventFd()
         self._peers: dict[int, WriterPeer] = {}
-        self._credits = InsertCredits(self._peers.values())
+        self._credits = InsertCredits(self._peers.values(), self._table)
         self._pending: dict[WriterPeer, None] = {}
         self._publish_rings = self._grant_logs = np.empty(0, np.int64)
         self._made = 1 + max(map(_number, self._table.streams), default=-1)
@@ -254,14 +256,13 @@ class WriterService:
             peer.pid, peer.death_fd = a, fds[0]
         elif kind == MessageType.MORE:
             room = self._room(peer)
-            # Rows that are held and not filled would block all others.
-            if room and not self._table.keeps:
+            if room and not self._table.keeps:  # see `_serve_need`
                 peer.grant(1, room)
         elif kind == MessageType.NEED:
             peer.why = ""
             self._pending.pop(peer, None)
             if a or b:
-                peer.need = (a, b)
+                peer.need = RowNeed.of(a, b, body)
                 self._pending[peer] = None
         elif kind == MessageType.NAMES:
             self._name(peer, a, body)
@@ -286,37 +287,74 @@ class WriterService:
 
     def _room(self, peer: WriterPeer) -> int:
         """Return how many rows a writer may be granted at once."""
-        layout = self._table.storage.layout
-        each = max(2, layout.capacity // (4 * len(self._peers)))  # see NOTE [old rows]
-        extent = max(1, min(layout.burst, each // 2))
-        room = max(
-            0, min(extent, each - peer.grant_log.held, layout.rows // 2 - self._table.granted)
-        )
-        return min(room, self._table.room_for(peer.streams)) if self._table.keeps else room
+        burst = self._table.storage.layout.burst
+        return min(max(1, min(burst, self._each // 2)), self._most(peer))
+
+    def _most(self, peer: WriterPeer) -> int:
+        """Return how many rows a writer may be granted now, in several extents."""
+        table = self._table
+        most = min(self._each - peer.grant_log.held, table.storage.layout.rows // 2 - table.granted)
+        return max(0, min(most, table.room_for(peer.streams)) if table.keeps else most)
+
+    @property
+    def _each(self) -> int:
+        """Rows that one writer may hold. See NOTE [old rows]."""
+        return max(2, self._table.storage.layout.capacity // (4 * len(self._peers)))
+
+    def _lacks_rows(self, peer: WriterPeer) -> bool:
+        """Return whether a pending writer has not, and cannot be granted, the rows of one step."""
+        assert peer.need is not None
+        missing = peer.need.wanted(1) - self._held(peer, peer.need)
+        return missing > 0 and self._most(peer) < missing
+
+    def _held(self, peer: WriterPeer, need: RowNeed) -> int:
+        """Return how many rows a writer can fill; a queue commits filled ones only in turn."""
+        return need.left if self._table.keeps else peer.grant_log.held
 
     def _serve_needs(self, limits: LimiterState | None) -> None:
         for peer in list(self._pending):
-            assert peer.need is not None
-            wanted, steps = peer.need
-            if (
-                self._table.keeps
-                and steps
-                and limits is not None
-                and not limits.may_insert(1 + self._credits.promised())
-            ):
-                peer.explain(self._withheld(limits))
-                continue
-            while peer.grant_log.held < wanted and (room := self._room(peer)):
-                missing = wanted - peer.grant_log.held
-                peer.grant(missing, min(room, missing) if self._table.keeps else room)
-            if peer.grant_log.held < min(1 + int(self._table.g[row_format.FOLLOWED]), wanted):
-                peer.explain(self._no_rows())
-            elif self._credits.issue(peer, steps, limits):
+            why = self._serve_need(peer, limits)
+            if why is not None:
+                peer.explain(why)
+            if why is None or (peer.need is not None and not peer.need.waits):
                 del self._pending[peer]
-                peer.tell(MessageType.GO)
-            else:
-                peer.explain(self._withheld(limits))
         self._listen_to_samplers()
+
+    def _serve_need(self, peer: WriterPeer, limits: LimiterState | None) -> str | None:
+        """Grant rows and credits to a writer that waits. Return why it goes on waiting."""
+        assert peer.need is not None
+        need, keeps = peer.need, self._table.keeps
+        wanted, steps = need.wanted(len(need.rows)), need.steps
+        if keeps:
+            # Rows that are held and not filled would block all others: there are none without
+            # credits, and all of a step come at once. Unused credits are taken back first, also
+            # those of this writer.
+            steps = self._credits.available(peer, steps, limits)
+            if need.steps and not steps:
+                return self._withheld(limits)
+            if self._lacks_rows(peer):
+                return self._no_rows()
+            steps = min(steps, need.fit(need.left + self._most(peer)))
+            wanted = need.wanted(steps)
+        held = self._held(peer, need)
+        while held < wanted and (room := self._room(peer)):
+            held += peer.grant(wanted - held, min(room, wanted - held) if keeps else room)
+        if held < need.wanted(1):
+            return self._no_rows()
+        if not self._credits.issue(peer, steps, limits):
+            return self._withheld(limits)
+        peer.tell(MessageType.GO)
+        return None
+
+    def _why_pending(self, peer: WriterPeer) -> str | None:
+        """Say what a writer waits for; ``None`` if this thread only has to grant it."""
+        table_state = self._table_state()
+        limits = None if table_state is None else table_state.limits
+        if self._lacks_rows(peer):
+            return self._no_rows()
+        if limits is None or not self._credits.limited or limits.may_insert_together(1):
+            return None
+        return self._withheld(limits)
 
     def _no_rows(self) -> str:
         if self._table.keeps:
@@ -338,7 +376,8 @@ class WriterService:
                 self._waiters.ignore(self.eventfd)
 
     def _reason(self) -> str | None:
-        return "; ".join(f"{peer} waits: {peer.why}" for peer in self._pending) or None
+        found = [(peer, self._why_pending(peer)) for peer in self._pending]
+        return "; ".join(f"{peer} waits: {why}" for peer, why in found if why) or None
 
     # -- ends --------------------------------------------------------------------------------------
 

@@ -105,6 +105,8 @@ class TableItems:
         )
         # Draws of tables in which each item counts its draws; kernels count them.
         self._used = np.zeros(1, np.int64)
+        # Draws that did not become samples: of items that left before, and of unreadable ones.
+        self._lost = np.zeros(1, np.int64)
         self.undelivered: list[tuple[Draw, Ids]] = []
         self._parted = False
         self._most = max_times_sampled
@@ -115,12 +117,14 @@ class TableItems:
         self.schema_lookahead = int(g[r.LOOKAHEAD])
         # The past, the newest step, and the observation after an end.
         beside = int(g[r.DEPTH] - 1 + 2 * g[r.FOLLOWED])
-        self.keeps = keeps
-        self.window = layout.capacity
+        self.keeps = False
+        self.keep(keeps)
+        g[r.CAPACITY] = layout.capacity
         if keeps and type(remover) is Fifo:
-            self.window += min(beside, layout.spare - 2)
-        g[r.CAPACITY] = self.window
-        self._burst = max(1, (layout.rows - self.window) // 2 - 1)
+            g[r.CAPACITY] += min(beside, layout.spare - 2)
+        # Of a queue, less what its window may grow by: see room.py, NOTE [granted rows of a queue].
+        spare = layout.rows - self.window
+        self._burst = max(1, (spare - (spare // 4 if keeps else 0)) // 2 - 1)
         private = (self.items.alive, self.held, self.dirty, self.ids)
         g[r.ALIVE], g[r.HELD], g[r.DIRTY], g[r.NAMES] = (a.ctypes.data for a in private)
         g[r.LAST], g[r.BORN], g[r.DIED] = (
@@ -175,6 +179,22 @@ class TableItems:
         if self._numbers > len(self.last):
             self.last = np.full(len(before.last), -1, np.int64)
             self.g[r.LAST] = self.last.ctypes.data
+
+    @property
+    def window(self) -> int:
+        """Rows up to the newest that may hold items."""
+        return int(self.g[r.CAPACITY])
+
+    def keep(self, keeps: bool) -> None:
+        """Set whether the limiter promises that every item is drawn."""
+        g, capacity = self.g, self.storage.layout.capacity
+        if not keeps:
+            g[r.KEPT_FROM] = r.NEVER
+        elif not self.keeps:
+            g[r.KEPT_FROM] = g[r.CURSOR]
+        # A queue overwrites no row before the granted ones beside it are filled.
+        g[r.OLD_AFTER] = r.NEVER if keeps else capacity // 2
+        self.keeps = keeps
 
     def _tell(self, sampler: Sampler) -> None:
         self._told.append(sampler)
@@ -238,6 +258,11 @@ class TableItems:
         return self.counted + int(self._used[0])
 
     @property
+    def lost(self) -> int:
+        """Draws of items that left before they were drawn often enough; see `LimiterState`."""
+        return int(self._lost[0])
+
+    @property
     def samplers(self) -> list[Sampler]:
         """The samplers that are told of items, without the remover."""
         return [one for one in self._told if one is not self.remover]
@@ -280,9 +305,13 @@ class TableItems:
                 one.remove(rows)
             if self.free is not None:
                 self.free.put(rows)
+        lost = 0
+        if died and self._most:  # items that become items again begin with all their draws
+            lost = self._most * (died - waiting) - int(self.times[self._died[:died]].sum())
         self._changes[:] = 0
         self.inserted += born - waiting
         self.deleted += died - waiting
+        self._lost[0] += lost
 
     def find(self, ids: Ids) -> Ids:
         """Return the rows of ids, -1 for those that are gone."""

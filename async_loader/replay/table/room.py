@@ -6,6 +6,18 @@ steps that wait for their successors, the past of stacks) take room beside them.
 may be lost, a row is overwritten only when nothing in it is still to be drawn, which `room` counts,
 and writers wait for that. Spare rows provide what one open episode needs beside its items, so that
 a queue of ``capacity`` items fits.
+
+# NOTE [granted rows of a queue]
+Writers of other processes fill granted rows in any order. If items came in that order, `Fifo` would
+give newer rows before an older one that arrived late: rows without items would lie behind a row in
+use, and they would make the queue smaller, perhaps by the one row that a batch needs. So where no
+item may be lost, rows are committed in the order of their ids. One whose predecessors are still
+being filled waits for them; a writer is granted rows only for steps that it has, and with their
+credits, so that is short, unless its process is stopped.
+
+A writer that dies, or gives up, leaves empty rows behind a row in use all the same, and so does
+`delete`. For each of them the table takes one of the spare rows until the order has passed it, as
+long as there are some: three in four stay for readers.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Table(TableWriting):
                 drawn.rows,
                 self._most,
                 kept,
-                np.zeros(1, np.int64) if again else self._used,
+                self._lost if again else self._used,
             )
             used = np.unique(drawn.rows)
             self.remove(used[self.times[used] >= self._most])
@@ -140,6 +140,8 @@ class Table(TableWriting):
         """
         rows = np.unique(self.find(ids))
         rows = rows[rows >= 0]
+        if self.keeps and self.free is None and len(rows):
+            self._k.lend(self.g, len(rows), int(self.names(rows).max()))
         self.remove(rows)
         return Applied(len(rows), len(ids) - len(rows))
 
@@ -152,7 +154,7 @@ class Table(TableWriting):
             self.end_stream(number, r.TRUNCATED, NO_FIELDS)
         self.remove(np.flatnonzero(self.ids >= 0))
         self.inserted, self.cleared = 0, self.steps_had
-        self._used[0] = self.counted = self.deleted = self.moved = 0
+        self._used[0] = self._lost[0] = self.counted = self.deleted = self.moved = 0
 
     @property
     def steps_had(self) -> int:
@@ -216,6 +218,9 @@ class Table(TableWriting):
         g[r.TOP] = self.items.top = max(counters["top"], int(used[-1]) + 1 if len(used) else 0)
         g[r.CURSOR] = counters["cursor"]
         g[r.LOOKAHEAD] = max(int(g[r.LOOKAHEAD]), counters["lookahead"])
+        if self.keeps and self.free is None and g[r.COUNT]:  # what the saved table had been lent
+            oldest = int(self.ids[alive != 0].min())
+            self._k.lend(g, int(g[r.CURSOR]) - oldest - self.window, int(g[r.CURSOR]))
         heads = self.storage.heads()
         newest = (self.ids >= g[r.CURSOR] - self.window) if g[r.ORDERED] else self.ids >= 0
         steps = heads[:, r.FLAGS // 8] & (r.FINAL | r.DELETED) == 0
@@ -223,6 +228,9 @@ class Table(TableWriting):
         self.inserted, self.counted, self.deleted = (
             counters[name] for name in ("inserted", "sampled", "deleted")
         )
+        if self._most:
+            left = int((self._most - self.times[alive != 0]).sum())
+            self._lost[0] = self.inserted * self._most - self.sampled - left
         # earlier saves have none
         self.moved, self.cleared = counters.get("moved", 0), counters.get("cleared", 0)
 

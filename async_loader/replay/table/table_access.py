@@ -177,7 +177,7 @@ class TableAccess:
             table = self._table
             limits.inserted, limits.sampled, limits.deleted = (
                 table.inserted,
-                table.sampled - table.moved,
+                table.sampled - table.moved + (table.lost if table.keeps else 0),
                 table.deleted,
             )
             limits.waiting = 0 if self.max_times_sampled else table.waiting
@@ -239,7 +239,7 @@ class TableAccess:
             self.stop_staging()
             self._limits = None if limiter is None else LimiterState(limiter)
             if self._table is not None:
-                self._table.keeps = self._keeps(self._table.storage.layout.capacity)
+                self._table.keep(self._keeps(self._table.storage.layout.capacity))
             if self.writers is not None:
                 self.writers.follow(self.limits)
             self.waiters.ring()

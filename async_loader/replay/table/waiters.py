@@ -106,9 +106,10 @@ class Waiters:
         Raises
         ------
         WouldDeadlock
-            If the calling thread is the only one, so that nothing could end the wait.
+            If the calling thread is the only one, so that nothing could end a wait without a bound.
         Timeout
-            After ``timeout_s``; with ``None`` a warning after 10 s instead.
+            After ``timeout_s``, also in the only thread: the caller has said how long to wait, and
+            a signal handler may end it. With ``None`` a warning after 10 s instead.
         """
         deadline, warned = Deadline(timeout_s), False
         event, since = AutoResetEvent(), time.monotonic()

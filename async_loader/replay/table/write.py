@@ -271,7 +271,7 @@ class TableWriting(TableRoom):
 
     def news(self, grant_logs: Ids) -> bool:
         """Return whether `commit` would find records."""
-        return bool(self._k.news(grant_logs))
+        return bool(self._k.news(self.g, grant_logs))
 
     def abandon(self, grant_log: int) -> None:
         """Give up the granted rows of a writer that will not fill them."""
