@@ -290,10 +290,23 @@ def test_files_that_change_while_they_are_read_leave_an_empty_table(
 def test_saves_and_loads_take_turns(tmp_path: Path) -> None:
     buffer = filled()
     buffer.save(tmp_path)
-    with debug_state(buffer).saver.alone(tmp_path, None):
+    begun, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with debug_state(buffer).saver.alone(tmp_path, None):
+            begun.set()
+            over.wait()
+
+    other = threading.Thread(target=hold)
+    other.start()
+    try:
+        begun.wait()
         for call in (buffer.save, buffer.load):
             with pytest.raises(Timeout, match="another save or load of this table is under way"):
                 call(tmp_path, timeout_s=0.01)
+    finally:
+        over.set()
+        other.join()
 
 
 def test_a_closed_table_and_a_fork_load_nothing(tmp_path: Path) -> None:
