@@ -49,12 +49,6 @@ def held_lock(*, while_waiting: bool = False) -> HeldLock:
     return lock
 
 
-def is_held(lock: Any) -> bool:
-    """Return whether the calling thread holds the lock."""
-    held: bool = lock._is_owned()
-    return held
-
-
 def unheld(lock: HeldLock) -> HeldLock:
     """Return the lock, to be taken.
 

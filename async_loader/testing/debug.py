@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from async_loader.held_locks import is_held
+from async_loader.held_locks import is_held_of
 from async_loader.replay.buffer import ReplayBuffer, parts_of
 from async_loader.replay.checkpoint import Saver
 from async_loader.replay.table.insert import Inserter
@@ -41,7 +41,7 @@ def debug_state(buffer: ReplayBuffer) -> DebugState:
     """
     parts = parts_of(buffer)
     lock = parts.state.own_lock
-    held = is_held(lock)  # by the caller
+    held = is_held_of(lock)()  # by the caller
     if parts.state.staged is not None and not held and lock.acquire(blocking=False):
         try:
             parts.state.catch_up()

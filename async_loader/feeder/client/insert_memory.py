@@ -98,8 +98,7 @@ class InsertMemory:
 
     def answer_at(self, now: float) -> float | None:
         """Return when the answer to the offer has to be there; ``None``: none is missing."""
-        left = None if self._offering is None else self._offering.left()
-        return None if left is None else now + left
+        return None if self._offering is None else self._offering.answer_at(now)
 
     def begin(self) -> None:
         """The writer is opened (again): the feeder does not have the memory."""

@@ -68,8 +68,7 @@ class OfferedMemory:
 
     def answer_at(self, now: float) -> float | None:
         """Return when the answer to the offer has to be there; ``None``: none is missing."""
-        left = None if self._offering is None else self._offering.left()
-        return None if left is None else now + left
+        return None if self._offering is None else self._offering.answer_at(now)
 
     def forget(self) -> None:
         """Withdraw the offer and close the memory. Batches in user code keep theirs."""

@@ -85,8 +85,8 @@ class WeightStore:
 
     def newest_version(self, name: str) -> int | None:
         """Return the version of the newest weights of a name."""
-        newest = self._newest.get(name)
-        return None if newest is None else newest.version
+        newest = self.newest(name)
+        return None if newest is None else newest[0]
 
     def _is_stale(self, run: bytes, part: Publish) -> bool:
         newest = self._newest.get(part.name)

@@ -168,9 +168,10 @@ class Offering:
             raise Malformed(answer[1:].decode("utf-8", "replace"))
         return True
 
-    def left(self) -> float | None:
-        """Return the seconds until the limit; ``None`` without one."""
-        return self._limit.left()
+    def answer_at(self, now: float) -> float | None:
+        """Return when the answer has to be there; ``None`` without a limit."""
+        left = self._limit.left()
+        return None if left is None else now + left
 
     def close(self) -> None:
         """Close the connection. May be called again."""

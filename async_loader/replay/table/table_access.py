@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Unsupported
-from async_loader.held_locks import HeldLock, held_error, held_lock, is_held, is_held_of
+from async_loader.held_locks import HeldLock, held_error, held_lock, is_held_of
 from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterBalance, LimiterState, check_room
@@ -372,7 +372,7 @@ def _before_fork() -> None:
     """Write staged steps: the child may draw what this process has added."""
     for one in list(_all):
         staged = None if one._table is None else one._table.staged
-        if staged is None or not staged.count or is_held(one.own_lock):
+        if staged is None or not staged.count or one._is_held():
             continue  # held: this thread forks in a signal handler, in the middle of a change
         # Another thread that holds the lock is about to write them.
         if one.own_lock.acquire(timeout=_FORK_WAIT_S):
