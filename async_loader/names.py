@@ -272,7 +272,7 @@ PUBLIC: dict[str, str] = {
         )
     },
     "VectorWriter": "call table.vector_writer(envs)",
-    "WriterHandle": "call table.writer_handle()",
+    "WriterHandle": "write to a feeder: connect('embedded', tables=...)",
     "ReplayStats": "call table.stats(), which gives a TableStats",
     "Recorder": "say async_loader.recording.Recorder(env, table)",
     "VectorRecorder": "say async_loader.recording.VectorRecorder(envs, table)",

@@ -45,10 +45,9 @@ class ForkStep(IntEnum):
     """
 
     IMPORTS = 0  # another thread completes its import of torch
-    SERVICES = 1  # services of writers release what they hold, which may be the next lock
-    KERNELS = 2  # no thread compiles
-    TABLES = 3  # in the child: tables get locks of their own, which services need then
-    LOADERS = 4  # leased slots are retired; in the child loaders close the parent's descriptors
+    KERNELS = 1  # no thread compiles
+    TABLES = 2  # in the child: tables get locks of their own
+    LOADERS = 3  # leased slots are retired; in the child loaders close the parent's descriptors
 
 
 _hooks: dict[ForkStep, list[tuple[Callable[[], None], ...]]] = {step: [] for step in ForkStep}

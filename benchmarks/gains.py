@@ -9,8 +9,6 @@ GAINS = {
     ("loader", "start"): "A script, a test or a notebook cell begins to train sooner.",
     ("replay", "add"): "An environment loop spends its time in the environment.",
     ("replay", "extend"): "Vector environments are not slowed by storing their steps.",
-    ("replay", "contended"): "Actors in the learner's process, or beside it, take less of the "
-    "learner's speed.",
     ("replay", "dqn"): "An update of a small network takes the time of the network.",
     ("replay", "linked"): "Observations are stored once, in half the memory, and are as quick to "
     "draw.",

@@ -13,18 +13,16 @@ RANKS["replay"] = [
     "goal_fields goal_returns hindsight_parts views",
     "arguments read_plan ragged",
     "codec limiter_state queues sequence_limits",
-    "base base.array_address base.field_table base.goal_table base.grant_log base.kernel_cache "
-    "base.episode_lists base.link_table base.place_table base.ring_format base.row_format "
+    "base base.array_address base.field_table base.goal_table base.kernel_cache "
+    "base.episode_lists base.link_table base.place_table base.row_format "
     "base.sequence_table",
     "base.compiled",
     "kernels.machine",
     "kernels.row_address",
-    "kernels.linked_rows kernels.places kernels.publish_ring kernels.sequence_starts "
-    "kernels.writing",
+    "kernels.linked_rows kernels.places kernels.sequence_starts kernels.writing",
     "kernels.episode_lists kernels.reading",
     "kernels.compressed kernels.goals kernels.sequences",
     "kernels.items",
-    "kernels.row_grants",
     "kernels",
     "samplers.sampler samplers.random_numbers samplers.schedule",
     "samplers.binding samplers.seeded samplers.random_rows samplers.order samplers.heap_kernels "
@@ -37,10 +35,10 @@ RANKS["replay"] = [
     "table table.batch_arrays table.field_validator table.free_rows table.inner_sampler "
     "table.storage table.undelivered table.waiters",
     "table.compressed_ring table.readahead",
-    "stats table.episode_ends table.last_streams table.lag_sampler table.process_writers "
+    "stats table.episode_ends table.last_streams table.lag_sampler "
     "table.reader table.sequence_sampler table.step_packer",
     "table.decompressing_reader table.hindsight_reader table.sequence_reader",
-    "step_writer table.items vector_writer",
+    "table.items vector_writer",
     "table.streams",
     "table.room",
     "table.write",
@@ -57,12 +55,6 @@ RANKS["replay"] = [
     "table.nonblocking_table",
     "tally",
     "source writer",
-    "multiprocess.messages multiprocess.publish_ring multiprocess.row_need multiprocess.terms",
-    "multiprocess.row_grants multiprocess.writer_peer",
-    "multiprocess.insert_credits multiprocess.writer",
-    "multiprocess.writer_handle",
-    "multiprocess multiprocess.writer_service",
-    "multiprocess.service_thread",
     "checkpoint.arrays checkpoint.disk checkpoint.manifest checkpoint.encoding checkpoint.resizing "
     "checkpoint.settings",
     "checkpoint.sequences",

@@ -16,7 +16,6 @@ import torch
 
 from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
 from async_loader.errors import Broken, ConfigError, SchemaError, Unsupported
-from async_loader.process_hooks import package_threads
 from async_loader.source import Applied, Rows
 from async_loader.sources.columns import ColumnsReader, ColumnsSource
 
@@ -57,20 +56,6 @@ def test_rows_that_cannot_be_changed_are_named():
         pytest.raises(Unsupported, match="ColumnsSource cannot be changed"),
     ):
         loader.update([0], x=[1])
-
-
-def test_the_thread_for_rows_of_other_processes_can_end_a_wait():
-    with filled() as buffer:
-        handle = buffer.writer_handle()
-        with AsyncDataLoader(buffer, 8, timeout_s=SLACK_S) as loader:
-            next(loader)
-            names = {thread.name for thread in package_threads}
-            assert "async-loader-producer" in names
-            assert (
-                "async-loader-writer-service"
-                in {thread.name for thread in threading.enumerate()} - names
-            )
-        handle.close()
 
 
 # -- formats ---------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def test_hooks_run_in_the_order_of_their_steps_whatever_was_registered_first():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True
     )
-    steps = ["IMPORTS", "SERVICES", "KERNELS", "TABLES", "LOADERS"]
+    steps = ["IMPORTS", "KERNELS", "TABLES", "LOADERS"]
     before = [f"before {step}" for step in steps]
     child, parent = (line.split(" | ") for line in done.stdout.splitlines())
     assert child == before + [f"child {step}" for step in reversed(steps)]

@@ -4,7 +4,6 @@ negative numbers and what is no number are refused.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 from collections.abc import Callable
@@ -100,22 +99,6 @@ def test_calls_of_a_table_refuse_it_also_where_they_would_not_wait(call: str, va
 
 
 @pytest.mark.parametrize("value", [math.nan, -0.5, "a"], ids=repr)
-def test_a_writer_of_another_process_refuses_it(value: Any) -> None:
-    with _table() as buffer, buffer.writer_handle().open() as writer:
-        for call in (
-            lambda: writer.append(x=1, timeout_s=value),
-            lambda: writer.extend(x=np.arange(2), timeout_s=value),
-            lambda: writer.end_episode(timeout_s=value),
-            lambda: writer.flush(timeout_s=value),
-            lambda: writer.close(timeout_s=value),
-        ):
-            with pytest.raises(ConfigError, match="timeout_s="):
-                call()
-        with contextlib.suppress(Timeout):  # the owner may not have answered
-            writer.append(x=1, timeout_s=0)
-
-
-@pytest.mark.parametrize("value", [math.nan, -0.5, "a"], ids=repr)
 def test_calls_of_a_feeders_client_refuse_it(value: Any) -> None:
     from async_loader.feeder import connect
 
@@ -179,11 +162,10 @@ def test_a_timeout_of_zero_tries_once() -> None:
 
 def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
     from async_loader.feeder.client import client, writer
-    from async_loader.replay.multiprocess.writer import ProcessWriter
     from async_loader.replay.vector_writer import VectorWriter
     from async_loader.replay.writer import LocalWriter
 
-    owned = (ReplayBuffer, LocalWriter, VectorWriter, ProcessWriter)
+    owned = (ReplayBuffer, LocalWriter, VectorWriter)
     found = {
         f"{kind.__name__}.{name}"
         for kind in (*owned, client.Client, client.TableClient, writer.RemoteWriter)
@@ -228,9 +210,4 @@ def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
         "VectorWriter.append",
         "VectorWriter.close",
         "VectorWriter.flush",
-        "ProcessWriter.append",
-        "ProcessWriter.close",
-        "ProcessWriter.end_episode",
-        "ProcessWriter.extend",
-        "ProcessWriter.flush",
     }

@@ -40,8 +40,6 @@ KEPT = {
     "feeder/serving.py": "the module of FeederProcess",
     "feeder/wire/codes.py:Plane": "control plane and data plane, as in docs/wire.md",
     "lifecycle.py:Patience": "a parameter type of Source.plan in tests/data/api.txt",
-    "replay/multiprocess/terms.py": "named after Terms, a public parameter type",
-    "replay/multiprocess/terms.py:Terms": "a parameter type of WriterHandle in tests/data/api.txt",
     "replay/table/insert.py:Inserter": "a plain agent noun, like writer",
 }
 """Names of `OLD_NAMES` that are still in use, each with the reason."""

@@ -12,8 +12,7 @@
 
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.checkpoint.writing import SaveReport
-from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table.waiters import Waiting
 
-__all__ = ["ReplayBuffer", "SaveReport", "TableStats", "Waiting", "WriterHandle"]
+__all__ = ["ReplayBuffer", "SaveReport", "TableStats", "Waiting"]

@@ -18,7 +18,6 @@ from async_loader.names import (
 )
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import folder_of, one_of, positive, size_of
-from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.queues import capacity_of, check_limiter, check_stack
 from async_loader.replay.ragged import checked_format
 from async_loader.replay.rate_limiter import Queue, RateLimiter
@@ -53,9 +52,10 @@ if TYPE_CHECKING:
 class ReplayBuffer(Table):
     """The newest ``capacity`` steps, in shared memory: a `async_loader.table.Table`.
 
-    Threads: any, of the process that made it, may add and sample; processes that get a
-    `writer_handle` may add, and the workers of a loader read its memory directly, without a lock. A
-    forked child may sample what its parent had at that moment, and cannot add.
+    Threads: any, of the process that made it, may add and sample, and the workers of a loader read
+    its memory directly, without a lock. Other processes write to a feeder: see
+    `async_loader.connect`. A forked child may sample what its parent had at that moment, and cannot
+    add.
 
     Parameters
     ----------
@@ -505,30 +505,6 @@ class ReplayBuffer(Table):
             self._table_state, self._in, fresh_stream() if stream is None else stream_name(stream)
         )
 
-    def writer_handle(self) -> WriterHandle:
-        """Make a handle for a writer in another process: an argument of that process, under any
-        start method.
-
-        ``handle.open(stream)`` there gives a `async_loader.table.Writer`, as `writer` does here. It
-        writes into this table's shared memory, without a lock; what it adds can be drawn at once.
-        When its process dies, at whatever moment, no row is torn, its open episodes end as
-        truncated, and its rows come back; while it is stopped, others go on.
-
-        Raises
-        ------
-        ConfigError
-            While the schema is unknown; and for more writers than there is room for: an eighth of
-            the rows.
-        Unsupported
-            In a forked child, for a table whose remover is not Fifo, and for fields with a codec.
-        Closed
-            After `close`.
-        """
-        # Late: the module registers what is to be done when the process forks or ends.
-        from async_loader.replay.multiprocess.service_thread import handle_of
-
-        return handle_of(self._table_state)
-
     @explain_wrong_names
     def vector_writer(
         self,
@@ -799,8 +775,8 @@ class ReplayBuffer(Table):
         The first save is a full one; the next ones to the same folder write what has changed since,
         until together they are half as large as a full one. (A buffer that is saved to several
         folders in turn writes full ones.) A save that fails or is killed leaves the one before it
-        as it was. Not saved: what writers in other processes have not published, and samplers that
-        sources have of their own. One process at a time saves to a folder.
+        as it was. Not saved: samplers that sources have of their own. One process at a time saves
+        to a folder.
 
         Parameters
         ----------
@@ -856,8 +832,7 @@ class ReplayBuffer(Table):
         SchemaError
             If the steps that were saved are others than the table's.
         ConfigError
-            If there is no checkpoint, or it cannot be loaded into this table; and while writers of
-            other processes have rows of it: close them before.
+            If there is no checkpoint, or it cannot be loaded into this table.
         Timeout, Closed, Unsupported
             Nothing was changed.
         """
@@ -927,8 +902,7 @@ class ReplayBuffer(Table):
     def close(self, timeout_s: float | None = 5.0) -> None:
         """Close the table: nothing is added or drawn any more. May be called again.
 
-        Writers in other processes raise Closed, and the thread that serves them ends. A buffer
-        without such writers need not be closed: its memory is freed with its last reference.
+        A buffer need not be closed: its memory is freed with its last reference.
         """
         self._table_state.close(timeout_s)
 
@@ -945,8 +919,9 @@ class ReplayBuffer(Table):
 
     def __reduce__(self) -> Any:
         raise CannotSend(
-            "a ReplayBuffer stays in its process: send its writer_handle() to write there, and "
-            "read it by a loader here, or send the reader() of its source(); save() and "
+            "a ReplayBuffer stays in its process: read it by a loader here, or send the reader() "
+            "of its source(); actors in other processes write to a feeder, which "
+            'connect("embedded", tables=...) starts; save() and '
             "ReplayBuffer.from_checkpoint() keep what it holds"
         )
 

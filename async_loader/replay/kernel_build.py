@@ -41,9 +41,7 @@ _OBS = 128
 
 
 def build() -> None:
-    """Compile the kernels of served tables, of tables in a process, and of writers in other
-    processes.
-    """
+    """Compile the kernels of served tables, and of tables in a process."""
     warm()
     repeating: list[Sampler] = [
         Uniform(),
@@ -64,7 +62,6 @@ def build() -> None:
     _use_limits()
     _use_compressed()
     _use_places()
-    _write_by_a_handle()
 
 
 def _steps(rows: int) -> dict[str, np.ndarray]:
@@ -169,18 +166,6 @@ def _use_places() -> None:
     fields, staged = np.zeros((1, READING), np.int64), np.zeros((1, WRITING), np.int64)
     ring, none = np.zeros(place_table.TARGETS + 1, np.int64), np.empty(0, np.int64)
     places.draw_places(np.zeros(PLACES, np.int64), ring, fields, staged, none)
-
-
-def _write_by_a_handle() -> None:
-    """As a writer in another process does. See multiprocess/__init__.py, NOTE [publish ring]."""
-    schema = {"x": np.float32, "obs": Field((2,), np.dtype(np.float32), next="next_obs")}
-    with ReplayBuffer(_CAPACITY, schema, seed=0) as buffer:
-        with buffer.writer_handle().open() as writer:
-            for _ in range(_CAPACITY):
-                writer.append(x=0.0, obs=np.zeros(2, np.float32))
-            writer.flush()
-            buffer.add(x=0.0, obs=np.zeros(2, np.float32))
-        buffer.sample(2)
 
 
 if __name__ == "__main__":

@@ -92,17 +92,14 @@ class LimiterState:
         """Return how many more rows the ratio allows, or one off: division rounds."""
         return whole((self._high + self.sampled) / self._spi - self.inserted - self.waiting)
 
-    def may_insert_together(self, n: int, promised: int = 0) -> bool:
-        """Return whether ``n`` rows may be inserted together, beside ``promised`` others.
+    def may_insert_together(self, n: int) -> bool:
+        """Return whether ``n`` rows may be inserted together.
 
         While nothing can be sampled one row is always allowed, and the others come with it.
         """
-        if self.may_insert(n + promised):
+        if self.may_insert(n):
             return True
-        return (
-            n * self._spi <= self.window()
-            and self.inserted - self.deleted + promised < self._min_size
-        )
+        return n * self._spi <= self.window() and self.inserted - self.deleted < self._min_size
 
     def _free_of_ratio(self) -> int:
         """Return how many steps may be inserted regardless of the ratio, while waiting steps keep a

@@ -25,7 +25,7 @@ class TableStats(Stats):
     nbytes : int | None
         Shared memory of the full table; ``None`` while the schema is unknown.
     streams : int
-        Streams whose episode is open, and those that writers in other processes have named. Others
+        Streams whose episode is open, and those that a feeder's writers have named. Others
         are forgotten; with stacks, an open one is known though its steps have left the table.
     waiting : tuple of Waiting
         The calls and writers that wait for the table, and for what.

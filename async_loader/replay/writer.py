@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Never, Self
 
-from async_loader.errors import CannotSend
+from async_loader.errors import CannotSend, Closed
 from async_loader.lifecycle import seconds_or_none
-from async_loader.names import explain_wrong_attributes
-from async_loader.replay.arguments import count_of
+from async_loader.names import (
+    by_name,
+    explain_wrong_attributes,
+    explain_wrong_names,
+    misplaced_fields,
+)
+from async_loader.replay.arguments import count_of, one_of
 from async_loader.replay.base.row_format import TRUNCATED
-from async_loader.replay.step_writer import StepWriter
 from async_loader.replay.stream_names import MANY_STREAMS, stream_name, stream_names
+from async_loader.replay.table.episode_ends import Ends, how_ended
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.tally import Tally
 from async_loader.schema import Schema
-from async_loader.table import Ids
+from async_loader.table import Ids, Streams
 
 
 @explain_wrong_attributes
-class LocalWriter(StepWriter):
+class LocalWriter:
     """Adds the steps of an actor in the table's process. Made by `ReplayBuffer.writer`.
 
     Threads: one at a time. A call that Ctrl-C interrupts has added its step or has not, and `steps`
@@ -34,7 +39,9 @@ class LocalWriter(StepWriter):
     """
 
     def __init__(self, table_state: TableState, inserter: Inserter, stream: Hashable) -> None:
-        super().__init__(stream)
+        self.stream = stream
+        self._closed = False
+        self._ends = Ends(None)
         self._table_state, self._in = table_state, inserter
         self._tally = Tally(table_state)
         # Named streams, whose episodes `close` ends too.
@@ -51,15 +58,58 @@ class LocalWriter(StepWriter):
         """Steps that this writer has added. It never falls."""
         return self._tally.steps
 
-    def _append(
+    @by_name
+    def append(
         self,
-        values: dict[str, Any],
-        flags: int,
-        final_obs: object,
-        stream: object,
-        priority: object,
-        timeout_s: float | None,
+        step: Mapping[str, Any] | None = None,
+        /,
+        *misplaced: Never,
+        terminated: object = False,
+        truncated: object = False,
+        final_obs: object = None,
+        stream: Hashable | None = None,
+        priority: float | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
     ) -> int:
+        """Add a stream's next step: what was observed and done, and whether the episode ended.
+
+        Parameters
+        ----------
+        step : mapping, optional
+            As in `ReplayBuffer.add`.
+        terminated, truncated : bool
+            Whether the episode ended with this step, or was cut off after it. Stored too, where
+            the schema (or the first step, if there is no schema) has fields of these names and the
+            step does not contain them.
+        final_obs : array or (nested) dict of arrays, optional
+            The observation after the episode's last step.
+        stream : hashable, optional
+            By default the writer's own.
+        priority, timeout_s : optional
+            As in `ReplayBuffer.add`.
+
+        Returns
+        -------
+        int
+            The step's id.
+
+        Raises
+        ------
+        SchemaError
+            Names the field that does not fit. Nothing was written.
+        Timeout, WouldDeadlock
+            The limiter allows no insertion. Nothing was written.
+        Closed
+            The writer or the table was closed. Nothing was written.
+        """
+        if misplaced:
+            raise misplaced_fields(f"{type(self).__name__}.append", misplaced)
+        if self._closed:
+            raise self._closed_error()
+        ends = self._ends if self._ends.known else self._look_up_ends()
+        values = fields if step is None else dict(one_of(step, fields, "step"))
+        flags = ends.into(values, terminated, truncated)
         name = self.stream if stream is None else self._named(stream)
         tally = self._tally
         ids = tally.begin_one()
@@ -67,15 +117,46 @@ class LocalWriter(StepWriter):
         tally.end_one()
         return new
 
-    def _extend(
+    @by_name
+    def extend(
         self,
-        values: dict[str, Any],
-        flags: Ids | None,
-        final_obs: object,
-        stream: object,
-        priority: object,
-        timeout_s: float | None,
+        batch: Mapping[str, Any] | None = None,
+        /,
+        *misplaced: Never,
+        terminated: object = False,
+        truncated: object = False,
+        final_obs: object = None,
+        stream: Streams | None = None,
+        priority: object = None,
+        timeout_s: float | None = None,
+        **fields: Any,
     ) -> Ids:
+        """Add many steps. As `append`, and as `ReplayBuffer.extend`.
+
+        Parameters
+        ----------
+        terminated, truncated : bool | bool array [rows]
+        stream : hashable | sequence or array [rows], optional
+            One for all rows, or each row's own. By default the writer's.
+
+        Returns
+        -------
+        int64 array [rows]
+
+        Raises
+        ------
+        SchemaError, Closed
+            As `append`.
+        Timeout, WouldDeadlock
+            As `append`; the message says how many rows were written.
+        """
+        if misplaced:
+            raise misplaced_fields(f"{type(self).__name__}.extend", misplaced, "batch")
+        if self._closed:
+            raise self._closed_error()
+        values = dict(one_of(batch, fields, "batch"))
+        ends = self._ends if self._ends.known else self._look_up_ends()
+        flags = ends.into_columns(values, terminated, truncated)
         names: Any = self.stream
         if stream is not None:
             known = self._table_state.table.streams if self._table_state.ready else ()
@@ -83,6 +164,26 @@ class LocalWriter(StepWriter):
             for name in names if isinstance(names, list) else (names,):
                 self._named(name)
         return self._insert(values, names, flags, final_obs, priority, timeout_s)
+
+    @explain_wrong_names
+    def end_episode(
+        self,
+        *,
+        final_obs: object = None,
+        stream: Hashable | None = None,
+        terminated: bool = False,
+        truncated: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """End a stream's episode after its last step. As `ReplayBuffer.end_episode`."""
+        if self._closed:
+            raise self._closed_error()
+        name = self.stream if stream is None else stream_name(stream)
+        self._in.end_episodes((name,), final_obs, how_ended(terminated, truncated), timeout_s)
+
+    def _look_up_ends(self) -> Ends:
+        self._ends = Ends(self.schema)
+        return self._ends
 
     def _extend_together(
         self,
@@ -123,11 +224,6 @@ class LocalWriter(StepWriter):
         tally.end(len(ids))
         return ids
 
-    def _end_episode(
-        self, stream: Hashable, flags: int, final_obs: object, timeout_s: float | None
-    ) -> None:
-        self._in.end_episodes((stream,), final_obs, flags, timeout_s)
-
     def _end_episodes(self, streams: Sequence[Hashable]) -> None:
         """End the open episodes of these streams, as `end_episode` without arguments does."""
         self._in.end_episodes(streams, None, TRUNCATED, None)
@@ -148,7 +244,8 @@ class LocalWriter(StepWriter):
 
     def __reduce__(self) -> Any:
         raise CannotSend(
-            "a writer stays in its process: send table.writer_handle(), and call open() of it there"
+            "a writer stays in its process: write from another one to a feeder "
+            '(connect("embedded", tables=...) starts one)'
         )
 
     def _named(self, stream: Hashable) -> Hashable:
@@ -170,3 +267,21 @@ class LocalWriter(StepWriter):
                 if name in table.streams and table.is_open(table.streams[name])
             ]
         self._others, self._many = dict.fromkeys(open_), max(MANY_STREAMS, 2 * len(open_))
+
+    def _closed_error(self) -> Closed:
+        return Closed("this writer was closed: get another from the buffer")
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<{type(self).__name__} stream={self.stream!r} steps={self.steps} {state}>"

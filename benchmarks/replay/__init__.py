@@ -11,7 +11,6 @@ ROWS = (
     "linked",
     "add",
     "extend",
-    "contended",
     "memory",
     "codecs",
     "disk",

@@ -1,5 +1,5 @@
 """A storm of Ctrl-C: real signals at seeded random moments of next, close, the constructor, add,
-sample and save, and of append and flush of writers over a feeder and of another process
+sample and save, and of append and flush of writers over a feeder
 (storm_writers.py).
 
 As a script: ``storm_play.py SEED SIGNALS`` plays until that many have come, and prints what was
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from storm_writers import others, strike_feeder, strike_process
+from storm_writers import feeder, strike_feeder
 
 LONGEST_S = 60.0
 """No call takes longer, however often it is interrupted: then it is wedged."""
@@ -276,9 +276,9 @@ def play(seed: int, signals: int, each: int = 40) -> dict[str, int]:
     gc.collect()
     known, fds = set(children()), len(os.listdir("/proc/self/fd"))
     try:
-        with tempfile.TemporaryDirectory() as folder, others() as (client, owner):
+        with tempfile.TemporaryDirectory() as folder, feeder() as client:
             while storm.come < signals:
-                _round(storm, Path(folder), client, owner, min(each, signals - storm.come))
+                _round(storm, Path(folder), client, min(each, signals - storm.come))
                 gc.collect()
     finally:
         storm.close()
@@ -314,10 +314,8 @@ def _load_kernels() -> None:
         buffer.close()
 
 
-def _round(storm: Storm, folder: Path, client: Any, owner: Any, times: int) -> None:
-    what = storm.chance.choice(
-        ("next", "next", "epoch", "epoch", "life", "buffer", "feeder", "process")
-    )
+def _round(storm: Storm, folder: Path, client: Any, times: int) -> None:
+    what = storm.chance.choice(("next", "next", "epoch", "epoch", "life", "buffer", "feeder"))
     workers = storm.chance.choice((0, 2))
     with beside(storm.chance.choice((0, 2))):
         if what == "next":
@@ -329,10 +327,8 @@ def _round(storm: Storm, folder: Path, client: Any, owner: Any, times: int) -> N
                 strike_life(storm, workers)
         elif what == "buffer":
             strike_buffer(storm, folder, times)
-        elif what == "feeder":
-            strike_feeder(storm, client, times)
         else:
-            strike_process(storm, owner, times)
+            strike_feeder(storm, client, times)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,8 @@
-"""What a storm of Ctrl-C strikes beside loaders: writers over an embedded feeder, and of a table
-in another process.
-"""
+"""What a storm of Ctrl-C strikes beside loaders: writers over an embedded feeder."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,51 +20,13 @@ _BATCH = 8
 
 
 @contextlib.contextmanager
-def others() -> Iterator[tuple[Any, Any]]:
-    """A client of an embedded feeder with a queue, and an end of a pipe to a process that owns a
-    table.
-    """
+def feeder() -> Iterator[Any]:
+    """A client of an embedded feeder with a queue."""
     from async_loader.feeder import connect
 
-    fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe()
-    owner = fork.Process(target=_own, args=(theirs, ours))
-    owner.start()
-    theirs.close()
     queue = {"capacity": 20_000, "sampler": "fifo", "max_times_sampled": 1}
-    try:
-        with connect("embedded", tables={"queue": queue}, timeout_s=LONGEST_S) as client:
-            yield client, ours
-    finally:
-        ours.close()
-        owner.join(LONGEST_S)
-        owner.kill()
-        owner.join()
-        owner.close()
-
-
-def _own(pipe: Any, other_end: Any) -> None:
-    """In a process of its own: a table, handles for its writers, and answers to what is in it."""
-    from async_loader import ReplayBuffer
-    from async_loader.schema import Field
-    from async_loader.testing.debug import debug_state
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    other_end.close()  # else its end would never come
-    with ReplayBuffer(20_000, {"x": Field((), np.dtype(np.int64), next="after")}, seed=0) as buffer:
-        table = debug_state(buffer).state.table
-        with contextlib.suppress(EOFError):
-            while True:
-                asked = pipe.recv()
-                if asked is None:
-                    pipe.send(buffer.writer_handle())
-                    continue
-                with debug_state(buffer).state.lock:
-                    debug_state(buffer).state.own()
-                    heads = table.storage.heads()
-                    rows = table.find(np.sort(heads[heads[:, 0] > 0, 0] - 1))
-                    x = table.storage.cell(0)[rows[rows >= 0]]
-                pipe.send(x[x >= asked].tolist())
+    with connect("embedded", tables={"queue": queue}, timeout_s=LONGEST_S) as client:
+        yield client
 
 
 def _strike_writer(
@@ -141,21 +99,3 @@ def strike_feeder(storm: Storm, client: Any, times: int) -> None:
     )
     storm.seen["writers of a feeder"] += 1
     storm.seen["steps over a feeder"] += steps
-
-
-def strike_process(storm: Storm, owner: Any, times: int) -> None:
-    """What the writer says is in, is in the table of another process, once and in order."""
-    first = _APART * (1 + storm.seen["writers of a process"])
-
-    def stored() -> list[int]:
-        owner.send(first)
-        assert owner.poll(LONGEST_S)
-        return list(owner.recv())
-
-    owner.send(None)
-    assert owner.poll(LONGEST_S)
-    with owner.recv().open() as writer:
-        steps = _strike_writer(storm, writer, first, times, 5e-4, lambda: len(stored()))
-        assert stored() == list(range(first, first + steps)), "lost, doubled or out of order"
-    storm.seen["writers of a process"] += 1
-    storm.seen["steps to a process"] += steps

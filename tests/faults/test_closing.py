@@ -347,8 +347,6 @@ KEPT = {
     "'cpu', num_workers=number)",
 }
 KEPT_ELSE = {
-    "handle": "buffer.writer_handle()",
-    "writer": "buffer.writer_handle().open()",
     "records": "async_loader.compat.gluon.data.RecordFileDataset(__file__)",
 }
 

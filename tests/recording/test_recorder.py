@@ -20,7 +20,7 @@ from async_loader import Field, RateLimiter, ReplayBuffer, connect  # noqa: E402
 from async_loader.errors import Closed, ConfigError, SchemaError, Timeout  # noqa: E402
 from async_loader.recording import Recorder, schema_of  # noqa: E402
 
-KINDS = ("table", "writer", "writer of another process", "feeder's table", "feeder's writer")
+KINDS = ("table", "writer", "feeder's table", "feeder's writer")
 
 
 @contextmanager
@@ -34,13 +34,7 @@ def opened(kind: str) -> Iterator[tuple[Any, Any]]:
             writes = table if "table" in kind else table.writer(schema=schema)
         else:
             table = stack.enter_context(ReplayBuffer(5_000, None if kind == "table" else schema))
-            writes = (
-                table
-                if kind == "table"
-                else table.writer()
-                if kind == "writer"
-                else table.writer_handle().open()
-            )
+            writes = table if kind == "table" else table.writer()
         if writes is not table:
             stack.enter_context(writes)
         yield table, writes

@@ -270,15 +270,6 @@ def test_a_recorder_closes_without_an_error_after_its_table():
     envs.close()
 
 
-def test_a_writer_of_another_process_is_refused_with_what_works_there():
-    envs = gymnasium.make_vec("CartPole-v1", 2)
-    table = ReplayBuffer(50, schema_of(envs))
-    with table.writer_handle().open() as writer:
-        with pytest.raises(ConfigError, match=r"record each environment by itself: Recorder\("):
-            VectorRecorder(envs, writer)
-    envs.close()
-
-
 def test_two_recorders_on_one_writer_mix_no_steps():
     one, games = vector(AutoresetMode.NEXT_STEP, [[9], [9]])
     two, others = vector(AutoresetMode.NEXT_STEP, [[9], [9]], first=50_000)

@@ -80,9 +80,9 @@ def test_the_numbers_of_a_full_queue_do_not_count_what_was_deleted() -> None:
 
 
 def test_a_deletion_wakes_a_writer() -> None:
-    with queue(2) as buffer, buffer.writer_handle().open() as elsewhere:
+    with queue(2) as buffer, buffer.writer() as writer:
         ids = fill(buffer, 2)
-        for write in (buffer.add, elsewhere.append):
+        for write in (buffer.add, writer.append):
             waiting = Doing(lambda write=write: write(x=7, timeout_s=PATIENCE_S))
             until(lambda: buffer.stats().waiting)
             buffer.delete(ids[:1])

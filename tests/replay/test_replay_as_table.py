@@ -27,22 +27,6 @@ def test_a_step_that_waits_for_its_successor_is_not_had_by_id() -> None:
     assert "weight" not in ReplayBuffer(9, {"x": "int64"}, sampler=Prioritized()).get([])
 
 
-def test_clearing_takes_in_what_writers_of_other_processes_have_added() -> None:
-    with ReplayBuffer(100, LINKED, seed=0) as buffer, buffer.writer_handle().open() as writer:
-        for x in range(5):
-            writer.append(x=x, reward=1.0)
-        buffer.clear()
-        for x in range(10, 13):
-            writer.append(x=x, reward=1.0, terminated=x == 12)
-        writer.flush()
-        found = buffer.get(range(40))
-        assert dict(zip(found["x"].tolist(), found["y"].tolist(), strict=True)) == {
-            10: 11,
-            11: 12,
-            12: 12,
-        }
-
-
 def test_a_cleared_queue_takes_as_many_as_ever() -> None:
     queue = ReplayBuffer.queue(6, {"x": "int64"})
     for first in range(0, 30, 6):

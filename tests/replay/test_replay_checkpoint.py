@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 from collections import namedtuple
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +29,6 @@ from async_loader import (
     Uniform,
 )
 from async_loader.errors import ConfigError, Unsupported
-from async_loader.replay.base.grant_log import GrantLog
 from async_loader.replay.checkpoint import encoding, settings
 from async_loader.replay.rate_limiter import Queue
 from async_loader.testing.debug import debug_state
@@ -619,22 +617,6 @@ def test_large_fields_and_complex_ones_come_back(tmp_path):
     assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
 
 
-def test_rows_that_were_set_aside_and_not_filled_are_empty(tmp_path):
-    buffer = filled()
-    buffer.save(tmp_path)
-    with debug_state(buffer).state.lock:
-        first, count = debug_state(buffer).state.table.grant(3)
-        grant_log = GrantLog(0)
-        grant_log.granted(first, count)
-    buffer.save(tmp_path)
-    loaded = ReplayBuffer.from_checkpoint(tmp_path)
-    assert (first, count) == (250, 3)
-    with debug_state(buffer).state.lock:
-        debug_state(buffer).state.table.abandon(grant_log.address)
-    assert same(contents(loaded), contents(buffer))
-    assert loaded.add(obs=np.zeros(3, np.float32), reward=0, done=False) == 253
-
-
 def test_samplers_of_sources_get_new_seeds_after_loading(tmp_path):
     buffer = filled()
     buffer.source(sampler=Uniform())
@@ -661,19 +643,3 @@ def test_a_fork_does_not_save(tmp_path):
 def test_a_state_that_is_no_json_is_refused():
     with pytest.raises(ConfigError, match=r"sampler/rng is object"):
         encoding.split({"rng": object()}, "sampler", encoding.Copies({}))
-
-
-def test_a_writer_of_a_loaded_table_does_not_go_on_with_the_episode_of_one_before(
-    tmp_path: Path,
-) -> None:
-    schema = {"x": Field((), np.int64, stack=2)}
-    with ReplayBuffer(100, schema, seed=0) as buffer, buffer.writer_handle().open() as writer:
-        writer.extend(x=np.arange(3))
-        writer.flush()
-        buffer.save(tmp_path)
-    with ReplayBuffer.from_checkpoint(tmp_path) as again, again.writer_handle().open() as later:
-        # though the pid is the same, as it often is in containers
-        assert later.stream != writer.stream
-        later.extend(x=np.arange(10, 13))
-        later.flush()
-        assert [10, 10] in again.sample(200)["x"].tolist()

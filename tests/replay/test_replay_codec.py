@@ -27,7 +27,6 @@ from async_loader.errors import (
     MissingExtra,
     OutOfMemory,
     SchemaError,
-    Unsupported,
 )
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.schema import Schema
@@ -291,11 +290,6 @@ def _hindsight() -> ReplayBuffer:
             OutOfMemory,
             "max_bytes= gives less",
             lambda: ReplayBuffer(10**9, schema("lz4")),
-        ),
-        (
-            Unsupported,
-            "leave the codec out, or send the steps through a feeder",
-            lambda: ReplayBuffer(50, schema("lz4")).writer_handle(),
         ),
     ],
 )

@@ -39,7 +39,7 @@ def pairs(buffer: ReplayBuffer) -> set[tuple[int, int]]:
 @pytest.mark.parametrize(
     "schema", [{**OBS, "terminated": np.bool_, "done": np.bool_}, {**OBS, **ENDS, "done": np.bool_}]
 )
-@pytest.mark.parametrize("way", ["add", "extend", "writer", "process"])
+@pytest.mark.parametrize("way", ["add", "extend", "writer"])
 def test_done_ends_the_episode_as_terminated_also_beside_terminated(schema: Any, way: str) -> None:
     with ReplayBuffer(100, schema, seed=0) as buffer:
         others = {name: False for name in schema if name in ENDS}
@@ -49,11 +49,9 @@ def test_done_ends_the_episode_as_terminated_also_beside_terminated(schema: Any,
                 {name: np.array([step[name] for step in steps]) for name in steps[0]}, stream=0
             )
         else:
-            writer = buffer.writer_handle().open() if way == "process" else buffer.writer()
+            writer = buffer.writer()
             for step in steps:
                 buffer.add(step) if way == "add" else writer.append(step)
-            if way == "process":
-                writer.close()
         batch = buffer.sample(200, view=Transitions(n_steps=1))
         last = batch["obs"] % 3 == 2
         assert (batch["next_obs"] // 3 == batch["obs"] // 3).all()
@@ -219,7 +217,7 @@ def test_the_first_step_after_a_load_does_not_follow_the_last_one_before(tmp_pat
     buffer = ReplayBuffer(
         100, {**OBS, "terminated": np.bool_}, sampler=Uniform(replacement=False), seed=0
     )
-    with buffer, buffer.writer_handle().open(stream="far") as far:
+    with buffer, buffer.writer("far") as far:
         named, vector = (
             buffer.writer("left"),
             buffer.vector_writer(2, streams=["a", "b"], autoreset="disabled"),
@@ -234,7 +232,7 @@ def test_the_first_step_after_a_load_does_not_follow_the_last_one_before(tmp_pat
     with ReplayBuffer.from_checkpoint(tmp_path) as again:
         assert again.stats().streams == 3
         again.end_episode(stream="left", final_obs=104)  # this is known after all
-        with again.writer_handle().open(stream="far") as far:
+        with again.writer("far") as far:
             for t in range(4):
                 again.add(obs=1000 + t, reward=0.0, terminated=False)
                 again.writer("left").append(obs=1100 + t, reward=0.0)

@@ -228,26 +228,6 @@ def test_a_table_that_was_saved_before_its_first_step_empties_the_other(tmp_path
     assert len(buffer) == 3
 
 
-def test_writers_of_other_processes_have_to_be_closed_before(tmp_path: Path) -> None:
-    with filled() as buffer:
-        buffer.save(tmp_path)
-        handle = buffer.writer_handle()
-        with pytest.raises(
-            ConfigError, match=r"there are 1 handles that were not opened: close them"
-        ):
-            buffer.load(tmp_path)
-        with handle.open() as writer:
-            writer.extend(steps(7000, 5))
-            with pytest.raises(ConfigError, match=r"there are writer 0 \(pid \d+\): close them"):
-                buffer.load(tmp_path)
-            assert len(buffer) == 505
-        buffer.load(tmp_path)
-        assert len(buffer) == 500
-        with buffer.writer_handle().open() as writer:
-            assert writer.append(x=1, words=np.ones(WORDS, np.int64)) == 500
-        assert len(buffer) == 501
-
-
 def test_files_that_were_changed_are_refused_before_anything_is(tmp_path: Path) -> None:
     buffer = filled()
     buffer.save(tmp_path)

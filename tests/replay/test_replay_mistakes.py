@@ -116,8 +116,8 @@ def test_what_stays_in_its_process_says_what_travels_instead():
     buffer = ReplayBuffer(10, STEP)
     with AsyncDataLoader(buffer.source(), 2) as loader:
         for one, said in (
-            (buffer, r"send its writer_handle\(\)"),
-            (buffer.writer(), r"send table.writer_handle\(\)"),
+            (buffer, r"send the reader\(\) of its source\(\)"),
+            (buffer.writer(), r"write from another one to a feeder"),
             (buffer.source(), r"send its reader\(\)"),
             (loader, "make one where its batches are used"),
         ):

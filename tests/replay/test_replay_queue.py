@@ -310,31 +310,6 @@ def test_a_loader_delivers_each_item_of_a_queue_once_however_few_the_rows(
     assert got == list(range(160))
 
 
-def test_writers_of_other_processes_overwrite_no_item_of_a_queue() -> None:
-    buffer = ReplayBuffer(
-        16, {"obs": OBS, "who": "int64"}, sampler=Fifo(), limiter=Queue(16), max_times_sampled=1
-    )
-    handles = [buffer.writer_handle() for _ in range(3)]
-    idle = handles[2].open()
-
-    def act(number: int) -> None:
-        with handles[number].open() as writer:
-            for t in range(150):
-                writer.append(obs=t, who=number, timeout_s=60)
-            writer.end_episode(terminated=True)
-
-    actors = [Doing(lambda number=number: act(number)) for number in range(2)]
-    got: dict[int, list[int]] = {0: [], 1: []}
-    while sum(map(len, got.values())) < 300:
-        batch = buffer.sample(1, timeout_s=60)
-        got[int(batch["who"][0])].append(int(batch["obs"][0]))
-    for actor in actors:
-        actor.done()
-    idle.close()
-    buffer.close()
-    assert got == {0: list(range(150)), 1: list(range(150))}
-
-
 # -- what ReplayBuffer.queue and stack make --------------------------------------------------------
 
 

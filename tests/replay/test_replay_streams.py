@@ -333,17 +333,12 @@ def test_fields_with_impossible_links_are_refused() -> None:
 
 
 @pytest.mark.parametrize("end", ["done", "terminated"])
-@pytest.mark.parametrize("remote", [False, True])
-def test_what_the_step_of_a_writer_says_of_its_end_ends_the_episode(end: str, remote: bool) -> None:
+def test_what_the_step_of_a_writer_says_of_its_end_ends_the_episode(end: str) -> None:
     with ReplayBuffer(100, {"x": np.int64, "reward": np.float32, end: np.bool_}, seed=0) as buffer:
-        writer: Any = buffer.writer_handle().open() if remote else buffer.writer()
+        writer = buffer.writer()
         for t in range(6):
             writer.append({"x": t, "reward": 1.0, end: t == 2})
-        if remote:
-            writer.flush()
         batch = buffer.sample(200, view=Transitions(n_steps=3, gamma=1.0))
-        if remote:
-            writer.close()
     found = set(zip(*(batch[key].tolist() for key in ("x", "reward", "discount")), strict=True))
     assert found == {(0, 3.0, 0.0), (1, 2.0, 0.0), (2, 1.0, 0.0), (3, 3.0, 1.0)}
 

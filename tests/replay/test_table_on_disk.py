@@ -95,16 +95,6 @@ def test_a_loader_reads_it(tmp_path, workers):
         assert_equal(one, other)
 
 
-def test_a_writer_of_another_process_fills_it(tmp_path):
-    _, table = pair(tmp_path)
-    with table, table.writer_handle().open() as writer:
-        for step in range(20):
-            obs = np.full((40, 40), step, np.uint8)
-            writer.append(obs=obs, reward=float(step), terminated=step == 19)
-        writer.flush()
-        assert sorted(table.get(np.arange(20))["reward"]) == list(range(20))
-
-
 def test_a_checkpoint_goes_from_memory_to_a_disk_and_back(tmp_path):
     memory, disk = pair(tmp_path)
     memory.extend(**episode(0, 400), stream=0)

@@ -29,17 +29,3 @@ def writing(request: pytest.FixtureRequest) -> Iterator[Making]:
     """Makes tables, and writers of one kind."""
     with making(request.param) as made:
         yield made
-
-
-@pytest.fixture(**each(WRITERS, lambda one: not one.needs_schema))
-def learning(request: pytest.FixtureRequest) -> Iterator[Making]:
-    """As `writing`, of writers whose first step says what a step is."""
-    with making(request.param) as made:
-        yield made
-
-
-@pytest.fixture(**each(WRITERS, lambda one: one.vectors))
-def vectors(request: pytest.FixtureRequest) -> Iterator[Making]:
-    """As `writing`, of tables whose vector writers write as these do."""
-    with making(request.param) as made:
-        yield made

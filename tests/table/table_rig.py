@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import multiprocessing
 import shutil
 import tempfile
 import threading
@@ -82,10 +81,6 @@ class Writers:
         (stack, table, stream) -> a Writer, which the stack closes.
     gives_ids : bool
         Whether ``append`` returns an id; elsewhere ``None``.
-    needs_schema : bool
-        Whether the table has to know what a step is before there is a writer.
-    vectors : bool
-        Whether the vector writer of the table writes as these do.
     folder : callable
         A path, as the table is told it.
     """
@@ -93,8 +88,6 @@ class Writers:
     table: MakeTable
     open: Callable[[contextlib.ExitStack, Any, Hashable | None], Writer]
     gives_ids: bool = True
-    needs_schema: bool = False
-    vectors: bool = True
     folder: Callable[[Path], PurePath] = Path
 
 
@@ -115,17 +108,10 @@ def open_here(stack: contextlib.ExitStack, table: Table, stream: Hashable | None
     return stack.enter_context(table.writer(stream))
 
 
-def open_elsewhere(
-    stack: contextlib.ExitStack, table: ReplayBuffer, stream: Hashable | None
-) -> Any:
-    return stack.enter_context(Elsewhere(table.writer_handle(), stream))
-
-
 WRITERS: dict[str, Writers] = {
     "local": Writers(ReplayBuffer, open_here),
     "embedded": Writers(embedded, open_here, gives_ids=False),
     "served": Writers(served, open_here, gives_ids=False),
-    "another process": Writers(ReplayBuffer, open_elsewhere, needs_schema=True, vectors=False),
 }
 
 
@@ -146,52 +132,6 @@ class Making:
 
     def writer(self, table: Table, stream: Hashable | None = None) -> Writer:
         return self.kind.open(self.stack, table, stream)
-
-
-class Elsewhere:
-    """A writer in another process, whose calls come and go through a pipe: the same methods,
-    results and errors.
-    """
-
-    def __init__(self, handle: Any, stream: Hashable | None) -> None:
-        here, there = multiprocessing.Pipe()
-        self._pipe = here
-        self._process = multiprocessing.Process(
-            target=_serve, args=(there, here, handle, stream), daemon=True
-        )
-        self._process.start()
-        there.close()
-        handle.close()
-        self._said: Any = self._receive()
-
-    def _receive(self) -> Any:
-        kind, value = self._pipe.recv()
-        if kind == "raised":
-            raise value
-        return value
-
-    def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        self._pipe.send((name, args, kwargs))
-        return self._receive()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("stream", "schema", "steps", "closed"):
-            return self._ask("get", name)
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda *args, **kwargs: self._ask(name, *args, **kwargs)
-
-    def __enter__(self) -> Elsewhere:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            self._ask("close")
-            self._pipe.send(None)
-        self._pipe.close()
-        self._process.join(60)
-        assert self._process.exitcode == 0
-        self._process.close()
 
 
 def _serve(pipe: Any, other: Any, handle: Any, stream: Hashable | None) -> None:

@@ -57,11 +57,11 @@ def test_priorities_that_nothing_goes_by_are_refused_and_the_writer_goes_on(
 
 
 def test_a_first_step_whose_priority_is_refused_says_nothing_of_other_steps(
-    learning: Making,
+    writing: Making,
 ) -> None:
     for settings, error in (({}, Unsupported), ({"sampler": Prioritized()}, ConfigError)):
-        table = learning.table(100, None, **settings)
-        writer = learning.writer(table)
+        table = writing.table(100, None, **settings)
+        writer = writing.writer(table)
         wrong = 1.0 if error is Unsupported else -1.0
         with pytest.raises(error):
             writer.append(x=1, priority=wrong)
@@ -85,8 +85,8 @@ def test_several_ends_for_one_step_are_refused(writing: Making, name: str) -> No
     assert len(table) == 1
 
 
-def test_a_vectors_priorities_are_refused_as_those_of_any_writer(vectors: Making) -> None:
-    table = vectors.table()
+def test_a_vectors_priorities_are_refused_as_those_of_any_writer(writing: Making) -> None:
+    table = writing.table()
     ends = {"terminated": np.zeros(2, np.bool_), "truncated": np.zeros(2, np.bool_)}
     with table.vector_writer(2) as writer, pytest.raises(Unsupported, match="use no priorities"):
         writer.append(**steps(2), next_obs=np.zeros(2), priority=[1.0, 2.0], **ends)
@@ -192,9 +192,9 @@ def test_an_episode_that_has_no_step_is_ended_whatever_came_after_it(writing: Ma
         plain.end_episode(final_obs=1.0)
 
 
-def test_nothing_is_known_of_a_last_observation_before_there_is_a_schema(learning: Making) -> None:
-    table = learning.table(100, None)
-    writer = learning.writer(table)
+def test_nothing_is_known_of_a_last_observation_before_there_is_a_schema(writing: Making) -> None:
+    table = writing.table(100, None)
+    writer = writing.writer(table)
     writer.end_episode(final_obs=5.0)
     assert table.schema is None
     writer.append(x=1)
@@ -203,9 +203,9 @@ def test_nothing_is_known_of_a_last_observation_before_there_is_a_schema(learnin
 
 
 @pytest.mark.parametrize("first", ["append", "extend"])
-def test_fields_stand_in_the_order_of_the_first_step(learning: Making, first: str) -> None:
-    table = learning.table(100, None)
-    writer = learning.writer(table)
+def test_fields_stand_in_the_order_of_the_first_step(writing: Making, first: str) -> None:
+    table = writing.table(100, None)
+    writer = writing.writer(table)
     step = {"z": 1, "b": {"y": 2.0, "a": 3}}
     if first == "append":
         writer.append(step, terminated=True)

@@ -12,8 +12,6 @@ import pytest
 from async_loader import ReplayBuffer
 from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.client.writer import RemoteWriter
-from async_loader.replay.multiprocess.writer import ProcessWriter
-from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.writer import LocalWriter
 from async_loader.table import Table, Writer
@@ -22,7 +20,6 @@ from async_loader.table import VectorWriter as VectorWriterProtocol
 IMPLEMENTERS: list[tuple[type, type]] = [
     (Table, ReplayBuffer),
     (Writer, LocalWriter),
-    (Writer, ProcessWriter),
     (Table, TableClient),
     (Writer, RemoteWriter),
     (VectorWriterProtocol, VectorWriter),
@@ -85,12 +82,6 @@ def test_what_is_no_method_is_there_too(protocol: type, kind: type) -> None:
     assert [
         name for name in names_of(protocol) if not hasattr(kind, name) and name not in made_by_init
     ] == []
-
-
-def test_a_handle_is_opened_as_a_writer_is_asked_for() -> None:
-    *same, schema = parameters(ReplayBuffer.writer)
-    assert schema[0] == "schema"  # there is a handle of a table with a schema only
-    assert parameters(WriterHandle.open) == same
 
 
 def test_a_parameter_in_another_place_is_found() -> None:

@@ -1,18 +1,15 @@
-"""Two actor processes write to the learner's table."""
+"""Two actor processes write to the learner's feeder."""
 
 from __future__ import annotations
 
 import multiprocessing
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from async_loader import AsyncDataLoader, MinSize, ReplayBuffer, Writer
-
-if TYPE_CHECKING:
-    from async_loader.replay import WriterHandle
+from async_loader import AsyncDataLoader, Writer, connect
 
 STEPS = 50
+SCHEMA = {"obs": ((2,), "float32"), "reward": "float32", "terminated": "bool"}
 
 
 def act(writer: Writer) -> None:
@@ -23,22 +20,21 @@ def act(writer: Writer) -> None:
     writer.flush(timeout_s=30)
 
 
-def actor(handle: WriterHandle, name: str) -> None:
-    with handle.open(name) as writer:
+def actor(address: str, name: str) -> None:
+    with connect(address) as client, client.table("replay").writer(name, schema=SCHEMA) as writer:
         act(writer)
 
 
 def main() -> None:
-    schema = {"obs": ((2,), "float32"), "reward": "float32", "terminated": "bool"}
-    with ReplayBuffer(1_000, schema, limiter=MinSize(2 * STEPS)) as buffer:
+    settings = {"capacity": 1_000, "limiter": {"kind": "rate_limiter", "min_size_to_sample": 2 * STEPS}}
+    with connect("embedded", tables={"replay": settings}) as client:
         context = multiprocessing.get_context("spawn")
         actors = [
-            context.Process(target=actor, args=(buffer.writer_handle(), f"actor {n}"))
-            for n in range(2)
+            context.Process(target=actor, args=(client.address, f"actor {n}")) for n in range(2)
         ]
         for process in actors:
             process.start()
-        with AsyncDataLoader(buffer, 32, timeout_s=60) as loader:
+        with AsyncDataLoader(client.table("replay"), 32, timeout_s=60) as loader:
             batch = next(loader)
         assert batch["obs"].shape == (32, 2)
         for process in actors:

@@ -98,7 +98,7 @@ def drawer(state: TableState, draws: PlacedDraws, newest: NewestId) -> Drawer:
         if count > draws.most:
             return None
         with state.lock:
-            if table.rest is not None or state.writers is not None or state.closed:
+            if table.rest is not None or state.closed:
                 state.check_open()
                 state.catch_up()
             ids, spare = kept_for.get(count) or keep(count)

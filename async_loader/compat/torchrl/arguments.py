@@ -12,7 +12,7 @@ from async_loader.replay.samplers.sampler import Sampler, check_sampler
 _ELSEWHERE = {
     "writer": "a table overwrites its oldest steps, as TorchRL's default does: leave it out",
     "prefetch": "AsyncDataLoader(buffer.table, batch_size) makes batches ahead: leave it out",
-    "shared": "buffer.table.writer_handle() lets other processes write: leave it out",
+    "shared": "other processes write to a feeder (connect('embedded', ...)): leave it out",
     "dim_extend": "extend() takes steps along the first dimension: leave it out",
     "sample_unit": "buffer.table.source(view=Sequences(...)) gives sequences: leave it out",
     "transform_factory": "give transform=, a function of the batch",

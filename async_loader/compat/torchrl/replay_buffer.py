@@ -60,7 +60,7 @@ class ReplayBuffer:
     Attributes
     ----------
     table : async_loader.ReplayBuffer
-        For a loader, a feeder, writers of other processes.
+        For a loader, a feeder.
 
     Raises
     ------

@@ -60,7 +60,6 @@ COUNT = 8  # items
 TOP = 9  # rows that were ever used
 # Addresses of arrays with one entry per row, private to the table's process.
 ALIVE = 10  # uint8: whether there is an item
-HELD = 11  # uint8: whether another process is filling it
 DIRTY = 12  # uint8: what changed since the last checkpoint
 GIVEN = 13  # float64: the priority that a step came with; 0 where the table has no priorities
 NAMES = 17  # int64: the id of the step, -1 without one; as in the heads, closer together
@@ -72,7 +71,6 @@ DIED = 16  # int64: ended items
 TERMINATED_FIELD = 18  # address in row 0, bytes from row to row, bytes, the bytes of "yes"
 TRUNCATED_FIELD = 22
 FOLLOWED = 26  # 1: steps show the observation after them
-GRANTED = 27  # rows that other processes hold
 DONE_FIELD = 28  # as TERMINATED_FIELD
 WAITING = 32  # steps that may still become items
 # The oldest id that `room` found in use: no earlier row is still needed.
@@ -80,13 +78,7 @@ TAIL = 33
 # int64: deleted steps whose turn to become items has come, and the last steps of episodes that
 # ended later than their step was added; 0 where no sampler asks for them
 PASSED = 34
-# Ids that may pass after a row was granted until its writer gives it back as too old: see
-# replay/multiprocess, NOTE [old rows]
-OLD_AFTER = 35
 # Rows by which CAPACITY is larger, for rows that are free before their turn; the newest of these:
-# see table/room.py, NOTE [granted rows of a queue]
+# see table/room.py, NOTE [free before their turn]
 LENT, LENT_TO = 36, 38
-KEPT_FROM = 37  # the id from which on no item may be lost; NEVER if any may
 PLACES = 39
-
-NEVER = 1 << 62

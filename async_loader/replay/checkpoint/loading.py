@@ -154,7 +154,6 @@ class _Loading:
         """
         for role in ("sampler", "remover"):
             self._sampler(role)
-        table_state.end_writers()
         saved = self._from.newest.table
         with SignalsDeferred(), table_state.lock:
             table_state.own_alone()

@@ -40,12 +40,9 @@ from async_loader.replay.kernels.reading import (
     walk,
     walk_on_disk,
 )
-from async_loader.replay.kernels.row_grants import abandon, commit, grant, news, room_ahead
 from async_loader.replay.kernels.writing import end_stream, overwrite, write
 
 __all__ = [
-    "abandon",
-    "commit",
     "copy_items",
     "copy_many_items",
     "drop_pending",
@@ -54,10 +51,8 @@ __all__ = [
     "find",
     "find_steps",
     "forget",
-    "grant",
     "lend",
     "names_of",
-    "news",
     "note_priorities",
     "overwrite",
     "read",
@@ -68,7 +63,6 @@ __all__ = [
     "retire_steps",
     "returns",
     "room",
-    "room_ahead",
     "turn_version",
     "use_up",
     "walk",

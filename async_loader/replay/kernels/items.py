@@ -15,7 +15,6 @@ from async_loader.replay.base.row_format import (
     FINAL,
     FLAGS,
     GIVEN,
-    HELD,
     ID,
     LAST,
     LENT,
@@ -78,8 +77,6 @@ def _in_use(g: Any, name: int, streams: int) -> bool:
     """Return whether a row is still needed: by a step that is or may become an item, or as the past
     of one.
     """
-    if peek8(g[HELD] + name % g[ROWS]):
-        return True
     for k in range(g[DEPTH]):
         if not there(g, name):
             return False
@@ -116,7 +113,7 @@ def lend(g: Any, count: int, newest: int) -> None:
     """Let the table use spare rows in place of ``count`` rows up to ``newest``, which are free
     before their turn.
 
-    See table/room.py, NOTE [granted rows of a queue].
+    See table/room.py, NOTE [free before their turn].
     """
     count = min(count, (g[ROWS] - g[CAPACITY] + g[LENT]) // 4 - g[LENT])
     if count > 0:

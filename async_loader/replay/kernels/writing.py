@@ -24,7 +24,6 @@ from async_loader.replay.base.row_format import (
     FLAGS,
     FOLLOWED,
     GIVEN,
-    HELD,
     ID,
     LAST,
     LOOKAHEAD,
@@ -180,21 +179,15 @@ def retire(g: Any, name: int, row: int, changes: Any) -> None:
 
 @kernel(inline=True, always=True)
 def next_row(g: Any, changes: Any) -> Any:
-    """Return the id of the next row in order, and the row, which is marked as being written.
-
-    Rows that writers hold are skipped.
-    """
-    while True:
-        name = g[CURSOR]
-        g[CURSOR] += 1
-        row = name % g[ROWS]
-        oldest = row - g[CAPACITY]
-        if oldest < 0:
-            oldest += g[ROWS]
-        prefetch(at_row(g, oldest + _AHEAD) + FLAGS)
-        retire(g, name - g[CAPACITY], oldest, changes)
-        if not peek8(g[HELD] + row):
-            break
+    """Return the id of the next row in order, and the row, which is marked as being written."""
+    name = g[CURSOR]
+    g[CURSOR] += 1
+    row = name % g[ROWS]
+    oldest = row - g[CAPACITY]
+    if oldest < 0:
+        oldest += g[ROWS]
+    prefetch(at_row(g, oldest + _AHEAD) + FLAGS)
+    retire(g, name - g[CAPACITY], oldest, changes)
     g[TOP] = max(g[TOP], row + 1)
     store(at_row(g, row) + ID, 0)
     before_stores()
@@ -262,9 +255,6 @@ def settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) -
     ):
         _give_up(g, last, changes)  # its final observation was announced and did not come
         linked, last = -2 - last, -1
-    if g[ORDERED] and name < g[CURSOR] - g[CAPACITY]:
-        # a granted row that was filled too late: it is not an item, and will not be ended later
-        flags |= DELETED
     if flags & (FINAL | DELETED) == 0:
         g[WAITING] += 1
     poke64(address + PREV, linked if flags & FINAL == 0 else last)

@@ -86,8 +86,6 @@ class ById:
             try:
                 table_state.own().clear()
                 self._out.forget()
-                if table_state.writers is not None:
-                    table_state.writers.follow(table_state.limits)
             finally:
                 table_state.waiters.ring()
 

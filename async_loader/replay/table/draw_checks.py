@@ -187,8 +187,6 @@ class DrawChecks:
         """
         table_state, table = self._table_state, self._table_state.table
         room, limits = table.room(), table_state.limits
-        if table.granted:  # writers in other processes fill rows, or give them back
-            return
         waits = table_state.waiters.waits_to("insert")
         blocked = waits and (limits is None or limits.may_insert(1))
         if not blocked and (room or held + table.waiting >= count):

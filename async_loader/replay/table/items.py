@@ -76,7 +76,6 @@ class TableItems:
             if successor_of is None
             else successor_of.items
         )
-        self.held = np.zeros(layout.rows, np.uint8)
         self.dirty = np.zeros(layout.rows, np.uint8)
         self.given: Floats = _NO_FLOATS
         self.ids = np.full(layout.rows, -1, np.int64)
@@ -117,16 +116,15 @@ class TableItems:
         self.schema_lookahead = int(g[r.LOOKAHEAD])
         # The past, the newest step, and the observation after an end.
         beside = int(g[r.DEPTH] - 1 + 2 * g[r.FOLLOWED])
-        self.keeps = False
-        self.keep(keeps)
+        self.keeps = keeps
         g[r.CAPACITY] = layout.capacity
         if keeps and type(remover) is Fifo:
             g[r.CAPACITY] += min(beside, layout.spare - 2)
-        # Of a queue, less what its window may grow by: see room.py, NOTE [granted rows of a queue].
+        # Of a queue, less what its window may grow by: see room.py, NOTE [free before their turn].
         spare = layout.rows - self.window
         self._burst = max(1, (spare - (spare // 4 if keeps else 0)) // 2 - 1)
-        private = (self.items.alive, self.held, self.dirty, self.ids)
-        g[r.ALIVE], g[r.HELD], g[r.DIRTY], g[r.NAMES] = (a.ctypes.data for a in private)
+        private = (self.items.alive, self.dirty, self.ids)
+        g[r.ALIVE], g[r.DIRTY], g[r.NAMES] = (a.ctypes.data for a in private)
         g[r.LAST], g[r.BORN], g[r.DIED] = (
             a.ctypes.data for a in (self.last, self._born, self._died)
         )
@@ -184,17 +182,6 @@ class TableItems:
     def window(self) -> int:
         """Rows up to the newest that may hold items."""
         return int(self.g[r.CAPACITY])
-
-    def keep(self, keeps: bool) -> None:
-        """Set whether the limiter promises that every item is drawn."""
-        g, capacity = self.g, self.storage.layout.capacity
-        if not keeps:
-            g[r.KEPT_FROM] = r.NEVER
-        elif not self.keeps:
-            g[r.KEPT_FROM] = g[r.CURSOR]
-        # A queue overwrites no row before the granted ones beside it are filled.
-        g[r.OLD_AFTER] = r.NEVER if keeps else capacity // 2
-        self.keeps = keeps
 
     def _tell(self, sampler: Sampler) -> None:
         self._told.append(sampler)
@@ -269,11 +256,6 @@ class TableItems:
 
     def __len__(self) -> int:
         return int(self.g[r.COUNT])
-
-    @property
-    def granted(self) -> int:
-        """Rows that writers in other processes hold."""
-        return int(self.g[r.GRANTED])
 
     def _given(self, rows: Ids) -> Floats:
         if len(self.given):

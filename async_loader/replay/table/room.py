@@ -7,17 +7,10 @@ may be lost, a row is overwritten only when nothing in it is still to be drawn, 
 and writers wait for that. Spare rows provide what one open episode needs beside its items, so that
 a queue of ``capacity`` items fits.
 
-# NOTE [granted rows of a queue]
-Writers of other processes fill granted rows in any order. If items came in that order, `Fifo` would
-give newer rows before an older one that arrived late: rows without items would lie behind a row in
-use, and they would make the queue smaller, perhaps by the one row that a batch needs. So where no
-item may be lost, rows are committed in the order of their ids. One whose predecessors are still
-being filled waits for them; a writer is granted rows only for steps that it has, and with their
-credits, so that is short, unless its process is stopped.
-
-A writer that dies, or gives up, leaves empty rows behind a row in use all the same, and so does
-`delete`. For each of them the table takes one of the spare rows until the order has passed it, as
-long as there are some: three in four stay for readers.
+# NOTE [free before their turn]
+`delete` leaves rows without items behind a row in use of a queue, and they would make it smaller,
+perhaps by the one row that a batch needs. For each of them the table takes one of the spare rows
+until the order has passed it, as long as there are some: three in four stay for readers.
 """
 
 from __future__ import annotations
@@ -76,7 +69,7 @@ class TableRoom(TableStreams):
         """Return the stream whose open episode pins the oldest row in use; -1 if none does."""
         tail = int(self.g[r.TAIL])
         row = tail % self.storage.layout.rows
-        if self.items.alive[row] or self.held[row]:
+        if self.items.alive[row]:
             return -1
         numbers = np.flatnonzero(self.last >= tail).tolist()
         return next((number for number in numbers if self._shows(int(self.last[number]), tail)), -1)
@@ -102,11 +95,6 @@ class TableRoom(TableStreams):
         row = tail % self.storage.layout.rows
         if self.items.alive[row]:
             return f"{self._full()}, the oldest by an item that is still to be drawn"
-        if self.held[row]:
-            return (
-                f"{self._full()}, the oldest by a writer of another process that has not filled it "
-                "yet"
-            )
         keeps = self.tail_stream()
         stream = next((name for name, number in self.streams.items() if number == keeps), None)
         return (

@@ -148,6 +148,6 @@ class TableStreams(TableItems):
 
     def _ready(self, more: int) -> None:
         """Prepare the memory of ``more`` rows that are about to be written for the first time."""
-        used = int(self.g[r.CURSOR]) if self.granted else self.items.top
+        used = self.items.top
         if used + more > self.storage.ready:
             self.storage.make_ready(used + more)

@@ -3,7 +3,7 @@
 It is built in layers, each in a file of its own and each using those below it::
 
     table.py    Table         draws items, changes them by id, goes into checkpoints
-    write.py    TableWriting  writes steps, and takes in those of other processes
+    write.py    TableWriting  writes steps
     room.py     TableRoom     counts the rows that may be written
     streams.py  TableStreams  numbers streams, and ends their episodes
     items.py    TableItems    knows which rows hold items, and tells the samplers

@@ -20,7 +20,6 @@ from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.priority_rules import unused
 from async_loader.replay.sequence_limits import check_sequences
-from async_loader.replay.table.process_writers import ProcessWriters
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.staged_steps import StagedSteps
 from async_loader.replay.table.step_packer import StepPacker
@@ -79,7 +78,6 @@ class TableAccess:
         self._is_held = is_held_of(self.own_lock)
         self.waiters = Waiters(self.own_lock)
         self.foreign = self.closed = False
-        self.writers: ProcessWriters | None = None
         self.schema: Schema | None = None
         # Whether the sampler, the remover or a source's sampler uses priorities.
         self.prioritized = sampler.prioritized or remover.prioritized
@@ -114,9 +112,6 @@ class TableAccess:
         if self._table is not None:
             self._table.staged = None  # these are the parent's to write
             self._table.part()
-        if self.writers is not None:
-            self.writers.forget()
-            self.writers = None
 
     def goal_seeds(self) -> np.random.SeedSequence:
         """Return the seed of the next random numbers for hindsight goals.
@@ -219,8 +214,6 @@ class TableAccess:
             table.moved = now
             limits = self.limits
             assert limits is not None
-            if self.writers is not None:
-                self.writers.follow(limits)
             self.waiters.ring()
             return limits.balance(now)
 
@@ -239,9 +232,7 @@ class TableAccess:
             self.stop_staging()
             self._limits = None if limiter is None else LimiterState(limiter)
             if self._table is not None:
-                self._table.keep(self._keeps(self._table.storage.layout.capacity))
-            if self.writers is not None:
-                self.writers.follow(self.limits)
+                self._table.keeps = self._keeps(self._table.storage.layout.capacity)
             self.waiters.ring()
 
     def own(self) -> Table:
@@ -249,7 +240,7 @@ class TableAccess:
         if self.foreign:
             raise Unsupported(
                 "only the process that made a replay buffer adds to it: add from there, or through "
-                "a writer_handle()"
+                'a feeder (connect("embedded", tables=...) starts one)'
             )
         self.check_open()
         self.catch_up()
@@ -263,13 +254,9 @@ class TableAccess:
             )
 
     def catch_up(self) -> None:
-        """Complete what Ctrl-C interrupted, and commit what writers in other processes have
-        published. Under the lock.
-        """
+        """Complete what Ctrl-C interrupted. Under the lock."""
         if self._table is not None:
             self._table.finish()
-        if self.writers is not None and self.writers.commit() and self.waiters.any_waits:
-            self.waiters.ring()
 
     def stage(self) -> None:
         """Let steps be staged from now on, unless something forbids it. Under the lock."""
@@ -290,12 +277,7 @@ class TableAccess:
         return True
 
     def _takes_staged(self, table: Table) -> bool:
-        return (
-            self._limits is None
-            and self.writers is None
-            and not self.closed
-            and StagedSteps.allowed(table)
-        )
+        return self._limits is None and not self.closed and StagedSteps.allowed(table)
 
     def stop_staging(self) -> None:
         """Write the steps that are staged, and stage no more until `stage`. Under the lock."""
@@ -333,19 +315,11 @@ class TableAccess:
     def may_insert(self, count: int, rows: int = 1, streams: Container[int] = ()) -> bool:
         """Return whether ``count`` steps of ``streams`` may be inserted at once, into ``rows``
         rows. Under the lock.
-
-        What writers in other processes may be writing counts as inserted.
         """
         limits = self.limits
         if limits is None:
             return True
-        if not self.has_room(rows, streams):
-            return False
-        return (
-            limits.may_insert_together(count)
-            if self.writers is None
-            else self.writers.may_insert(limits, count)
-        )
+        return self.has_room(rows, streams) and limits.may_insert_together(count)
 
     def why_not_insert(
         self, count: int = 1, rows: int = 1, streams: Container[int] = ()

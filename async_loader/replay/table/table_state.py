@@ -34,28 +34,6 @@ from async_loader.schema import Schema
 class TableState(TableAccess):
     """The table, once its schema is known, with its lock, its limits and its waiting calls."""
 
-    def end_writers(self) -> None:
-        """End the service of writers in other processes, for a load. Not under the lock.
-
-        Raises
-        ------
-        ConfigError
-            While there are any: they fill rows whose ids the load changes.
-        """
-        with self.lock:
-            writers = self.writers
-            if writers is None:
-                return
-            self.catch_up()
-            if there := writers.described():
-                raise ConfigError(
-                    "a load changes the rows that writers of other processes fill, and there are "
-                    f"{there}: close them, and handles that were not opened, before"
-                )
-        writers.close(None)
-        with self.lock:
-            self.writers = None if self.writers is writers else self.writers
-
     def stale(self) -> int:
         """Return how many items samplers left out because of their lag. Under the lock."""
         return sum(self.stale_by_reason().values())
@@ -73,24 +51,17 @@ class TableState(TableAccess):
         self.check_open()
         if self.foreign:
             raise Unsupported("only the process that made a replay buffer loads into it")
-        if self.writers is not None:
-            raise ConfigError(
-                "a writer of another process came while the load began: close it, and load again"
-            )
         self.catch_up()
 
     def close(self, timeout_s: float | None) -> None:
-        """Close the table: tell its writers, end their thread, and wake every waiting call."""
+        """Close the table, and wake every waiting call."""
         seconds_or_none("timeout_s", timeout_s)
         with self.lock:
             if self.foreign:
                 return
             self.stop_staging()
             self.closed = True
-            writers = self.writers
             self.waiters.ring()
-        if writers is not None:
-            writers.close(timeout_s)
 
     def start(self, schema: Schema) -> None:
         """Allocate the table, unless another thread has done so."""

@@ -1,4 +1,4 @@
-"""Writes steps and rows of other processes into a table, and completes an interrupted call."""
+"""Writes steps into a table, and completes an interrupted call."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TableWriting(TableRoom):
         """
         if self._stale:
             self.begin_anew(streams.tolist())
-        if self.free is None and count <= self._burst and not self.granted and self.ring is None:
+        if self.free is None and count <= self._burst and self.ring is None:
             self._ready(2 * count)
             self._k.write(
                 self.g, fields, 0, count, count, 0, final, streams, flags, given, ids, self._changes
@@ -99,8 +99,7 @@ class TableWriting(TableRoom):
                 stop = start + 1
                 self._overwrite(self.free, fields, start, streams, flags, given, ids)
             else:
-                passes = self.granted and not self.keeps
-                stop = min(count, start + (self._free_ahead(burst) if passes else burst))
+                stop = min(count, start + burst)
                 source, last = fields, final
                 if self.ring is not None:
                     packed = self.ring.pack(fields, final, start, stop, flags)
@@ -244,47 +243,3 @@ class TableWriting(TableRoom):
             self.finish()
             self._k.drop_pending(self.g, steps, self._numbers, self._changes)
             self.settle()
-
-    def grant(self, most: int) -> tuple[int, int]:
-        """Set up to ``most`` consecutive rows aside. Return the first id,
-        and how many there are.
-        """
-        self._ready(most)
-        first = self._k.grant(self.g, most, self._changes)
-        count = int(self._changes[2])
-        self.settle()
-        return first, count
-
-    def commit(self, grant_logs: Ids) -> int:
-        """Commit granted rows that have been filled, of all writers at once.
-
-        Return how many records; see `kernels.commit`.
-
-        Ctrl-C may come before it, or after the kernel, which has noted everything by then; see
-        `settle`.
-        """
-        self.finish()
-        count = int(self._k.commit(self.g, grant_logs, self._numbers, self._changes))
-        if count:
-            self.settle()
-        return count
-
-    def news(self, grant_logs: Ids) -> bool:
-        """Return whether `commit` would find records."""
-        return bool(self._k.news(self.g, grant_logs))
-
-    def abandon(self, grant_log: int) -> None:
-        """Give up the granted rows of a writer that will not fill them."""
-        self._k.abandon(self.g, grant_log)
-
-    def _free_ahead(self, burst: int) -> int:
-        """Return how many steps may be written at once while other processes hold rows: the order
-        passes those by.
-        """
-        while True:
-            free = self._k.room_ahead(
-                self.g, self.storage.layout.rows - self.window - 1, self._changes
-            )
-            self.settle()
-            if free >= 2:
-                return int(min(burst, free // 2))
