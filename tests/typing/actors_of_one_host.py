@@ -26,7 +26,10 @@ def actor(address: str, name: str) -> None:
 
 
 def main() -> None:
-    settings = {"capacity": 1_000, "limiter": {"kind": "rate_limiter", "min_size_to_sample": 2 * STEPS}}
+    settings = {
+        "capacity": 1_000,
+        "limiter": {"kind": "rate_limiter", "min_size_to_sample": 2 * STEPS},
+    }
     with connect("embedded", tables={"replay": settings}) as client:
         context = multiprocessing.get_context("spawn")
         actors = [
