@@ -193,12 +193,6 @@ RANKS["offline"] = [
     "offline lerobot",
     "commands",
 ]
-RANKS["demo"] = [
-    "demo settings",
-    "actor dqn report",
-    "actors",
-    "run",
-]
 RANKS["testing"] = [
     "testing conformance debug fake_device fakes",
 ]

@@ -34,15 +34,15 @@ def test_doctor_names_the_folder_of_compiled_kernels_or_the_remedy(monkeypatch):
 
 
 def test_a_wrong_option_is_refused_by_name():
-    result = CliRunner().invoke(app, ["demo", "--num-env", "3"])
+    result = CliRunner().invoke(app, ["serve", "--tabel", "x:3"])
     assert result.exit_code == 2
-    assert "--num-env" in result.output
+    assert "--tabel" in result.output
 
 
 def test_an_impossible_value_is_refused_before_anything_runs():
-    result = CliRunner().invoke(app, ["demo", "--target", "501"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["serve", "--table", "x:0"], env={"COLUMNS": "200"})
     assert result.exit_code == 2
-    assert "501" in result.output
+    assert "x:0" in result.output
 
 
 def test_doctor_gives_the_same_findings_as_json():

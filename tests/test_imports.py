@@ -46,7 +46,7 @@ FLOORS = [
     {"compat", "feeder"},
     {"observe"},
     {"scale"},
-    {"demo", "doctor"},
+    {"doctor"},
     {"cli_errors"},
     {"cli_cluster"},
     {"cli"},
@@ -88,9 +88,9 @@ _DELIVERY = {
 }
 _START = {"pipeline.engine_core", "pipeline.workers.worker_handle"}
 """They import it between forking workers and starting threads, never half-way."""
-TORCH = {"tensors", *_DELIVERY, *_START, "demo", "compat", "testing", "doctor"}
+TORCH = {"tensors", *_DELIVERY, *_START, "compat", "testing", "doctor"}
 """The only modules that import torch, and (but for those in TORCH_AT_ONCE) inside functions."""
-TORCH_AT_ONCE = {"demo", "compat"}
+TORCH_AT_ONCE = {"compat"}
 ELSEWHERE = {
     "zmq": {"feeder"},
     "nacl": {"feeder.zmtp.curve"},
@@ -105,13 +105,11 @@ ELSEWHERE = {
     "google_crc32c": {"feeder"},
     "prometheus_client": {"observe.exporter"},
     "gymnasium": {
-        "demo",
         "recording.recorder",
         "recording.resets",
         "recording.vector_recorder",
     },
     "ray": {"scale.ray_library"},
-    "matplotlib": {"demo"},
     "mxnet": {"compat.gluon"},
     "tensordict": {"batch_format", "compat.torchrl"},
     "accelerate": {"compat.accelerate"},
@@ -405,7 +403,6 @@ def test_a_planted_breach_is_caught(module, code, text):
         ("compat.torch.order", "from async_loader.compat.torch.stateful import Stateful"),
         ("shm.segment", "from async_loader.shm.slot_ring import SlotRing"),
         ("sources.callable", "from async_loader.sources.columns import Columns"),
-        ("demo.settings", "from async_loader.demo.run import run"),
     ],
 )
 def test_a_planted_breach_inside_a_room_is_caught(module, code):

@@ -49,8 +49,6 @@ THREADS = {
     "cluster",
     "dashboard",
     "dashboard-http",
-    "demo-actors",
-    "demo-lines",
     "feeder-client",
     "http-viewer",
     "kernel-warmup",
