@@ -86,6 +86,7 @@ def actor_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin/python")
 
 
+@pytest.mark.slow
 def test_an_actor_works_without_torch_and_numba(actor_python: str) -> None:
     for absent in ("torch", "numba", "cloudpickle"):
         search = (

@@ -68,6 +68,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_source_here_conforms(name):
     check_source(SOURCES[name], batch_size=8)
@@ -236,6 +237,7 @@ def test_a_broken_source_is_reported(case):
         check_source(make)
 
 
+@pytest.mark.slow
 def test_the_source_without_planted_errors_conforms():
     check_source(Base)
 
@@ -248,6 +250,7 @@ class Pid(Base):
         into.fields[0][...] = 1 if multiprocessing.parent_process() is None else 2
 
 
+@pytest.mark.slow
 def test_a_reader_that_reads_something_else_in_another_process_is_caught():
     with pytest.raises(NotConforming, match="a spawned process reads something else"):
         conformance.check_travel(type("Local", (Pid,), {}))
@@ -296,6 +299,7 @@ WAITING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WAITING)
 def test_a_source_that_waits_badly_is_caught(case, monkeypatch):
     monkeypatch.setattr(conformance, "_BLOCKED_S", 1.0 if case == "waits by other means" else 30.0)

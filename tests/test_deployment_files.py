@@ -109,6 +109,7 @@ raise SystemExit(5)
 """
 
 
+@pytest.mark.slow
 def test_the_script_of_slurm_starts_the_shards_runs_the_program_and_ends_the_shards(tmp_path: Path):
     subprocess.run(
         [sys.executable, "-m", "async_loader", "keys", "keys", "learner"],

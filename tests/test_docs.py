@@ -43,6 +43,7 @@ def scripts() -> Iterator[Scripts]:
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", list(blocks()))
 def test_an_example_runs_as_it_stands(code: str, tmp_path: Path, scripts: Scripts):
     script = tmp_path / "example.py"

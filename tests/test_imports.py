@@ -296,6 +296,7 @@ def every_import() -> list[Import]:
     ]
 
 
+@pytest.mark.slow
 def test_imports_go_downward_only():
     found = modules()
     assert len(found) > 30
@@ -536,6 +537,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_on_the_array_path_run_without_torch(method, tmp_path):
     script = tmp_path / "script.py"

@@ -628,6 +628,7 @@ def values(batch):
     return [batch[k].tolist() for k in "npt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_random_numbers_in_jobs_do_not_depend_on_the_worker(method):
     def without_torch():  # importing which takes a spawned worker seconds
@@ -655,6 +656,7 @@ def test_random_numbers_in_jobs_do_not_depend_on_the_worker(method):
         assert run(2, 2) != first
 
 
+@pytest.mark.slow
 def test_torch_is_seeded_also_when_a_job_is_the_first_to_import_it():
     def draw():
         import torch
@@ -888,6 +890,7 @@ def busy(seconds):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_bottleneck_is_named(workers):
     def run(bottleneck, source, learner_s=0.0):

@@ -507,6 +507,7 @@ def remote():
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_table_of_a_feeder_mixes_with_one_here(remote, workers):
     here, there = filled(0), remote.table("one")

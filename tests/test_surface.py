@@ -203,6 +203,7 @@ METHODS = {
 """Methods that objects of other libraries have too: only ``timeout`` is checked."""
 
 
+@pytest.mark.slow
 def test_no_call_uses_an_old_keyword():
     found = [
         f"{name}: {function}(..., {keyword}=), in line {line} of its script"
@@ -213,6 +214,7 @@ def test_no_call_uses_an_old_keyword():
     assert found == []
 
 
+@pytest.mark.slow
 def test_no_text_uses_an_old_word():
     found = [
         f"{name}: {match[0]!r}: say {ours}"

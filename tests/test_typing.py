@@ -62,6 +62,7 @@ TORCHS_OWN = ("-W", "ignore:Implicitly cleaning up:ResourceWarning")
 """A folder that an optimiser of torch 2.6 leaves until the interpreter ends."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_mypy_accepts_the_tasks_and_refuses_what_is_wrong(tmp_path):
     """One run for all scripts, which takes half a minute without a cache."""
@@ -81,6 +82,7 @@ def test_mypy_accepts_the_tasks_and_refuses_what_is_wrong(tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_task_runs_without_a_warning(script):
     # a short path: socket paths have 107 characters at most

@@ -707,6 +707,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_training_script_gives_the_same_numbers_with_one_line_changed():
     results = []
     for line in (

@@ -268,6 +268,7 @@ def _goes_on(name, epochs, at, *, later=2, **options):
     two.close()
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(list(DATASETS)),
     epochs=st.integers(0, 2),
@@ -288,6 +289,7 @@ WITH_WORKERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_WORKERS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_so_it_is_with_workers(name, persistent):
@@ -295,6 +297,7 @@ def test_so_it_is_with_workers(name, persistent):
         _goes_on(name, epochs, at, num_workers=2, persistent_workers=persistent)
 
 
+@pytest.mark.slow
 @given(
     at=st.sampled_from([None, 0, 1, 2, 4]),
     name=st.sampled_from(["stream of epochs", "items with a state"]),

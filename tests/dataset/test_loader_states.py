@@ -229,6 +229,7 @@ def test_a_resumed_run_is_the_rest_of_the_first(name, epochs, at, threads):
     _goes_on(name, epochs, at, num_workers=int(threads), worker_type="thread")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [None, 1, 5, 10])
 @pytest.mark.parametrize("name", ["epochs", "its own iterator"])
 def test_so_it_is_with_worker_processes(name, at):
@@ -316,6 +317,7 @@ class Augmented:
         return i, random.getrandbits(30)
 
 
+@pytest.mark.slow
 def test_out_of_order_too_a_batch_has_the_random_numbers_that_it_would_have_had():
     dataset = Augmented()
 

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_cluster.py"
 
 
+@pytest.mark.slow
 def test_the_batches_of_two_ranks_have_no_row_in_common():
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("ale_py", reason='ale-py is not installed: pip install "async_loader[atari]"')
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dqn_atari.py"

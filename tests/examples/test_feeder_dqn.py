@@ -16,6 +16,7 @@ pytest.importorskip(
 EXAMPLE = Path(__file__).parents[2] / "examples" / "feeder_dqn.py"
 
 
+@pytest.mark.slow
 def test_actors_and_learner_keep_to_the_limiters_ratio():
     command = [sys.executable, "-W", "error", str(EXAMPLE), "--actors", "1", "--updates", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

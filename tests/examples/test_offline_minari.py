@@ -16,6 +16,7 @@ pytest.importorskip("minari")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "offline_minari.py"
 
 
+@pytest.mark.slow
 def test_a_data_set_is_written_imported_and_learned_from():
     command = [sys.executable, str(EXAMPLE), "--updates", "20", "--episodes", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

@@ -16,6 +16,7 @@ pytest.importorskip("gymnasium", reason='gymnasium is not installed: pip install
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ppo_feeder.py"
 
 
+@pytest.mark.slow
 def test_rollouts_are_at_most_one_version_old(tmp_path):
     curve = tmp_path / "curve.json"
     command = [sys.executable, "-W", "error", str(EXAMPLE), "--steps", "3072", "--every", "3"]

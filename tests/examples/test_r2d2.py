@@ -16,6 +16,7 @@ pytest.importorskip("gymnasium", reason='gymnasium is not installed: pip install
 EXAMPLE = Path(__file__).parents[2] / "examples" / "r2d2.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--memoryless"]])
 def test_some_updates_end_in_a_curve(tmp_path, more):
     curve = tmp_path / "curve.json"

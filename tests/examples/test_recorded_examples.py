@@ -29,6 +29,7 @@ def number(text: str, pattern: str) -> int:
     return int(found[1].replace(",", ""))
 
 
+@pytest.mark.slow
 def test_a_script_of_cleanrl_keeps_every_transition():
     pytest.importorskip(
         "stable_baselines3", reason='stable-baselines3: pip install "async_loader[sb3]"'
@@ -37,6 +38,7 @@ def test_a_script_of_cleanrl_keeps_every_transition():
     assert number(said, r"([\d,]+) transitions in the buffer") == 1_400
 
 
+@pytest.mark.slow
 def test_hindsight_goals_are_learned_from():
     said = run("her_reach.py", "--steps", "300", "--warmup", "100", "--tests", "2")
     assert number(said, r"([\d,]+) steps recorded") == 300
@@ -47,6 +49,7 @@ def sac(*options: str) -> tuple[int, int]:
     return number(said, r"([\d,]+) steps, "), number(said, r"([\d,]+) updates")
 
 
+@pytest.mark.slow
 def test_the_sac_makes_an_update_a_step():
     steps, updates = sac("--env", "Pendulum-v1")
     assert steps >= 400

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("stable_baselines3")
 
 ROOT = Path(__file__).parents[2]

@@ -155,6 +155,7 @@ def test_a_data_source_may_close_its_loader(workers):
     loader.close()
 
 
+@pytest.mark.slow
 def test_a_signal_handler_may_close_the_loader(tmp_path):
     body = """\
         loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2,
@@ -285,6 +286,7 @@ def test_a_closed_loader_does_not_warn():
     gc.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "number", "ending", "code"),
     [
@@ -351,6 +353,7 @@ KEPT_ELSE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "make"),
     [(0, KEPT["loader"])]
@@ -380,6 +383,7 @@ def test_what_outlives_the_modules_of_an_ending_interpreter_says_nothing(tmp_pat
         script.wait_until_gone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize(
     "make", [KEPT["loader"], KEPT["epoch"], KEPT["torch"]], ids=["loader", "epoch", "torch"]
@@ -414,6 +418,7 @@ def test_a_process_of_multiprocessing_that_fails_in_a_pass_says_that_alone(tmp_p
 # -- time ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_close_leaves_a_data_source_that_blocks_behind_and_names_it(workers, caplog, monkeypatch):
     monkeypatch.setattr(iteration, "_TELL_AFTER_S", 0.1)
     entered, let_go = threading.Event(), threading.Event()

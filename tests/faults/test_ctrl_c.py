@@ -25,6 +25,7 @@ def assert_ended(script):
     assert "Process async-loader-worker" not in err, "a worker printed a traceback of its own"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "whole_group"),
     [("fork", False), ("fork", True), ("spawn", True), ("forkserver", True)],
@@ -47,6 +48,7 @@ def test_ctrl_c_in_next(tmp_path, method, whole_group):
         assert_ended(script)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_next_and_the_loader_was_never_closed(tmp_path):
     body = """\
         loader = AsyncDataLoader(Batches({0: blocked}), 4, num_workers=2,
@@ -61,6 +63,7 @@ def test_ctrl_c_in_next_and_the_loader_was_never_closed(tmp_path):
         assert_ended(script)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_ctrl_c_in_the_constructor_with_half_of_the_workers_born(tmp_path, method):
     body = """\
@@ -91,6 +94,7 @@ def test_ctrl_c_in_the_constructor_with_half_of_the_workers_born(tmp_path, metho
         assert_ended(script)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["os.kill(os.getpid(), signal.SIGINT)", "raise ImportError('no torch')"]
 )
@@ -124,6 +128,7 @@ def test_what_interrupts_the_import_of_torch_leaves_no_worker_and_no_descriptor(
         script.wait_until_gone()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_close_while_a_data_source_blocks(tmp_path):
     body = """\
         def source(n):
@@ -141,6 +146,7 @@ def test_ctrl_c_in_close_while_a_data_source_blocks(tmp_path):
         assert_ended(script)
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_once_in_next_and_once_in_the_close_that_follows(tmp_path):
     body = """\
         def source(n):

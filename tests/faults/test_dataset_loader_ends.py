@@ -37,6 +37,7 @@ BODY = """\
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("door", "kind"), [("core", "process"), ("core", "thread"), ("torch", "process")]
 )
@@ -62,6 +63,7 @@ def test_no_worker_outlives_a_killed_main_process(tmp_path, door):
         assert len(script.members()) <= 1
 
 
+@pytest.mark.slow
 def test_a_program_ends_in_the_middle_of_an_epoch(tmp_path):
     body = BODY.replace('!= "leave"', '== "never"')
     with Script(tmp_path, body, "core", "process") as script:

@@ -134,6 +134,7 @@ def alone(monkeypatch):
 
 
 # the other method has a thread, which might add data for all the loader knows
+@pytest.mark.slow
 @pytest.mark.timeout(120, method="signal")
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("workers", [0, 2])

@@ -40,6 +40,7 @@ def test_64_descriptors_are_too_few_for_16_workers_and_nothing_is_started(tmp_pa
         assert script.end() == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_is_counted_for_a_worker_is_enough(tmp_path, method):
     """With as many descriptors as are asked for, workers start, fail, and are replaced."""
@@ -141,6 +142,7 @@ def test_every_start_method_gives_the_same_batches(start_method):
         assert [first(next(loader)) for _ in range(6)] == [0, 4, 8, 12, 16, 20]
 
 
+@pytest.mark.slow
 def test_an_unguarded_script_is_told_in_one_sentence_what_it_lacks(tmp_path):
     body = """\
         with AsyncDataLoader(Batches(), 4, num_workers=2,
@@ -167,6 +169,7 @@ def test_a_loader_in_an_importing_worker_is_refused(monkeypatch):
         AsyncDataLoader(Batches(), 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_function_that_was_defined_after_the_workers_started(tmp_path, method):
     body = """\

@@ -8,6 +8,8 @@ import signal
 import pytest
 from fault_rig import Script
 
+pytestmark = pytest.mark.slow
+
 METHODS = ("fork", "spawn", "forkserver")
 
 MAIN = """\

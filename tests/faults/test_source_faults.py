@@ -394,6 +394,7 @@ def test_a_thread_that_ends_the_wait_and_ends_itself_while_that_is_looked_into_i
     assert asked[:2] == ["the cup is empty", None]
 
 
+@pytest.mark.slow
 def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
     body = """\
         from async_loader import ReplayBuffer

@@ -219,6 +219,7 @@ def test_a_sampler_that_a_signal_ended_is_not_taken_for_the_end_of_the_epoch():
     assert got == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_storm_of_real_signals_wedges_nothing_loses_nothing_and_leaves_nothing():
     script = Path(storm_play.__file__)

@@ -49,6 +49,7 @@ def workers(request):
     return request.param
 
 
+@pytest.mark.slow
 def test_later_batches_of_the_parent_never_show_up_in_the_childs_tensors(tmp_path, workers):
     body = """\
         held = [next(loader) for _ in range(3)]
@@ -102,6 +103,7 @@ def test_a_child_that_drops_its_copies_does_not_return_the_parents_slots(tmp_pat
     assert run(tmp_path, workers, body)["child"] == ["0"]
 
 
+@pytest.mark.slow
 def test_whatever_a_child_does_with_its_copy_the_parents_loader_goes_on(tmp_path, workers):
     body = """\
         held = [next(loader) for _ in range(2)]

@@ -90,6 +90,7 @@ def test_a_death_overtakes_finished_batches():
         assert [first(next(loader)) for _ in range(4)] == [0, 4, 8, 16]
 
 
+@pytest.mark.slow
 def test_a_worker_killed_from_outside_while_it_holds_a_job(start_method, told):
     with load(
         Batches({5: functools.partial(block, told.path)}), multiprocessing_context=start_method
@@ -182,6 +183,7 @@ def last_words(i):
     return plain(i)
 
 
+@pytest.mark.slow
 def test_a_replacement_that_hangs_before_its_first_line_is_replaced_too(
     monkeypatch, told, tmp_path
 ):
@@ -240,6 +242,7 @@ def test_killing_workers_at_random_moments_loses_only_what_is_reported():
 # -- stopped ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_named_at_the_timeout_and_the_wait_can_be_taken_up_again(told):
     with load(
         Batches({8: functools.partial(stop_then, told.path, plain)}), timeout_s=0.5

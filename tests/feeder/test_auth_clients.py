@@ -72,6 +72,7 @@ def test_a_key_that_the_server_does_not_know_is_refused_at_once(server, folder):
         connect(server.address, keys=folder / "carol.secret", timeout_s=PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_keys_for_another_server_are_refused_within_the_deadline(server, tmp_path):
     make_keys(tmp_path / "elsewhere", ["alice"])
     # it is not for good, so that no caller is told before; and handshakes take their time

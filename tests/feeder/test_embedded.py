@@ -40,6 +40,7 @@ def test_steps_go_in_and_come_out():
     embedded.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["terminated", "truncated"])
 @pytest.mark.parametrize("way", ["append", "extend"])
 def test_a_step_that_is_done_ends_its_episode_in_the_feeder(way, other):
@@ -76,6 +77,7 @@ def test_a_client_can_have_a_feeder_of_its_own():
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.slow
 def test_what_waits_for_a_full_queue_does_not_hold_up_its_end():
     with connect("embedded", tables={"queue": {"queue": 2}}) as client:
         process = psutil.Process(client._embedded.pid)
@@ -158,6 +160,7 @@ PARENT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "exitcode"),
     [
@@ -195,6 +198,7 @@ def test_it_ends_with_its_parent(end, exitcode):
     assert not Path(address.removeprefix("ipc://")).parent.exists()
 
 
+@pytest.mark.slow
 def test_a_parent_that_dies_while_it_starts_leaves_nothing():
     code = """
         import os, signal, subprocess

@@ -69,6 +69,7 @@ def run(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_client_of_the_version_before_writes_and_learns(before):
     tables = {"replay": {"capacity": 1000, "sampler": "prioritized"}}
     with connect("embedded", tables=tables, timeout_s=PATIENCE_S) as own:

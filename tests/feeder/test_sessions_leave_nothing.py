@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from async_loader.feeder import connect
 from async_loader.lifecycle import Deadline, Patience
@@ -31,6 +32,7 @@ def kib_of(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
+@pytest.mark.slow
 def test_sessions_that_come_and_go_leave_the_feeder_as_large_as_it_was() -> None:
     with connect("embedded", tables={"replay": 1000}, timeout_s=60.0) as host:
         assert host._embedded is not None

@@ -480,6 +480,7 @@ def test_any_name_and_size_come_back(name, capacity):
     assert table_of(f"{name}:{capacity}") == (name, {"capacity": capacity})
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40))
 def test_any_text_is_a_table_or_a_config_error(text):
     try:

@@ -6,6 +6,7 @@ import copy
 import json
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from status_rig import (
@@ -30,6 +31,7 @@ def answered(cluster):
     }
 
 
+@pytest.mark.slow
 @given(clusters())
 def test_counts_of_tables_are_sums_over_the_shards(cluster):
     whole, there = merged(cluster), answered(cluster)
@@ -45,6 +47,7 @@ def test_counts_of_tables_are_sums_over_the_shards(cluster):
             assert sum(lags["counts"]) == sum(sum(one["counts"]) for one in received)
 
 
+@pytest.mark.slow
 @given(clusters())
 def test_nothing_that_waits_is_lost_and_each_names_its_shard(cluster):
     found = Counter(
@@ -60,6 +63,7 @@ def test_nothing_that_waits_is_lost_and_each_names_its_shard(cluster):
     )
 
 
+@pytest.mark.slow
 @given(clusters())
 def test_no_client_is_lost_and_none_counts_twice(cluster):
     whole, there = merged(cluster), answered(cluster)
@@ -77,6 +81,7 @@ def test_no_client_is_lost_and_none_counts_twice(cluster):
     )
 
 
+@pytest.mark.slow
 @given(clusters(), st.randoms())
 def test_the_order_in_which_shards_are_named_does_not_matter(cluster, random):
     names = list(cluster["shards"])
@@ -85,6 +90,7 @@ def test_the_order_in_which_shards_are_named_does_not_matter(cluster, random):
     assert json.dumps(merged(shuffled)) == json.dumps(merged(cluster))
 
 
+@pytest.mark.slow
 @given(clusters())
 def test_merging_changes_nothing_and_every_shard_has_a_row(cluster):
     before = copy.deepcopy(cluster)

@@ -188,6 +188,7 @@ def test_a_port_in_use_is_named():
         Dashboard(lambda: status_of(1.0), port=70_000)
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_browser_shows_what_the_status_says_and_connects_again(tmp_path):
     with browser(tmp_path) as window:

@@ -195,6 +195,7 @@ MINARI_BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", list(MINARI_BAD))
 def test_a_bad_minari_episode_is_refused_by_its_number(tmp_path, what):
     changed, field, text = MINARI_BAD[what]
@@ -333,6 +334,7 @@ def test_names_in_an_npz_file_that_exclude_each_other_are_refused(tmp_path, name
     assert found.value.file.endswith("one.npz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["npz", "small npz", "hdf5", "minari"])
 def test_a_file_with_any_bytes_changed_is_read_or_refused_as_bad_data(tmp_path, kind):
     file = tmp_path / ("main_data.hdf5" if kind == "minari" else f"one.{kind.split()[-1]}")

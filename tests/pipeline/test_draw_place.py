@@ -354,6 +354,7 @@ def numbers(values) -> list[int]:
     return values.cpu().tolist()
 
 
+@pytest.mark.slow
 @given(st.lists(st.booleans(), min_size=ROWS // 8, max_size=ROWS // 8))
 @hypothesis.settings(max_examples=20)
 def test_on_a_device_each_row_of_a_queue_comes_once_whenever_the_thread_changes(changes):

@@ -435,6 +435,7 @@ def test_a_task_that_cannot_travel_fails_alone(processes):
     assert firsts(iteration) == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn"])
 def test_workers_that_are_not_forked_are_sent_the_work(method):
     offset = 5
@@ -447,6 +448,7 @@ def test_workers_that_are_not_forked_are_sent_the_work(method):
         assert list(pool.iterate(range(3), state=10)) == [15, 16, 17]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_what_is_sent_by_value_may_hold_what_processes_share(method):
     context = multiprocessing.get_context(method)

@@ -132,6 +132,7 @@ def test_a_batch_that_a_source_has_in_a_slot_is_not_copied_on_its_way_and_the_sl
     assert source.ring.free == source.ring.count
 
 
+@pytest.mark.slow
 def test_a_batch_of_a_feeder_on_this_machine_is_copied_to_the_device_from_where_it_was_written():
     fake = FakeBackend()
     with ExitStack() as stack:

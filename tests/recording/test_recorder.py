@@ -343,6 +343,7 @@ def test_a_step_that_found_no_room_is_added_though_another_recorder_has_added_si
     assert held(table) == made(*games)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [0, 4])
 def test_a_recorder_closes_without_an_error_after_its_table_or_writer(kind, steps):
@@ -355,6 +356,7 @@ def test_a_recorder_closes_without_an_error_after_its_table_or_writer(kind, step
     env.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recorder_that_is_closed_in_a_fork_leaves_the_steps_to_its_parent(kind):
     game = Counter(lengths=[9])

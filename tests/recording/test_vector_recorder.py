@@ -106,6 +106,7 @@ def test_dict_observations_of_every_mode_are_recorded(mode):
     assert sorted(zip(*both, strict=True)) == [(step[0], step[-1]) for step in made(*games)]
 
 
+@pytest.mark.slow
 def test_a_feeders_table_holds_the_same():
     with connect("embedded") as client:
         table, all_games = client.table("replay"), []

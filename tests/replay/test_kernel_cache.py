@@ -129,6 +129,7 @@ def test_a_file_that_is_cut_short_is_compiled_again(home, told, suffix, content)
     assert len(told()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # it compiles every kernel
 def test_without_a_folder_that_can_be_written_a_process_says_once_what_it_costs(
     bare: Path, tmp_path: Path
@@ -173,6 +174,7 @@ def test_a_filled_folder_on_a_full_disk_is_still_read(tmp_path: Path, monkeypatc
     assert compiled._prepared(tmp_path, "kernels") == tmp_path / "kernels"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # as above
 def test_kernels_that_the_build_compiles_are_loaded_wherever_the_package_is_moved(
     bare: Path, tmp_path: Path
@@ -195,6 +197,7 @@ def test_kernels_that_the_build_compiles_are_loaded_wherever_the_package_is_move
     assert kernels_in(tmp_path) == built
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # as above
 def test_kernels_of_other_sources_are_not_loaded(bare: Path, tmp_path: Path):
     run(at=bare)

@@ -250,6 +250,7 @@ def check_cut(buffer: ReplayBuffer) -> None:
     assert (table.ids[used] == names[used]).all()
 
 
+@pytest.mark.slow
 def test_a_save_beside_four_writers_shows_one_moment(tmp_path):
     schema = {
         "who": "int64",

@@ -112,6 +112,7 @@ def child(root, kind: str, at: int, half: bool) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "incremental"])
 def test_a_process_that_is_killed_at_any_call_leaves_the_save_before_it(kind, saved):
     calls = child(copy_of(saved, "counted"), kind, -1, False)

@@ -185,6 +185,7 @@ def test_a_reader_never_sees_a_value_that_was_overwritten_meanwhile():
         assert table.stats().deleted > 0
 
 
+@pytest.mark.slow
 def test_memory_is_what_the_values_compress_to_and_not_the_room_of_the_ring():
     spec = {"x": Field((100, 100), "uint8", codec="lz4")}
     with ReplayBuffer(2000, spec) as table:
@@ -248,6 +249,7 @@ def test_a_queue_loses_nothing():
                 ]
 
 
+@pytest.mark.slow
 def test_a_feeder_compresses_what_its_settings_say():
     fields = {"obs": {"shape": [40, 40], "dtype": "uint8", "codec": "lz4"}, "n": "int64"}
     tables = {"replay": {"capacity": 100, "schema": fields}}

@@ -93,6 +93,7 @@ CALLS = {
 
 
 # struck between open() and its `with`, in -X dev
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
 # struck there

@@ -63,6 +63,7 @@ class Objects:
         self.small.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handler", HANDLERS)
 @pytest.mark.parametrize(
     ("call", "draws"), [*((call, "thread") for call in CALLS), ("next", "caller")]

@@ -58,6 +58,7 @@ def check(batch: dict[str, Any], n_step: int) -> None:
         assert discount == (0.0 if n + taken == first + 10 else 0.5**taken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (2, "spawn")])
 def test_stacks_returns_and_weights_arrive_whole(workers: int, method: str | None) -> None:
     buffer = ReplayBuffer(500, SCHEMA, sampler=Prioritized(alpha=1.0, beta=1.0, eps=0.0), seed=0)

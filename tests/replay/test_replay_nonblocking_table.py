@@ -168,6 +168,7 @@ class Sides:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", [LINKED, FLAT, LARGE], ids=["linked", "flat", "large"])
 @settings(
     max_examples=150,

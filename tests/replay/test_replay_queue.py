@@ -144,6 +144,7 @@ operation = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     size=st.integers(1, 8),
@@ -238,6 +239,7 @@ def test_a_wait_names_the_stream_whose_open_episode_keeps_the_rows() -> None:
         buffer.add(obs=t, stream="busy", timeout_s=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 3, 50])
 def test_episodes_that_take_turns_in_any_order_never_stop_each_other(length: int) -> None:
     schema = {"obs": OBS, "who": "int64", "truncated": "bool"}

@@ -158,6 +158,7 @@ def _add_sum(batch):
     return {**batch, "sum": batch["obs"].sum()}
 
 
+@pytest.mark.slow
 def test_what_needs_batches_of_one_shape_refuses_episodes_without_padding():
     view = Sequences(9, whole="ragged")
     buffer = episodes_of([3, 9], view=view)

@@ -325,6 +325,7 @@ def test_a_buffer_without_references_frees_its_memory_at_once() -> None:
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["add", "append"])
 def test_after_ctrl_c_at_any_point_a_step_is_in_once_or_not_at_all(way: str) -> None:
     """Among them the points at which staged steps are written."""

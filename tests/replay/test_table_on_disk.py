@@ -211,6 +211,7 @@ def memory_group():
     pytest.skip("no memory cgroup can be made here")
 
 
+@pytest.mark.slow
 def test_a_table_four_times_larger_than_the_memory_limit_is_sampled(tmp_path, memory_group):
     group, limit = memory_group
     if os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize < 8 * limit:

@@ -145,6 +145,7 @@ def check(client, feeders, actors):
         assert there.tolist() == list(range(gone, actor.steps))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the feeder lost .* rows:UserWarning")
 def test_kills_lose_nothing_of_the_living_and_name_what_the_dead_had():
     longest = rounds_of(3, np.random.default_rng(5))

@@ -169,6 +169,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=400)
 @given(st.lists(st.integers(3, 40), min_size=2, max_size=3), st.integers(4, 9), STEPS)
 def test_no_row_is_lost_whatever_plans_hand_outs_and_reconnects_come_between(

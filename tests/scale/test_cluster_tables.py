@@ -15,6 +15,8 @@ from async_loader.feeder.settings_errors import settings_of
 from async_loader.scale import Cluster
 from async_loader.source import Applied
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = Schema.of(
     {
         "obs": {"image": Field((4, 4), np.uint8), "speed": Field((), np.float32)},

@@ -25,6 +25,7 @@ def shard_in(folder):
         one.close()
 
 
+@pytest.mark.slow
 def test_a_shard_without_a_key_is_left_out_until_it_has_one_and_the_others_are_followed(tmp_path):
     keys = tmp_path / "keys"
     keys.mkdir()
@@ -74,6 +75,7 @@ def test_a_shard_that_is_started_again_while_a_client_connects_is_waited_for(tmp
             assert len(client.table("t")) == 1
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_not_there_delays_no_client_of_the_others(tmp_path):
     with shard_in(tmp_path) as shard:
         directory = HandMade([f"ipc://{tmp_path}/none", shard.address])

@@ -76,6 +76,7 @@ def check_equal(frame, status):
         )
 
 
+@pytest.mark.slow
 def test_the_page_has_the_values_of_the_status_and_goes_on_while_a_shard_is_away(tmp_path):
     with two_shards(tmp_path) as shards, contextlib.ExitStack() as stack:
         client = stack.enter_context(Cluster.static(addresses(shards), name="learner"))

@@ -28,6 +28,7 @@ def folder():
         yield Path(name)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # Ray starts and ends
 def test_a_local_ray_is_started_with_the_users_token_and_ended(folder):
     """A token that Ray has made in an earlier run is asked for by every Ray of this user."""

@@ -49,7 +49,7 @@ _FAST = {
     "health_check_failure_threshold": 4,
 }
 
-pytestmark = [
+pytestmark = [, pytest.mark.slow]
     pytest.mark.filterwarnings("ignore:the feeder lost"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),

@@ -83,6 +83,7 @@ def test_a_process_that_lost_its_owner_is_taken_over_and_serves_on(tmp_path, sta
         assert client.status()["tables"]["t"]["size"] == 10
 
 
+@pytest.mark.slow
 def test_rows_of_a_killed_process_without_checkpoints_are_counted(tmp_path, started):
     first = started(plan(tmp_path))
     write(first.about.address, 10)
@@ -94,6 +95,7 @@ def test_rows_of_a_killed_process_without_checkpoints_are_counted(tmp_path, star
     assert second.about.restored == {"t": {"rows": 0, "lost": 10, "save": None}}
 
 
+@pytest.mark.slow
 def test_a_shard_on_tcp_comes_back_at_its_address_with_its_keys(tmp_path, started):
     secrets = keys_for(tmp_path / "keys", "shard-0", ["actor", "operator"])
     one = plan(tmp_path, 60.0, listen="loopback", secrets=secrets)
@@ -135,6 +137,7 @@ def test_a_loss_that_no_owner_has_heard_of_is_named_by_the_next_process(tmp_path
     assert losses.total == {"t": 15}
 
 
+@pytest.mark.slow
 def test_a_supervisor_starts_a_killed_process_again_and_names_what_is_lost(tmp_path):
     news = threading.Event()
     supervisor = ShardSupervisor(plan(tmp_path), "127.0.0.1", news.set)

@@ -19,6 +19,8 @@ from async_loader.feeder.settings import ServerSettings
 from async_loader.scale import Cluster
 from async_loader.source import Applied
 
+pytestmark = pytest.mark.slow
+
 ROWS = 8
 TIMEOUT_S = 20.0
 """Of the client: far more than a shard may be silent."""

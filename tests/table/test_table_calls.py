@@ -50,11 +50,13 @@ def x_of(table: Table, ids: Any) -> list[int]:
 # -- what it is ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_table_is_one(make: Making) -> None:
     assert isinstance(make.table(), Table)
     assert not isinstance(make.table(), Source)
 
 
+@pytest.mark.slow
 def test_a_statistic_that_is_not_known_yet_equals_none(make: Making) -> None:
     table = make.table(50, None)
     assert (table.capacity, table.schema, table.nbytes, len(table)) == (50, None, None, 0)
@@ -74,17 +76,20 @@ def test_a_capacity_in_bytes_is_not_known_before_the_schema_is(make: Making) -> 
     assert table.capacity > 100
 
 
+@pytest.mark.slow
 def test_its_limiter_can_be_asked_for(make: Making) -> None:
     assert make.table().limiter is None
     assert make.table(limiter=MinSize(7)).limiter == MinSize(7)
 
 
+@pytest.mark.slow
 def test_it_says_what_it_is(make: Making) -> None:
     said = repr(filled(make, 3, sampler=Fifo()))
     for part in ("size=3", "capacity=100", "Fifo()", "open"):
         assert part in said
 
 
+@pytest.mark.slow
 def test_stats_are_numbers_of_now(make: Making) -> None:
     table = filled(make, 5)
     table.sample(3)
@@ -104,6 +109,7 @@ def test_stats_are_numbers_of_now(make: Making) -> None:
 # -- sampling --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_too_few_items_are_said_in_both_numbers(make: Making) -> None:
     table = make.table()
     with pytest.raises(NotEnoughData, match=r"cannot draw 4 items, the table holds 0") as caught:
@@ -147,22 +153,26 @@ def test_a_batch_comes_in_the_format_that_was_asked_for(make: Making) -> None:
     assert table.stats().sampled == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [np.int8(2), np.array(2), torch.tensor(2)])
 def test_a_batch_size_may_be_any_integer(make: Making, size: Any) -> None:
     assert len(filled(make, 3).sample(size)["x"]) == 2
 
 
+@pytest.mark.slow
 def test_a_batch_size_is_no_array_of_them(make: Making) -> None:
     with pytest.raises(ConfigError, match="batch_size"):
         filled(make, 3).sample(np.array([2, 2]))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, -1, True, 2.0, "2"])
 def test_a_batch_size_is_a_positive_integer(make: Making, size: Any) -> None:
     with pytest.raises(ConfigError, match="batch_size"):
         filled(make, 3).sample(size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [None, Fifo])
 @pytest.mark.parametrize("size", [1 << 40, 1 << 63, 1 << 70])
 def test_a_batch_that_can_never_be_is_refused_at_once(
@@ -174,6 +184,7 @@ def test_a_batch_that_can_never_be_is_refused_at_once(
     assert table.stats().sampled == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "view",
     [
@@ -214,6 +225,7 @@ def test_a_table_makes_sources(make: Making) -> None:
     assert isinstance(filled(make, 3).source(), Source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [None, Prioritized])
 def test_equal_seeds_draw_the_same_from_equal_tables(make: Making, sampler: Any) -> None:
     def drawn(seed: int | None) -> list[list[int]]:
@@ -225,6 +237,7 @@ def test_equal_seeds_draw_the_same_from_equal_tables(make: Making, sampler: Any)
     assert first == drawn(3) != drawn(4)
 
 
+@pytest.mark.slow
 def test_what_others_draw_does_not_matter_to_a_seed(make: Making) -> None:
     def drawn(others: int) -> list[list[int]]:
         table = filled(make, 50)
@@ -239,6 +252,7 @@ def test_what_others_draw_does_not_matter_to_a_seed(make: Making) -> None:
     assert drawn(0) == drawn(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [{"rank": 2, "world_size": 2}, {"rank": -1}, {"seed": -1}, {"seed": "a"}, {"min_size": 0}],
@@ -251,6 +265,7 @@ def test_a_source_that_cannot_be_is_refused_at_once(make: Making, wrong: dict[st
 # -- by id -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rows_are_had_by_id_and_what_is_gone_is_left_out(make: Making) -> None:
     table = filled(make, 30, capacity=20)
     batch = table.get([25, 12, 25, 3, 29, 1000, -1])
@@ -273,6 +288,7 @@ def test_priorities_may_have_any_shape_with_as_many_elements(make: Making) -> No
     assert set(table.sample(50)["x"].tolist()) == {2}
 
 
+@pytest.mark.slow
 def test_priorities_that_cannot_be_are_refused(make: Making) -> None:
     table = filled(make, 5, sampler=Prioritized())
     for ids, priority in (
@@ -299,6 +315,7 @@ def test_fields_are_changed_by_id(make: Making) -> None:
             table.update([29], **wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [">i8", "i1", "u8", "?"])
 def test_new_values_may_be_of_any_dtype_that_fits_the_field(make: Making, dtype: str) -> None:
     table = filled(make, 5)
@@ -333,6 +350,7 @@ def test_items_are_taken_out_by_id(make: Making) -> None:
     assert set(table.sample(100)["x"].tolist()) == {0, 2, 4}
 
 
+@pytest.mark.slow
 def test_a_cleared_table_is_empty_and_goes_on(make: Making) -> None:
     table = filled(make, 5)
     table.clear()
@@ -360,6 +378,7 @@ def test_clearing_ends_open_episodes(make: Making) -> None:
     assert sorted(table.get(range(5))["reward"].tolist()) == [4.0 + 8.0 / 2, 8.0 + 16.0 / 2, 16.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
 def test_an_invalid_timeout_is_refused_before_anything_is_done(
     make: Making, value: Any, folder: Any
@@ -412,6 +431,7 @@ def test_an_older_save_is_loaded_by_its_number(make: Making, folder: Any) -> Non
         table.load(folder, number=9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, -1, True, 2.0, "a", 1 << 70])
 def test_a_number_that_no_save_has_is_refused(make: Making, folder: Any, number: Any) -> None:
     table = filled(make, 3)
@@ -421,6 +441,7 @@ def test_a_number_that_no_save_has_is_refused(make: Making, folder: Any, number:
     assert x_of(table, range(9)) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_table_that_knows_no_step_yet_learns_it_from_what_is_loaded(
     make: Making, folder: Any
 ) -> None:
@@ -430,6 +451,7 @@ def test_a_table_that_knows_no_step_yet_learns_it_from_what_is_loaded(
     assert x_of(table, range(10)) == list(range(8))
 
 
+@pytest.mark.slow
 def test_less_capacity_takes_the_newest_steps(make: Making, folder: Any) -> None:
     filled(make, 80).save(folder)
     table = filled(make, 7, capacity=20)
@@ -438,6 +460,7 @@ def test_less_capacity_takes_the_newest_steps(make: Making, folder: Any) -> None
     assert x_of(table, range(100)) == list(range(60, 80))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_loaded_changes_nothing(make: Making, folder: Any) -> None:
     table = filled(make, 5)
     with pytest.raises(ConfigError, match="there is no checkpoint"):

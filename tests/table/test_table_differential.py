@@ -691,6 +691,7 @@ def play(pool: Pool, config: Config, program: list[Call]) -> None:
             step += call.says.get("rows", 1) if call.name == "extend" else call.name == "append"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # of a hundred programs
 def test_a_feeders_table_answers_every_call_as_a_table_of_this_process_does() -> None:
     with Pool() as pool:

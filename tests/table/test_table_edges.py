@@ -56,6 +56,7 @@ def test_priorities_that_nothing_goes_by_are_refused_and_the_writer_goes_on(
     assert len(table) == 1
 
 
+@pytest.mark.slow
 def test_a_first_step_whose_priority_is_refused_says_nothing_of_other_steps(
     writing: Making,
 ) -> None:
@@ -107,6 +108,7 @@ def test_priorities_are_taken_from_when_a_source_goes_by_them(make: Making) -> N
     assert table.get([4])["x"].tolist() == [5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -135,6 +137,7 @@ def test_a_priority_of_many_that_cannot_be_is_named_by_its_place(
     assert len(table) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", [None, {"x": "int64"}], ids=["no schema", "a schema"])
 def test_no_priorities_are_updated_where_none_are_given(make: Making, schema: Any) -> None:
     table = make.table(100, schema, sampler=Prioritized())
@@ -175,6 +178,7 @@ def test_calls_by_id_before_there_is_a_schema_find_nothing(make: Making) -> None
     assert table.schema is None
 
 
+@pytest.mark.slow
 def test_an_episode_that_has_no_step_is_ended_whatever_came_after_it(writing: Making) -> None:
     table = writing.table(100, FOLLOWED)
     writer = writing.writer(table)
@@ -230,6 +234,7 @@ def test_fields_stand_in_the_order_of_the_first_step(writing: Making, first: str
 # -- names of streams ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [1.5, ("a", (0.25, None)), np.float32(0.5), np.int64(3)], ids=repr)
 def test_a_stream_that_may_be_named_so_is_saved_and_found_again(
     make: Making, name: Any, folder: Any
@@ -251,6 +256,7 @@ class Name:
         return "Name"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [frozenset({1}), Name(), b"a", math.nan, math.inf, 1j, ("a", b"b"), ("a", math.nan)],

@@ -21,6 +21,8 @@ from async_loader.feeder import connect
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 ROWS, BATCH = 600, 8
 """Of each process."""

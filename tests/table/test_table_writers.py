@@ -122,6 +122,7 @@ def test_ends_end_episodes_also_where_they_are_not_stored(writing: Making) -> No
     assert rows(table)["reward"].tolist() == [3.0, 2.0, 12.0, 8.0, 16.0]
 
 
+@pytest.mark.slow
 def test_the_first_step_says_what_a_step_is_with_its_ends(writing: Making) -> None:
     for first in ("append", "extend"):
         table = writing.table(100, None)
@@ -167,6 +168,7 @@ def test_the_observation_after_an_episode_is_a_keyword(writing: Making) -> None:
         writer.append(obs=5.0, truncated=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["left", 7, ("left", 3), ("a", ("b", 1)), 1.5, None, ("a", 1.5)], ids=repr
 )
@@ -185,6 +187,7 @@ def test_numbers_strings_and_tuples_of_these_name_a_stream(writing: Making, name
     assert linked == {0.0: 1.0, 1.0: 2.0, 10.0: 11.0, **({} if name is None else {2.0: 50.0})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [[1], {"a": 1}, np.arange(2), frozenset({1})], ids=repr)
 def test_what_names_no_stream_is_refused(writing: Making, name: Any) -> None:
     table = writing.table()
@@ -282,6 +285,7 @@ def test_an_end_of_several_values_is_refused_by_name(writing: Making) -> None:
     assert rows(table)["x"].tolist() == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "said"),
     [
@@ -304,6 +308,7 @@ def test_a_step_that_does_not_fit_is_refused_by_name(
     assert len(table) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
 def test_an_invalid_timeout_is_refused_and_nothing_is_written(writing: Making, value: Any) -> None:
     table = writing.table()

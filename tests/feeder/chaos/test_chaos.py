@@ -39,6 +39,7 @@ def check(nursery, plans):
     assert not wrong, "\n\n".join(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SEEDS, GROUP))
 def test_nothing_promised_is_lost(nursery, first):
     check(nursery, [plan_of(seed) for seed in range(first, first + GROUP)])
@@ -86,10 +87,12 @@ UNDER_WAY = (
 )
 
 
+@pytest.mark.slow
 def test_a_message_cut_anywhere_tears_no_row_and_leaves_none_twice(nursery):
     check(nursery, [NO_ACKS, LATE_ACKS, *CUTS])
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_nothing_that_was_promised_to_others(nursery):
     plans = [
         LEARNERS_DIE,
@@ -135,6 +138,7 @@ def test_learners_of_a_queue_that_come_and_go_in_good_order_use_each_item_once(n
     check(nursery, plans)
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_no_memory_mapped_and_no_batch_half_written(nursery):
     either = [*times("kill_server", 0.15, 0.4), *times("kill_learner", 0.1, 0.25, 0.35)]
     either.sort(key=lambda act: act.at)
@@ -176,6 +180,7 @@ def test_a_killed_process_leaves_no_memory_mapped_and_no_batch_half_written(nurs
     check(nursery, plans)
 
 
+@pytest.mark.slow
 def test_connections_that_end_without_a_word_are_found_to_have_ended(nursery):
     plans = [
         *(
@@ -235,6 +240,7 @@ def test_control_a_server_that_acknowledges_without_inserting_is_found_out(nurse
     found_out(nursery, calm, "applies_nothing_sometimes", "acknowledged rows missing")
 
 
+@pytest.mark.slow
 def test_control_a_server_that_says_nothing_of_rows_that_come_again_is_found_out(nursery):
     deaths = [  # with batches that the server does not hear of having been used
         [
@@ -249,11 +255,13 @@ def test_control_a_server_that_says_nothing_of_rows_that_come_again_is_found_out
     found_out(nursery, often, "says_nothing_of_what_comes_again", "without the flag")
 
 
+@pytest.mark.slow
 def test_control_a_batch_that_counts_as_used_when_it_was_sent_is_found_out(nursery):
     found_out(
         nursery, FULL_HANDED_DIE, "takes_a_batch_for_used_when_it_was_sent", "never delivered"
     )
 
 
+@pytest.mark.slow
 def test_control_a_server_that_forgets_leases_is_found_out(nursery):
     found_out(nursery, FULL_HANDED_DIE, "forgets_leases", "never delivered")

@@ -73,6 +73,7 @@ def draw(feeder, plane, route, message) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handler", HANDLERS)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_handler_that_calls_the_client_inside_a_call_of_it_works_or_fails_at_once(

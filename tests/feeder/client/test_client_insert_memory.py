@@ -119,6 +119,7 @@ def test_a_lost_session_costs_no_row_and_the_memory_is_offered_again(tmp_path):
         check(client.table("t").sample(512))
 
 
+@pytest.mark.slow
 def test_a_killed_feeder_costs_no_row_that_it_has_not_acknowledged(tmp_path):
     path = str(tmp_path / "f")
     with contextlib.ExitStack() as stack:

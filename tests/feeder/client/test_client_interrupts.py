@@ -137,6 +137,7 @@ def test_an_interrupted_extend_added_the_first_rows_and_the_writer_says_how_many
     check_clean(client, 1)
 
 
+@pytest.mark.slow
 def test_an_append_that_drops_the_oldest_and_is_interrupted_leaves_counts_that_add_up(
     feeder, client
 ):

@@ -264,6 +264,7 @@ def test_batches_of_a_feeder_that_is_no_more_are_handed_out_since_nothing_else_h
 # -- through a loader ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", [SMALL, LARGE])
 @pytest.mark.parametrize(
     ("prefetch", "workers", "in_order"),
@@ -422,6 +423,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [1, 8])
 def test_a_killed_learner_takes_no_batch_with_it(tmp_path, prefetch):
     with serving(tmp_path, queue(), filled=80, silence_s=1.0, heartbeat_s=0.2) as (feeder, client):

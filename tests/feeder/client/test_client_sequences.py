@@ -146,6 +146,7 @@ def test_a_loader_shows_sequences_and_sets_their_priorities(transport, num_worke
             assert (drawn["h"] == 7.0).all()
 
 
+@pytest.mark.slow
 def test_an_embedded_feeder_takes_views_of_sequences_as_settings_say_them():
     schema = {"x": "float32", "h": {"dtype": "float32", "shape": [3]}}
     tables = {

@@ -218,6 +218,7 @@ def test_a_fork_keeps_what_it_has_and_slots_that_it_can_see_are_not_written_agai
         source.close()
 
 
+@pytest.mark.slow
 def test_a_learner_that_forks_again_and_again_is_served_on(tmp_path):
     with serving(tmp_path, replay(LARGE), schema=LARGE) as (_, client):
         source = client.table("t").source(prefetch=2)
@@ -275,6 +276,7 @@ def test_a_reopened_reader_is_granted_as_much_as_before_though_batches_wait(addr
     feeder.until(lambda: feeder.granted[1] == 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_batch_that_waits_while_a_reader_without_prefetch_is_reopened_is_not_the_last(
     tmp_path, transport
@@ -378,6 +380,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_learners_memory_and_leases_return_and_the_feeder_goes_on(tmp_path):
     def mapped():
         with open("/proc/self/maps") as maps:
@@ -442,6 +445,7 @@ def use_up(source):
         check(source.plan(8, patience()).batch, 8)
 
 
+@pytest.mark.slow
 def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(tmp_path):
     path = str(tmp_path / "f")
     with contextlib.ExitStack() as stack:
@@ -474,6 +478,7 @@ def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(
         sources[0].close()
 
 
+@pytest.mark.slow
 def test_batches_of_a_restarted_feeder_reach_the_device_in_one_upload_with_ids_of_their_own(
     tmp_path,
 ):

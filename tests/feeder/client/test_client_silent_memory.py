@@ -97,6 +97,7 @@ def test_a_call_of_a_socket_without_room_ends_however_short_its_patience(tmp_pat
             connected(path, patience_s)
 
 
+@pytest.mark.slow
 def test_weights_come_over_the_socket_where_memory_does_not_answer(tmp_path, monkeypatch):
     with silent(tmp_path, monkeypatch) as (client, _):
         large = {"w": np.arange(1 << 18, dtype=np.float64)}

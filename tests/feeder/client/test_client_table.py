@@ -55,6 +55,7 @@ def test_a_sample_has_what_the_table_holds(client):
         assert (got["reward"] == batch["reward"]).all()
 
 
+@pytest.mark.slow
 def test_a_table_may_be_asked_for_anew_at_each_call(client):
     filled(client, "plain")
     for _ in range(300):  # a session has 256 readers at most
@@ -62,6 +63,7 @@ def test_a_table_may_be_asked_for_anew_at_each_call(client):
     assert client.status()["tables"]["plain"]["readers"] == 1
 
 
+@pytest.mark.slow
 def test_samples_of_many_threads_are_their_own(client):
     table = filled(client, "plain")
     wrong = []
@@ -89,12 +91,14 @@ def test_a_sample_that_is_held_stays_as_it_was(client):
     assert all((batch["obs"] == copy).all() for batch, copy in zip(held, copies, strict=True))
 
 
+@pytest.mark.slow
 def test_an_empty_table_without_a_limiter_says_so_at_once(client):
     table = client.table("plain")
     with pytest.raises(NotEnoughData, match="the table holds 0"):
         table.sample(8)
 
 
+@pytest.mark.slow
 def test_a_limiter_is_waited_for_until_the_timeout(client):
     table = filled(client, "rated", 10)
     with pytest.raises(Timeout, match=r"0.05 s have passed, and still cannot sample: .*50"):
@@ -110,6 +114,7 @@ def test_a_limiter_is_waited_for_until_the_timeout(client):
     assert len(found[0]["reward"]) == 8
 
 
+@pytest.mark.slow
 def test_a_queue_gives_each_row_once(client):
     table = filled(client, "queue", 48)
     seen = np.concatenate([table.sample(16, timeout_s=60)["reward"] for _ in range(3)])
@@ -205,6 +210,7 @@ def test_what_belongs_to_a_client_says_what_travels_instead(client):
                 pickle.dumps(one)
 
 
+@pytest.mark.slow
 def test_weights_that_are_no_mapping_are_refused(client):
     with pytest.raises(SchemaError, match="tensors is a ndarray: give a dict of arrays or tensors"):
         client.publish("policy", np.zeros(3), version=1)

@@ -69,6 +69,7 @@ def test_flush_waits_for_the_acknowledgement(feeder, client):
     assert client.stats().bytes_kept == 0
 
 
+@pytest.mark.slow
 def test_no_more_than_the_window_is_under_way(address):
     with FakeFeeder(address, window=(1 << 20, 8)) as feeder, connect(address) as client:
         feeder.hold_acks = True
@@ -83,6 +84,7 @@ def test_no_more_than_the_window_is_under_way(address):
         assert rewards(feeder) == list(range(40))
 
 
+@pytest.mark.slow
 def test_a_full_buffer_makes_append_wait_and_time_out(feeder, client):
     feeder.hold_acks = True
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE, buffer_bytes=1000)
@@ -159,6 +161,7 @@ def test_a_writer_that_is_closed_before_it_was_answered_leaves_no_writer_behind(
     assert not client._connection._channels
 
 
+@pytest.mark.slow
 def test_extend_that_times_out_says_how_far_it_came(feeder, client):
     feeder.hold_acks = True
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE, buffer_bytes=1000)
@@ -249,6 +252,7 @@ def test_an_end_that_finds_no_room_is_counted_and_the_next_episode_begins_anew(a
         assert episodes(feeder) == [[*range(8)], [*range(20, 24)]]
 
 
+@pytest.mark.slow
 def test_a_last_step_that_finds_no_room_ends_its_stream_before_the_last_free_row_is_used(address):
     with FakeFeeder(address, schema=LINKED) as feeder, connect(address) as client:
         writer = full_and_sent(feeder, client)

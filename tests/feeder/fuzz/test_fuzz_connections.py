@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from fuzzer import EVERY, Fuzz
 
 
+@pytest.mark.slow
 def test_two_thousand_hostile_connections_harm_no_server_and_no_honest_client(tmp_path):
     assert Fuzz(str(tmp_path), seed=1).run(2000).wrong == []
 

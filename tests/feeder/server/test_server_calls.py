@@ -474,6 +474,7 @@ def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:
     return Plane.CONTROL, body, None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_no_call_is_a_fault_of_the_server_and_none_harms_another(seed):
     draw = random.Random(seed)

@@ -113,6 +113,7 @@ def test_weights_are_published_meanwhile_and_waiting_clients_are_told_in_time(ke
     assert not kernels.is_set()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stopped_meanwhile_ends_and_ignores_kernels_that_are_ready_later(
     kernels, served
 ):

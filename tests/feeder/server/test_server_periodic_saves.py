@@ -138,6 +138,7 @@ def test_a_table_that_was_cleared_and_filled_again_has_changed(tmp_path):
         assert sorted(rows(client)) == list(range(100, 200))
 
 
+@pytest.mark.slow
 def test_rows_that_came_after_a_table_was_cleared_are_counted_as_lost(tmp_path):
     command = [sys.executable, "-m", "async_loader", "serve", "--config"]
     path, process = settings(tmp_path), None
@@ -158,6 +159,7 @@ def test_rows_that_came_after_a_table_was_cleared_are_counted_as_lost(tmp_path):
             process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the feeder lost")
 def test_a_killed_feeder_begins_with_its_newest_save_and_counts_what_is_lost(tmp_path):
     command = [sys.executable, "-m", "async_loader", "serve", "--config"]

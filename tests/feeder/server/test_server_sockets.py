@@ -411,6 +411,7 @@ class Flood:
         return self.sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 10, 100_000])
 def test_what_is_not_taken_stays_with_the_peer(where, size):
     limit = 64 << 20
@@ -430,6 +431,7 @@ def test_what_is_not_taken_stays_with_the_peer(where, size):
         assert {len(came[0]) for _, came in turn(ports, INSERT, 10**6, 50)} == {size}
 
 
+@pytest.mark.slow
 def test_a_message_that_never_ends_is_cut(ports, peer):
     one = peer()
     turn(ports)
@@ -660,6 +662,7 @@ def test_last_words_are_sent(where, monkeypatch):
         assert splitter.messages[-1] == [b"end"]
 
 
+@pytest.mark.slow
 def test_a_peer_that_reads_nothing_delays_the_end_by_a_second_at_most(where):
     ports = ServerSockets(where, Limits())
     ports.open()

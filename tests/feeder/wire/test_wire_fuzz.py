@@ -124,6 +124,7 @@ def read(frames: list[bytes]) -> wire.Message:
     return message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_mutated_messages_are_malformed_or_messages(seed):
     rng = random.Random(seed)

@@ -104,6 +104,7 @@ def drawn(buffer: ReplayBuffer) -> set[int]:
     return set((index[:, 0] if view and index.ndim > 1 else index).tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
 def test_a_sampler_holds_the_items_of_the_table_after_ctrl_c_anywhere(made, call) -> None:
