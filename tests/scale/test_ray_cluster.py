@@ -49,7 +49,8 @@ _FAST = {
     "health_check_failure_threshold": 4,
 }
 
-pytestmark = [, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:the feeder lost"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
