@@ -11,7 +11,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
@@ -79,6 +79,7 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("min_size samples_per_insert sample_to_insert_ratio", "rate_limiter, with min_size_to_sample"),
     ("n_envs num_env num_envs env", "envs"),
     ("autoreset_mode auto_reset", "autoreset"),
+    ("delta_timestamps delta_indices", "windows"),
     ("num_samples n size batch", "batch_size"),
     ("bs", "batch_size"),
     ("out out_tensors output outputs output_tensors out_buffers static_inputs", "into"),
@@ -490,3 +491,29 @@ def _brief(obj: object) -> str:
         else f"<{type(obj).__qualname__}>"
     )
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+if TYPE_CHECKING:
+    class_only = classmethod
+else:
+
+    class class_only(classmethod):
+        """A classmethod that refuses a call on an object, which it would leave as it is."""
+
+        def __get__(self, one, owner=None):
+            bound = super().__get__(None, type(one) if owner is None else owner)
+            if one is None:
+                return bound
+
+            @functools.wraps(bound)
+            def refused(*args, **kwargs):
+                of = f"{type(one).__name__}.{bound.__name__}"
+                load = ", or load(path) of this one" if bound.__name__ == "from_checkpoint" else ""
+                from async_loader.errors import ConfigError
+
+                raise ConfigError(
+                    f"{of}() makes another {type(one).__name__}, and this one would stay as it is: "
+                    f"call {of}(...) on the class{load}"
+                )
+
+            return refused

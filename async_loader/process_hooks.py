@@ -11,11 +11,14 @@ multiprocessing ends its daemonic children when a process exits, be it the main 
 `Process` (which runs no atexit at all). Workers are such children, and their pool would take that
 for deaths and start others. So loaders are closed by a finalizer of multiprocessing, which runs
 before it looks for children, in both.
+A thread may go on when the main thread has ended. Then `concurrent.futures` can no longer be
+imported, which torch does: so it is imported here.
 """
 
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - before the main thread ends: see NOTE [exit]
 import contextlib
 import logging
 import os

@@ -4,6 +4,7 @@ of its own.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -106,7 +107,8 @@ class DataLoader(Generic[B]):
         Seconds after which `next` raises Timeout; it may be called again. 0: try once. None, inf:
         never.
     collate_fn : callable | None
-        A list of items to a batch. Default: as ``torch.utils.data.default_collate``.
+        A list of items to a batch. Default: as ``torch.utils.data.default_collate``; samples
+        that do not fit each other raise errors that name the field.
     worker_init_fn : callable | None
         Called with its number in each worker before its first batch; with workers, batches are then
         not gathered in bulk.
@@ -205,7 +207,7 @@ class DataLoader(Generic[B]):
         self._batches = self._order(items, shuffle, sampler, batch_sampler, last_batch)
         init = callable_or_none("worker_init_fn", worker_init_fn)
         self._columns = self._find_columns(bulk, init)
-        collate = self._collate or (torch_collate.default_collate if self._batched else _converted)
+        collate = self._collate or (torch_collate.collate_by_name if self._batched else _converted)
         work: Any = MapWork(items, collate, init, batched=self._batched)
         if self._iterable:
             work = StreamWork(items, collate, self.batch_size, init, drop=self._drop)
@@ -318,6 +320,9 @@ class DataLoader(Generic[B]):
         epoch: Epoch[B] = Epoch(
             batches, self._batches, number, epoch_progress, self._finish, self._meter
         )
+        if self._iterable and self.num_workers > 1 and self._collate is None and not start:
+            with contextlib.suppress(TypeError):
+                epoch.expect(len(self.dataset))
         # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next
         # call.
         self._latest, self._start, self._epoch = epoch, None, number + 1

@@ -7,13 +7,14 @@ kept: only the stacking of plain arrays and tensors is ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors
+from async_loader.errors import SchemaError
 from async_loader.pipeline.batches import arena
 
 if TYPE_CHECKING:
@@ -44,6 +45,61 @@ def default_collate(batch: Sequence[Any]) -> Any:
     from torch.utils.data._utils.collate import collate
 
     return collate(batch, collate_fn_map=_rules())
+
+
+def collate_by_name(batch: Sequence[Any]) -> Any:
+    """As `default_collate`; samples that do not fit each other raise errors that name the field.
+
+    Raises
+    ------
+    SchemaError
+        Samples are dicts with different keys.
+    """
+    _check_keys(batch)
+    try:
+        return default_collate(batch)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        name = _misfit(batch)
+        if not name:
+            raise
+        kind = SchemaError if isinstance(error, KeyError) else type(error)
+        raise kind(f"field {name!r}: {error}") from error
+
+
+def _check_keys(batch: Sequence[Any], name: str = "") -> None:
+    first = batch[0]
+    if not isinstance(first, Mapping):
+        return
+    for i, one in enumerate(batch):
+        if not isinstance(one, Mapping) or len(one) != len(first):
+            what = sorted(map(str, one)) if isinstance(one, Mapping) else type(one).__name__
+            raise SchemaError(
+                f"{name or 'samples'}: sample {i} of the batch has {what}, and sample 0 "
+                f"{sorted(map(str, first))}: give all samples the same fields"
+            )
+    for key, value in first.items():
+        if isinstance(value, Mapping):
+            _check_keys([one.get(key) for one in batch], f"{name}.{key}" if name else str(key))
+
+
+def _misfit(batch: Sequence[Any], name: str = "") -> str:
+    """Return the first field that cannot be collated; "" for samples without fields."""
+    first = batch[0]
+    keys: Iterable[Any] = ()
+    if isinstance(first, Mapping):
+        keys = first
+    elif isinstance(first, tuple | list) and len({len(one) for one in batch}) == 1:
+        keys = range(len(first))
+    for key in keys:
+        below = f"{name}.{key}" if name else str(key)
+        try:
+            column = [one[key] for one in batch]
+            default_collate(column)
+        except KeyError:
+            return below
+        except (RuntimeError, TypeError, ValueError):
+            return _misfit(column, below)
+    return name
 
 
 _known: tuple[Any, dict[Any, Callable[..., Any]]] | None = None

@@ -68,9 +68,11 @@ class FeederProcess:
         tables = settings.make_tables()
         self._lock: AddressLock | None = None
         folders = Folders(settings.checkpoint.path, private)
-        saves: PeriodicSaves | None = None
+        self._saves = saves = PeriodicSaves()
         try:
-            saves = PeriodicSaves.of(tables, folders, settings.checkpoint.every_s, count)
+            self._saves = saves = PeriodicSaves.of(
+                tables, folders, settings.checkpoint.every_s, count
+            )
             self._lock, self._authenticator = lock_address(settings)
             self._server = Server(
                 tables,
@@ -86,8 +88,7 @@ class FeederProcess:
         except BaseException:
             for table in tables.values():
                 table.close()
-            if saves is not None:
-                saves.close()
+            saves.close()
             self._close()
             raise
 
@@ -97,7 +98,8 @@ class FeederProcess:
         return str(self._server.status()["address"])
 
     def run(self, ready: Callable[[], None] | None = None) -> int:
-        """Serve until SIGTERM, SIGINT, a DRAIN or `stop`; return the exit code. Once.
+        """Serve until SIGTERM, SIGINT, a DRAIN or `stop`; return the exit code: 1 if a table was
+        not saved at the end. Once.
 
         ``ready``: see `Server.run`.
         """
@@ -105,7 +107,7 @@ class FeederProcess:
             self._server.run(ready)
         finally:
             self._close()
-        return 0
+        return 1 if self._saves.unsaved else 0
 
     def close(self) -> None:
         """Free everything, if `run` is not called. May be called again."""

@@ -165,7 +165,9 @@ class EpisodeChecker:
                 "choose the fields with schema=",
             )
         values = {
-            name: arrays(value, name, place) for name, value in found.items() if self._wanted(name)
+            name: arrays(self._chosen_of(name, value), name, place)
+            for name, value in found.items()
+            if self._wanted(name)
         }
         for name in NEEDED if self.schema is None else self._names:
             if name not in values and not (name == "next_obs" and "obs" in values):
@@ -212,6 +214,12 @@ class EpisodeChecker:
         if final is not None:
             self._check_final(final, place)
         return Episode(fitted, final, terminated, truncated)
+
+    def _chosen_of(self, name: str, value: Any) -> Any:
+        """Leave out what a schema that was given leaves out."""
+        if not self._chosen:
+            return value
+        return _within(value, self._nested.get("obs" if name in _OBSERVATIONS else name))
 
     def _wanted(self, name: str) -> bool:
         known = ("obs", "next_obs", "final_obs", "terminated", "truncated")
@@ -331,6 +339,17 @@ class EpisodeChecker:
                 name = fit.field.name
                 text = _about_it(name, error)
                 raise place.error(name, f"after the last step: {text}") from None
+
+
+_OBSERVATIONS = ("obs", "next_obs", "final_obs")
+
+
+def _within(value: Any, structure: tree.Structure) -> Any:
+    """Return the parts of nested dicts that a structure has."""
+    if not isinstance(structure, tree.Node) or not isinstance(value, Mapping):
+        return value
+    pairs = zip(structure.keys, structure.children, strict=True)
+    return {key: _within(value[key], child) for key, child in pairs if key in value}
 
 
 def _about_it(name: str, error: SchemaError) -> str:

@@ -36,8 +36,9 @@ def from_minari(dataset: Any, *, extra: Sequence[str] = (), **options: Any) -> R
         ``main_data.hdf5`` (or ``data/main_data.hdf5``), that file, or a data set, also one that
         `filter_episodes` has made.
     extra : sequence of str
-        Infos to import too, as "infos/qpos", which becomes the nested field ``infos.qpos``: the
-        info that came with each step's observation.
+        Infos to import too, as "infos/qpos", which becomes the nested field ``infos.qpos``: what
+        ``env.step`` returned for each step. Where there is one more than steps, the first is that
+        of ``env.reset``, which is left out.
     **options
         As in `from_episodes`. Minari has float64 observations and rewards: ``float_dtype=
         "float32"`` halves the table.
@@ -256,14 +257,14 @@ def _episode(group: Any, extra: Sequence[str], here: Place) -> dict[str, Any]:
 
 
 def _put(made: dict[str, Any], name: str, value: Any) -> None:
-    """Put the info of each step's observation under its nested name."""
+    """Put the info that came with each step's reward under its nested name."""
     *groups, leaf = name.split("/")
     steps = len(made["rewards"])
     into = made
     for group in groups:
         into = into.setdefault(group, {})
     into[leaf] = tree.transform(
-        value, lambda one: one[:-1] if np.shape(one)[:1] == (steps + 1,) else one
+        value, lambda one: one[1:] if np.shape(one)[:1] == (steps + 1,) else one
     )
 
 

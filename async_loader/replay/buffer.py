@@ -12,6 +12,7 @@ from async_loader.errors import CannotSend, ConfigError
 from async_loader.lifecycle import seconds
 from async_loader.names import (
     by_name,
+    class_only,
     explain_wrong_attributes,
     explain_wrong_names,
     misplaced_fields,
@@ -152,7 +153,7 @@ class ReplayBuffer(Table):
         if schema is not None:
             self._table_state.start(Schema.of(schema))
 
-    @classmethod
+    @class_only
     @explain_wrong_names
     def queue(
         cls,
@@ -198,7 +199,7 @@ class ReplayBuffer(Table):
         """
         return cls._each_once(Fifo, size, schema, view, capacity, seed)
 
-    @classmethod
+    @class_only
     @explain_wrong_names
     def stack(
         cls,
@@ -838,7 +839,7 @@ class ReplayBuffer(Table):
         """
         checkpoint.load_into(self._table_state, self._out, self._saver, path, number, timeout_s)
 
-    @classmethod
+    @class_only
     @explain_wrong_names
     def from_checkpoint(
         cls,

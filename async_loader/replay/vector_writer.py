@@ -137,7 +137,7 @@ class VectorWriter:
         next_obs: object,
         terminated: object,
         truncated: object,
-        info: Mapping[str, Any] | None = None,
+        info: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         priority: object = None,
         timeout_s: float | None = None,
         **fields: Any,
@@ -150,8 +150,11 @@ class VectorWriter:
             What it returned. Stored where the schema has such a field; with ``Field(next=...)`` it
             is what the next call brings.
         terminated, truncated : bool array [envs]
-        info : mapping, optional
-            The infos that it returned; with same-step autoreset ``info["final_obs"]`` is needed.
+        info : mapping or sequence of mappings [envs], optional
+            The infos that it returned: as Gymnasium has them, or one for each environment, as
+            Stable-Baselines3 has them. With same-step autoreset the last observation of an episode
+            is in ``info["final_obs"]``, or in ``info[env]["terminal_observation"]``. Where it is
+            missing, the episode has to be terminated, or nothing shows what follows a step.
         priority : float array [envs], optional
         timeout_s : float, optional
             How long to wait until the limiter lets the steps of all environments in at once;
@@ -184,15 +187,15 @@ class VectorWriter:
         over, cut = self._ended("terminated", terminated), self._ended("truncated", truncated)
         none = self._none
         goes_on = over.tobytes() == none and cut.tobytes() == none  # a third of what `any()` takes
-        if goes_on:
-            after = next_obs
-        else:
-            self._check_mode(over | cut, info)
-            after = self._after(next_obs, over | cut, info)
+        after = next_obs
         schema = self._writer.schema
         about = self._about
         if about.schema is not schema:
             about = self._about = _About(schema)
+        if not goes_on:
+            infos = self._infos(info)
+            self._check_mode(over | cut, infos)
+            after = self._after(next_obs, fields, over, over | cut, infos)
         if schema is None:
             fields = {**_with_narrow_reward(fields), "next_obs": after}
         elif about.stores_next:
@@ -311,7 +314,20 @@ class VectorWriter:
             )
         return ended
 
-    def _check_mode(self, ends: Bools, info: Mapping[str, Any] | None) -> None:
+    def _infos(self, info: object) -> Mapping[str, Any]:
+        """Return infos in Gymnasium's layout: from a list of dicts, that of last observations."""
+        if info is None or isinstance(info, Mapping):
+            return info or {}
+        each = list(info) if isinstance(info, Sequence) and not isinstance(info, str) else []
+        if len(each) != self._count or not all(isinstance(one, Mapping) for one in each):
+            raise SchemaError(
+                f"info is a {type(info).__name__}: give what envs.step returned, a dict, or a list "
+                f"with a dict for each of the {self._count} environments"
+            )
+        names = ("terminal_observation", "final_obs", "final_observation")
+        return {"final_obs": [next((one[k] for k in names if k in one), None) for one in each]}
+
+    def _check_mode(self, ends: Bools, info: Mapping[str, Any]) -> None:
         """Raise SchemaError if the environments reset in another way than ``autoreset`` says."""
         if self._mode == "nextstep" and (again := np.flatnonzero(ends & self._resetting)).size:
             raise SchemaError(
@@ -329,9 +345,16 @@ class VectorWriter:
                 f"ended its episode, and this writer was made for another autoreset mode: {_REMEDY}"
             )
 
-    def _after(self, next_obs: object, ends: Bools, info: Mapping[str, Any] | None) -> Any:
+    def _after(
+        self,
+        next_obs: object,
+        fields: Mapping[str, Any],
+        over: Bools,
+        ends: Bools,
+        info: Mapping[str, Any],
+    ) -> Any:
         """Return the observation after each step, also if ``next_obs`` is already that of the next
-        episode.
+        episode. After a terminated one that is unknown it is the step's own once more.
         """
         if self._mode != "samestep" or not ends.any():
             return next_obs
@@ -340,10 +363,16 @@ class VectorWriter:
         for row in np.flatnonzero(ends).tolist():
             final = _final_of(info, row, structure)
             if final is None:
-                raise SchemaError(
-                    f"environment {row} ended, and info['final_obs'] lacks its last observation: "
-                    "pass info=... as it is"
-                )
+                if not over[row] and self._about.shows_next:
+                    raise SchemaError(
+                        f"environment {row} was truncated, and info['final_obs'] lacks its last "
+                        "observation, which its value needs: pass info=... as it is, or have the "
+                        "environments keep it"
+                    )
+                own = fields.get(self._about.linked_name)
+                if own is None or tree.structure_of(own) != structure:
+                    continue
+                final = tree.transform(own, functools.partial(_row, row))
             for leaf, value in zip(
                 tree.leaves(after, structure), tree.leaves(final, structure), strict=True
             ):
@@ -371,7 +400,13 @@ class _About:
         self.schema = schema
         known = () if schema is None or schema.structure is None else schema.structure.keys
         self.stores_next = "next_obs" in known
-        self.linked = schema is not None and any(field.next is not None for field in schema.fields)
+        linked = () if schema is None else [f for f in schema.fields if f.next is not None]
+        self.linked = bool(linked)
+        # The field whose successor is shown, if it is one field (perhaps a nested one).
+        tops = {field.name.split(".")[0] for field in linked}
+        self.linked_name = tops.pop() if len(tops) == 1 else ""
+        # Whether batches show the observation after a step; of a first batch it becomes a field.
+        self.shows_next = schema is None or self.linked or self.stores_next
         if self.linked and not all(name in known for name in _ENDS):
             raise SchemaError(
                 "a schema with a next=... that a vector of environments writes has the fields "
@@ -383,18 +418,13 @@ def _mode_of(envs: object, autoreset: object) -> str:
     """Return how the environments reset: by ``autoreset`` or, without it, by their metadata."""
     metadata = getattr(envs, "metadata", None)
     own = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
-    if own is None and autoreset is None and hasattr(envs, "num_envs"):
+    if own is None and autoreset is None:
+        which = type(envs).__name__ if hasattr(envs, "num_envs") else f"vector_writer({envs!r})"
         raise ConfigError(
-            f"{type(envs).__name__} does not say how it resets (metadata['autoreset_mode']): give "
-            "autoreset='next_step', 'same_step' or 'disabled'"
+            f"{which} does not say how the environments reset (metadata['autoreset_mode'] does): "
+            "give autoreset='next_step', 'same_step' or 'disabled'"
         )
-    said = (
-        "next_step"
-        if autoreset is None and own is None
-        else own
-        if autoreset is None
-        else autoreset
-    )
+    said = own if autoreset is None else autoreset
     if own is not None and _mode(own) != _mode(said):
         raise ConfigError(
             f"autoreset={autoreset!r}, and these environments say {own!r}: leave autoreset out"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
 
 OnDisconnect = Literal["wait", "raise"] | float
+_log = logging.getLogger("async_loader.feeder")
 _EMBEDDED_DRAIN_S = 1.0
 _NAME = 64
 """Characters of a client's name."""
@@ -81,6 +84,7 @@ def connect(
             f"tables={tables!r}: the feeder at {where!r} has its own: leave them out, or connect "
             "to 'embedded'"
         )
+    _check_reachable(where)
     own = None if keys is None else load_client_keys(os.fspath(keys))
     connection: Connection | None = None
     try:
@@ -92,6 +96,28 @@ def connect(
         if connection is not None:
             connection.stop(limit)
         raise
+
+
+def _check_reachable(where: str) -> None:
+    """Raise ConfigError for an address at which there cannot be a feeder."""
+    scheme, _, rest = where.partition("://")
+    if scheme == "ipc" and not os.path.exists(rest):
+        _log.warning(
+            "there is no feeder at %s yet: its socket file does not exist. 'async-loader serve' "
+            "starts one",
+            where,
+        )
+    if scheme == "tcp":
+        host, _, port = rest.rpartition(":")
+        try:
+            socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            raise ConfigError(
+                f"there is no feeder at {where}: the host name does not resolve "
+                f"({error.strerror}): correct it, or give the address as a number"
+            ) from None
+    elif scheme != "ipc":
+        raise ConfigError(f"{where!r}: {scheme}:// leads to no other process: use tcp:// or ipc://")
 
 
 def _wait_s(on_disconnect: OnDisconnect) -> float | None:

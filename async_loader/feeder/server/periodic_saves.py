@@ -280,6 +280,12 @@ class PeriodicSaves:
             return self._last.expired
         return True
 
+    @property
+    def unsaved(self) -> list[str]:
+        """The tables whose last save has failed, or has not ended."""
+        saves = [self.tables[name] for name in self._due]
+        return [one.name for one in saves if one.failed is not None or one.saving]
+
     def _save(self, one: TableSaves) -> bool:
         """Begin a save, if the table has changed; return whether it could be done."""
         entry = self._entries[one.name]

@@ -15,8 +15,10 @@ from async_loader.offline.bad_data import Place
 _AGAIN = "copy or download it again"
 
 
-def read(path: Path, names: Sequence[str] | None = None) -> Any:
+def read(path: Path, names: Sequence[str] | None = None, beside: Sequence[str] = ()) -> Any:
     """Read columns of a file; by default all. Return a table of pyarrow.
+
+    ``beside``: columns that may be missing.
 
     Raises
     ------
@@ -41,7 +43,8 @@ def read(path: Path, names: Sequence[str] | None = None) -> Any:
             raise place.error(
                 missing[0], f"there is no such column, it has {', '.join(there[:20])}"
             )
-        return parquet.read_table(path, columns=None if names is None else list(names))
+        wanted = None if names is None else [*names, *(one for one in beside if one in there)]
+        return parquet.read_table(path, columns=wanted)
     except (OSError, pyarrow.ArrowException) as error:
         raise place.error(
             None, f"it cannot be read as parquet ({error}): it is cut off or damaged, {_AGAIN}"

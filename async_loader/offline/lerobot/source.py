@@ -93,7 +93,7 @@ class LeRobotSource:
             _check_videos(layout, videos.paths, videos.shape, videos.file, videos.first)
         sizes = [int(np.prod(videos.shape)) for videos in layout.videos.values()]
         shared = FrameCache(room, max(sizes)) if sizes else None
-        columns = SharedColumns.of(layout)
+        columns = SharedColumns.of(layout, self._frames if frames else None)
         self._reader = LeRobotReader(layout, _schema(layout, frames), frames, columns, shared)
         self._rng = np.random.default_rng(seed)
         self.tasks, self.fps = layout.tasks, layout.fps
