@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from async_loader.errors import Broken
 from async_loader.interrupts import SignalsDeferred
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import sequence_table as q
@@ -97,38 +98,36 @@ class SequenceSampler(InnerSampler):
             done = self._k.find_starts(
                 g, rows, done, self._shape, self._seen, self._position, self._start, found, count
             )
+            if done < 0:
+                raise Broken(
+                    f"the links of steps {self._seen[rows].tolist()[:8]} do not lead from the first "
+                    "to the last of their episode: save the table, and load it again"
+                )
             self._add(g, found[: count[0]])
 
     def _add(self, g: Ids, rows: Rows) -> None:
-        items = self.own_items
-        # known ones: an interrupted call may be repeated
-        new = rows[items.alive[rows] == 0]
-        if not len(new):
+        if not len(rows):
             return
-        if self._any_given:
-            priority = np.empty(len(new))
-            self._k.first_priorities(g, new, self._given, self._shape, self.view.eta, priority)
-        else:
-            priority = np.full(len(new), np.nan)
         with SignalsDeferred():  # a call that is repeated passes over what is alive
-            items.alive[new] = 1
-            items.count += len(new)
-            items.top = max(items.top, int(new.max()) + 1)
-            self.sampler.insert(new, priority)
+            new = self._begin(rows)
+            priority = np.full(len(new), np.nan)
+            if self._any_given:
+                self._k.first_priorities(g, new, self._given, self._shape, self.view.eta, priority)
+            if len(new):
+                self.sampler.insert(new, priority)
 
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`. ``rows`` are steps."""
         items = self.own_items
-        gone = np.unique(rows[items.alive[rows] != 0])
-        if len(gone):
-            with SignalsDeferred():  # a call that is repeated passes over what is gone
-                items.alive[gone] = 0
-                items.count -= len(gone)
-                if not items.count:  # as in a new table, which has to draw alike
-                    items.top = 0
-                self.sampler.remove(gone)
-                if self.prioritized:
-                    self._updated[gone] = np.nan
+        with SignalsDeferred():  # a call that is repeated passes over what is gone
+            gone = self._end(rows)
+            if not len(gone):
+                return
+            if not items.count:  # as in a new table, which has to draw alike
+                items.top = 0
+            self.sampler.remove(gone)
+            if self.prioritized:
+                self._updated[gone] = np.nan
 
     def update(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.update`. Rows in which no sequence begins are left out."""

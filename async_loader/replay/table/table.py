@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from async_loader.errors import Broken
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import NO_FIELDS
@@ -83,9 +84,17 @@ class Table(TableWriting):
             )
             used = np.unique(drawn.rows)
             self.remove(used[self.times[used] >= self._most])
-            count -= int(np.count_nonzero(kept >= 0))
+            taken = int(np.count_nonzero(kept >= 0))
+            count -= taken
             if count <= 0 or not len(self):
                 return self._joined(draws)
+            if not taken:
+                raise Broken(
+                    f"{sampler!r} drew {len(drawn.rows)} rows, and none of them holds an item with "
+                    f"a draw left, where {count} more are wanted and {len(self):,} are counted. "
+                    "The counts of this table are wrong: save it, and load it again, which counts "
+                    "anew"
+                )
             drawn = more(count)
 
     def taken_back(self) -> Drawn:
