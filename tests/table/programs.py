@@ -259,9 +259,7 @@ class Player:
         return plain(batch)
 
     def _update_priorities(self, said: dict[str, Any]) -> Any:
-        return tuple(
-            vars_of(self.table.update_priorities(self._ids(said), said["task"][:3] + 0.5))
-        )
+        return tuple(vars_of(self.table.update_priorities(self._ids(said), said["task"][:3] + 0.5)))
 
     def _update(self, said: dict[str, Any]) -> Any:
         return tuple(vars_of(self.table.update(self._ids(said), task=said["task"][:3])))

@@ -98,7 +98,7 @@ def from_rows(table: Table) -> dict[str, Any]:
     steps = here & (flags & (r.FINAL | r.DELETED) == 0)
     if not (alive <= steps).all():
         raise Drift(f"items in rows {np.flatnonzero(alive & ~steps)}, which hold no step")
-    count, last = int(alive.sum()), _last_rows(table, ids, flags, here)
+    count, last = int(alive.sum()), _last_rows(table, ids, flags, steps)
     found: dict[str, Any] = {
         "ids": ids[table.held == 0].tolist(),
         "items": (count, count, count),
@@ -115,13 +115,15 @@ def from_rows(table: Table) -> dict[str, Any]:
     return found
 
 
-def _last_rows(table: Table, ids: Ids, flags: Ids, here: Any) -> list[int]:
-    """Return what LAST should hold for each stream; of an episode that has ended, what it holds."""
+def _last_rows(table: Table, ids: Ids, flags: Ids, steps: Any) -> list[int]:
+    """Return what LAST should hold for each stream; of an episode that has ended, and of one whose
+    last step was deleted, what it holds.
+    """
     last = table.last[list(table.streams.values())].tolist()
     heads = table.storage.heads()
     ended = flags & (r.FINAL | r.ENDS) != 0
     ended &= flags & (r.AWAITS | r.FINAL) != r.AWAITS
-    go_on = here & ~ended & (heads[:, r.NEXT // 8] == -1)
+    go_on = steps & ~ended & (heads[:, r.NEXT // 8] == -1)
     opened = set(ids[go_on].tolist()) if table.g[r.ORDERED] else set()
     for name in last:
         if name in opened:
@@ -278,9 +280,7 @@ def _counted(sampler: SequenceSampler, steps: _Steps) -> dict[int, int]:
         elif sampler._seen[row] == name:
             now[name] = int(sampler._position[row])
     _positions[sampler] = {
-        name: place
-        for name, place in now.items()
-        if sampler._seen[steps.row[name]] == name
+        name: place for name, place in now.items() if sampler._seen[steps.row[name]] == name
     }
     return now
 

@@ -18,6 +18,7 @@ from async_loader.replay.samplers.sampler import Priorities, Rows
 from async_loader.replay.table.inner_sampler import InnerSampler
 from async_loader.replay.views import Sequences
 
+_NONE = np.empty(0, np.int64)
 _FOUND = 4096
 """Sequences that are noted in one call of a kernel, where no step completes more."""
 
@@ -78,17 +79,28 @@ class SequenceSampler(InnerSampler):
         if self.prioritized:
             self._given[rows] = priority
             self._any_given |= not bool(np.isnan(priority).all())
-        self._find(rows)
+        self._add(self._found(rows))
 
     def passed(self, rows: Rows) -> None:
         """Find the sequences that end with steps that `insert` is not told of, or was told of
         before their episode ended. See row_format.py, PASSED.
         """
-        self._find(rows)
+        self._add(self._found(rows))
 
-    def _find(self, rows: Rows) -> None:
-        """Find the sequences that are complete with steps, and tell the sampler of them."""
-        g, done = self._geometry(), 0
+    def find_again(self, items: Rows, passed: Rows) -> None:
+        """Leave out the sequences whose last steps are items no more: they wait for successors.
+
+        ``items``, ``passed``: all that `insert` and `passed` would be told of now.
+        """
+        known = np.flatnonzero(self._seen >= 0)
+        self._seen[known] = -2 - self._seen[known]  # where they are in their episodes stays
+        there = np.zeros(len(self._seen), np.bool_)
+        there[self._found(items)] = there[self._found(passed)] = True
+        self.remove(np.flatnonzero((self.own_items.alive != 0) & ~there))
+
+    def _found(self, rows: Rows) -> Rows:
+        """Return the sequences that are complete with steps; one may come twice."""
+        g, done, parts = self._geometry(), 0, []
         room = len(rows) + int(self._shape[q.MOST])
         found, count = (
             np.empty(min(room, max(_FOUND, int(self._shape[q.MOST]))), np.int64),
@@ -103,16 +115,20 @@ class SequenceSampler(InnerSampler):
                     f"the links of steps {self._seen[rows].tolist()[:8]} do not lead from the first "
                     "to the last of their episode: save the table, and load it again"
                 )
-            self._add(g, found[: count[0]])
+            parts.append(found[: count[0]].copy())
+        return parts[0] if len(parts) == 1 else np.concatenate((*parts, _NONE))
 
-    def _add(self, g: Ids, rows: Rows) -> None:
+    def _add(self, rows: Rows) -> None:
+        """Tell the sampler of the sequences that are new."""
         if not len(rows):
             return
         with SignalsDeferred():  # a call that is repeated passes over what is alive
             new = self._begin(rows)
             priority = np.full(len(new), np.nan)
             if self._any_given:
-                self._k.first_priorities(g, new, self._given, self._shape, self.view.eta, priority)
+                self._k.first_priorities(
+                    self._geometry(), new, self._given, self._shape, self.view.eta, priority
+                )
             if len(new):
                 self.sampler.insert(new, priority)
 
