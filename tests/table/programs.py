@@ -32,11 +32,15 @@ from async_loader import (
     Uniform,
 )
 from async_loader.errors import AsyncLoaderError, Broken
+from async_loader.replay.base import row_format as r
 from async_loader.replay.rate_limiter import MinSize, Queue
 from async_loader.replay.samplers import Balanced, MaxHeap, MinHeap, RankPrioritized, Recency
+from async_loader.testing.debug import debug_state
 
 Rng = np.random.Generator
 STREAMS = 3
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+"""Where tables are saved to: no save has to wait for a disk."""
 _X = {"x": "int64", "task": "int8", "reward": "float32"}
 _Z = {"codec": "lz4"}
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -169,7 +173,9 @@ class Player:
         self.steps, self.newest = other.steps, other.newest
 
     def play(self, call: tuple[str, dict[str, Any]]) -> Any:
-        name, said = call
+        return self._try(*call)
+
+    def _try(self, name: str, said: dict[str, Any]) -> Any:
         try:
             return getattr(self, f"_{name}")(said)
         except Broken:
@@ -309,7 +315,7 @@ def drift(seed: int, number: int, calls: int = 60) -> None:
 
 
 def _reloaded(program: Program, player: Player, turn: int) -> Player:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         player.table.save(folder)
         with contextlib.suppress(AsyncLoaderError):
             if turn % 2:
@@ -323,7 +329,217 @@ def _reloaded(program: Program, player: Player, turn: int) -> Player:
     return player
 
 
-RUNS = {"drift": drift}
+# -- saves -----------------------------------------------------------------------------------------
+
+
+def saves(seed: int, number: int, calls: int = 12, points: int | None = None) -> None:
+    """Save at every point of a program, load into the same, a smaller and a larger table, and
+    compare what follows. ``points``: how many of the points, drawn at random; by default all.
+    """
+    program = Program(seed, number, calls)
+    chosen = np.arange(1, calls + 1)
+    if points is not None:
+        chosen = program.rng.choice(chosen, points, replace=False)
+    for point in chosen.tolist():
+        for size in ("same", "smaller", "larger"):
+            _saved_at(program, point, size, in_place=bool((point + number) % 2))
+
+
+def _saved_at(program: Program, point: int, size: str, in_place: bool) -> None:
+    here = Player(program, program.made())
+    capacity = program.capacity + {"same": 0, "smaller": -2, "larger": 9}[size]
+    with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        stack.callback(here.close)
+        for turn, call in enumerate(program.calls[:point]):
+            here.play(call)
+            if turn % 3 == 2:
+                here.table.save(folder)
+        while here.sources:
+            here.sources.pop().close()
+        here.table.save(folder)
+        try:
+            loaded = _loaded(program, folder, capacity, in_place)
+        except AsyncLoaderError:
+            assert size != "same"
+            return
+        there = Player(program, loaded)
+        stack.callback(there.close)
+        there.like(here)
+        try:
+            _alike(program, here, there, size)
+            _goes_on(program, here, there, program.calls[point:], size)
+        except Exception as error:
+            error.add_note(f"saved at {point}, loaded into {size}, in place: {in_place}")
+            raise
+
+
+def _loaded(program: Program, folder: str, capacity: int, in_place: bool) -> ReplayBuffer:
+    if not in_place:
+        given = {} if capacity == program.capacity else {"capacity": capacity}
+        return ReplayBuffer.from_checkpoint(folder, **given)
+    table = program.made(capacity)
+    before = Player(program, table)
+    for name, said in program.calls[:5]:
+        if name in ("add", "extend", "delete", "end"):
+            before.play((name, {**said, "view": None}))
+    try:
+        table.load(folder)
+    except BaseException:
+        table.close()
+        raise
+    return table
+
+
+def _items(player: Player) -> list[int]:
+    table = debug_state(player.table).state.table
+    return sorted(table.ids[table.items.alive != 0].tolist())
+
+
+def _sequences(player: Player) -> dict[Any, list[int]]:
+    state = debug_state(player.table).state
+    return {
+        view: sorted(state.table.ids[one.own_items.alive != 0].tolist())
+        for view, one in state.sequence_samplers.items()
+    }
+
+
+def _numbers(player: Player) -> dict[str, int]:
+    stats = player.table.stats()
+    return {name: getattr(stats, name) for name in ("size", "inserted", "sampled", "deleted")}
+
+
+def _open(player: Player) -> dict[Any, int]:
+    table = debug_state(player.table).state.table
+    last = {name: int(table.last[number]) for name, number in table.streams.items()}
+    oldest = int(table.g[r.CURSOR]) - player.table.capacity if table.g[r.ORDERED] else 0
+    return {name: one for name, one in last.items() if one >= oldest}
+
+
+def _alike(program: Program, here: Player, there: Player, size: str) -> None:
+    """Compare what two tables hold and draw. Of another capacity the steps that both keep."""
+    items, others = _items(here), _items(there)
+    if size != "smaller":
+        assert items == others
+        assert _numbers(here) == _numbers(there)
+        assert _open(here) == _open(there)
+        assert _sequences(here) == _sequences(there)
+    else:
+        dropped = sorted(set(items) - set(others))
+        assert others == [one for one in items if one not in dropped]
+        table = debug_state(there.table).state.table
+        depth, window = int(table.g[r.DEPTH]), table.window
+        assert all(one < int(table.g[r.CURSOR]) - window + STREAMS * depth for one in dropped)
+        ours, theirs = _sequences(here), _sequences(there)
+        for view, names in theirs.items():
+            assert names == [one for one in ours[view] if one in others]
+    assert plain(here.table.get(others)) == plain(there.table.get(others))
+    for view in dict.fromkeys([program.view, *program.views]):
+        _draw_alike(program, here, there, view, size)
+
+
+_DRAWS = 400
+
+
+def _draw_alike(program: Program, here: Player, there: Player, view: Any, size: str) -> None:
+    """Compare how often each item is drawn."""
+    sampler = SAMPLERS[program.sampler]()
+    if program.limiter != "none" or program.times or not sampler.repeats:
+        return
+    state = debug_state(here.table).state
+    if view != program.view and not (isinstance(view, Sequences) and view in _sequences(here)):
+        return
+    if isinstance(view, Sequences) and view not in state.sequence_samplers:
+        return
+    if size == "smaller" and program.sampler in ("RankPrioritized", "Balanced"):
+        return
+    drawn = []
+    for one in (here, there):
+        try:
+            batch = one.table.sample(_DRAWS, view=view, timeout_s=0)
+            drawn.append(np.asarray(batch["index"]))
+        except AsyncLoaderError as error:
+            drawn.append(type(error).__name__)
+    if isinstance(drawn[0], str) or isinstance(drawn[1], str):
+        assert size == "smaller" or drawn[0] == drawn[1], drawn
+        return
+    if size == "same":
+        assert (drawn[0] == drawn[1]).all()
+        return
+    left, right = (np.bincount(one, minlength=here.newest + 9) for one in drawn)
+    both = np.isin(np.arange(len(left)), _items(there))
+    assert not right[~both].any()
+    assert surprise(left[both], right[both]) < 7, (left[both], right[both], view)
+
+
+def surprise(left: Any, right: Any) -> float:
+    """Return how many standard deviations the chi-square of two draws is off (Wilson and
+    Hilferty).
+    """
+    n, m, both = left.sum(), right.sum(), left + right
+    some = both > 0
+    free = int(some.sum()) - 1
+    if free < 1 or not n or not m:
+        return 0.0
+    parts = (left * np.sqrt(m / n) - right * np.sqrt(n / m)) ** 2 / np.maximum(both, 1)
+    off = 2 / (9 * free)
+    return float(((parts.sum() / free) ** (1 / 3) - 1 + off) / np.sqrt(off))
+
+
+def _goes_on(program: Program, here: Player, there: Player, calls: Any, size: str) -> None:
+    """Compare the rest of the program. A loaded table ends an episode of before with the next step
+    of its stream: so does the other, by a call.
+    """
+    stale = {name for name, last in _open(here).items() if last >= 0}
+    if program.limiter != "none":
+        for name in sorted(stale):
+            for one in (here, there):
+                one.table.end_episode(stream=name)
+        stale = set()
+    said: list[Any] = []
+    exact = program.sampler in ("Fifo", "Lifo", "MaxHeap")
+    for call in calls:
+        name, given = call
+        if name in ("add", "extend"):
+            rows = given["rows"] if name == "extend" and given["how"] > 1 else 1
+            for stream in sorted(stale & {(given["stream"] + k) % STREAMS for k in range(rows)}):
+                here.table.end_episode(stream=stream)
+                stale.discard(stream)
+        elif name == "end":
+            stale.discard(given["stream"])
+        elif name == "clear":
+            stale = set()
+        one, other = here.play(call), there.play(call)
+        said.append((call, one, other))
+        if size == "same":
+            assert one == other, (call, one, other)
+    cursor = int(debug_state(here.table).state.table.g[r.CURSOR])
+    if size == "same":
+        _alike(program, here, there, size)
+        assert _room(here) == _room(there)
+    elif size == "larger" and cursor <= program.capacity and program.limiter == "none":
+        if program.times and not exact:  # which items are used up is a matter of chance
+            return
+        for call, one, other in said:
+            if call[0] != "sample" or exact:
+                assert one == other, (call, one, other)
+        _alike(program, here, there, size)
+
+
+def _room(player: Player) -> int:
+    """Return how many steps the table takes."""
+    room = 0
+    said = {"stream": 7, "ends": np.zeros(8, bool), "how": 0, "priority": None}
+    said |= {"task": np.zeros(8, int)}
+    while room < 3 * player.program.capacity + 9:
+        if isinstance(player._try("add", said), tuple):
+            break
+        room += 1
+    return room
+
+
+RUNS: dict[str, Any] = {"drift": drift, "saves": saves}
+POINTS = int(os.environ.get("POINTS", "0")) or None
+"""At how many points of each program is saved; 0: at every one."""
 
 
 def main(kind: str, programs: int, seed: int) -> int:
@@ -332,7 +548,7 @@ def main(kind: str, programs: int, seed: int) -> int:
     for number in range(programs):
         faulthandler.dump_traceback_later(120, exit=True)
         try:
-            RUNS[kind](seed, number)
+            RUNS[kind](seed, number, **({"points": POINTS} if kind == "saves" else {}))
         except Exception:
             found += 1
             print(f"-- {kind} {seed} {number}\n{traceback.format_exc(limit=-6)}", flush=True)

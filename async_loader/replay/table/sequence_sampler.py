@@ -11,7 +11,6 @@ from async_loader.errors import Broken
 from async_loader.interrupts import SignalsDeferred
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import sequence_table as q
-from async_loader.replay.base.row_format import CURSOR, ROWS
 from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Priorities, Rows
@@ -165,11 +164,11 @@ class SequenceSampler(InnerSampler):
         made: dict[str, Any] = {"ids": ids[here], "top": self.own_items.top}
         if self.prioritized:
             made["updated"] = self._updated[here]
-        if not self.view.whole:
-            # the steps whose distance from their first one does not follow from the steps there are
-            g = self._geometry()
-            rows = np.flatnonzero((self._start < g[CURSOR] - g[ROWS]) & (self._seen == ids))
-            rows = rows[(ids[rows] >= 0) & (self._position[rows] > 0)]
+        if self._shape[q.STRIDE] > 1 and not self.view.whole:
+            # their first steps may be gone, here or in a smaller table
+            rows = np.flatnonzero((self._seen == ids) & (ids >= 0))
+            rows = rows[self._position[rows] > 0]
+            rows = rows[np.argsort(ids[rows], kind="stable")]  # in a smaller table the newest stay
             made["first"], made["position"] = ids[rows], self._position[rows]
         return made
 
@@ -196,19 +195,33 @@ class SequenceSampler(InnerSampler):
         self.sampler.remove(np.flatnonzero(self.own_items.alive))
         self.sampler.restore(state)
 
-    def prioritize_again(self, saved: Mapping[str, Any], ids: Ids, tell: bool) -> None:
-        """Give the sequences that are still there the priorities that they had in a save.
+    def remember(self, saved: Mapping[str, Any], ids: Ids) -> None:
+        """Note the priorities that sequences which are still there were given before a save."""
+        if self.prioritized:
+            names, rows = saved["ids"], saved["ids"] % len(ids)
+            known = (ids[rows] == names) & (self.own_items.alive[rows] != 0)
+            self._updated[rows[known]] = saved["updated"][known]
 
-        ``tell``: whether the sampler does not have them yet.
+    def tell_again(
+        self, names: Ids, priority: Priorities, ids: Ids, state: Mapping[str, Any]
+    ) -> None:
+        """Tell the sampler of the sequences that are still there as that of a save was told.
+
+        Parameters
+        ----------
+        names, priority : int64, float64 array
+            Of the saved sequences, in order.
+        state : mapping
+            What it goes on with.
         """
-        if not self.prioritized or "updated" not in saved:
-            return
-        names, rows = saved["ids"], saved["ids"] % len(ids)
+        rows = names % len(ids)
         known = (ids[rows] == names) & (self.own_items.alive[rows] != 0)
-        known &= ~np.isnan(saved["updated"])
-        self._updated[rows[known]] = saved["updated"][known]
-        if tell and known.any():
-            self.sampler.update(rows[known], saved["updated"][known])
+        rows, priority = rows[known], priority[known]
+        if self.prioritized:
+            priority = np.where(np.isnan(self._updated[rows]), priority, self._updated[rows])
+        self.sampler.remove(rows)
+        self.sampler.insert(rows, priority)
+        self.sampler.restore({**self.sampler.state(), **state})
 
     @property
     def _numbers(self) -> RandomNumbers | None:
