@@ -244,7 +244,7 @@ class _Loading:
         self._restore_samplers(table_state, arrays, same, targets)
         if table_state.limits is not None:
             table_state.limits.needed = saved["needed"]
-        table.expire_old()
+        table.expire_old(saved["window"])
         saver.last = (
             PreviousSave(self._from.root, self._from.newest, arrays)
             if same and self._kept["remover"] and table.ring is None  # which has other positions

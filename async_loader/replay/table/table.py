@@ -203,6 +203,7 @@ class Table(TableWriting):
             "deleted": self.deleted,
             "moved": self.moved,
             "cleared": self.cleared,
+            "window": self.window,
             "lent": [int(self.g[r.LENT]), int(self.g[r.LENT_TO])],
         }
         arrays = {"last": self.last[list(self.streams.values())]}
@@ -255,11 +256,11 @@ class Table(TableWriting):
                 lent, newest = missing, counters["cursor"]
         self._k.lend(self.g, lent, newest)
 
-    def expire_old(self) -> None:
-        """End what lies outside of this table's window.
+    def expire_old(self, window: int) -> None:
+        """End what lies outside of this table's window, where the saved one had a larger one.
 
         Called after `restore`, when samplers know the items.
         """
-        if self.free is None:
+        if self.free is None and self.window < window:
             self._k.expire_old(self.g, self._changes)
             self.settle()
