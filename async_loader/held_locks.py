@@ -37,12 +37,12 @@ _REMEDY = (
 )
 
 
-def held_lock(*, while_waiting: bool = False) -> HeldLock:
-    """Return a new lock.
+def held_lock(lock: HeldLock | None = None, *, while_waiting: bool = False) -> HeldLock:
+    """Return a new lock, which may be given.
 
     ``while_waiting``: its holder may wait for other threads.
     """
-    lock = threading.RLock()
+    lock = threading.RLock() if lock is None else lock
     if not while_waiting:
         # built-in: Ctrl-C in a function in Python would be lost
         _locks.add(weakref.ref(lock, _locks.discard))

@@ -237,11 +237,11 @@ def test_every_byte_of_a_manifest_counts(chain):
 def test_a_manifest_of_another_format_or_byte_order_is_refused(chain, monkeypatch):
     file = chain / FILES[-2]
     found = manifest.Manifest.of(file.read_bytes(), file)
-    monkeypatch.setattr(manifest, "FORMAT", 2)
+    monkeypatch.setattr(manifest, "FORMAT", manifest.FORMAT + 1)
     newer = found.text().encode()
     monkeypatch.undo()
     with pytest.raises(
-        CorruptCheckpoint, match=r"manifest.json: is of format 2, and this version reads 1"
+        CorruptCheckpoint, match=r"manifest.json: is of format 3, and this version reads 2"
     ):
         manifest.Manifest.of(newer, file)
     monkeypatch.setattr(manifest.sys, "byteorder", "big")

@@ -88,7 +88,8 @@ def put_back(
     base = ring.begin_above(head)
     positions = np.where(there, base + (room.cumsum() - room.reshape(-1)).reshape(room.shape), -1)
     ring.put_back(found, positions[there], places[:, :, 0][there] - floor, counts[there])
-    ring.note(rows, positions.max(axis=1, initial=base), base + int(room.sum()))
+    first = np.where(there, positions, base + int(room.sum())).min(axis=1)
+    ring.note(rows, np.where(there.any(axis=1), first, base), base + int(room.sum()))
     _point(cells, rows, positions, np.where(there, counts, 1))
     return 0 if fits.all() else int(ids[rows[int(np.argmax(fits))]])
 

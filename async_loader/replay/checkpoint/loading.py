@@ -24,6 +24,7 @@ from async_loader.replay.checkpoint.snapshot import (
     state_parts,
 )
 from async_loader.replay.checkpoint.writing import PreviousSave, Saver
+from async_loader.replay.samplers import Sampler
 from async_loader.replay.stream_names import pass_over
 from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.sequence_sampler import SequenceSampler
@@ -128,7 +129,7 @@ class _Loading:
             self._kept[role] = True
             return settings.sampler_of(saved, role)
         passed = settings.sampler_json(self._given[role])
-        self._kept[role] = settings.renamed(passed) == settings.renamed(saved)
+        self._kept[role] = passed == saved
         return self._given[role]
 
     def _fill(
@@ -230,7 +231,8 @@ class _Loading:
         arrays = self._from.arrays()
         targets, first = self._rows(table, saved, was, in_place)
         self._states(table, targets, was)
-        oldest = max(first, saved["cursor"] - table.storage.layout.capacity)
+        table.lend_as_saved(saved)
+        oldest = max(first, saved["cursor"] - table.window)
         if not same or first:
             resizing.retire(table, oldest)
         streams = [encoding.name_of(name) for name in saved["streams"]]
@@ -238,8 +240,10 @@ class _Loading:
         table.restore({**saved, "top": saved["top"] if same else 0}, streams, arrays["last"])
         table.deleted = table.inserted - len(table)
         self._restore_free(table, saved, arrays)
-        self._restore_samplers(table_state, arrays, same)
-        table.expire_old()
+        self._restore_samplers(table_state, arrays, same, targets)
+        if table_state.limits is not None:
+            table_state.limits.needed = saved["needed"]
+        table.expire_old(saved["window"])
         saver.last = (
             PreviousSave(self._from.root, self._from.newest, arrays)
             if same and self._kept["remover"] and table.ring is None  # which has other positions
@@ -255,6 +259,8 @@ class _Loading:
             numbers,
             self._lasting if self._kept["sampler"] else None,
             same,
+            self._saved["sampler"]["settings"],
+            self._from.newest.table["rows"] if self._from.newest.table is not None else 0,
         )
 
     def _lasting(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -368,17 +374,18 @@ class _Loading:
         table.free.restore({"unused": table.storage.layout.rows, "free": ordered})
 
     def _restore_samplers(
-        self, table_state: TableState, arrays: Mapping[str, Array], same: bool
+        self, table_state: TableState, arrays: Mapping[str, Array], same: bool, targets: Ids
     ) -> None:
-        """Restore the samplers with unchanged settings; tell the others of every item."""
+        """Restore the samplers with unchanged settings in unchanged rows; tell the others of every
+        item, as the saved ones were told.
+        """
         table = table_state.table
         for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             if role == "remover" and table.free is None:
                 continue
             states = self._from.newest.samplers
-            known = self._kept[role] and role in states
-            state = encoding.joined(states[role], arrays) if known else {}
-            if known and same:
+            state = encoding.joined(states[role], arrays) if role in states else {}
+            if self._kept[role] and state and same:
                 if "seed" in self._given:
                     state = {
                         **state,
@@ -386,10 +393,27 @@ class _Loading:
                     }
                 one.restore(state)
                 continue
-            if known:  # before it is told of items, whose priorities depend on it
-                one.restore({**one.state(), **self._lasting(state)})
-            table.tell_all(one)
+            self._tell(table, one, state, role, targets)
         self._end_worn(table, table_state)
+
+    def _tell(
+        self, table: Table, sampler: Sampler, state: dict[str, Any], role: str, targets: Ids
+    ) -> None:
+        """Tell a sampler of the items that are in other rows, or that another sampler knew."""
+        there = table.in_order()
+        saved_in = np.full(len(table.ids), -1, np.int64)
+        saved_in[targets[targets >= 0]] = np.flatnonzero(targets >= 0)
+        given = np.full(len(targets), np.nan)
+        if len(table.given):
+            given[saved_in[there]] = table.given[there]
+        settings = self._saved[role]["settings"]
+        rows, priority = resizing.as_told(state, settings, saved_in[there], given)
+        kept = self._lasting(state) if self._kept[role] else {}
+        if kept:  # before it is told of items, whose priorities depend on it
+            sampler.restore({**sampler.state(), **kept})
+        sampler.insert(targets[rows], priority)
+        if kept:  # what it was told is not of now
+            sampler.restore({**sampler.state(), **kept})
 
     def _end_worn(self, table: Table, table_state: TableState) -> None:
         """End items that were drawn as often as the table now allows."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from async_loader.errors import CorruptCheckpoint
 
-FORMAT = 1
+FORMAT = 2
 _HEAD, _TAIL = '{"crc32":"%08x","manifest":', "}\n"
 _HEAD_BYTES = len(_HEAD % 0)
 
@@ -114,8 +114,8 @@ class Manifest:
             ) from error
         if version != FORMAT:
             raise CorruptCheckpoint(
-                f"{file}: is of format {version}, and this version reads {FORMAT}: load it with a "
-                "newer one"
+                f"{file}: is of format {version}, and this version reads {FORMAT}: load it with the "
+                "version that wrote it"
             )
         if order != sys.byteorder:
             raise CorruptCheckpoint(

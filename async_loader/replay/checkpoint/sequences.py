@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from async_loader.errors import ConfigError
 from async_loader.replay.array_types import Array
 from async_loader.replay.checkpoint import encoding
+from async_loader.replay.checkpoint.resizing import as_told
 from async_loader.replay.checkpoint.settings import view_json, view_of
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import Sequences
 
 _ROLE = "sequences/"
-"""How the roles of these samplers begin in `manifest.Manifest.samplers`. An older version reads the
-others alone."""
+"""How the roles of these samplers begin in `manifest.Manifest.samplers`."""
 
 
 def split_sequences(table_state: TableState, arrays: encoding.Copies) -> dict[str, Any]:
@@ -34,7 +36,7 @@ class SavedSequences:
     Parameters
     ----------
     samplers : mapping
-        `manifest.Manifest.samplers`; those of a save of an older version have no sequences.
+        `manifest.Manifest.samplers`.
     arrays : mapping of str to array
     numbers : sequence of str
         Parts of a sampler's state that stay as they are.
@@ -43,6 +45,10 @@ class SavedSequences:
         table has another sampler than the save.
     same : bool
         Whether the table has the rows of the save.
+    settings : mapping | None
+        Of the saved table's sampler.
+    rows : int
+        Of the saved table.
     """
 
     def __init__(
@@ -52,7 +58,10 @@ class SavedSequences:
         numbers: tuple[str, ...],
         lasting: Callable[[Mapping[str, Any]], dict[str, Any]] | None,
         same: bool,
+        settings: Mapping[str, Any] | None,
+        rows: int,
     ) -> None:
+        self._settings, self._rows = settings, rows
         self._numbers, self._same = numbers, same and lasting is not None
         self._lasting = (lambda _: {}) if lasting is None else lasting
         self._by_view: dict[Sequences, dict[str, Any]] = {}
@@ -88,10 +97,15 @@ class SavedSequences:
     def _restore(
         self, sampler: SequenceSampler, table_state: TableState, saved: dict[str, Any]
     ) -> None:
-        ids = table_state.table.ids
-        as_it_was = self._same and sampler.has_all(saved["kept"], ids)
-        if as_it_was:
-            state, now = saved["state"], sampler.state()
+        ids, kept, state = table_state.table.ids, saved["kept"], saved["state"]
+        sampler.remember(kept, ids)
+        if self._same and sampler.has_all(kept, ids):
+            now = sampler.state()
             state = {**state, **{one: now[one] for one in self._numbers if one in state}}
-            sampler.go_on(saved["kept"], state)
-        sampler.prioritize_again(saved["kept"], ids, tell=not as_it_was)
+            sampler.go_on(kept, state)
+            return
+        given = np.full(self._rows, np.nan)
+        rows, priority = as_told(state, self._settings, kept["ids"] % self._rows, given)
+        names = np.full(self._rows, -1, np.int64)
+        names[kept["ids"] % self._rows] = kept["ids"]
+        sampler.tell_again(names[rows], priority, ids, self._lasting(state))

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from async_loader.replay.table.table_state import TableState
 
 _CLASS = "$class"
-_RENAMED = {"Prioritized": {"new": "new_priority"}}
-"""Settings by the names that they had in older checkpoints."""
 
 
 def lasting_json(table_state: TableState) -> dict[str, Any]:
@@ -164,16 +162,7 @@ def _decoded(value: object) -> Any:
             f"the checkpoint names the class {value[_CLASS]!r}, and this version has none of that "
             "name"
         )
-    return kind(**{name: _decoded(one) for name, one in renamed(value)["settings"].items()})
-
-
-def renamed(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the class and the settings of a sampler by their present names."""
-    names, settings = _RENAMED.get(saved[_CLASS], {}), saved["settings"]
-    now = (
-        None if settings is None else {names.get(name, name): one for name, one in settings.items()}
-    )
-    return {_CLASS: saved[_CLASS], "settings": now}
+    return kind(**{name: _decoded(one) for name, one in value["settings"].items()})
 
 
 def limiter_json(limiter: RateLimiter | None) -> Any:

@@ -282,6 +282,7 @@ class TableMetadata:
             return cls(settings, None, {}, arrays)
         states = {}
         counters, own = table.state()
+        counters["needed"] = 0 if table_state.limits is None else table_state.limits.needed
         arrays.update(own)
         for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             if role == "sampler" or table.free is not None:

@@ -174,7 +174,8 @@ def find_starts(
     """Find the sequences that are complete with the new items in ``rows``, from ``rows[i]`` on.
 
     Their first rows go into ``found``, and how many they are into ``out[0]``. Returns the number of
-    rows that are done: less than all if ``found``, with room for ``MOST`` at least, is full.
+    rows that are done: less than all if ``found``, with room for ``MOST`` at least, is full; -1 if
+    the steps before one do not lead back to it.
     """
     count = 0
     while i < len(rows):
@@ -182,7 +183,7 @@ def find_starts(
         if there(g, name):
             known = seen[rows[i]] == name  # and now its episode has ended
             step, before = (name, -1) if known else _first_unknown(g, name, shape[q.GOES_ON], seen)
-            while True:
+            while True:  # ids rise from step to step
                 if count + shape[q.MOST] > len(found):
                     out[0] = count
                     return i
@@ -193,6 +194,8 @@ def find_starts(
                     break
                 before = step
                 step = _linked(g, step, NEXT, shape[q.GOES_ON])
+                if step <= before:
+                    return -1
         i += 1
     out[0] = count
     return i

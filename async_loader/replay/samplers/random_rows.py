@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 
+from async_loader.errors import Broken
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Items, Rows
 
+_TRIES = 64
+"""Rows that are looked at for an item, at most, where four are enough on average."""
+
 
 def draw_any(numbers: RandomNumbers, items: Items, among: Rows, count: int) -> Rows:
-    """Draw items with equal probability: from the rows ``among`` or, if that is empty, from all."""
+    """Draw items with equal probability: from the rows ``among`` or, if that is empty, from all.
+
+    A quarter of the candidates or more should hold an item. Raises Broken where hardly any does.
+    """
     rows, filled, candidates = np.empty(count, np.int64), 0, len(among) or items.top
+    tries = 0
     while filled < count:
+        if tries > _TRIES * (count + _TRIES):
+            held = int(np.count_nonzero(items.alive))
+            raise Broken(
+                f"{tries:,} rows were drawn at random, and {filled} of them hold an item where "
+                f"{count} are wanted: of {candidates:,} candidates, {held:,} rows hold one and "
+                f"{items.count:,} are counted. The counts of this table are wrong: save it, and "
+                "load it again, which counts anew"
+            )
         ahead = numbers.ahead(count - filled)
         filled, used = any_items(ahead, items.alive, among, candidates, rows, filled)
         numbers.drop(used)
+        tries += used
     return rows
 
 

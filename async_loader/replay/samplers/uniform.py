@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.errors import ConfigError
+from async_loader.errors import Broken, ConfigError
 from async_loader.interrupts import SignalsDeferred
 from async_loader.names import explain_wrong_names
 from async_loader.replay.array_types import Bytes
@@ -20,6 +20,8 @@ _SPARSE = 4
 # every draw
 _DENSE = 2
 _NO_ROWS = np.empty(0, np.int64)
+_ROUNDS = 1024
+"""Draws of different items, at most; each finds half of those that lack, on average."""
 
 
 class Uniform(Binding):
@@ -108,10 +110,16 @@ class Uniform(Binding):
             )
             return there[np.argsort(self._numbers.take(len(there)), kind="stable")[:count]]
         rows: Rows = np.empty(0, np.int64)
-        while len(rows) < count:
+        for _ in range(_ROUNDS):
             more = np.concatenate((rows, self._any(count - len(rows))))
             rows = more[np.sort(np.unique(more, return_index=True)[1])]
-        return rows
+            if len(rows) == count:
+                return rows
+        raise Broken(
+            f"{_ROUNDS} draws have found {len(rows)} different items where {count} are wanted and "
+            f"{items.count:,} are counted. The counts of this table are wrong: save it, and load "
+            "it again, which counts anew"
+        )
 
     def state(self) -> dict[str, Any]:
         state = self._numbers.state()

@@ -37,6 +37,28 @@ class InnerSampler:
         self.own_items = Items(items.rows, column=items.column)
         sampler.bind(self.own_items, seed)
 
+    def _begin(self, rows: Rows) -> Rows:
+        """Note items in these rows. Return those that were none, each once, in their order.
+
+        The count changes by the flags that change, so that it is what there is to draw.
+        """
+        items = self.own_items
+        new = rows[items.alive[rows] == 0]
+        if len(new) > 1:  # a row may be found twice, by the last step and by the end of its episode
+            new = new[np.sort(np.unique(new, return_index=True)[1])]
+        items.alive[new] = 1
+        items.count += len(new)
+        items.top = max(items.top, int(new.max(initial=-1)) + 1)
+        return new
+
+    def _end(self, rows: Rows) -> Rows:
+        """Note that there are no items in these rows. Return those that had one, each once."""
+        items = self.own_items
+        gone = np.unique(rows[items.alive[rows] != 0])
+        items.alive[gone] = 0
+        items.count -= len(gone)
+        return gone
+
     def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
         """Do nothing: it was made for its table."""
 

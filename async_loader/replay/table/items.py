@@ -230,14 +230,32 @@ class TableItems:
 
     def tell_all(self, sampler: Sampler) -> None:
         """Tell a new sampler of all items."""
-        there = np.flatnonzero(self.items.alive)
-        there = there[np.argsort(self.ids[there], kind="stable")]
+        there = self.in_order()
         sampler.insert(there, self._given(there))
-        passed = getattr(sampler, "passed", None)
-        if passed is not None:
-            flags = self.storage.heads()[:, r.FLAGS // 8]
-            last = (flags & r.ENDS != 0) & (flags & r.FINAL == 0) & (self.items.alive == 0)
-            passed(np.flatnonzero(last & (self.ids >= 0)))
+        if hasattr(sampler, "passed"):
+            sampler.passed(self.passed())
+
+    def in_order(self) -> Ids:
+        """Return the rows of all items, by their ids."""
+        there = np.flatnonzero(self.items.alive)
+        rows: Ids = there[np.argsort(self.ids[there], kind="stable")]
+        return rows
+
+    def passed(self) -> Ids:
+        """Return the rows of deleted steps whose turn to become items has come, as `settle` tells
+        of them.
+        """
+        heads, ids = self.storage.heads(), self.ids
+        flags, after = heads[:, r.FLAGS // 8], heads[:, r.NEXT // 8]
+        rows = np.flatnonzero((ids >= 0) & (flags & r.DELETED != 0) & (flags & r.FINAL == 0))
+        last, ended = rows, np.zeros(len(rows), np.bool_)
+        for _ in range(self.g[r.LOOKAHEAD]):
+            follows = (after[last] >= 0) & (ids[after[last] % len(ids)] == after[last])
+            ended |= (flags[last] & r.ENDS != 0) & (follows | (flags[last] & r.AWAITS == 0))
+            rows, last, ended = (one[follows | ended] for one in (rows, last, ended))
+            last = np.where(ended, last, after[last] % len(ids))
+        in_order: Ids = rows[np.argsort(ids[rows], kind="stable")]
+        return in_order
 
     @property
     def sampled(self) -> int:

@@ -159,10 +159,7 @@ class LagSampler(InnerSampler):
             if ends is None:
                 ends = self._ends[version] = np.full(2, self._k.END, np.int64)
             self._k.append(self._before, self._after, ends, some)
-        items = self.own_items
-        items.alive[rows] = 1
-        items.count += len(rows)
-        items.top = max(items.top, int(rows.max()) + 1)
+        self._begin(rows)
         self.sampler.insert(rows, priority)
 
     def _by_version(self, rows: Rows) -> Iterator[tuple[int, Rows]]:
@@ -253,9 +250,7 @@ class LagSampler(InnerSampler):
                 self._k.unlink(self._before, self._after, ends, some)
                 if ends[0] == self._k.END:
                     del self._ends[version]
-            items.alive[rows] = 0
-            items.count -= len(rows)
-            self.sampler.remove(rows)
+            self.sampler.remove(self._end(rows))
 
     def update(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.update`. Early steps keep theirs until they are let in."""

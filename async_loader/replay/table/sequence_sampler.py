@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from async_loader.errors import Broken
 from async_loader.interrupts import SignalsDeferred
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import sequence_table as q
-from async_loader.replay.base.row_format import CURSOR, ROWS
 from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Priorities, Rows
 from async_loader.replay.table.inner_sampler import InnerSampler
 from async_loader.replay.views import Sequences
 
+_NONE = np.empty(0, np.int64)
 _FOUND = 4096
 """Sequences that are noted in one call of a kernel, where no step completes more."""
 
@@ -77,17 +78,28 @@ class SequenceSampler(InnerSampler):
         if self.prioritized:
             self._given[rows] = priority
             self._any_given |= not bool(np.isnan(priority).all())
-        self._find(rows)
+        self._add(self._found(rows))
 
     def passed(self, rows: Rows) -> None:
         """Find the sequences that end with steps that `insert` is not told of, or was told of
         before their episode ended. See row_format.py, PASSED.
         """
-        self._find(rows)
+        self._add(self._found(rows))
 
-    def _find(self, rows: Rows) -> None:
-        """Find the sequences that are complete with steps, and tell the sampler of them."""
-        g, done = self._geometry(), 0
+    def find_again(self, items: Rows, passed: Rows) -> None:
+        """Leave out the sequences whose last steps are items no more: they wait for successors.
+
+        ``items``, ``passed``: all that `insert` and `passed` would be told of now.
+        """
+        known = np.flatnonzero(self._seen >= 0)
+        self._seen[known] = -2 - self._seen[known]  # where they are in their episodes stays
+        there = np.zeros(len(self._seen), np.bool_)
+        there[self._found(items)] = there[self._found(passed)] = True
+        self.remove(np.flatnonzero((self.own_items.alive != 0) & ~there))
+
+    def _found(self, rows: Rows) -> Rows:
+        """Return the sequences that are complete with steps; one may come twice."""
+        g, done, parts = self._geometry(), 0, []
         room = len(rows) + int(self._shape[q.MOST])
         found, count = (
             np.empty(min(room, max(_FOUND, int(self._shape[q.MOST]))), np.int64),
@@ -97,38 +109,40 @@ class SequenceSampler(InnerSampler):
             done = self._k.find_starts(
                 g, rows, done, self._shape, self._seen, self._position, self._start, found, count
             )
-            self._add(g, found[: count[0]])
+            if done < 0:
+                raise Broken(
+                    f"the links of steps {self._seen[rows].tolist()[:8]} do not lead from the first "
+                    "to the last of their episode: save the table, and load it again"
+                )
+            parts.append(found[: count[0]].copy())
+        return parts[0] if len(parts) == 1 else np.concatenate((*parts, _NONE))
 
-    def _add(self, g: Ids, rows: Rows) -> None:
-        items = self.own_items
-        # known ones: an interrupted call may be repeated
-        new = rows[items.alive[rows] == 0]
-        if not len(new):
+    def _add(self, rows: Rows) -> None:
+        """Tell the sampler of the sequences that are new."""
+        if not len(rows):
             return
-        if self._any_given:
-            priority = np.empty(len(new))
-            self._k.first_priorities(g, new, self._given, self._shape, self.view.eta, priority)
-        else:
-            priority = np.full(len(new), np.nan)
         with SignalsDeferred():  # a call that is repeated passes over what is alive
-            items.alive[new] = 1
-            items.count += len(new)
-            items.top = max(items.top, int(new.max()) + 1)
-            self.sampler.insert(new, priority)
+            new = self._begin(rows)
+            priority = np.full(len(new), np.nan)
+            if self._any_given:
+                self._k.first_priorities(
+                    self._geometry(), new, self._given, self._shape, self.view.eta, priority
+                )
+            if len(new):
+                self.sampler.insert(new, priority)
 
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`. ``rows`` are steps."""
         items = self.own_items
-        gone = np.unique(rows[items.alive[rows] != 0])
-        if len(gone):
-            with SignalsDeferred():  # a call that is repeated passes over what is gone
-                items.alive[gone] = 0
-                items.count -= len(gone)
-                if not items.count:  # as in a new table, which has to draw alike
-                    items.top = 0
-                self.sampler.remove(gone)
-                if self.prioritized:
-                    self._updated[gone] = np.nan
+        with SignalsDeferred():  # a call that is repeated passes over what is gone
+            gone = self._end(rows)
+            if not len(gone):
+                return
+            if not items.count:  # as in a new table, which has to draw alike
+                items.top = 0
+            self.sampler.remove(gone)
+            if self.prioritized:
+                self._updated[gone] = np.nan
 
     def update(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.update`. Rows in which no sequence begins are left out."""
@@ -150,11 +164,11 @@ class SequenceSampler(InnerSampler):
         made: dict[str, Any] = {"ids": ids[here], "top": self.own_items.top}
         if self.prioritized:
             made["updated"] = self._updated[here]
-        if not self.view.whole:
-            # the steps whose distance from their first one does not follow from the steps there are
-            g = self._geometry()
-            rows = np.flatnonzero((self._start < g[CURSOR] - g[ROWS]) & (self._seen == ids))
-            rows = rows[(ids[rows] >= 0) & (self._position[rows] > 0)]
+        if self._shape[q.STRIDE] > 1 and not self.view.whole:
+            # their first steps may be gone, here or in a smaller table
+            rows = np.flatnonzero((self._seen == ids) & (ids >= 0))
+            rows = rows[self._position[rows] > 0]
+            rows = rows[np.argsort(ids[rows], kind="stable")]  # in a smaller table the newest stay
             made["first"], made["position"] = ids[rows], self._position[rows]
         return made
 
@@ -181,19 +195,33 @@ class SequenceSampler(InnerSampler):
         self.sampler.remove(np.flatnonzero(self.own_items.alive))
         self.sampler.restore(state)
 
-    def prioritize_again(self, saved: Mapping[str, Any], ids: Ids, tell: bool) -> None:
-        """Give the sequences that are still there the priorities that they had in a save.
+    def remember(self, saved: Mapping[str, Any], ids: Ids) -> None:
+        """Note the priorities that sequences which are still there were given before a save."""
+        if self.prioritized:
+            names, rows = saved["ids"], saved["ids"] % len(ids)
+            known = (ids[rows] == names) & (self.own_items.alive[rows] != 0)
+            self._updated[rows[known]] = saved["updated"][known]
 
-        ``tell``: whether the sampler does not have them yet.
+    def tell_again(
+        self, names: Ids, priority: Priorities, ids: Ids, state: Mapping[str, Any]
+    ) -> None:
+        """Tell the sampler of the sequences that are still there as that of a save was told.
+
+        Parameters
+        ----------
+        names, priority : int64, float64 array
+            Of the saved sequences, in order.
+        state : mapping
+            What it goes on with.
         """
-        if not self.prioritized or "updated" not in saved:
-            return
-        names, rows = saved["ids"], saved["ids"] % len(ids)
+        rows = names % len(ids)
         known = (ids[rows] == names) & (self.own_items.alive[rows] != 0)
-        known &= ~np.isnan(saved["updated"])
-        self._updated[rows[known]] = saved["updated"][known]
-        if tell and known.any():
-            self.sampler.update(rows[known], saved["updated"][known])
+        rows, priority = rows[known], priority[known]
+        if self.prioritized:
+            priority = np.where(np.isnan(self._updated[rows]), priority, self._updated[rows])
+        self.sampler.remove(rows)
+        self.sampler.insert(rows, priority)
+        self.sampler.restore({**self.sampler.state(), **state})
 
     @property
     def _numbers(self) -> RandomNumbers | None:

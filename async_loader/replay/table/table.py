@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from async_loader.errors import Broken
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import NO_FIELDS
@@ -83,9 +84,17 @@ class Table(TableWriting):
             )
             used = np.unique(drawn.rows)
             self.remove(used[self.times[used] >= self._most])
-            count -= int(np.count_nonzero(kept >= 0))
+            taken = int(np.count_nonzero(kept >= 0))
+            count -= taken
             if count <= 0 or not len(self):
                 return self._joined(draws)
+            if not taken:
+                raise Broken(
+                    f"{sampler!r} drew {len(drawn.rows)} rows, and none of them holds an item with "
+                    f"a draw left, where {count} more are wanted and {len(self):,} are counted. "
+                    "The counts of this table are wrong: save it, and load it again, which counts "
+                    "anew"
+                )
             drawn = more(count)
 
     def taken_back(self) -> Drawn:
@@ -194,6 +203,8 @@ class Table(TableWriting):
             "deleted": self.deleted,
             "moved": self.moved,
             "cleared": self.cleared,
+            "window": self.window,
+            "lent": [int(self.g[r.LENT]), int(self.g[r.LENT_TO])],
         }
         arrays = {"last": self.last[list(self.streams.values())]}
         if self.ring is not None:
@@ -218,9 +229,6 @@ class Table(TableWriting):
         g[r.TOP] = self.items.top = max(counters["top"], int(used[-1]) + 1 if len(used) else 0)
         g[r.CURSOR] = counters["cursor"]
         g[r.LOOKAHEAD] = max(int(g[r.LOOKAHEAD]), counters["lookahead"])
-        if self.keeps and self.free is None and g[r.COUNT]:  # what the saved table had been lent
-            oldest = int(self.ids[alive != 0].min())
-            self._k.lend(g, int(g[r.CURSOR]) - oldest - self.window, int(g[r.CURSOR]))
         heads = self.storage.heads()
         newest = (self.ids >= g[r.CURSOR] - self.window) if g[r.ORDERED] else self.ids >= 0
         steps = heads[:, r.FLAGS // 8] & (r.FINAL | r.DELETED) == 0
@@ -231,14 +239,28 @@ class Table(TableWriting):
         if self._most:
             left = int((self._most - self.times[alive != 0]).sum())
             self._lost[0] = self.inserted * self._most - self.sampled - left
-        # earlier saves have none
-        self.moved, self.cleared = counters.get("moved", 0), counters.get("cleared", 0)
+        self.moved, self.cleared = counters["moved"], counters["cleared"]
 
-    def expire_old(self) -> None:
-        """End what lies outside of this table's window.
+    def lend_as_saved(self, counters: Mapping[str, Any]) -> None:
+        """Lend a queue the rows that the saved one had been lent, and more where it holds items
+        that would not be kept otherwise. Before `restore`, when the rows are in place.
+        """
+        if not self.keeps or self.free is not None:
+            return
+        lent, newest = counters["lent"]
+        alive = self.items.alive != 0
+        if alive.any():
+            names = self.storage.heads()[alive, r.ID // 8] - 1
+            missing = counters["cursor"] - int(names.min()) - self.window
+            if missing > lent:
+                lent, newest = missing, counters["cursor"]
+        self._k.lend(self.g, lent, newest)
+
+    def expire_old(self, window: int) -> None:
+        """End what lies outside of this table's window, where the saved one had a larger one.
 
         Called after `restore`, when samplers know the items.
         """
-        if self.free is None:
+        if self.free is None and self.window < window:
             self._k.expire_old(self.g, self._changes)
             self.settle()

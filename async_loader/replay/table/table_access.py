@@ -5,6 +5,7 @@ waiting calls.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import weakref
 from collections.abc import Container, Iterator
@@ -74,7 +75,7 @@ class TableAccess:
         self.view, self.folder = view, folder
         self.seeds = _seeds(seed)
         self._limits = None if limiter is None else LimiterState(limiter)
-        self.own_lock = held_lock()  # to be taken as `lock`
+        self.own_lock = self._new_lock()  # to be taken as `lock`
         self._is_held = is_held_of(self.own_lock)
         self.waiters = Waiters(self.own_lock)
         self.foreign = self.closed = False
@@ -95,6 +96,19 @@ class TableAccess:
         self.default_thread = 0  # the thread that adds to the default stream of a linked table
         _all.add(self)
 
+    def _new_lock(self) -> HeldLock:
+        if os.environ.get("ASYNC_LOADER_COMPARE", "0") == "0":
+            return held_lock()
+        from async_loader.replay.table.derived import ComparingLock
+
+        of_this = weakref.ref(self)
+
+        def table() -> Table | None:
+            one = of_this()
+            return None if one is None or one.foreign else one._table
+
+        return held_lock(ComparingLock(table))
+
     @property
     def lock(self) -> HeldLock:
         """The lock, to be taken. Raises WouldDeadlock if the calling thread holds it."""
@@ -105,7 +119,7 @@ class TableAccess:
     def forked(self) -> None:
         """Replace the lock, in a forked child: a thread of the parent may have held it."""
         self.foreign = True
-        self.own_lock = held_lock()
+        self.own_lock = self._new_lock()
         self._is_held = is_held_of(self.own_lock)
         self.waiters = Waiters(self.own_lock)
         self.staged = None

@@ -161,10 +161,7 @@ class TableState(TableAccess):
 
         Under the lock. Raises what `sequence_sampler` raises.
         """
-        plan = ReadPlan.of(self.table.storage.layout.schema, view)
         self._check_sequences(view, self.table)
-        self.catch_up()
-        self.look_ahead(plan)
         (seeds,) = self.seeds.spawn(1)
         made = self.in_sequences(view, like(self.sampler), seeds)
         if saved is not None:
@@ -176,11 +173,14 @@ class TableState(TableAccess):
     def in_sequences(
         self, view: Sequences, sampler: Sampler, seeds: np.random.SeedSequence
     ) -> SequenceSampler:
-        """Have a sampler that is bound to no table draw sequences. Under the lock.
+        """Have a sampler that is bound to no table draw sequences, and keep the successors that
+        they need. Under the lock.
 
         Raises ConfigError if the table cannot show them.
         """
         self._check_sequences(view, self.table)
+        self.catch_up()
+        self.look_ahead(ReadPlan.of(self.table.storage.layout.schema, view))
         self.table.across |= view.crosses
         of_this = weakref.ref(self)  # the memory of a table is freed with its last reference
 

@@ -243,3 +243,5 @@ class TableWriting(TableRoom):
             self.finish()
             self._k.drop_pending(self.g, steps, self._numbers, self._changes)
             self.settle()
+            for one in self._told_of_passed:
+                one.find_again(self.in_order(), self.passed())
