@@ -81,7 +81,7 @@ def connect(
             f"tables={tables!r}: the feeder at {where!r} has its own: leave them out, or connect "
             "to 'embedded'"
         )
-    own = None if keys is None else load_client_keys(os.fspath(keys))
+    own = None if keys is None else load_client_keys(keys)
     connection: Connection | None = None
     try:
         with SignalsDeferred():  # else an interrupted start leaves a thread running
