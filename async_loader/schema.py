@@ -15,6 +15,7 @@ import numpy.typing as npt
 from async_loader import spaces, tree
 from async_loader.errors import SchemaError
 from async_loader.names import SAY, explain_wrong_names, hint
+from async_loader.validation import MOST
 
 __all__ = [
     "RESERVED",
@@ -48,6 +49,10 @@ def supported(dtype: np.dtype[Any]) -> bool:
 
 Padding = Literal["repeat", "zero"]
 Codec = Literal["lz4"]
+AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
+"""Of an array of numpy."""
+EMPTY_BYTES = 1 << 30
+"""Of a value without elements whose dimensions of 0 were 1: numpy multiplies the others too."""
 CODEC_BYTES = 256
 """Of a value, from which on a codec pays: what says where the compressed one lies takes 16."""
 P = ParamSpec("P")
@@ -191,6 +196,8 @@ class Schema:
     def __post_init__(self) -> None:
         if not self.fields:
             raise SchemaError("a schema has at least one field, this one has none")
+        for field in self.fields:
+            _check_batch(field)
 
     @classmethod
     def of(cls, spec: SchemaLike) -> Schema:
@@ -243,6 +250,11 @@ class Schema:
         names = tree.names(structure)
         values = tree.leaves(step, structure)
         return cls(structure, tuple(_step_field(n, v) for n, v in zip(names, values, strict=True)))
+
+    @property
+    def tops(self) -> list[str]:
+        """The top-level name of each field: a dotted name may be one key, or several."""
+        return [str(path[0]) if path else "value" for path in tree.paths(self.structure)]
 
     def leaves(self, value: Any) -> list[Any]:
         """Return the leaves of a step (or batch) that is nested like this schema.
@@ -350,6 +362,24 @@ class PackedRow:
         # all others.
         unit = max([8, *(field.dtype.itemsize for field in listed)])
         return cls(tuple(offsets), max(unit, _align(end, unit)))
+
+
+def _check_batch(field: Field) -> None:
+    """Raise SchemaError for a field of which numpy can hold no batch."""
+    axes = len(field.shape) + (field.stack > 1) + 1
+    if axes > AXES:
+        raise SchemaError(
+            f"field {field.name!r} has {axes} axes with those of its batch and stack, an array "
+            f"{AXES} at most: join some, as by reshape"
+        )
+    nbytes = field.dtype.itemsize * math.prod(max(1, n) for n in field.shape)
+    most = EMPTY_BYTES if 0 in field.shape else MOST
+    if nbytes > most:
+        whole = " where a dimension of 0 counts as 1" if 0 in field.shape else ""
+        raise SchemaError(
+            f"field {field.name!r} takes {nbytes:.3g} bytes{whole}, {most:.3g} at most: correct "
+            "its shape"
+        )
 
 
 def _check_codec(what: str, codec: object, nbytes: int) -> None:
@@ -474,13 +504,8 @@ def _step_field(name: str, value: object) -> Field:
     if known is None:
         from async_loader import tensors
 
-        if tensors.is_tensor(value):
-            text = (
-                f"{tensors.said(value)}, which numpy cannot hold: use {tensors.made_dense(value)}"
-            )
-        else:
-            text = f"{type(value).__name__}, not a number, a numpy array or a tensor"
-        raise SchemaError(f"field {name!r} is {text}")
+        text = f"{type(value).__name__}, not a number, a numpy array or a tensor"
+        raise SchemaError(f"field {name!r} is {tensors.unheld(value) or text}")
     return Field(*known, name=name)
 
 
@@ -488,14 +513,18 @@ _PYTHON_NUMBERS = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.
 
 
 def kind_of(value: object) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Return shape and dtype of a number, numpy array or CPU tensor; ``None`` for anything else."""
-    if isinstance(value, np.ndarray | np.generic):
+    """Return shape and dtype of a number, numpy array or CPU tensor; ``None`` for anything else,
+    and for a masked array.
+    """
+    if type(value) is np.ndarray or isinstance(value, np.generic):
         return value.shape, value.dtype
     number = _PYTHON_NUMBERS.get(type(value))
     if number is not None:
         return (), number
     from async_loader import tensors
 
+    if isinstance(value, np.ndarray):
+        return None if tensors.is_masked(value) else (value.shape, value.dtype)
     if tensors.is_tensor(value):
         dtype = tensors.numpy_dtype(value.dtype)
         return None if dtype is None or value.is_nested else (tuple(value.shape), dtype)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tree
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, SchemaError
 from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.validation import check_ids
 
@@ -117,17 +117,23 @@ def to_numpy(value: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def as_array(value: object) -> np.ndarray[Any, Any] | None:
-    """Convert an array, a numpy scalar or a tensor to an array; ``None`` for anything else."""
+    """Convert an array, a numpy scalar or a tensor to an array; ``None`` for anything else, and for
+    what `unheld` describes.
+    """
+    if type(value) is np.ndarray:
+        return value
     if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
+        return None if is_masked(value) else np.asarray(value)
     if is_tensor(value) and numpy_dtype(value.dtype) is not None and is_dense(value):
         return to_numpy(value)
     return None
 
 
 def to_array(value: object) -> np.ndarray[Any, Any]:
-    """As `as_array`, and numpy converts any other value."""
+    """As `as_array`, and numpy converts any other value. Raises SchemaError for a masked array."""
     array = as_array(value)
+    if array is None and is_masked(value):
+        raise SchemaError(f"a value is {unheld(value)}")
     return np.asarray(value) if array is None else array
 
 
@@ -159,13 +165,31 @@ def said(tensor: torch.Tensor) -> str:
     return f"{kind} of {tensor.dtype}{where}"
 
 
-def made_dense(tensor: torch.Tensor) -> str:
-    """Return the call that makes a tensor numpy can hold, as the end of a sentence."""
-    if tensor.is_nested:
-        return ".to_padded_tensor(0.0)"
-    if tensor.layout is not loaded_torch().strided:
-        return ".to_dense()"
-    return ".float() of a tensor with data"
+def unheld(value: object) -> str | None:
+    """Describe a tensor or a masked array that numpy cannot hold as it is, and the remedy, as the
+    end of a sentence; ``None`` for any other value.
+    """
+    if is_masked(value):
+        return "a masked array, whose mask would be lost: give its .filled(number)"
+    if not is_tensor(value):
+        return None
+    if value.is_nested:
+        remedy = "its .to_padded_tensor(0.0)"
+    elif value.layout is not loaded_torch().strided:
+        remedy = "its .to_dense()"
+    elif value.device.type == "meta":
+        remedy = "a tensor with data"
+    elif value.is_quantized:
+        remedy = "its .dequantize()"
+    else:
+        remedy = "its .to(torch.complex64)" if value.is_complex() else "its .float()"
+    return f"{said(value)}, which numpy cannot hold: give {remedy}"
+
+
+def is_masked(value: object) -> TypeIs[np.ma.MaskedArray[Any, Any]]:
+    """Whether ``value`` is a masked array; numpy imports their module when it is first used."""
+    masked = loaded("numpy.ma") if isinstance(value, np.ndarray) else None
+    return masked is not None and isinstance(value, masked.MaskedArray)
 
 
 def check_device(device: object) -> None:

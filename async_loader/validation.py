@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 from multiprocessing.context import BaseContext
@@ -36,6 +37,19 @@ def check_ids(array: npt.NDArray[Any]) -> None:
     """Raise ConfigError for ids that are not integers: floats would be cut, or rounded."""
     if array.size and array.dtype.kind not in "iu":
         raise ConfigError(f"ids are integers, as in a batch's `index`, not {array.dtype}")
+
+
+def path_of(name: str, value: object) -> str:
+    """Return a path as text. Raises ConfigError for what names no file, such as bytes or ``""``."""
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise ConfigError(f"{name}={value!r}: give a path, as text or as a pathlib.Path")
+    if not text:
+        raise ConfigError(f"{name} is empty: give a path, '.' for the current folder")
+    with contextlib.suppress(UnicodeEncodeError):
+        if b"\0" not in os.fsencode(text):
+            return text
+    raise ConfigError(f"{name}={text!r} has a character that no file's name has: leave it out")
 
 
 def one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:

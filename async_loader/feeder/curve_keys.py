@@ -27,6 +27,7 @@ from msgspec import Meta
 
 from async_loader.errors import ConfigError
 from async_loader.feeder.addresses import private_folder
+from async_loader.validation import path_of
 
 SERVER = "server"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -87,7 +88,7 @@ def make_keys(folder: str | Path, names: Iterable[str] = ()) -> list[Path]:
         For a wrong name, or one that has keys; if there is nothing to make; for a folder that other
         users can enter.
     """
-    folder, names = Path(folder), list(names)
+    folder, names = Path(path_of("folder", folder)), list(names)
     for name in names:
         _check_name(name)
     if len(set(names)) < len(names):
@@ -128,7 +129,7 @@ def load_server_keys(folder: str | Path) -> ServerKeys:
     ConfigError
         If one is missing or damaged, or could be read or changed by other users.
     """
-    folder = Path(folder)
+    folder = Path(path_of("keys", folder))
     own = _read(folder / f"{SERVER}.secret", ServerKeys)
     _check_pair(folder / f"{SERVER}.secret", own.public, own.secret)
     clients: dict[str, str] = {}
@@ -158,9 +159,10 @@ def load_client_keys(path: str | Path) -> ClientKeys:
     ConfigError
         If the file is missing or damaged, or could be read or changed by other users.
     """
-    keys = _read(Path(path), ClientKeys)
+    where = Path(path_of("keys", path))
+    keys = _read(where, ClientKeys)
     _check_name(keys.name)
-    _check_pair(Path(path), keys.public, keys.secret)
+    _check_pair(where, keys.public, keys.secret)
     return keys
 
 

@@ -16,6 +16,7 @@ from async_loader.feeder.settings_errors import Bytes, read_yaml, settings_of
 from async_loader.feeder.table_settings import TableSettings, sized, spelled_out
 from async_loader.feeder.wire import bounds
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.validation import path_of
 
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 
@@ -115,6 +116,10 @@ class SecuritySettings(Settings, frozen=True, kw_only=True):
     keys: str | None = None
     allow_insecure: bool = False
 
+    def __post_init__(self) -> None:
+        if self.keys is not None:
+            path_of("keys", self.keys)
+
 
 class CheckpointSettings(Settings, frozen=True, kw_only=True):
     """Where tables are saved to, and loaded from.
@@ -137,7 +142,9 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     every_s: Seconds | None = None
 
     def __post_init__(self) -> None:
-        if self.every_s is not None and self.path is None:
+        if self.path is not None:
+            path_of("path", self.path)
+        elif self.every_s is not None:
             raise ConfigError(
                 f"every_s={self.every_s:g} without a path: name the folder too, as in checkpoint: "
                 "{every_s: 60, path: saves}"
@@ -232,7 +239,8 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         ConfigError
             Names the file, the field's path and the expected value.
         """
-        return _checked(read_yaml(Path(path)), Path(path))
+        where = Path(path_of("path", path))
+        return _checked(read_yaml(where), where)
 
     @classmethod
     def of(
@@ -249,7 +257,8 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
 
         A file if there is one, and tables as in ``replay:1000000``, ``replay:8GiB``.
         """
-        plain: dict[str, Any] = {} if config is None else read_yaml(Path(config))
+        where = None if config is None else Path(path_of("config", config))
+        plain: dict[str, Any] = {} if where is None else read_yaml(where)
         added = [table_of(text) for text in tables]
         if len({name for name, _ in added}) < len(added):
             raise ConfigError(
@@ -268,7 +277,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
             )
         if bind is not None:
             plain["bind"] = bind
-        settings = _checked(plain, None if config is None else Path(config))
+        settings = _checked(plain, where)
         if allow_insecure:
             settings = replace(settings, security=replace(settings.security, allow_insecure=True))
         if checkpoint is not None:
@@ -276,8 +285,8 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
                 settings, checkpoint=replace(settings.checkpoint, path=str(checkpoint))
             )
         if dashboard_port is not None:
-            where = settings_of({"port": dashboard_port}, DashboardSettings, "--dashboard-port")
-            settings = replace(settings, dashboard=where)
+            shown = settings_of({"port": dashboard_port}, DashboardSettings, "--dashboard-port")
+            settings = replace(settings, dashboard=shown)
         return settings
 
     @classmethod

@@ -90,6 +90,8 @@ def arrays(value: Any, name: str, place: Place) -> Any:
         return tuple(arrays(one, f"{name}.{i}", place) for i, one in enumerate(value))
     array = tensors.as_array(value)
     if array is None:
+        if (text := tensors.unheld(value)) is not None:
+            raise place.error(name, f"it is {text}")
         try:
             array = np.asarray(value)
         except ValueError:  # numpy's, for lists of unequal length

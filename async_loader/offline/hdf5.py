@@ -16,6 +16,7 @@ from async_loader.offline.fill import Import, check_names
 from async_loader.offline.h5_files import opened, reading
 from async_loader.replay.array_types import Bools, Ids
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.validation import path_of
 
 _NEEDED = ("observations", "actions", "rewards", "terminals")
 _BLOCK = 1 << 16
@@ -56,7 +57,8 @@ def from_hdf5(
         If h5py is not installed.
     """
     check_names("extra", extra)
-    wanted, place = Import.of(options), Place(str(path))
+    path = path_of("path", path)
+    wanted, place = Import.of(options), Place(path)
     with opened(Path(path)) as file:
         with reading(None, place):
             arrays = _arrays(file, extra, place)

@@ -18,6 +18,7 @@ from async_loader.offline.h5_files import opened, reading, value_of
 from async_loader.offline.npz import columns_of
 from async_loader.offline.table_episodes import read_episodes
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.validation import path_of
 
 _FILE = "main_data.hdf5"
 _NEEDED = ("observations", "actions", "rewards", "terminations", "truncations")
@@ -57,11 +58,12 @@ def from_minari(dataset: Any, *, extra: Sequence[str] = (), **options: Any) -> R
     """
     check_names("extra", extra)
     wanted = Import.of(options)
-    if isinstance(dataset, str | os.PathLike):
+    if isinstance(dataset, str | bytes | os.PathLike):
+        dataset = path_of("dataset", dataset)
         file = _file_of(Path(dataset))
         if file is not None and _is_plain(file):
             return _from_file(wanted, file, extra)
-        place = Place(str(dataset))
+        place = Place(dataset)
         dataset = _load(dataset, file, place)
     elif not hasattr(dataset, "storage"):
         raise ConfigError(f"{dataset!r} is not a Minari data set: give one, its id or its path")

@@ -21,6 +21,7 @@ from async_loader.offline.fill import Import
 from async_loader.offline.table_episodes import read_episodes
 from async_loader.replay.array_types import Array
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.validation import path_of
 
 _TUPLE = "_index_"
 _UNREADABLE = (
@@ -58,8 +59,8 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
         As `from_episodes`, with the file's name; and for files that cannot be read, or none.
     """
     wanted = Import.of(options)
-    where = Path(path)
-    source = Place(str(path))
+    path = path_of("path", path)
+    where, source = Path(path), Place(path)
     if where.is_dir():
         files = sorted(where.glob("*.npz"))
         if not files:
@@ -67,7 +68,7 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
                 None, "there are no npz files in this folder: correct the path, or give a pattern"
             )
     else:
-        files = sorted(Path(one) for one in glob.glob(str(path)))
+        files = sorted(Path(one) for one in glob.glob(path))
         if not files:
             raise source.error(
                 None, "there is no such folder or file: correct the path or the pattern"
@@ -105,7 +106,7 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
     schema = table.schema if isinstance(table, ReplayBuffer) else None
     if schema is not None:
         _check_keys(schema.structure)
-    where = Path(folder)
+    where = Path(path_of("folder", folder))
     if where.is_dir() and any(where.glob("*.npz")):
         raise ConfigError(f"{where} has npz files already: name an empty folder, or a new one")
     where.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, kind_of
-from async_loader.validation import MOST, check_ids, within_floats
+from async_loader.validation import MOST, check_ids, path_of, within_floats
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
 """Names that a field of a step cannot have: batches contain them, or `ReplayBuffer.add` has such
@@ -73,9 +73,7 @@ def folder_of(disk: object) -> str | None:
     """Return the folder on whose disk a table lies; ``None``: in memory. Raises ConfigError."""
     if disk is None:
         return None
-    name = os.fspath(disk) if isinstance(disk, str | os.PathLike) else None
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"disk={disk!r}: it is a folder, as in disk='/data/replay'")
+    name = path_of("disk", disk)
     if not os.path.isdir(name):
         raise ConfigError(f"disk={name!r} is no folder: make it first")
     return os.path.abspath(name)
@@ -160,6 +158,7 @@ def storable(schema: Schema) -> Schema:
             f"a step has the field {taken[0]!r}: {', '.join(TAKEN)} are reserved names, choose "
             "another"
         )
+    _check_names(schema)
     for field in schema.fields:
         if field.name in END_FIELDS and math.prod(field.shape) != 1:
             raise SchemaError(
@@ -168,6 +167,19 @@ def storable(schema: Schema) -> Schema:
                 "head) another name"
             )
     return schema
+
+
+def _check_names(schema: Schema) -> None:
+    """Raise SchemaError for two fields that are called alike, as "a.b" and a field b within a."""
+    names = [field.name for field in schema.fields]
+    for field, top in zip(schema.fields, schema.tops, strict=True):
+        if field.next is not None:
+            names.append(field.next + field.name[len(top) :])
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SchemaError(
+            f"field {twice[0]!r} is there more than once, with nested fields and those that next= "
+            "names: give every field a name of its own"
+        )
 
 
 def _list_in(structure: tree.Structure, name: str = "") -> str | None:
@@ -193,14 +205,18 @@ def schema_of_columns(batch: Mapping[str, Any]) -> Schema:
     for name, value in zip(tree.names(structure), columns, strict=True):
         kind = kind_of(value)
         if kind is None or not kind[0]:
-            raise SchemaError(
-                f"field {name!r} is {type(value).__name__}, not an array or tensor [rows, ...]: "
-                "np.asarray for lists, add() for one step"
-            )
+            raise SchemaError(f"field {name!r} is {tensors.unheld(value) or _no_rows(value)}")
         fields.append(Field(kind[0][1:], kind[1], name=name))
     schema = Schema(structure, tuple(fields))
     length_of(schema, columns)
     return schema
+
+
+def _no_rows(value: object) -> str:
+    return (
+        f"{type(value).__name__}, not an array or tensor [rows, ...]: np.asarray for lists, add() "
+        "for one step"
+    )
 
 
 def count_of(batch: Mapping[str, Any]) -> int:
@@ -280,11 +296,8 @@ def _array_of(values: object, name: str) -> Array:
     array = tensors.as_array(values)
     if array is not None:
         return array
-    if tensors.is_tensor(values):
-        raise ConfigError(
-            f"{name} is {tensors.said(values)}, which numpy cannot hold: use "
-            f"{tensors.made_dense(values)}"
-        )
+    if (text := tensors.unheld(values)) is not None:
+        raise ConfigError(f"{name} is {text}")
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:

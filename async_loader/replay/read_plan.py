@@ -128,7 +128,8 @@ class ReadPlan:
         sequence = view if isinstance(view, Sequences) else None
         view = None if isinstance(view, Sequences) else view
         outputs = [
-            _output(i, one, one.name, _anchor(one, view)) for i, one in enumerate(stored.fields)
+            _output(i, one, one.name, _anchor(top, view))
+            for i, (one, top) in enumerate(zip(stored.fields, stored.tops, strict=True))
         ]
         followed = [i for i, one in enumerate(stored.fields) if one.next is not None]
         stacked = any(one.stack > 1 for one in stored.fields)
@@ -203,8 +204,7 @@ def _check_plain(stored: Schema) -> None:
             )
 
 
-def _anchor(stored: Field, view: Transitions | Hindsight | None) -> int:
-    top = stored.name.split(".")[0]
+def _anchor(top: str, view: Transitions | Hindsight | None) -> int:
     ends = top.startswith("next_") or top in END_FIELDS
     return LAST if view is not None and ends else STEP
 
@@ -224,7 +224,7 @@ def _followers(
         raise ConfigError(
             f"next={name!r}: steps are dicts, and this name is taken in ({stored}), choose another"
         )
-    tops = {f.name.split(".")[0] for f in stored.fields if f.next == name}
+    tops = {top for f, top in zip(stored.fields, stored.tops, strict=True) if f.next == name}
     if len(tops) > 1:
         raise ConfigError(
             f"next={name!r} is said by fields of {', '.join(sorted(tops))}: give each a name of "
@@ -256,7 +256,7 @@ def _followers(
 
 def _in_sequences(view: Sequences, stored: Schema, outputs: Sequence[Output]) -> list[Output]:
     """Return the outputs with a time axis, but for those of a recurrent state."""
-    tops = [one.name.split(".")[0] for one in stored.fields]
+    tops = stored.tops
     for name in view.state:
         if name not in tops:
             raise ConfigError(

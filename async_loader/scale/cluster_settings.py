@@ -23,6 +23,7 @@ from async_loader.feeder.settings import (
 from async_loader.feeder.settings_errors import read_yaml, settings_of
 from async_loader.scale.shard_main import OWNER
 from async_loader.scale.shard_map import MOST_SHARDS
+from async_loader.validation import path_of
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,31}")
 Listen = Literal["ipc", "loopback", "node"]
@@ -151,7 +152,7 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
         if self.feeder.security != SecuritySettings():
             raise ConfigError("feeder.security: a cluster makes the keys: see network.keys")
         if self.folder is not None:
-            self._check_length(self.folder)
+            self._check_length(path_of("folder", self.folder))
 
     def _check_length(self, folder: str) -> None:
         """Raise for a folder in which the paths of sockets would be too long: no shard starts."""
@@ -173,7 +174,8 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
         ConfigError
             Names the file, the field's path and the expected value.
         """
-        return cls.from_plain(read_yaml(Path(path)), Path(path))
+        where = Path(path_of("path", path))
+        return cls.from_plain(read_yaml(where), where)
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], path: Path | None = None) -> ClusterSettings:

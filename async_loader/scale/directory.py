@@ -12,6 +12,7 @@ from async_loader.errors import Closed, ConfigError
 from async_loader.lifecycle import seconds
 from async_loader.scale.hosts import host_of
 from async_loader.scale.shard_map import Shard, ShardMap, check_shards
+from async_loader.validation import path_of
 
 
 @runtime_checkable
@@ -96,7 +97,7 @@ class StaticDirectory:
         self._map = ShardMap(
             version=0, shards=check_shards(_shard(i, one) for i, one in enumerate(shards))
         )
-        self._keys = None if keys is None else Path(keys)
+        self._keys = None if keys is None else Path(path_of("keys", keys))
         if self._keys is not None and not self._keys.exists():
             raise ConfigError(f"keys={str(keys)!r}: there is no such file or folder")
         self._closed = threading.Event()

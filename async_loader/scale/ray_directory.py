@@ -18,6 +18,7 @@ from async_loader.scale import ray_library
 from async_loader.scale.directory_actor import DIRECTORY
 from async_loader.scale.shard_actor import actor_name
 from async_loader.scale.shard_map import Shard, ShardMap
+from async_loader.validation import path_of
 
 _ANSWER_S = 10.0
 """What an answer may take beyond the time that the directory waits."""
@@ -71,7 +72,7 @@ class RayDirectory:
         timeout_s: float = 30.0,
     ) -> None:
         limit = seconds("timeout_s", timeout_s)
-        self._keys = None if keys is None else Path(keys)
+        self._keys = None if keys is None else Path(path_of("keys", keys))
         if self._keys is not None and not self._keys.exists():
             raise ConfigError(f"keys={str(keys)!r}: there is no such file or folder")
         self._cluster, self._closed = cluster, Future[None]()

@@ -44,6 +44,7 @@ from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.sources.mixture_rows import add_source
 from async_loader.table import AutoReset, Batch, BatchFormat, VectorEnv, VectorWriter
+from async_loader.validation import path_of
 
 if TYPE_CHECKING:
     import torch
@@ -429,8 +430,9 @@ class ClusterTable:
         See `TableClient.save`. Shards are saved one after the other, while others go on adding and
         sampling. The report has the sums, and the longest pause.
         """
+        root = path_of("path", path)
         reports = [
-            self._table(one).save(os.path.join(os.fspath(path), one.name), timeout_s=timeout_s)
+            self._table(one).save(os.path.join(root, one.name), timeout_s=timeout_s)
             for one in self._connections.all
         ]
         return SaveReport(
@@ -450,10 +452,9 @@ class ClusterTable:
         timeout_s: float | None = None,
     ) -> None:
         """Replace the steps of each shard by those of its save, in ``path/SHARD``."""
+        root = path_of("path", path)
         for one in self._connections.all:
-            self._table(one).load(
-                os.path.join(os.fspath(path), one.name), number=number, timeout_s=timeout_s
-            )
+            self._table(one).load(os.path.join(root, one.name), number=number, timeout_s=timeout_s)
 
     def close(self) -> None:
         """Close the sources of this table. Calls of `sample` that wait raise Closed."""

@@ -137,6 +137,8 @@ def _views(
 
 def _column(name: str, value: object) -> npt.NDArray[Any]:
     array = tensors.as_array(value)
+    if array is None and (text := tensors.unheld(value)) is not None:
+        raise ConfigError(f"column {name!r} is {text}")
     if array is None and isinstance(value, bool | int | float | complex):
         raise ConfigError(
             f"column {name!r} is a single number: columns are arrays, give numpy.asarray(...) "

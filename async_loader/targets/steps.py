@@ -145,11 +145,8 @@ def backward(first: Array, factor: Array) -> Array:
 
 
 def _array(name: str, given: Any) -> Array:
-    if tensors.is_tensor(given) and tensors.as_array(given) is None:
-        raise SchemaError(
-            f"{name} is {tensors.said(given)}, which has no array of numpy: give numbers, by "
-            ".float() for example"
-        )
+    if tensors.as_array(given) is None and (text := tensors.unheld(given)) is not None:
+        raise SchemaError(f"{name} is {text}")
     try:
         array = tensors.to_array(given)
     except ValueError as error:

@@ -22,6 +22,7 @@ from async_loader.errors import ConfigError, MissingExtra
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Ids
 from async_loader.replay.buffer import parts_of
+from async_loader.validation import path_of
 
 _VALUE = "value"
 """The field of steps that are no dicts."""
@@ -250,7 +251,7 @@ class ReplayBuffer:
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save to a folder: what has changed since the save before."""
-        folder = Path(path)
+        folder = Path(path_of("path", path))
         if self.table.schema is None:
             raise ConfigError("nothing was added yet: there is nothing to save")
         self.table.save(folder / _TABLE)
@@ -258,7 +259,7 @@ class ReplayBuffer:
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Become what `dumps` saved, within this buffer's capacity."""
-        folder = Path(path)
+        folder = Path(path_of("path", path))
         self.table.load(folder / _TABLE)
         self._kind, before = (folder / "kind").read_text().split()
         self._before = int(before)

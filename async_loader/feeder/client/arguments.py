@@ -26,7 +26,7 @@ from async_loader.replay.samplers import Sampler
 from async_loader.replay.views import Sequences
 from async_loader.replay.views import View as AnyView
 from async_loader.schema import Schema
-from async_loader.validation import whole
+from async_loader.validation import path_of, whole
 
 _NO_SAVE = (1 << 63) - 1
 """The highest number that can be sent; no save has it."""
@@ -86,10 +86,10 @@ def wire_view(connection: Connection, view: AnyView | None) -> View | None:
     return seen
 
 
-def path_of(path: str | os.PathLike[str], absolute: bool) -> str:
+def save_path(path: str | os.PathLike[str], absolute: bool) -> str:
     """Return the path of a save as it is sent. ``absolute``: for a client's own feeder."""
-    text = os.fspath(path)
-    if not isinstance(text, str) or len(text) > 1024:
+    text = path_of("path", path)
+    if len(text) > 1024:
         kind = "a path in the feeder is text of at most 1024 characters"
         raise ConfigError(f"path={path!r}: {kind}")
     return os.path.abspath(text) if absolute else text

@@ -85,7 +85,7 @@ def connect(
             "to 'embedded'"
         )
     _check_reachable(where)
-    own = None if keys is None else load_client_keys(os.fspath(keys))
+    own = None if keys is None else load_client_keys(keys)
     connection: Connection | None = None
     try:
         with SignalsDeferred():  # else an interrupted start leaves a thread running

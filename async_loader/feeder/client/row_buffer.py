@@ -57,9 +57,10 @@ class StructRowWriter:
         if not isinstance(root, tree.Node) or root.kind is not dict or any(root.children):
             return
         form, at = "<IId", 16
-        for i in sorted(layout.small, key=lambda i: layout.offsets[i] or 0):
-            field, offset = schema.fields[i], layout.offsets[i]
-            assert offset is not None
+        # a field without elements begins where the next one does
+        placed = sorted((layout.offsets[i] or 0, schema.fields[i].nbytes, i) for i in layout.small)
+        for offset, _, i in placed:
+            field = schema.fields[i]
             code = f"{field.nbytes}s" if field.shape else _CODES.get(field.dtype.str[1:])
             if code is None:
                 return

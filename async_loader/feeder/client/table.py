@@ -11,9 +11,9 @@ from async_loader.errors import CannotSend, ConfigError
 from async_loader.feeder.client.arguments import (
     batch_size_of,
     goals_of,
-    path_of,
     reader_wanted,
     save_number,
+    save_path,
     wire_view,
 )
 from async_loader.feeder.client.asked_by_id import AskedById
@@ -412,7 +412,7 @@ class TableClient:
             The path leaves that folder.
         OSError, Timeout, Closed, Broken
         """
-        there = path_of(path, self._client.owns_feeder)
+        there = save_path(path, self._client.owns_feeder)
         said = self._calls.ask(Save(table=self.name, path=there), Saved, timeout_s)
         names = SaveReport.__dataclass_fields__
         return SaveReport(**{name: getattr(said, name) for name in names})
@@ -437,6 +437,6 @@ class TableClient:
         ------
         Unsupported, ConfigError, CorruptCheckpoint, OutOfMemory, OSError, Timeout, Closed, Broken
         """
-        there, which = path_of(path, self._client.owns_feeder), save_number(number)
+        there, which = save_path(path, self._client.owns_feeder), save_number(number)
         self._calls.ask(Load(table=self.name, path=there, number=which), Done, timeout_s)
         self._calls.last_about = None

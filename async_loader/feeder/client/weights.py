@@ -325,16 +325,14 @@ def _check(key: object, value: object) -> None:
     if fault is not None:
         raise SchemaError(f"the name of tensor {fault}")
     if torch_tensors.is_tensor(value) and not torch_tensors.is_dense(value):
-        meta = value.device.type == "meta"
-        remedy = "a tensor with data" if meta else f"its {torch_tensors.made_dense(value)}"
-        raise SchemaError(
-            f"tensor {key!r} is {torch_tensors.said(value)}, which cannot travel: give {remedy}"
-        )
+        raise SchemaError(f"tensor {key!r} is {torch_tensors.unheld(value)}")
 
 
 def _array(name: str, value: object) -> npt.NDArray[Any]:
     array = torch_tensors.as_array(value)
     if array is None:
+        if torch_tensors.is_masked(value):
+            raise SchemaError(f"tensor {name!r} is {torch_tensors.unheld(value)}")
         kind = getattr(value, "dtype", type(value).__name__)
         raise SchemaError(
             f"tensor {name!r} is {kind}, which cannot travel: give an array or tensor of a dtype "

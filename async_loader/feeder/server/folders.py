@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from async_loader.errors import ConfigError, Unsupported
+from async_loader.validation import path_of
 
 REMEDY = (
     "start the server with checkpoint: {path: FOLDER} in its configuration, or with --checkpoint "
@@ -41,8 +42,9 @@ class Folders:
         Unsupported
             There is no folder for checkpoints.
         ConfigError
-            The path leaves the table's folder, also through a link.
+            The path is empty, or leaves the table's folder, also through a link.
         """
+        path = path_of("path", path)
         if self._private:
             return Path(path).absolute()
         if self._root is None:
@@ -51,7 +53,7 @@ class Folders:
                 f"loaded: {REMEDY}"
             )
         parts = PurePosixPath(path).parts
-        if path.startswith("/") or ".." in parts or "\0" in path or "\\" in path:
+        if path.startswith("/") or ".." in parts or "\\" in path:
             raise ConfigError(
                 f"path={path[:300]!r} leaves the folder of table {table!r}: name one in it, as in "
                 "'before-tuning'"

@@ -22,6 +22,7 @@ from async_loader.replay.arguments import bytes_of
 from async_loader.schema import Field, Schema
 from async_loader.source import Applied, Rows
 from async_loader.tree import Node
+from async_loader.validation import path_of
 
 _TOLERANCE = 1e-4
 """Seconds, between an offset of a window and the frame that is there."""
@@ -85,7 +86,7 @@ class LeRobotSource:
         cache: int | str = "256MiB",
         seed: int | None = None,
     ) -> None:
-        layout = DatasetLayout.of(Path(folder), _names(fields))
+        layout = DatasetLayout.of(Path(path_of("folder", folder)), _names(fields))
         room = bytes_of("cache", cache)
         frames = {name: _frames(name, at, layout) for name, at in (windows or {}).items()}
         self._frames = _of_episodes(layout, episodes)

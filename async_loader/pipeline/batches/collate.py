@@ -234,6 +234,10 @@ def _leaf(value: object, i: int, name: str) -> npt.NDArray[Any]:
             ) from None
     if array is None or not supported(array.dtype.newbyteorder("=")):
         kind = value.dtype if hasattr(value, "dtype") else type(value).__name__
+        if tensors.is_masked(value):
+            raise SchemaError(
+                f"sample {i} of the batch has in field {name or 'value'!r} {tensors.unheld(value)}"
+            )
         raise SchemaError(
             f"sample {i} of the batch has {kind} in field {name or 'value'!r}, which cannot be "
             "collated: return numbers, "

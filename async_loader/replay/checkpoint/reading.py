@@ -17,6 +17,7 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Bools, Bytes, Ids
 from async_loader.replay.checkpoint import arrays, folder
 from async_loader.replay.checkpoint.manifest import Block, Manifest
+from async_loader.validation import path_of
 
 _TRIES = 100
 
@@ -40,7 +41,7 @@ def open_chain(path: str | os.PathLike[str], number: int | None) -> Checkpoint:
     Timeout
         Newer saves came again and again while the newest was being opened.
     """
-    root = Path(path).absolute()
+    root = Path(path_of("path", path)).absolute()
     if number is not None:
         number = positive("number", number)
     for _ in range(_TRIES):

@@ -33,6 +33,7 @@ from async_loader.replay.checkpoint.manifest import Block, Manifest
 from async_loader.replay.checkpoint.settings import lasting_json
 from async_loader.replay.checkpoint.snapshot import BlockData, SnapshotCursor, TableMetadata
 from async_loader.replay.table.table_state import TableState
+from async_loader.validation import path_of
 
 _SMALL_BYTES = 1 << 20  # copied within a millisecond, also into new memory
 _KEEP_BYTES = 64 << 20
@@ -202,9 +203,10 @@ class Saver:
 
     def save(self, path: str | os.PathLike[str], timeout_s: float | None = None) -> SaveReport:
         """See `ReplayBuffer.save`."""
+        root = Path(path_of("path", path)).absolute()
         try:
             with self.alone(path, timeout_s):
-                return self._saved(Path(path).absolute())
+                return self._saved(root)
         finally:
             self.ended()
 

@@ -70,7 +70,7 @@ def carried(table: Table) -> dict[str, Any]:
     """Return what a table and its samplers keep beside the rows, by name."""
     g, items = table.g, table.items
     found: dict[str, Any] = {
-        "ids": table.ids[table.held == 0].tolist(),
+        "ids": table.ids.tolist(),
         "items": (int(g[r.COUNT]), items.count, table.inserted - table.deleted),
         "steps that wait": int(g[r.WAITING]),
         "open episodes": sorted(table.last[list(table.streams.values())].tolist()),
@@ -100,7 +100,7 @@ def from_rows(table: Table) -> dict[str, Any]:
         raise Drift(f"items in rows {np.flatnonzero(alive & ~steps)}, which hold no step")
     count, last = int(alive.sum()), _last_rows(table, ids, flags, steps)
     found: dict[str, Any] = {
-        "ids": ids[table.held == 0].tolist(),
+        "ids": ids.tolist(),
         "items": (count, count, count),
         "steps that wait": int((steps & ~alive).sum()),
         "open episodes": last,

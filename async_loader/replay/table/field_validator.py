@@ -16,7 +16,8 @@ precision:
   every replay buffer rounds there. A finite value that would become infinite (1e300 in float32)
   does not fit;
 - a float never fits an integer field, not even 3.0: data that is sometimes 3.0 is soon 3.5;
-- real numbers fit complex fields; None, strings, objects and Python lists fit nothing.
+- real numbers fit complex fields; None, strings, objects, masked arrays and Python lists fit
+  nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class FieldValidator:
             else tensors.as_array(value)
         )
         if array is None:
-            self._refuse_tensor(value)
+            self._refuse_unheld(value)
             raise SchemaError(
                 f"field {self.field.name!r} is {_said(value)}, not a number, a numpy array or a "
                 f"tensor: give every step {_expected(self.field)} (np.asarray for lists)"
@@ -81,7 +82,7 @@ class FieldValidator:
         """As `value`, for many steps: an array or tensor ``[rows, *field.shape]``."""
         array = tensors.as_array(value)
         if array is None:
-            self._refuse_tensor(value)
+            self._refuse_unheld(value)
             raise SchemaError(
                 f"field {self.field.name!r} is {_said(value)}, not a numpy array or a tensor: "
                 "extend() takes one array [rows, ...] per field (np.asarray for lists, add() for "
@@ -91,13 +92,10 @@ class FieldValidator:
             raise self._wrong_shape(array.shape, ("rows", *self.field.shape))
         return self._converted(array)
 
-    def _refuse_tensor(self, value: object) -> None:
-        """Raise SchemaError for a tensor that cannot become an array."""
-        if tensors.is_tensor(value):
-            raise SchemaError(
-                f"field {self.field.name!r} is {tensors.said(value)}, which numpy cannot hold: "
-                f"give {_expected(self.field)}, as {tensors.made_dense(value)} makes it"
-            )
+    def _refuse_unheld(self, value: object) -> None:
+        """Raise SchemaError for a tensor or a masked array that cannot become an array."""
+        if (text := tensors.unheld(value)) is not None:
+            raise SchemaError(f"field {self.field.name!r} is {text}, {_expected(self.field)}")
 
     def _number_fits(self, value: object) -> bool:
         """Check a number without making an array. ``False``: not decided."""

@@ -238,8 +238,7 @@ class StepPacker:
             if array is None or array.dtype.kind == "O":
                 ends = ends & np.array([one is not None for one in value], np.bool_)
                 for row in np.flatnonzero(ends).tolist():
-                    one = tensors.as_array(value[row])
-                    whole[row] = self.fits[i].value(np.asarray(value[row]) if one is None else one)
+                    whole[row] = self.fits[i].value(tensors.to_array(value[row]))
             else:
                 whole[ends] = self.fits[i].column(array[ends])
             made.append(whole)
