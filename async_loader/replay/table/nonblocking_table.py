@@ -273,7 +273,7 @@ class NonblockingTable:
         limits, table, count = self._table_state.limits, self._table_state.table, len(streams)
         if limits is None or not count:
             return UNLIMITED
-        allowed = limits.insertable_in_turn() - self.ahead()
+        allowed = max(0, limits.insertable_in_turn() - self.ahead())
         if not table.keeps or allowed <= 0:
             return allowed
         room = table.room_for((int(streams[0]),) if table.reserve else ())
