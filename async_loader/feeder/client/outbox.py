@@ -14,6 +14,7 @@ messages from ``high`` on may be dropped: their numbers were never sent.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,11 +78,19 @@ class Outbox:
         Bytes kept at most, sent or not; a single message may be larger.
     done : callable, optional
         Called with each message that is acknowledged, or dropped before it was sent.
+
+    Attributes
+    ----------
+    queue : bool
+        Whether the window bounds also what is kept and not sent, but for one message.
+    rows : int
+        In all messages that are kept.
     """
 
     def __init__(self, buffer_bytes: int, done: Callable[[Entry], None] | None = None) -> None:
         self.buffer_bytes, self._done = buffer_bytes, done
         self.window_bytes = self.window_rows = 0
+        self.queue = False
         self.base = 0
         self.nbytes = 0
         self.done_total = 0
@@ -116,9 +125,19 @@ class Outbox:
     def unsent(self) -> int:
         return len(self.entries) - self._cursor
 
+    @property
+    def rows(self) -> int:
+        return sum(entry.rows for entry in self.entries)
+
+    def left(self) -> int:
+        """Return how many rows may be put; that of a queue is 1 while nothing is kept."""
+        if not self.queue:
+            return sys.maxsize
+        return max(self.window_rows - self.rows, not self.entries)
+
     def room(self, nbytes: int) -> bool:
         """Return whether a message of this size may be put."""
-        return not self.entries or self.nbytes + nbytes <= self.buffer_bytes
+        return not self.entries or (self.nbytes + nbytes <= self.buffer_bytes and self.left() > 0)
 
     def put(self, entry: Entry) -> None:
         self.nbytes += entry.nbytes

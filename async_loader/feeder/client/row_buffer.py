@@ -89,7 +89,9 @@ class RowBuffer:
     Attributes
     ----------
     count, capacity : int
-        Rows in it, and rows it holds when it is full.
+        Rows in it, and rows that its memory holds.
+    limit : int
+        Rows with which it is full.
     finals : int
         Rows that are final observations, not steps.
     slot : InsertSlot | None
@@ -98,7 +100,7 @@ class RowBuffer:
 
     __slots__ = (
         "_columns", "_flags", "_frames", "_layout", "_packed", "_priority", "_raw", "_row_writer",
-        "_seen", "_streams", "capacity", "count", "finals", "slot", "views",
+        "_seen", "_streams", "capacity", "count", "finals", "limit", "slot", "views",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +111,7 @@ class RowBuffer:
         slot: InsertSlot | None = None,
     ) -> None:
         self.count, self.finals, self.capacity, self.slot = 0, 0, capacity, slot
+        self.limit = capacity
         self._layout, self._row_writer = layout, row_writer
         self._frames: list[Any] = _frames(layout, capacity, slot)
         self._raw = np.frombuffer(self._frames[0], np.uint8).reshape(capacity, layout.stride)
@@ -138,7 +141,7 @@ class RowBuffer:
 
     def emptied(self) -> RowBuffer:
         """Empty the buffer and return it. Its rows must be acknowledged."""
-        self.count = self.finals = 0
+        self.count, self.finals, self.limit = 0, 0, self.capacity
         self._seen.clear()
         return self
 

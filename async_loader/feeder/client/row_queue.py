@@ -164,7 +164,9 @@ class RowQueue:
         """
         assert self.packer is not None
         self._mend()
-        self.buffer = self._new_buffer(max(rows, self.packer.fill_rows))
+        buffer = self._new_buffer(max(rows, self.packer.fill_rows))
+        buffer.limit = max(rows, min(buffer.limit, self.outbox.left()))
+        self.buffer = buffer
         self.fill_at = now + self.options.linger_ms / 1000
         return self.buffer
 
@@ -211,7 +213,7 @@ class RowQueue:
 
     def seal_full(self) -> None:
         """`seal`, if there is no room for another row."""
-        if self.buffer is not None and self.buffer.count >= self.buffer.capacity:
+        if self.buffer is not None and self.buffer.count >= self.buffer.limit:
             self.seal()
 
     def put_rows(self, rows: CheckedRows, first: int, count: int) -> None:

@@ -149,7 +149,7 @@ class RowSink:
             elif (
                 left <= packer.fill_rows
                 and buffer is not None
-                and buffer.count + left <= buffer.capacity
+                and buffer.count + left <= buffer.limit
             ):
                 buffer.put_rows(rows, at, count)
                 queue.seal_full()
@@ -157,6 +157,7 @@ class RowSink:
                 queue.seal()
                 if left < packer.fill_rows:
                     queue.begin_buffer(self._connection.clock()).put_rows(rows, at, count)
+                    queue.seal_full()
                 else:
                     queue.put_rows(rows, at, count)
         self._connection.wake()
@@ -178,7 +179,7 @@ class RowSink:
             if not queue.fits(nbytes):
                 streams = np.unique(rows.streams).tolist()
                 queue.give_up(count - rows.finals(0, count), streams)
-            elif queue.buffer is not None and queue.buffer.count + count <= queue.buffer.capacity:
+            elif queue.buffer is not None and queue.buffer.count + count <= queue.buffer.limit:
                 queue.buffer.put_rows(rows, 0, count)
                 queue.seal_full()
             else:
@@ -188,6 +189,7 @@ class RowSink:
                     some = packer.whole(rows, at)
                     if some < packer.fill_rows:
                         queue.begin_buffer(self._connection.clock()).put_rows(rows, at, some)
+                        queue.seal_full()
                     else:
                         queue.put_rows(rows, at, some)
                     at += some
@@ -233,7 +235,7 @@ class RowSink:
             nonlocal found
             channel.check()
             buffer = queue.buffer
-            found = (buffer is not None and buffer.count + rows <= buffer.capacity) or queue.room()
+            found = (buffer is not None and buffer.count + rows <= buffer.limit) or queue.room()
             return found or queue.gives_up_rows
 
         channel.news.until(attempt, deadline, lambda: self._full(refused))
@@ -242,7 +244,7 @@ class RowSink:
     def _buffer_for(self, rows: int) -> RowBuffer:
         """Return a buffer with room for ``rows`` rows. Under the lock."""
         queue = self._queue
-        if queue.buffer is not None and queue.buffer.count + rows > queue.buffer.capacity:
+        if queue.buffer is not None and queue.buffer.count + rows > queue.buffer.limit:
             queue.seal()
         return queue.buffer or queue.begin_buffer(self._connection.clock(), rows)
 

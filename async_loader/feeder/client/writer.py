@@ -184,7 +184,7 @@ class RemoteWriter:
                     buffer is not None
                     and not channel.closing
                     and channel.failure is None
-                    and buffer.count + 1 < buffer.capacity
+                    and buffer.count + 1 < buffer.limit
                     and buffer.put_step(values, number, priority)
                 ):
                     return

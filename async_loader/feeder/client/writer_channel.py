@@ -378,6 +378,7 @@ class WriterChannel:
             return
         self.losses.opened(self.queue.reopened(body.applied, body.resumed))
         self.queue.outbox.window(body.window_bytes, body.window_rows)
+        self.queue.outbox.queue = body.queue
         self._probe.at, self._probe.wait_s = None, PROBE_S
         self._phases.to(WriterPhase.READY)
 

@@ -5,6 +5,14 @@ Readers with credit stand in the ready queue. Where a draw uses rows up (a limit
 queue's items), only the first reader draws: else a reader of small batches would always be served
 before one of large batches. Readers behind it may be served with returned rows of a view that no
 reader before them has. Where draws use nothing up, all readers draw.
+
+# NOTE [rows that were sent ahead]
+What a learner was sent and does not use yet holds its places in the queue: else its rows would be
+older than the queue is long. The first of its batches is the one in use, as it gave back the one
+before when it asked for this one; until it gave one back, that is unknown, and a queue of two
+batches or more counts the first, too. While a learner waits for rows that another one was sent
+ahead, none are counted: the other may wait for this one. A reader of a cluster may hold several
+batches to make one, so what it holds is not counted.
 """
 
 from __future__ import annotations
@@ -53,6 +61,8 @@ class BatchScheduler:
         No more rows come: a queue's last batches may be short.
     blocked : BlockedTime
         When readers had credit, and the table allowed none a draw.
+    calls_wait : callable
+        Returns whether a SAMPLE waits for the table.
     """
 
     def __init__(self, name: str, table: NonblockingTable, limits: Limits) -> None:
@@ -65,6 +75,22 @@ class BatchScheduler:
         self.draining = False
         self.batches = self.rows = self.redelivered = 0
         self.blocked = BlockedTime()
+        self.calls_wait: Callable[[], bool] = lambda: False
+        table.ahead = self.rows_ahead
+
+    def rows_ahead(self) -> int:
+        """Return how many rows were sent ahead. See NOTE [rows that were sent ahead]."""
+        size, ahead = self.table.queue_size, 0
+        if size is None or self.calls_wait():
+            return 0
+        for one in self._readers:
+            used = one.returned or size < 2 * one.batch_size
+            rows = (len(one.leases) - bool(used)) * one.batch_size
+            if rows > 0 and not (one.takes_short or one.asks):
+                ahead += rows
+            elif one.hungry_since is not None:
+                return 0
+        return ahead
 
     def open(
         self,
@@ -356,7 +382,7 @@ class BatchScheduler:
     def give_back(self, reader: ReaderState, numbers: Sequence[int]) -> None:
         """Drop leases of batches that the learner has used."""
         for number in numbers:
-            reader.leases.pop(number, None)
+            reader.returned += reader.leases.pop(number, None) is not None
 
     def failed(self) -> list[tuple[ReaderState, str]]:
         """Return readers that can never be served, and why; each once for every grant."""

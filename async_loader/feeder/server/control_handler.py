@@ -194,7 +194,8 @@ class ControlHandler:
             applied=writer.told,
             durable=0,
             window_bytes=server_state.window_bytes,
-            window_rows=server_state.window_rows,
+            window_rows=writer.window,
+            queue=served.table.queue_size is not None,
             resumed=resumed,
             no_priorities=served.table.no_priorities if session.version >= 3 else None,
         )

@@ -84,18 +84,17 @@ class InsertHandler:
         receipt = writer.insert_queue.receive(writer, message.sequence, body, message.schema, seen)
         if receipt is Receipt.GAP:
             self._unsaid[writer] = True
-        elif (
-            receipt is Receipt.AGAIN or message.flags & ACK_NOW or self._fills_window(writer, body)
-        ):
-            self._unsaid.setdefault(writer, False)
-
-    def _fills_window(self, writer: WriterState, body: Insert) -> bool:
-        server_state = self._server_state
+            return
         writer.untold_bytes += body.nbytes
         writer.untold_rows += body.rows
+        if receipt is Receipt.AGAIN or message.flags & ACK_NOW:
+            self._unsaid.setdefault(writer, False)
+
+    def _may_wait(self, writer: WriterState) -> bool:
+        """Return whether a writer has sent so much of its window that it may wait for its ACK."""
         return (
-            _PARTS * writer.untold_bytes >= server_state.window_bytes
-            or _PARTS * writer.untold_rows >= server_state.window_rows
+            _PARTS * writer.untold_bytes >= self._server_state.window_bytes
+            or _PARTS * writer.untold_rows >= writer.window
         )
 
     def _check_room(self, session: Session, writer: WriterState, body: Insert) -> None:
@@ -122,7 +121,11 @@ class InsertHandler:
                 if not later:
                     self._due = self._clock() + _ACK_S
                 for producer in table.insert_queue.moved:
-                    later.update(dict.fromkeys(producer.writers))
+                    for writer in producer.writers:
+                        if self._may_wait(writer):
+                            unsaid.setdefault(writer, False)
+                        else:
+                            later[writer] = None
                 table.insert_queue.moved.clear()
         if later and (at_once or self._clock() >= self._due):
             unsaid = dict.fromkeys(later, False) | unsaid
@@ -145,7 +148,8 @@ class InsertHandler:
         applied = writer.told = writer.producer.applied
         writer.untold_bytes = writer.untold_rows = 0
         kind = Gap if gap else Ack
-        body = kind(applied, 0, self._server_state.window_bytes, self._server_state.window_rows)
+        writer.window = writer.insert_queue.window_of(writer)
+        body = kind(applied, 0, self._server_state.window_bytes, writer.window)
         self._dispatcher.tell(
             session,
             Plane.INSERT,

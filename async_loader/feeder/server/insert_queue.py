@@ -5,6 +5,12 @@ Inserts of a producer are numbered; `received` is the number of the next new one
 number was received before: it is acknowledged and dropped. One with a higher number came after a
 loss: a GAP asks for all from `received` on. An insert waits in the producer's queue until the table
 takes it, and is acknowledged then. The queue belongs to the producer: it outlives sessions.
+
+# NOTE [credits of a queue]
+A writer of a queue may hold what its window says, and one message: so that rows do not grow old
+with it. Each ACK adds to the window a share of what the queue still takes, which no other writer is
+given meanwhile; it lapses when rows of it come, or when the writer leaves. A writer whose window is
+used up sends a message as soon as it has a row, and goes on when that is in the queue.
 """
 
 from __future__ import annotations
@@ -86,6 +92,8 @@ class WriterState:
         The higher epoch that has taken the producer over.
     told : int
         Inserts applied, as its last ACK said.
+    window : int
+        Rows that it may have beyond those, as that ACK said.
     untold_bytes, untold_rows : int
         Of the INSERTs since then.
     heard : float
@@ -96,6 +104,8 @@ class WriterState:
         The newest gap: the missing number, and the highest number received beyond it.
     slots : InsertSlots | None
         Memory that its rows may lie in.
+    credit : int
+        Rows of a queue that it may add, and that did not come: see NOTE [credits of a queue].
     """
 
     session: int = field(repr=False)
@@ -104,12 +114,14 @@ class WriterState:
     producer: Producer
     epoch: int
     told: int = 0
+    window: int = 0
     untold_bytes: int = 0
     untold_rows: int = 0
     heard: float = 0.0
     rows: int = 0
     gap: tuple[int, int] = (-1, -1)
     slots: InsertSlots | None = None
+    credit: int = 0
 
     @property
     def fenced_by(self) -> int | None:
@@ -161,6 +173,7 @@ class InsertQueue:
         self._layout: RowLayout | None = None
         self._made_by: PolicyVersions | None = None
         self._producers: dict[bytes, Producer] = {}
+        self._open: dict[WriterState, None] = {}
         self._gone: OrderedDict[bytes, Producer] = OrderedDict()
         self._closed: OrderedDict[bytes, Producer] = OrderedDict()
         self._blocked: deque[Producer] = deque()
@@ -212,6 +225,8 @@ class InsertQueue:
             self._begin(known, epoch)
         writer = WriterState(session, number, self, known, epoch, known.applied)
         known.writers.append(writer)
+        self._open[writer] = None
+        writer.window = 0 if self.table.queue_size else self._window_rows
         self._gone.pop(key, None)
         self._closed.pop(key, None)
         return writer, resumed
@@ -222,6 +237,7 @@ class InsertQueue:
         ``closed``: by CLOSE_WRITER, with all inserts in the table.
         """
         producer = writer.producer
+        self._open.pop(writer, None)
         if writer.slots is not None:
             writer.slots.close()
         if writer in producer.writers:
@@ -231,6 +247,19 @@ class InsertQueue:
                 (self._closed if closed else self._gone)[producer.key] = producer
                 self._forget_some(self._closed, CLOSED)
                 self._forget_some(self._gone, GONE)
+
+    def window_of(self, writer: WriterState) -> int:
+        """Return the rows that a writer may have beyond those that are applied, from now on.
+
+        See NOTE [credits of a queue].
+        """
+        takes = self.table.takes
+        if takes is None:
+            return self._window_rows
+        if not self._blocked:  # what waits comes first
+            free = takes - sum(one.credit for one in self._open)
+            writer.credit += max(0, free) // len(self._open)
+        return min(self._window_rows, writer.producer.queued_rows + writer.credit)
 
     def _release(self, producer: Producer) -> None:
         """Release ended streams of a producer that does not write. It may continue the others."""
@@ -259,6 +288,8 @@ class InsertQueue:
         producer.streams.end()
         producer.epoch, producer.received, producer.applied = epoch, 0, 0
         producer.skip = 0
+        for fenced in producer.writers:
+            self._open.pop(fenced, None)
         producer.writers.clear()
         self._release(producer)
         self.moved.pop(producer, None)
@@ -335,6 +366,7 @@ class InsertQueue:
         producer.queued_rows += len(steps)
         producer.received += 1
         writer.rows += count
+        writer.credit = max(0, writer.credit - len(steps))
         if len(producer.queue) == 1 and not self._advance(producer):
             self._blocked.append(producer)
             self.blocked_time.note(True, writer.heard)

@@ -93,6 +93,7 @@ class SampleQueue:
         self._asked: dict[TableEntry, list[PendingSample]] = {}
         for table in server_state.tables.values():
             table.calls_waiting = functools.partial(self.waiting, table)
+            table.scheduler.calls_wait = functools.partial(self.wanted, table)
 
     def add(self, session: Session, message: Message, table: TableEntry) -> None:
         body, now = message.body, self._server_state.clock()

@@ -79,6 +79,11 @@ class NonblockingTable:
     ----------
     parts : TableParts
         Of the buffer that is served.
+
+    Attributes
+    ----------
+    ahead : callable
+        Returns how many drawn items still hold their places: see `BatchScheduler.rows_ahead`.
     """
 
     def __init__(self, parts: TableParts) -> None:
@@ -90,6 +95,7 @@ class NonblockingTable:
         # Ids of rows that a learner may have had from an earlier server.
         self._seen: set[int] = set()
         self._notes_seen = False
+        self.ahead: Callable[[], int] = lambda: 0
 
     def __len__(self) -> int:
         """Return how many items can be drawn."""
@@ -129,6 +135,22 @@ class NonblockingTable:
     def leased(self) -> bool:
         """Whether each item is drawn once, so that a learner has to return what it did not use."""
         return self._table_state.max_times_sampled == 1
+
+    @property
+    def takes(self) -> int | None:
+        """How many items a queue takes now; ``None``: the table is no queue."""
+        if self.queue_size is None:
+            return None
+        with self._table_state.lock:
+            limits = self._table_state.limits
+            assert limits is not None
+            return max(0, limits.insertable_in_turn() - self.ahead())
+
+    @property
+    def queue_size(self) -> int | None:
+        """How many items may wait in a queue; ``None``: the table is no queue."""
+        limiter = self._table_state.limiter
+        return None if limiter is None or not self.leased else limiter.queue_size
 
     @property
     def sampler(self) -> Sampler:
@@ -251,7 +273,7 @@ class NonblockingTable:
         limits, table, count = self._table_state.limits, self._table_state.table, len(streams)
         if limits is None or not count:
             return UNLIMITED
-        allowed = limits.insertable_in_turn()
+        allowed = max(0, limits.insertable_in_turn() - self.ahead())
         if not table.keeps or allowed <= 0:
             return allowed
         room = table.room_for((int(streams[0]),) if table.reserve else ())
@@ -325,9 +347,15 @@ class NonblockingTable:
     def why_not_insert(self) -> str | None:
         """Say in numbers why the limiter allows no insertion; ``None`` if it does."""
         with self._table_state.lock:
-            return self._table_state.why_not_insert(
+            why = self._table_state.why_not_insert(
                 1, 2 if self._table_state.ready and self._table_state.step_packer.followed else 1
             )
+            if why is None and self.queue_size is not None and (ahead := self.ahead()):
+                why = (
+                    f"{ahead} of {self.queue_size} places are held by rows that learners were sent "
+                    "ahead"
+                )
+            return why
 
     def balance(self, was: int | None, now: int) -> LimiterBalance | None:
         """See `TableAccess.balance`."""
