@@ -1,6 +1,6 @@
 """Names in messages: short names of callables and objects, and remedies for wrong keywords.
 
-`SAY`, `LEAVE_OUT`, `ATTRIBUTES` and `PUBLIC` are the only tables of old names and of names in other
+`SAY`, `LEAVE_OUT`, `_ATTRIBUTES` and `PUBLIC` are the only tables of old names and of names in other
 libraries.
 """
 
@@ -207,43 +207,57 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
 }
 """Keywords without a replacement in a callable of ours, and the reason or the remedy."""
 
-ATTRIBUTES: dict[str, str] = {
-    **dict.fromkeys(("size", "get_stored_size", "get_buffer_size"), "say len(table)"),
-    **dict.fromkeys(("reset", "empty"), "say clear()"),
-    **dict.fromkeys(
-        ("push", "store", "insert", "put", "add_transition"),
-        "say add(...), or writer().append(...)",
+_ATTRIBUTES: tuple[tuple[str, str, str], ...] = (
+    ("size get_stored_size get_buffer_size", "sample", "say len(table)"),
+    (
+        "is_full full",
+        "capacity",
+        "say table.stats().free: no row is free once the next step makes the oldest one leave",
     ),
-    "append": "say add(...), or writer().append(...)",
-    "add": "a writer adds: say writer().append(...) of the table",
-    **dict.fromkeys(
-        ("update_priority", "update_tensordict_priority", "mutate_priorities"),
+    ("reset empty", "clear", "say clear()"),
+    ("push store insert put add_transition append", "add", "say add(...), or writer().append(...)"),
+    ("push store insert put add_transition append add", "writer", "say writer().append(...)"),
+    ("push store insert put add_transition add", "append", "say append(...)"),
+    (
+        "update_priority update_tensordict_priority mutate_priorities feedback set_priorities",
+        "update_priorities",
         "say update_priorities(index, priority)",
     ),
-    **dict.fromkeys(("sample_batch", "get_batch"), "say sample(batch_size)"),
-    **dict.fromkeys(("dumps", "save_transitions", "save_to_disk", "checkpoint"), "say save(path)"),
-    **dict.fromkeys(("loads", "load_transitions"), "say load(path)"),
-    **dict.fromkeys(("on_episode_end", "episode_end"), "say end_episode()"),
-    **dict.fromkeys(
-        ("state_dict", "load_state_dict"),
+    ("sample_batch get_batch", "sample", "say sample(batch_size)"),
+    ("sample sample_batch get_batch next", "update", "say next(loader)"),
+    ("dumps save_transitions save_to_disk checkpoint", "save", "say save(path)"),
+    ("loads load_transitions", "load", "say load(path)"),
+    ("on_episode_end episode_end", "end_episode", "say end_episode()"),
+    (
+        "state_dict load_state_dict",
+        "save",
         "the table has the state: say table.save(path) and table.load(path)",
     ),
-    **dict.fromkeys(
-        ("plan", "reader", "note_ahead", "waiting_for"),
+    (
+        "plan reader note_ahead waiting_for",
+        "source",
         "a table is not a source: say table.source()",
     ),
-    **dict.fromkeys(
-        ("as_dataset", "dataset", "dataloader", "loader"), "say AsyncDataLoader(table, batch_size)"
+    ("as_dataset dataset dataloader loader", "sample", "say AsyncDataLoader(table, batch_size)"),
+    ("who_waits", "stats", "say stats().waiting"),
+    ("buffer_size max_size", "capacity", "say capacity"),
+    ("trajectory_writer", "writer", "say table.writer()"),
+    ("create_item", "append", "every step is an item: say append(...)"),
+    (
+        "append extend add end_episode flush close steps",
+        "open",
+        "a handle is opened by the process that writes: say writer = handle.open(), and then "
+        "writer.append(...)",
     ),
-    "feedback": "say update_priorities(index, priority)",
-    "who_waits": "say stats().waiting",
-    "buffer_size": "say capacity",
-    "max_size": "say capacity",
-    "trajectory_writer": "say table.writer()",
-    "create_item": "every step is an item: say append(...)",
-}
-"""Attributes of tables, writers and loaders in other libraries or earlier versions,
-and the replacement.
+    (
+        "sample append add extend writer vector_writer source capacity schema update_priorities",
+        "table",
+        "the tables have it: say client.table(name)",
+    ),
+    ("stop shutdown terminate", "close", "say close()"),
+)
+"""Attributes of tables, writers and loaders in other libraries or earlier versions, an attribute
+of ours, and the replacement for objects that have it. The first line that applies is taken.
 """
 
 ON_CLASS: dict[str, str] = {
@@ -340,15 +354,18 @@ def _keyword(ours: str) -> str:
 
 
 def explain_wrong_attributes(kind: T) -> T:
-    """Decorate a class: the AttributeError for a name in `ATTRIBUTES` names the replacement.
+    """Decorate a class: the AttributeError for a name in `_ATTRIBUTES` names the replacement
+    that the object has.
 
     Existing attributes cost nothing extra. Type checkers see the class unchanged.
     """
 
     def look(self: object, name: str) -> Any:
         text = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if name in ATTRIBUTES:
-            text += f": {ATTRIBUTES[name]}"
+        for words, needed, remedy in _ATTRIBUTES:
+            if name in words.split() and hasattr(type(self), needed):
+                text += f": {remedy}"
+                break
         raise AttributeError(text, name=name, obj=self)
 
     kind.__getattr__ = look  # type: ignore[attr-defined]
