@@ -209,11 +209,8 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
 
 _ATTRIBUTES: tuple[tuple[str, str, str], ...] = (
     ("size get_stored_size get_buffer_size", "sample", "say len(table)"),
-    (
-        "is_full full",
-        "capacity",
-        "say table.stats().free: no row is free once the next step makes the oldest one leave",
-    ),
+    ("is_full full", "sample", "say stats().full"),
+    ("priorities", "update_priorities", "say update_priorities(index, priority)"),
     ("reset empty", "clear", "say clear()"),
     ("push store insert put add_transition append", "add", "say add(...), or writer().append(...)"),
     ("push store insert put add_transition append add", "writer", "say writer().append(...)"),
@@ -279,7 +276,11 @@ PUBLIC: dict[str, str] = {
         for name, ours in (
             ("MinariDataset", "from_minari(name)"),
             ("D4RLDataset", "from_hdf5(path)"),
+            ("LeRobotDataset", "lerobot.LeRobotSource(path)"),
+            ("LeRobotSource", "lerobot.LeRobotSource(path)"),
             ("from_minari", "from_minari(name)"),
+            ("to_minari", "to_minari(table, name)"),
+            ("to_npz", "to_npz(table, folder)"),
             ("from_hdf5", "from_hdf5(path)"),
             ("from_npz", "from_npz(folder)"),
             ("from_episodes", "from_episodes(episodes)"),
@@ -353,6 +354,18 @@ def _keyword(ours: str) -> str:
     return ours.replace(",", "=").split("=", 1)[0]
 
 
+def attribute_remedy(kind: type, name: str) -> str:
+    """Return what objects of this class have in place of an attribute; "" if that is unknown."""
+    return next(
+        (
+            remedy
+            for words, needed, remedy in _ATTRIBUTES
+            if name in words.split() and hasattr(kind, needed)
+        ),
+        "",
+    )
+
+
 def explain_wrong_attributes(kind: T) -> T:
     """Decorate a class: the AttributeError for a name in `_ATTRIBUTES` names the replacement
     that the object has.
@@ -362,22 +375,20 @@ def explain_wrong_attributes(kind: T) -> T:
 
     def look(self: object, name: str) -> Any:
         text = f"{type(self).__name__!r} object has no attribute {name!r}"
-        for words, needed, remedy in _ATTRIBUTES:
-            if name in words.split() and hasattr(type(self), needed):
-                text += f": {remedy}"
-                break
-        raise AttributeError(text, name=name, obj=self)
+        remedy = attribute_remedy(type(self), name)
+        raise AttributeError(f"{text}: {remedy}" if remedy else text, name=name, obj=self)
 
     kind.__getattr__ = look  # type: ignore[attr-defined]
     return kind
 
 
 def explain_wrong_names(function: F) -> F:
-    """Decorate a callable without ``**fields``: a TypeError of its call names the right keyword.
+    """Decorate a callable: a TypeError of its call names the right keyword, and with ``**fields``
+    says that they are named.
 
-    A valid call costs one more frame. Do not use it for methods that append steps, nor where a
-    result must not be lost (``sample`` of a queue): Python may handle a signal in that frame, after
-    the call. Warnings within ``function`` take their level from `stacklevel`.
+    A valid call costs one more frame. Do not use it where a result must not be lost (``append`` of
+    one step, ``sample`` of a queue): Python may handle a signal in that frame, after the call.
+    Warnings within ``function`` take their level from `stacklevel`.
 
     >>> @explain_wrong_names
     ... def wait(*, timeout_s=None): ...
@@ -435,8 +446,9 @@ def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     named = [
         one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     ]
+    takes_fields = any(one.kind is one.VAR_KEYWORD for one in parameters)
     for word in kwargs:
-        if word not in named:
+        if word not in named and not takes_fields:
             raise TypeError(f"{owner}() has no {word}: {hint(word, named, owner)}") from None
     placed = [
         one.name
@@ -447,6 +459,8 @@ def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if given > len(placed):
         only = f"takes {', '.join(placed)} by place" if placed else "takes nothing by place"
         names = ", ".join(f"{one}=" for one in named if one not in placed)
+        if takes_fields:
+            names = f"obs=, action=, reward=, {names}"
         raise TypeError(
             f"{owner}() {only}, and {given} values were given: name the others ({names})"
         ) from None

@@ -13,7 +13,7 @@ import pytest
 import torch
 from table_rig import Making
 
-from async_loader import AsyncDataLoader, Fifo, MinSize, Prioritized, Transitions
+from async_loader import AsyncDataLoader, Field, Fifo, MinSize, Prioritized, Transitions
 from async_loader.errors import (
     ConfigError,
     NotEnoughData,
@@ -99,6 +99,25 @@ def test_stats_are_numbers_of_now(make: Making) -> None:
     )
     assert stats.nbytes == table.nbytes
     assert stats.waiting == ()
+
+
+def test_a_table_is_full_when_items_leave_also_where_ends_of_episodes_take_rows(
+    make: Making,
+) -> None:
+    schema = {"obs": Field((), "float32", next="next_obs"), "terminated": "bool"}
+    table = make.table(20, schema)
+    with table.writer() as writer:
+        for t in range(40):
+            assert not table.stats().full or t >= 16
+            ended = t % 4 == 3
+            writer.append(obs=t, terminated=ended, final_obs=t if ended else None)
+            writer.flush()
+    stats = table.stats()
+    assert stats.full
+    assert stats.size < 20
+    assert "(full)" in str(stats)
+    table.clear()
+    assert not table.stats().full
 
 
 # -- sampling --------------------------------------------------------------------------------------

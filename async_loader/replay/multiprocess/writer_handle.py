@@ -9,6 +9,7 @@ from multiprocessing import reduction
 from typing import Any
 
 from async_loader.errors import Closed, ConfigError
+from async_loader.names import explain_wrong_attributes
 from async_loader.replay.multiprocess.publish_ring import PublishRing
 from async_loader.replay.multiprocess.terms import Terms
 from async_loader.replay.multiprocess.writer import ProcessWriter
@@ -17,6 +18,7 @@ from async_loader.shm.fd_channel import from_fd
 from async_loader.shm.segment import Segment, close_all
 
 
+@explain_wrong_attributes
 class WriterHandle:
     """The right of one process to write into a table. Made by `ReplayBuffer.writer_handle`.
 
