@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,6 +82,9 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("autoreset_mode auto_reset", "autoreset"),
     ("num_samples n size batch", "batch_size"),
     ("bs", "batch_size"),
+    ("observation observations obs_ ob state states", "obs"),
+    ("actions act acts", "action"),
+    ("rew rews", "reward"),
     ("out out_tensors output outputs output_tensors out_buffers static_inputs", "into"),
     ("as_torch batch_type return_type output_format", "batch_format"),
     ("indices indexes idxs idxes idx ids id keys", "index"),
@@ -347,6 +351,27 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = [str(one) for one in known]
     near = difflib.get_close_matches(word, names, 1)
     return f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names)}"
+
+
+def missing_field(name: str, batch: Mapping[str, Any]) -> str:
+    """Return what to do for a field that a batch does not have, as a message."""
+    known = list(map(str, batch))
+    word = re.sub("next|new", "", name).strip("_")
+    said = hint(name, known).replace("it takes", "it has")
+    if word != name and not any(one.startswith("next") for one in known):
+        own = [one for one in (word, *SAY.get(word, ()), "obs") if one in known]
+        of = f" for {own[0]!r}" if own else ""
+        said = (
+            f"a table delivers the value of the step that follows if its schema asks for it: "
+            f"say Field(..., next='next_{own[0] if own else word}'){of}"
+        )
+    elif word != name and said.startswith("it has"):
+        said = f"say {next(one for one in known if one.startswith('next'))!r}"
+    elif name in ("weight", "weights", "is_weights") and "weight" not in known:
+        said = "a table has weights if it was made with sampler=Prioritized(...)"
+    elif name.startswith("discount"):
+        said = "it comes with view=Transitions(n_steps=..., gamma=...)"
+    return f"the batch has no field {name!r}: {said}"
 
 
 def _keyword(ours: str) -> str:

@@ -511,3 +511,20 @@ def test_a_writer_goes_on_after_a_load_with_a_new_episode(make: Making, folder: 
         8.0 + 16.0 / 2,
         16.0,
     ]
+
+
+def test_every_batch_of_a_table_says_how_next_observations_come(make: Making) -> None:
+    table = make.table(100, {"obs": "float32", "nested": {"a": "float32"}})
+    with table.writer() as writer:
+        ids = writer.extend({"obs": np.zeros(8), "nested": {"a": np.zeros(8)}})
+        writer.flush()
+    batches: list[Any] = [table.sample(4), table.sample(4, batch_format="torch")]
+    batches += [] if ids is None else [table.get(ids)]
+    for workers in (0, 2):
+        with AsyncDataLoader(table, 4, num_workers=workers, worker_type="thread") as loader:
+            batches.append(next(loader))
+    for batch in batches:
+        with pytest.raises(KeyError, match="next='next_obs'"):
+            batch["next_obs"]
+        with pytest.raises(KeyError, match="it has a$"):
+            batch["nested"]["zzz"]
