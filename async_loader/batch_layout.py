@@ -94,7 +94,7 @@ class BatchLayout:
         return Window([view[start:stop] for view in self.views(root)], packed)
 
     def rebuild(self, values: Sequence[Any]) -> Any:
-        return tree.rebuild(self.structure, values)
+        return tree.rebuild_batch(self.structure, values)
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

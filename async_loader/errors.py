@@ -13,6 +13,7 @@ __all__ = [
     "InsecureBindError",
     "JobFailed",
     "MissingExtra",
+    "MissingField",
     "NotEnoughData",
     "OutOfMemory",
     "ResourceLimit",
@@ -93,6 +94,12 @@ class AddressInUse(AsyncLoaderError, OSError):
 
 class SchemaError(AsyncLoaderError, ValueError):
     """Data that does not match the agreed fields, dtypes or shapes."""
+
+
+class MissingField(AsyncLoaderError, KeyError):
+    """A field that a batch does not have. The message says how to get it."""
+
+    __str__ = BaseException.__str__  # a KeyError quotes its message
 
 
 class OutOfMemory(AsyncLoaderError, MemoryError):

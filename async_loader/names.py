@@ -1,6 +1,6 @@
 """Names in messages: short names of callables and objects, and remedies for wrong keywords.
 
-`SAY`, `LEAVE_OUT`, `ATTRIBUTES` and `PUBLIC` are the only tables of old names and of names in other
+`SAY`, `LEAVE_OUT`, `_ATTRIBUTES` and `PUBLIC` are the only tables of old names and of names in other
 libraries.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,6 +83,9 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("delta_timestamps delta_indices", "windows"),
     ("num_samples n size batch", "batch_size"),
     ("bs", "batch_size"),
+    ("observation observations obs_ ob state states", "obs"),
+    ("actions act acts", "action"),
+    ("rew rews", "reward"),
     ("out out_tensors output outputs output_tensors out_buffers static_inputs", "into"),
     ("as_torch batch_type return_type output_format", "batch_format"),
     ("indices indexes idxs idxes idx ids id keys", "index"),
@@ -208,43 +212,54 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
 }
 """Keywords without a replacement in a callable of ours, and the reason or the remedy."""
 
-ATTRIBUTES: dict[str, str] = {
-    **dict.fromkeys(("size", "get_stored_size", "get_buffer_size"), "say len(table)"),
-    **dict.fromkeys(("reset", "empty"), "say clear()"),
-    **dict.fromkeys(
-        ("push", "store", "insert", "put", "add_transition"),
-        "say add(...), or writer().append(...)",
-    ),
-    "append": "say add(...), or writer().append(...)",
-    "add": "a writer adds: say writer().append(...) of the table",
-    **dict.fromkeys(
-        ("update_priority", "update_tensordict_priority", "mutate_priorities"),
+_ATTRIBUTES: tuple[tuple[str, str, str], ...] = (
+    ("size get_stored_size get_buffer_size", "sample", "say len(table)"),
+    ("is_full full", "sample", "say stats().full"),
+    ("priorities", "update_priorities", "say update_priorities(index, priority)"),
+    ("reset empty", "clear", "say clear()"),
+    ("push store insert put add_transition append", "add", "say add(...), or writer().append(...)"),
+    ("push store insert put add_transition append add", "writer", "say writer().append(...)"),
+    ("push store insert put add_transition add", "append", "say append(...)"),
+    (
+        "update_priority update_tensordict_priority mutate_priorities feedback set_priorities",
+        "update_priorities",
         "say update_priorities(index, priority)",
     ),
-    **dict.fromkeys(("sample_batch", "get_batch"), "say sample(batch_size)"),
-    **dict.fromkeys(("dumps", "save_transitions", "save_to_disk", "checkpoint"), "say save(path)"),
-    **dict.fromkeys(("loads", "load_transitions"), "say load(path)"),
-    **dict.fromkeys(("on_episode_end", "episode_end"), "say end_episode()"),
-    **dict.fromkeys(
-        ("state_dict", "load_state_dict"),
+    ("sample_batch get_batch", "sample", "say sample(batch_size)"),
+    ("sample sample_batch get_batch next", "update", "say next(loader)"),
+    ("dumps save_transitions save_to_disk checkpoint", "save", "say save(path)"),
+    ("loads load_transitions", "load", "say load(path)"),
+    ("on_episode_end episode_end", "end_episode", "say end_episode()"),
+    (
+        "state_dict load_state_dict",
+        "save",
         "the table has the state: say table.save(path) and table.load(path)",
     ),
-    **dict.fromkeys(
-        ("plan", "reader", "note_ahead", "waiting_for"),
+    (
+        "plan reader note_ahead waiting_for",
+        "source",
         "a table is not a source: say table.source()",
     ),
-    **dict.fromkeys(
-        ("as_dataset", "dataset", "dataloader", "loader"), "say AsyncDataLoader(table, batch_size)"
+    ("as_dataset dataset dataloader loader", "sample", "say AsyncDataLoader(table, batch_size)"),
+    ("who_waits", "stats", "say stats().waiting"),
+    ("buffer_size max_size", "capacity", "say capacity"),
+    ("trajectory_writer", "writer", "say table.writer()"),
+    ("create_item", "append", "every step is an item: say append(...)"),
+    (
+        "append extend add end_episode flush close steps",
+        "open",
+        "a handle is opened by the process that writes: say writer = handle.open(), and then "
+        "writer.append(...)",
     ),
-    "feedback": "say update_priorities(index, priority)",
-    "who_waits": "say stats().waiting",
-    "buffer_size": "say capacity",
-    "max_size": "say capacity",
-    "trajectory_writer": "say table.writer()",
-    "create_item": "every step is an item: say append(...)",
-}
-"""Attributes of tables, writers and loaders in other libraries or earlier versions,
-and the replacement.
+    (
+        "sample append add extend writer vector_writer source capacity schema update_priorities",
+        "table",
+        "the tables have it: say client.table(name)",
+    ),
+    ("stop shutdown terminate", "close", "say close()"),
+)
+"""Attributes of tables, writers and loaders in other libraries or earlier versions, an attribute
+of ours, and the replacement for objects that have it. The first line that applies is taken.
 """
 
 ON_CLASS: dict[str, str] = {
@@ -266,7 +281,11 @@ PUBLIC: dict[str, str] = {
         for name, ours in (
             ("MinariDataset", "from_minari(name)"),
             ("D4RLDataset", "from_hdf5(path)"),
+            ("LeRobotDataset", "lerobot.LeRobotSource(path)"),
+            ("LeRobotSource", "lerobot.LeRobotSource(path)"),
             ("from_minari", "from_minari(name)"),
+            ("to_minari", "to_minari(table, name)"),
+            ("to_npz", "to_npz(table, folder)"),
             ("from_hdf5", "from_hdf5(path)"),
             ("from_npz", "from_npz(folder)"),
             ("from_episodes", "from_episodes(episodes)"),
@@ -335,33 +354,67 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names)}"
 
 
+def missing_field(name: str, batch: Mapping[str, Any]) -> str:
+    """Return what to do for a field that a batch does not have, as a message."""
+    known = list(map(str, batch))
+    word = re.sub("next|new", "", name).strip("_")
+    said = hint(name, known).replace("it takes", "it has")
+    if word != name and not any(one.startswith("next") for one in known):
+        own = [one for one in (word, *SAY.get(word, ()), "obs") if one in known]
+        of = f" for {own[0]!r}" if own else ""
+        said = (
+            f"a table delivers the value of the step that follows if its schema asks for it: "
+            f"say Field(..., next='next_{own[0] if own else word}'){of}"
+        )
+    elif word != name and said.startswith("it has"):
+        said = f"say {next(one for one in known if one.startswith('next'))!r}"
+    elif name in ("weight", "weights", "is_weights") and "weight" not in known:
+        said = "a table has weights if it was made with sampler=Prioritized(...)"
+    elif name.startswith("discount"):
+        said = "it comes with view=Transitions(n_steps=..., gamma=...)"
+    return f"the batch has no field {name!r}: {said}"
+
+
 def _keyword(ours: str) -> str:
     """Return the parameter of a remedy: "last_batch" of "last_batch='drop'"."""
     return ours.replace(",", "=").split("=", 1)[0]
 
 
+def attribute_remedy(kind: type, name: str) -> str:
+    """Return what objects of this class have in place of an attribute; "" if that is unknown."""
+    return next(
+        (
+            remedy
+            for words, needed, remedy in _ATTRIBUTES
+            if name in words.split() and hasattr(kind, needed)
+        ),
+        "",
+    )
+
+
 def explain_wrong_attributes(kind: T) -> T:
-    """Decorate a class: the AttributeError for a name in `ATTRIBUTES` names the replacement.
+    """Decorate a class: the AttributeError for a name in `_ATTRIBUTES` names the replacement
+    that the object has.
 
     Existing attributes cost nothing extra. Type checkers see the class unchanged.
     """
 
     def look(self: object, name: str) -> Any:
         text = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if name in ATTRIBUTES:
-            text += f": {ATTRIBUTES[name]}"
-        raise AttributeError(text, name=name, obj=self)
+        remedy = attribute_remedy(type(self), name)
+        raise AttributeError(f"{text}: {remedy}" if remedy else text, name=name, obj=self)
 
     kind.__getattr__ = look  # type: ignore[attr-defined]
     return kind
 
 
 def explain_wrong_names(function: F) -> F:
-    """Decorate a callable without ``**fields``: a TypeError of its call names the right keyword.
+    """Decorate a callable: a TypeError of its call names the right keyword, and with ``**fields``
+    says that they are named.
 
-    A valid call costs one more frame. Do not use it for methods that append steps, nor where a
-    result must not be lost (``sample`` of a queue): Python may handle a signal in that frame, after
-    the call. Warnings within ``function`` take their level from `stacklevel`.
+    A valid call costs one more frame. Do not use it where a result must not be lost (``append`` of
+    one step, ``sample`` of a queue): Python may handle a signal in that frame, after the call.
+    Warnings within ``function`` take their level from `stacklevel`.
 
     >>> @explain_wrong_names
     ... def wait(*, timeout_s=None): ...
@@ -419,8 +472,9 @@ def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     named = [
         one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     ]
+    takes_fields = any(one.kind is one.VAR_KEYWORD for one in parameters)
     for word in kwargs:
-        if word not in named:
+        if word not in named and not takes_fields:
             raise TypeError(f"{owner}() has no {word}: {hint(word, named, owner)}") from None
     placed = [
         one.name
@@ -431,6 +485,8 @@ def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if given > len(placed):
         only = f"takes {', '.join(placed)} by place" if placed else "takes nothing by place"
         names = ", ".join(f"{one}=" for one in named if one not in placed)
+        if takes_fields:
+            names = f"obs=, action=, reward=, {names}"
         raise TypeError(
             f"{owner}() {only}, and {given} values were given: name the others ({names})"
         ) from None

@@ -238,8 +238,9 @@ class Schema:
 
     @classmethod
     def of_step(cls, step: Any) -> Schema:
-        """Derive a schema from one step of numbers, numpy arrays and tensors;
-        Python floats are float32, ints int64.
+        """Derive a schema from one step of numbers, numpy arrays and tensors.
+
+        A single float64 number is float32, whether of Python or of numpy, and a Python int int64.
 
         Raises
         ------
@@ -506,7 +507,10 @@ def _step_field(name: str, value: object) -> Field:
 
         text = f"{type(value).__name__}, not a number, a numpy array or a tensor"
         raise SchemaError(f"field {name!r} is {tensors.unheld(value) or text}")
-    return Field(*known, name=name)
+    shape, dtype = known
+    if not shape and dtype == np.float64 and isinstance(value, np.ndarray | np.generic):
+        dtype = _PYTHON_NUMBERS[float]  # which numpy.float64 is a kind of: some rewards are one
+    return Field(shape, dtype, name=name)
 
 
 _PYTHON_NUMBERS = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float32)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -278,7 +278,7 @@ def as_tensor(value: object) -> Any:
     return to_tensor(array)
 
 
-def of_columns(columns: Mapping[str, Any], leave: Callable[[Any], bool]) -> dict[str, Any]:
+def of_columns(columns: dict[str, Any], leave: Callable[[Any], bool]) -> dict[str, Any]:
     """Return a batch with `as_tensor` applied to every leaf, in half the time if it is flat.
 
     Parameters
@@ -288,7 +288,7 @@ def of_columns(columns: Mapping[str, Any], leave: Callable[[Any], bool]) -> dict
     """
     import torch
 
-    convert, made = torch.from_numpy, {}
+    convert, made = torch.from_numpy, type(columns)()
     for name, value in columns.items():
         if leave(name):
             made[name] = value

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
+
+from async_loader.errors import MissingField
+from async_loader.names import missing_field
 
 
 class Misfit(Exception):
@@ -30,6 +35,53 @@ class Node:
 
 
 Structure = Node | None
+
+
+class Fields(dict[str, Any]):
+    """A batch: a dict whose KeyError says how to get the field. Pickled as an OrderedDict, which
+    `torch.load` reads.
+    """
+
+    __slots__ = ()
+
+    def __missing__(self, name: object) -> Any:
+        raise MissingField(missing_field(str(name), self))
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, (), None, None, iter(self.items())
+
+
+def _register_at_torch(pytree: Any) -> None:
+    pytree.register_pytree_node(
+        Fields,
+        lambda batch: (list(batch.values()), list(batch)),
+        lambda values, keys: Fields(zip(keys, values, strict=True)),
+        serialized_type_name="async_loader.tree.Fields",
+    )
+
+
+def _register_at_jax(pytree: Any) -> None:
+    pytree.register_pytree_node(
+        Fields,
+        lambda batch: (tuple(batch.values()), tuple(batch)),
+        lambda keys, values: Fields(zip(keys, values, strict=True)),
+    )
+
+
+_unregistered: dict[str, Callable[[Any], None]] = {
+    "torch.utils._pytree": _register_at_torch,
+    "jax.tree_util": _register_at_jax,
+}
+"""Libraries whose functions over trees know exact types only, while they are not imported."""
+
+
+def fields(keys: Iterable[str], values: Iterable[Any]) -> Fields:
+    """Return a flat batch."""
+    for name in _unregistered:
+        if name in sys.modules:
+            _unregistered.pop(name)(sys.modules[name])
+            break
+    return Fields(zip(keys, values, strict=True))
 
 
 def is_namedtuple(value: object) -> bool:
@@ -169,15 +221,28 @@ def _alike(structure: Node, kind: type) -> bool:
 
 def rebuild(structure: Structure, values: Iterable[Any]) -> Any:
     """Build the nested value from its leaves; the inverse of `leaves`."""
-    return _rebuild(structure, iter(values))
+    return _rebuild(structure, iter(values), _plain)
 
 
-def _rebuild(structure: Structure, values: Iterator[Any]) -> Any:
+def rebuild_batch(structure: Structure, values: Iterable[Any]) -> Any:
+    """As `rebuild`, with `Fields` for dicts."""
+    return _rebuild(structure, iter(values), fields)
+
+
+def _plain(keys: Iterable[Any], values: Iterable[Any]) -> dict[Any, Any]:
+    return dict(zip(keys, values, strict=True))
+
+
+def _rebuild(
+    structure: Structure,
+    values: Iterator[Any],
+    mapping: Callable[[Iterable[Any], Iterable[Any]], dict[Any, Any]],
+) -> Any:
     if structure is None:
         return next(values)
-    children = [_rebuild(child, values) for child in structure.children]
+    children = [_rebuild(child, values, mapping) for child in structure.children]
     if structure.kind is dict:
-        return dict(zip(structure.keys, children, strict=True))
+        return mapping(structure.keys, children)
     if structure.kind in (list, tuple):
         return structure.kind(children)
     return structure.kind(*children)
@@ -197,7 +262,8 @@ def transform(
         Called with the key of a dict's entry; True leaves the entry unchanged.
     """
     if isinstance(value, Mapping):
-        return {k: v if leave(k) else transform(v, function, leave=leave) for k, v in value.items()}
+        made = {k: v if leave(k) else transform(v, function, leave=leave) for k, v in value.items()}
+        return fields(made, made.values()) if type(value) is Fields else made
     if not isinstance(value, list | tuple):
         return function(value)
     items = [transform(item, function, leave=leave) for item in value]

@@ -190,7 +190,8 @@ RANKS["offline"] = [
     "lerobot.columns",
     "lerobot.reader",
     "lerobot.source",
-    "offline lerobot",
+    "lerobot",
+    "offline",
     "commands",
 ]
 RANKS["testing"] = [

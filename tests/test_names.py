@@ -5,12 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import re
 
 import numpy as np
 import pytest
 
+from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
+from async_loader.feeder import Client, TableClient
+from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.names import (
+    _ATTRIBUTES,
     SAY,
+    attribute_remedy,
     by_name,
     describe,
     explain_wrong_attributes,
@@ -18,6 +24,12 @@ from async_loader.names import (
     hint,
     misplaced_fields,
 )
+from async_loader.replay.multiprocess.writer import ProcessWriter
+from async_loader.replay.multiprocess.writer_handle import WriterHandle
+from async_loader.replay.vector_writer import VectorWriter
+from async_loader.replay.writer import LocalWriter
+from async_loader.scale.client import ClusterClient
+from async_loader.scale.table import ClusterTable
 
 
 class Dataset:
@@ -59,8 +71,6 @@ def function():
     ],
 )
 def test_objects_have_short_names(obj, text):
-    import re
-
     assert re.search(text, describe(obj)), describe(obj)
     assert len(describe(obj)) < 300
 
@@ -154,6 +164,7 @@ def test_a_reason_of_one_callable_is_given_for_that_callable_alone():
 @explain_wrong_attributes
 class Cistern:
     level = 3
+    stats = None
 
 
 def test_a_wrong_attribute_is_answered_with_ours():
@@ -171,6 +182,25 @@ def test_a_wrong_attribute_is_answered_with_ours():
         cistern.levle  # noqa: B018
     # Python's own "did you mean" reads these attributes
     assert (caught.value.name, caught.value.obj) == ("levle", cistern)
+
+
+def test_a_hint_for_a_wrong_attribute_names_one_that_the_object_has():
+    kinds = [
+        AsyncDataLoader, DataLoader, ReplayBuffer, Client, ClusterClient, TableClient, ClusterTable,
+        LocalWriter, RemoteWriter, ProcessWriter, VectorWriter, WriterHandle,
+    ]  # fmt: skip
+    words = sorted({word for words, *_ in _ATTRIBUTES for word in words.split()})
+    for kind in kinds:
+        assert "__getattr__" in dir(kind)
+        for word in words:
+            remedy = attribute_remedy(kind, word)
+            said = re.match(r"say ([a-z]\w*)\b(?!\.| =)", remedy)
+            assert said is None or said[1] in {*dir(kind), "next", "len"}, (kind, word, remedy)
+    assert "handle.open()" in attribute_remedy(WriterHandle, "append")
+    assert "client.table(name)" in attribute_remedy(Client, "sample")
+    assert attribute_remedy(AsyncDataLoader, "reset") == ""
+    assert attribute_remedy(AsyncDataLoader, "dataset") == ""
+    assert attribute_remedy(ReplayBuffer, "dataset") == "say AsyncDataLoader(table, batch_size)"
 
 
 def test_a_method_is_named_by_the_class_of_its_object():

@@ -82,6 +82,8 @@ def test_a_schema_of_a_step_takes_python_numbers_as_torch_does():
             "a": 1,
             "d": True,
             "n": np.float64(1),
+            "z": np.array(1.0),
+            "i": np.int32(1),
         }
     )
     kinds = {f.name: (f.shape, f.dtype.name) for f in schema.fields}
@@ -91,9 +93,11 @@ def test_a_schema_of_a_step_takes_python_numbers_as_torch_does():
         "r": ((), "float32"),
         "a": ((), "int64"),
         "d": ((), "bool"),
-        "n": ((), "float64"),
+        "n": ((), "float32"),
+        "z": ((), "float32"),
+        "i": ((), "int32"),
     }
-    assert schema.nbytes == 6 + 16 + 4 + 8 + 1 + 8
+    assert schema.nbytes == 6 + 16 + 4 + 8 + 1 + 4 + 4 + 4
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict, namedtuple
 from types import MappingProxyType
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader import tree
+from async_loader.errors import MissingField
 
 Point = namedtuple("Point", "x y")
 Other = namedtuple("Other", "x y")
@@ -120,3 +123,47 @@ def test_lists_match_tuples_and_namedtuples_match_by_field_names():
     assert list(tree.columns(tree.structure_of([1, 2]), [(1, 2), [3, 4]])) == [[1, 3], [2, 4]]
     # Two workers may each have their own class of one namedtuple that was sent by value.
     assert list(tree.columns(tree.structure_of(Point(1, 2)), [Other(3, 4)])) == [[3], [4]]
+
+
+BATCH = tree.Fields(obs=torch.zeros(2), action=torch.ones(2), reward=torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("next_obs", r"Field\(\.\.\., next='next_obs'\) for 'obs'"),
+        ("next_observations", r"next='next_obs'"),
+        ("obs_next", r"next='next_obs'"),
+        ("next_action", r"next='next_action'"),
+        ("observation", "say obs"),
+        ("actoin", "did you mean 'action'"),
+        ("weights", r"sampler=Prioritized"),
+        ("discount", r"view=Transitions"),
+        ("zzz", "it has obs, action, reward"),
+        (3, "it has obs, action, reward"),
+    ],
+)
+def test_a_batch_says_how_to_get_a_field_that_it_lacks(name, said):
+    with pytest.raises(KeyError, match=said) as caught:
+        BATCH[name]
+    assert str(caught.value).startswith("the batch has no field")
+    assert BATCH.get(name) is None
+
+
+def test_a_batch_with_next_observations_names_them():
+    batch = tree.Fields(obs=1, next_obs=2)
+    for name in ("obs_next", "new_obs", "next_observation"):
+        with pytest.raises(MissingField, match="next_obs"):
+            batch[name]
+
+
+def test_a_batch_is_a_dict_for_torch_and_for_pickle(tmp_path):
+    batch = tree.fields(list(BATCH), BATCH.values())
+    total = torch.vmap(lambda one: one["obs"] + one["action"])(batch)
+    assert total.tolist() == [1, 1]
+    doubled = torch.utils._pytree.tree_map(lambda one: 2 * one, batch)
+    assert doubled["reward"].tolist() == [2, 2]
+    torch.save(batch, tmp_path / "batch")
+    assert list(torch.load(tmp_path / "batch", weights_only=True)) == list(batch)
+    assert pickle.loads(pickle.dumps(tree.Fields(a=1))) == {"a": 1}
+    assert type(tree.transform(batch, torch.clone)) is tree.Fields

@@ -37,7 +37,7 @@ from async_loader.dataset.epoch_progress import EpochProgress
 from async_loader.dataset.sampler_batches import SamplerBatches
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds, seconds_or_none
-from async_loader.names import describe, explain_wrong_names
+from async_loader.names import describe, explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.device.backend import DeviceBackend
 from async_loader.pipeline.device.backend_choice import backend_for
 from async_loader.pipeline.device.cuda_queue import CudaQueue
@@ -70,6 +70,7 @@ _STATE_VERSION = 2
 _STATE_VERSIONS = (1, 2)
 
 
+@explain_wrong_attributes
 class DataLoader(Generic[B]):
     """Batches of a dataset, epoch by epoch, with the next ones made ahead by workers that live as
     long as the loader.

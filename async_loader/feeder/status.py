@@ -51,6 +51,8 @@ class TableStatus(TypedDict):
     ----------
     size, capacity : int, int | None
         Items that can be drawn; steps that are kept.
+    full : bool
+        Whether items leave as steps come; see `TableStats`.
     inserted, sampled, deleted : int
         Items, since the table was made or cleared; a load sets them to what the save says.
     inserted_total, sampled_total, deleted_total : int
@@ -93,6 +95,7 @@ class TableStatus(TypedDict):
 
     size: int
     capacity: int | None
+    full: bool
     inserted: int
     sampled: int
     deleted: int

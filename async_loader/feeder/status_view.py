@@ -84,6 +84,7 @@ def _tables(status: Status, before: Status | None) -> Section:
         else:
             rates = [one["inserts_per_s"], one["samples_per_s"]]
         full = f" / {short_text(one['capacity'])}" if one["capacity"] else ""
+        full += " full" if one.get("full") else ""
         ratio = f"{one['samples_per_insert']:.3g}"
         members = [str(one["writers"]), str(one["readers"])]
         rows.append(

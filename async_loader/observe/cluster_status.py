@@ -130,6 +130,7 @@ def _table(name: str, parts: Sequence[tuple[int, str, Status]]) -> dict[str, Any
     return {
         **sums,
         "capacity": _total(one["capacity"] for one in each),
+        "full": all(one.get("full", False) for one in each),
         "nbytes": _total(one["nbytes"] for one in each),
         "samples_per_insert": sums["sampled"] / sums["inserted"] if sums["inserted"] else 0.0,
         "waiting": [f"{shard} {text}" for shard, one in tables for text in one["waiting"]],

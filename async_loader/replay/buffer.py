@@ -307,11 +307,11 @@ class ReplayBuffer(Table):
         with table_state.lock:
             table_state.catch_up()
             size = inserted = sampled = deleted = streams = 0
-            compressed_nbytes, compression = None, None
+            compressed_nbytes, compression, full = None, None, False
             if table_state.ready:
                 table = table_state.table
                 table.forget_ended()
-                size, streams = len(table), len(table.streams)
+                size, streams, full = len(table), len(table.streams), table.full
                 inserted, sampled, deleted = table.inserted, table.sampled, table.deleted
                 if table.ring is not None:
                     compressed_nbytes, compression = table.compressed(), table.ring.ratio
@@ -328,6 +328,7 @@ class ReplayBuffer(Table):
                 stale=table_state.stale(),
                 compressed_nbytes=compressed_nbytes,
                 compression=compression,
+                full=full,
             )
 
     def __repr__(self) -> str:

@@ -41,6 +41,9 @@ class TableStats(Stats):
     compression : float | None
         The bytes of all such values that were added, over what they were compressed to; ``None``
         without a codec, and before the first.
+    full : bool
+        Whether items leave as steps come. ``size`` may stay below ``capacity``: what is no item,
+        as the observation after an episode's last step, takes a row too.
     """
 
     KIND: ClassVar[str] = "table"
@@ -58,6 +61,7 @@ class TableStats(Stats):
     stale: int = 0
     compressed_nbytes: int | None = None
     compression: float | None = None
+    full: bool = False
 
     def numbers(self) -> dict[str, float]:
         """See `Stats.numbers`; with the ratio of samples to inserts, and the number that waits."""
@@ -70,6 +74,7 @@ class TableStats(Stats):
     def __str__(self) -> str:
         """Return a line of counts, and one for each that waits."""
         most = "" if self.capacity is None else f" of {self.capacity:,}"
+        most += " (full)" if self.full else ""
         memory = "" if self.nbytes is None else f" in {human(self.nbytes)}"
         lines = [
             f"{self.size:,}{most} steps{memory}; {self.inserted:,} inserted, {self.sampled:,} "

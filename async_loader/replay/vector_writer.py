@@ -11,6 +11,7 @@ import numpy as np
 
 from async_loader import tensors, tree
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupported
+from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.stream_names import EachStream, fresh_stream, stream_name
@@ -68,6 +69,7 @@ class _Writer(Protocol):
     def close(self, timeout_s: float | None = None) -> None: ...
 
 
+@explain_wrong_attributes
 class VectorWriter:
     """Adds the steps of a vector of environments, one stream for each.
 
@@ -131,6 +133,7 @@ class VectorWriter:
         """Steps that this writer has added, of all environments. It never falls."""
         return self._writer.steps
 
+    @explain_wrong_names
     def append(
         self,
         *,
@@ -233,6 +236,7 @@ class VectorWriter:
         self._resetting, self._then = then, None
         return ids
 
+    @explain_wrong_names
     def reset(self, *, final_obs: object = None, mask: object = None) -> None:
         """Tell that ``envs.reset()`` was called: the next steps belong to new episodes.
 

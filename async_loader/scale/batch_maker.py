@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from async_loader import tree
 from async_loader.errors import SchemaError
 from async_loader.schema import Field, Schema
 from async_loader.shm.array_pool import ArrayPool
@@ -131,7 +132,7 @@ class BatchMaker:
     def nested(self, arrays: Sequence[Array]) -> Mapping[str, Any]:
         """Return a batch nested as steps are."""
         assert self.schema is not None
-        made: Mapping[str, Any] = self.schema.rebuild(arrays)
+        made: Mapping[str, Any] = tree.rebuild_batch(self.schema.structure, arrays)
         return made
 
     def _empty(self, field: Field, rows: int) -> Array:

@@ -17,7 +17,7 @@ from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Missing, Published
 from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.names import explain_wrong_names
+from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.scale.at_once import called_at_once
 from async_loader.scale.connections import Connections
 from async_loader.scale.directory import Directory
@@ -28,6 +28,7 @@ from async_loader.scale.stats import ClusterStatus
 from async_loader.scale.table import ClusterTable
 
 
+@explain_wrong_attributes
 class ClusterClient:
     """A connection to all shards of a cluster. Made by `Cluster`.
 

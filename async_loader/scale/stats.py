@@ -120,6 +120,7 @@ def summed(
         waiting=tuple(wait for one in parts for wait in one.waiting),
         interrupted=sum(one.interrupted for one in parts),
         stale=sum(one.stale for one in parts),
+        full=bool(parts) and all(one.full for one in parts),
         shards=shards,
         silent=tuple(silent),
         lost=tuple(lost),

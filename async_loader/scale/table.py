@@ -380,7 +380,7 @@ class ClusterTable:
         structure = tree.structure_of(parts[0][1])
         columns = zip(*(tree.leaves(batch, structure) for _, batch in parts), strict=True)
         merged = [np.concatenate(one)[order] for one in columns]
-        made: Batch = tree.rebuild(structure, merged)
+        made: Batch = tree.rebuild_batch(structure, merged)
         return made
 
     @explain_wrong_names

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from async_loader import tensors
+from async_loader import tensors, tree
 from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.lifecycle import Patience
 from async_loader.names import explain_wrong_names
@@ -266,7 +266,10 @@ class Mixture:
             (member.number, piece.lease) for member, piece in pieces if piece.lease is not None
         )
         return Ready(
-            schema.rebuild(arrays), True, leases or None, partial(samples_of, schema, arrays)
+            tree.rebuild_batch(schema.structure, arrays),
+            True,
+            leases or None,
+            partial(samples_of, schema, arrays),
         )
 
     def reader(self) -> Reader | None:

@@ -69,16 +69,20 @@ def test_tensors_are_stacked():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda i: torch.tensor([i]), lambda i: np.array([i])], ids=["tensor", "array"]
+    "make",
+    [
+        lambda i, shape: torch.full(shape, i),
+        lambda i, shape: np.full(shape, i, np.float32),
+        lambda i, shape: {"x": (torch.full(shape, i),)},
+    ],
+    ids=["tensor", "array", "nested"],
 )
-def test_shape_one_becomes_a_vector(make):
-    batch = both([make(i) for i in range(4)])
-    assert batch.shape == (4,)
-    assert batch.tolist() == [0, 1, 2, 3]
-
-
-def test_shape_one_by_one_stays():
-    assert both([torch.zeros(1, 1) for _ in range(4)]).shape == (4, 1, 1)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 1), (1, 2)])
+def test_a_sample_keeps_its_shape_in_the_batch(make, shape):
+    batch = both([make(i, shape) for i in range(4)])
+    column = batch["x"][0] if isinstance(batch, dict) else batch
+    assert column.shape == (4, *shape)
+    assert column.reshape(4, -1)[:, 0].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -194,10 +198,10 @@ def test_arrays_of_different_shapes_are_refused_with_both():
         collate.collate([{"x": np.zeros(2)}, {"x": np.zeros(3)}])
 
 
-def test_a_bfloat16_column_stays_bfloat16_and_shape_one_a_vector():
+def test_a_bfloat16_column_stays_bfloat16():
     batch = general([torch.tensor([i]).bfloat16() for i in range(3)])
     assert batch.dtype == torch.bfloat16
-    assert batch.shape == (3,)
+    assert batch.shape == (3, 1)
     with pytest.raises(SchemaError, match="cannot be stacked"):
         collate.collate([torch.zeros(2).bfloat16(), torch.zeros(3).bfloat16()])
     with pytest.raises(SchemaError, match="cannot be"):
@@ -233,7 +237,7 @@ def test_subclasses_of_numbers_are_what_they_derive_from():
         ([np.uint8(255), 300], torch.int64, [255, 300]),
         ([np.uint8(255), np.int8(-1)], torch.int16, [255, -1]),
         ([np.float16(0.5), 100_000], torch.float32, [0.5, 100_000]),
-        ([np.array([1]), 2], torch.int64, [1, 2]),
+        ([np.array(1), 2], torch.int64, [1, 2]),
         ([torch.tensor(1.5), np.float32(2)], torch.float32, [1.5, 2]),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from table_rig import Making
 
-from async_loader import AsyncDataLoader, Fifo, MinSize, Prioritized, Transitions
+from async_loader import AsyncDataLoader, Field, Fifo, MinSize, Prioritized, Transitions
 from async_loader.errors import (
     ConfigError,
     NotEnoughData,
@@ -104,6 +104,25 @@ def test_stats_are_numbers_of_now(make: Making) -> None:
     )
     assert stats.nbytes == table.nbytes
     assert stats.waiting == ()
+
+
+def test_a_table_is_full_when_items_leave_also_where_ends_of_episodes_take_rows(
+    make: Making,
+) -> None:
+    schema = {"obs": Field((), "float32", next="next_obs"), "terminated": "bool"}
+    table = make.table(20, schema)
+    with table.writer() as writer:
+        for t in range(40):
+            assert not table.stats().full or t >= 16
+            ended = t % 4 == 3
+            writer.append(obs=t, terminated=ended, final_obs=t if ended else None)
+            writer.flush()
+    stats = table.stats()
+    assert stats.full
+    assert stats.size < 20
+    assert "(full)" in str(stats)
+    table.clear()
+    assert not table.stats().full
 
 
 # -- sampling --------------------------------------------------------------------------------------
@@ -515,3 +534,20 @@ def test_a_writer_goes_on_after_a_load_with_a_new_episode(make: Making, folder: 
         8.0 + 16.0 / 2,
         16.0,
     ]
+
+
+def test_every_batch_of_a_table_says_how_next_observations_come(make: Making) -> None:
+    table = make.table(100, {"obs": "float32", "nested": {"a": "float32"}})
+    with table.writer() as writer:
+        ids = writer.extend({"obs": np.zeros(8), "nested": {"a": np.zeros(8)}})
+        writer.flush()
+    batches: list[Any] = [table.sample(4), table.sample(4, batch_format="torch")]
+    batches += [] if ids is None else [table.get(ids)]
+    for workers in (0, 2):
+        with AsyncDataLoader(table, 4, num_workers=workers, worker_type="thread") as loader:
+            batches.append(next(loader))
+    for batch in batches:
+        with pytest.raises(KeyError, match="next='next_obs'"):
+            batch["next_obs"]
+        with pytest.raises(KeyError, match="it has a$"):
+            batch["nested"]["zzz"]

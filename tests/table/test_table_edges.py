@@ -349,4 +349,8 @@ def test_fields_by_place_are_told_what_to_type(writing: Making) -> None:
     ):
         writer.append(1)
     writer.flush()
+    with table.vector_writer(2, autoreset="disabled") as vector:
+        add: Any = vector.append
+        with pytest.raises(TypeError, match=r"by place, and 5 .*\(obs=, .*next_obs=, terminated="):
+            add([1, 2], [0, 1], [1, 2], [0.0, 1.0], [False, True])
     assert len(table) == 0

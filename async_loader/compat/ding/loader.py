@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from async_loader import loader
+from async_loader import loader, tree
 from async_loader.compat.ding.collate import default_collate
 from async_loader.compat.ding.entries import EntriesSource
 from async_loader.compat.ding.results import KeepingCollate, Kept, arrived
+from async_loader.pipeline.batches.collate import is_ignored
 from async_loader.source import Source
 
 log = logging.getLogger("async_loader")
@@ -85,10 +86,10 @@ class AsyncDataLoader(loader.AsyncDataLoader):
         self.collate_fn = collate_fn or default_collate
         self._moved = str(device) != "cpu"
         by_default = self.collate_fn is default_collate
+        samples = callable(data_source) and not isinstance(data_source, Mapping | Source)
+        self._flat = by_default and samples and options.get("into") is None
         super().__init__(
-            data_source
-            if isinstance(data_source, Mapping | Source) or not callable(data_source)
-            else EntriesSource(data_source),
+            EntriesSource(data_source) if samples else data_source,
             batch_size,
             device,
             chunk_size,
@@ -115,6 +116,8 @@ class AsyncDataLoader(loader.AsyncDataLoader):
             batch = super().__next__()
         except StopIteration:
             return None
+        if self._flat:
+            batch = tree.transform(batch, _flat, leave=is_ignored)
         if self._moved:
             return arrived(batch, self.device)
         return batch.value if isinstance(batch, Kept) else batch
@@ -124,6 +127,11 @@ class AsyncDataLoader(loader.AsyncDataLoader):
         if not finalizing() and hasattr(self, "_engine"):
             self.close()
             log.debug("Del AsyncDataLoader")
+
+
+def _flat(column: Any) -> Any:
+    """Return a column of samples of shape (1,) as [B], as `default_collate` makes it."""
+    return column.reshape(-1) if getattr(column, "shape", ())[1:] == (1,) else column
 
 
 def _check_chunk(batch_size: Any, chunk_size: Any) -> None:

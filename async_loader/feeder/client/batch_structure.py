@@ -49,8 +49,8 @@ class BatchStructure:
             if self._steps is not None:
                 columns[self._steps] = _steps_of(columns[self._steps], server)
         if self._names is not None:
-            return dict(zip(self._names, columns, strict=True))
-        batch: dict[str, Any] = self._shown.rebuild(columns)
+            return tree.fields(self._names, columns)
+        batch: dict[str, Any] = tree.rebuild_batch(self._shown.structure, columns)
         return batch
 
 

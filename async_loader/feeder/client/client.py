@@ -44,11 +44,12 @@ from async_loader.feeder.wire import Published as WirePublished
 from async_loader.held_locks import check_wait, held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.names import explain_wrong_names
+from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.stream_names import stream_name
 from async_loader.schema import Schema, SchemaLike
 
 
+@explain_wrong_attributes
 class Client:
     """A connection to a feeder. Made by `connect`.
 

@@ -120,6 +120,7 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
     return {
         "size": stats.size,
         "capacity": stats.capacity,
+        "full": stats.full,
         "inserted": stats.inserted,
         "sampled": stats.sampled,
         "deleted": stats.deleted,

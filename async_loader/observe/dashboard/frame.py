@@ -92,7 +92,7 @@ def _table(
         "waiting",
         "policies",
     )
-    found = {key: one[key] for key in counts}
+    found = {key: one[key] for key in counts} | {"full": one.get("full", False)}
     found |= {
         "name": name,
         # in a cluster a learner has a reader at each shard

@@ -1,12 +1,13 @@
 """Samples into batches: column by column straight into slot rows where that is possible, by general
 rules where not.
 
-The rules are those of DI-engine's ``default_collate``: tensors and arrays of shape ``(1,)`` become
-``(B,)``; Python floats become float32, ints int64, bools bool; numpy keeps its dtypes; strings stay
-lists; dicts and namedtuples keep their kind, other sequences become lists; keys that begin with
-``collate_ignore`` are left as lists. Two of its rules are not kept: samples of unequal length are
-refused instead of cut to the shortest, and a column of several dtypes takes the one that holds them
-(float32 for ints and floats) instead of cutting fractions off. Holds no state.
+The rules are those of DI-engine's ``default_collate``: Python floats become float32, ints int64,
+bools bool; numpy keeps its dtypes; strings stay lists; dicts and namedtuples keep their kind, other
+sequences become lists; keys that begin with ``collate_ignore`` are left as lists. Three of its
+rules are not kept: tensors and arrays of shape ``(1,)`` become ``(B, 1)``, as in every other batch,
+samples of unequal length are refused instead of cut to the shortest, and a column of several dtypes
+takes the one that holds them (float32 for ints and floats) instead of cutting fractions off. Holds
+no state.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def schema_of(sample: object) -> Schema | None:
         if known is None or not supported(known[1]):
             return None
         shape, dtype = known
-        fields.append(Field(() if shape == (1,) else shape, dtype, name=name))
+        fields.append(Field(shape, dtype, name=name))
     return Schema(structure, tuple(fields)) if fields else None
 
 
@@ -107,7 +108,7 @@ def _write_arrays(field: Field, column: list[npt.NDArray[Any]], out: npt.NDArray
         np.concatenate(column, out=out.reshape(len(column) * shape[0], *shape[1:]), casting="no")
         return
     for i, value in enumerate(column):
-        out[i] = value if field.shape else value.reshape(())
+        out[i] = value
 
 
 def _write_tensors(field: Field, column: list[Any], out: npt.NDArray[Any]) -> None:
@@ -120,7 +121,7 @@ def _write_tensors(field: Field, column: list[Any], out: npt.NDArray[Any]) -> No
         raise tree.Misfit(f"{field.name} has dtypes other than {field.dtype}")
     into = torch.from_numpy(out)
     try:
-        torch.stack(column, out=into.view(-1, 1) if shape == (1,) and not field.shape else into)
+        torch.stack(column, out=into)
     except (RuntimeError, TypeError) as error:  # unequal shapes, another device
         raise tree.Misfit(f"{field.name}: {error}") from error
 
@@ -156,7 +157,7 @@ def _write_numbers(field: Field, column: list[Any], out: npt.NDArray[Any]) -> No
 
 
 def _check_shape(field: Field, shape: Sequence[int]) -> None:
-    if tuple(shape) != field.shape and not (tuple(shape) == (1,) and field.shape == ()):
+    if tuple(shape) != field.shape:
         raise tree.Misfit(f"{field.name} has shape {list(shape)}, expected {list(field.shape)}")
 
 
@@ -215,7 +216,7 @@ def _collate_leaves(samples: Sequence[Any], name: str) -> Any:
 
 
 def _leaf(value: object, i: int, name: str) -> npt.NDArray[Any]:
-    """A number, array or tensor as an array; shape ``(1,)`` as ``()``."""
+    """A number, array or tensor as an array."""
     array = tensors.as_array(value)
     if array is None and isinstance(value, bool | int | float):
         try:
@@ -243,7 +244,7 @@ def _leaf(value: object, i: int, name: str) -> npt.NDArray[Any]:
             "collated: return numbers, "
             f"arrays, tensors or strings, name the field {IGNORE_PREFIX}_..., or pass a collate_fn"
         )
-    return array.reshape(()) if array.shape == (1,) else array
+    return array
 
 
 def _common_dtype(dtypes: set[np.dtype[Any]], name: str) -> np.dtype[Any]:
@@ -272,10 +273,9 @@ def _stack_exotic(samples: Sequence[Any], name: str) -> Any:
 
     try:
         with torch.no_grad():
-            stacked = torch.stack([s.detach() for s in samples])
+            return torch.stack([s.detach() for s in samples])
     except (RuntimeError, AttributeError, TypeError) as error:
         raise SchemaError(f"field {name or 'value'!r} cannot be stacked: {error}") from error
-    return stacked.reshape(-1) if stacked.shape[1:] == (1,) else stacked
 
 
 def _has_ignored(structure: tree.Structure) -> bool:

@@ -98,7 +98,7 @@ class HostOutput:
         if layout is None or buffer is None:
             if not self._to_tensors:
                 return batch.tree
-            if type(batch.tree) is dict:
+            if type(batch.tree) in (dict, tree.Fields):
                 return tensors.of_columns(batch.tree, is_ignored)
             return tree.transform(batch.tree, tensors.as_tensor, leave=is_ignored)
         return layout.rebuild([tensors.to_tensor(view) for view in layout.views(buffer.root)])

@@ -78,7 +78,8 @@ class LocalCollator:
         arrays = [tensors.as_array(value) for value in values]
         found = [a for a in arrays if a is not None and supported(a.dtype)]
         if not found or len(found) != len(arrays):
-            return Batch(tree=tree.rebuild(structure, map(_own, values)))
+            rebuild = tree.rebuild_batch if type(batch) is tree.Fields else tree.rebuild
+            return Batch(tree=rebuild(structure, map(_own, values)))
         fields = tuple(
             Field(a.shape, a.dtype, name=n)
             for n, a in zip(tree.names(structure), found, strict=True)
@@ -171,7 +172,7 @@ class LocalCollator:
 
 def _flat(batch: object) -> list[tuple[Any, ...]] | None:
     """What decides how a dict of arrays is laid out; ``None`` for anything else."""
-    if type(batch) is not dict:
+    if type(batch) not in (dict, tree.Fields):
         return None
     found = []
     for name, value in batch.items():

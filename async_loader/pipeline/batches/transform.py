@@ -87,7 +87,7 @@ class Transform:
 
 
 def _without_numbers(value: Any) -> Any:
-    if type(value) is dict:
+    if type(value) in (dict, tree.Fields):
         return {
             key: one if is_ignored(key) else _without_numbers(one) for key, one in value.items()
         }

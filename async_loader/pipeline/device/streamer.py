@@ -179,7 +179,8 @@ class Streamer(TransferThread):
                     if isinstance(value, np.ndarray) and batch.buffer is not None
                     else value
                 )
-        return tree.rebuild(structure, values), tuple(blocks)
+        rebuild = tree.rebuild_batch if type(batch.tree) is tree.Fields else tree.rebuild
+        return rebuild(structure, values), tuple(blocks)
 
     def _hold(self, host: object, in_flight: deque[InFlight]) -> Any:
         """Keep what the copies read until the event behind them is done.

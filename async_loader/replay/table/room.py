@@ -85,6 +85,17 @@ class TableRoom(TableStreams):
         """
         return max(0, self.window - lookahead - int(self.g[r.DEPTH]) + 1)
 
+    @property
+    def full(self) -> bool:
+        """Whether the oldest items leave for the next rows: final observations and past steps take
+        rows too, so there may never be as many items as rows.
+        """
+        if self.free is not None:
+            return self.free.left() == 0
+        oldest = int(self.g[r.CURSOR]) - self.window
+        rows = np.arange(oldest, oldest + min(self.window, max(4, self.window // 16)))
+        return oldest >= 0 and bool(self.items.alive[rows % self.storage.layout.rows].any())
+
     def why_full(self) -> str:
         """Say what the oldest row in use waits for."""
         if self.free is not None or self.room() >= self.window:

@@ -396,6 +396,6 @@ def assembled(read_plan: ReadPlan, arrays: Sequence[Any]) -> dict[str, Any]:
     """Nest the arrays of a batch as its steps are."""
     root = read_plan.schema.structure
     if isinstance(root, tree.Node) and not any(root.children):
-        return dict(zip(root.keys, arrays, strict=True))
-    rebuilt: dict[str, Any] = read_plan.schema.rebuild(arrays)
+        return tree.fields(root.keys, arrays)
+    rebuilt: dict[str, Any] = tree.rebuild_batch(root, arrays)
     return rebuilt
