@@ -10,6 +10,7 @@
                                    └──kernels──▶ rows (shared memory) ◀─────────┘
 """
 
+from async_loader.public_names import set_public_names
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.multiprocess.writer_handle import WriterHandle
@@ -17,3 +18,4 @@ from async_loader.replay.stats import TableStats
 from async_loader.replay.table.waiters import Waiting
 
 __all__ = ["ReplayBuffer", "SaveReport", "TableStats", "Waiting", "WriterHandle"]
+set_public_names(globals())
