@@ -32,6 +32,21 @@ class Slices:
     pass
 
 
+class SliceSamplerWithoutReplacement:
+    """As TorchRL's, which has no counterpart here."""
+
+
+class HalfMade:
+    """As a writer of TorchRL's that no buffer has registered yet."""
+
+    def __repr__(self) -> str:
+        raise AttributeError("'NoneType' object has no attribute '_is_full'")
+
+
+class RoundRobinWriter(HalfMade):
+    """As TorchRL's default."""
+
+
 def steps(count: int, first: int = 0) -> Any:
     tensordict = pytest.importorskip("tensordict")
     number = torch.arange(first, first + count)
@@ -245,9 +260,13 @@ def test_functions_change_batches_and_transforms_of_torchrl_are_refused():
     [
         ({"storage": "big"}, "number of steps"),
         ({"storage": [1, 2]}, "number of steps"),
-        ({"sampler": Slices()}, "Sequences"),
-        ({"prefetch": 3}, "AsyncDataLoader"),
-        ({"writer": object()}, "oldest"),
+        ({"sampler": Slices()}, "sampler=Slices"),
+        ({"sampler": SliceSamplerWithoutReplacement}, "Sequences"),
+        ({"sampler": SliceSampler(num_slices=2, span=1)}, "span"),
+        ({"writer": HalfMade()}, "writer=<HalfMade>.* oldest"),
+        ({"sampler": HalfMade()}, "sampler=HalfMade"),
+        ({"storage": HalfMade()}, "storage=<HalfMade>"),
+        ({"shared": HalfMade()}, "shared=<HalfMade>"),
         ({"anything": 1}, "anything=1"),
     ],
 )

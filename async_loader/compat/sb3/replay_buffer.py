@@ -48,7 +48,8 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     pos, full, buffer_size, n_envs
         As there.
     observations, next_observations, actions, rewards, dones, timeouts : arrays
-        ``[buffer_size, n_envs, ...]``, as there; each access makes a copy.
+        ``[buffer_size, n_envs, ...]``, as there; each access makes a copy, which cannot be written
+        to. ``buffer.rewards = changed`` stores rewards.
 
     Raises
     ------
@@ -287,7 +288,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         return ids
 
     def _column(self, name: str) -> Array:
-        return self._steps.column(name, self._places())
+        return _read_only(self._steps.column(name, self._places()))
 
     def _observations(self, name: str) -> Any:
         return self._column(name)
@@ -312,13 +313,21 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     def rewards(self) -> Array:
         return self._column("reward")
 
+    @rewards.setter
+    def rewards(self, values: Any) -> None:
+        places = self._places()
+        there = places >= 0
+        changed = np.broadcast_to(np.asarray(values, np.float32), places.shape)
+        self.table.update(places[there], reward=changed[there])
+
     @property
     def timeouts(self) -> Array:
-        return self._column("truncated").astype(np.float32)
+        return _read_only(self._column("truncated").astype(np.float32))
 
     @property
     def dones(self) -> Array:
-        return (self._column("terminated") | self._column("truncated")).astype(np.float32)
+        ends = self._column("terminated") | self._column("truncated")
+        return _read_only(ends.astype(np.float32))
 
     # -- pickles -----------------------------------------------------------------------------------
 
@@ -339,3 +348,13 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         saved = state.pop("_saved")
         self.__dict__.update(state)
         self._begin(saved)
+
+
+def _read_only(copied: Array) -> Array:
+    """Return an array that raises ValueError when it is written to: what reads it would not see it.
+
+    A view, since the owner of memory may allow writing again.
+    """
+    owner = copied if copied.base is None else copied.copy()
+    owner.flags.writeable = False
+    return owner[...]
