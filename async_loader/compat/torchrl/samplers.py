@@ -279,7 +279,8 @@ def PrioritizedSampler(
     max_priority_within_buffer: bool = False,
     device: object = None,
 ) -> Prioritized:
-    """Return the `Prioritized` sampler that draws and weighs as TorchRL's.
+    """Return the `Prioritized` sampler that draws and weighs as TorchRL's. A ``beta`` above 1, which
+    corrects more than there is to correct, counts as 1.
 
     Raises
     ------
@@ -290,7 +291,7 @@ def PrioritizedSampler(
         raise ConfigError(f"reduction={reduction!r}: of a step's priorities the largest counts")
     return Prioritized(
         float(alpha),
-        float(beta),
+        min(float(beta), 1.0),
         float(eps),
         normalize="buffer",
         new_priority="max_now" if max_priority_within_buffer else "max_ever",
