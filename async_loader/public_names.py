@@ -57,13 +57,12 @@ def set_public_names(
 
 def _named(error: ImportError, name: str, extras: Mapping[str, str]) -> ImportError:
     """Return the error that names the extra of a library that is not installed."""
-    if error.name not in extras or not isinstance(error, ModuleNotFoundError):
+    library = error.name or ""
+    if library not in extras or not isinstance(error, ModuleNotFoundError):
         return error
     from async_loader.errors import MissingExtra  # late: errors have public names too
 
-    made = MissingExtra(
-        f'{name} needs {error.name}: pip install "async_loader[{extras[error.name]}]"'
-    )
+    made = MissingExtra(f'{name} needs {library}: pip install "async_loader[{extras[library]}]"')
     made.__cause__ = error
     return made
 

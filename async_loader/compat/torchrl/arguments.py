@@ -85,11 +85,14 @@ def sampler_of(sampler: Any) -> tuple[Sampler, SliceSampler | None]:
     if name == "SamplerWithoutReplacement":
         return SamplerWithoutReplacement(made.drop_last, made.shuffle), None
     if name == "PrioritizedSampler":
-        settings = {
-            "reduction": getattr(made, "reduction", "max"),
-            "max_priority_within_buffer": getattr(made, "_max_priority_within_buffer", False),
-        }
-        return PrioritizedSampler(0, made._alpha, made._beta, made._eps, **settings), None
+        return PrioritizedSampler(
+            0,
+            made._alpha,
+            made._beta,
+            made._eps,
+            reduction=getattr(made, "reduction", "max"),
+            max_priority_within_buffer=getattr(made, "_max_priority_within_buffer", False),
+        ), None
     if name == "SliceSampler":
         return Uniform(), SliceSampler(**_settings_of(made))
     known = PUBLIC["async_loader.compat.torchrl"]

@@ -223,14 +223,17 @@ class SliceSampler:
             values = column(name, ids)
             if values is not None:
                 flat = values.reshape(len(ids), -1)
-                return np.any(flat[1:] != flat[:-1], axis=1)
-        found = [ends for name in self._ends if (ends := column(name, ids)) is not None]
+                changes: Bools = np.any(flat[1:] != flat[:-1], axis=1)
+                return changes
+        found = [values for name in self._ends if (values := column(name, ids)) is not None]
         if not found:
             raise ConfigError(
                 f"steps have none of the entries {', '.join(self._trajectories + self._ends)}: "
                 "give end_key= or traj_key="
             )
-        return np.any([np.any(one.reshape(len(ids), -1), axis=1) for one in found], axis=0)[:-1]
+        every = [np.any(one.reshape(len(ids), -1)[:-1], axis=1) for one in found]
+        ends: Bools = np.any(every, axis=0)
+        return ends
 
     def marks(self, lengths: Ids, entry: Callable[[Key], Array | None]) -> dict[Key, Array]:
         """Return the entries that say where the slices of a batch begin and end.
@@ -279,8 +282,8 @@ def PrioritizedSampler(
     max_priority_within_buffer: bool = False,
     device: object = None,
 ) -> Prioritized:
-    """Return the `Prioritized` sampler that draws and weighs as TorchRL's. A ``beta`` above 1, which
-    corrects more than there is to correct, counts as 1.
+    """Return the `Prioritized` sampler that draws and weighs as TorchRL's. A ``beta`` above 1
+    counts as 1, which corrects all of the bias.
 
     Raises
     ------
