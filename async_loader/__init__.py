@@ -84,7 +84,7 @@ set_public_names(
         "ReplayBuffer": "async_loader.replay.buffer",
         "Sequences": "async_loader.replay.views",
         "Transitions": "async_loader.replay.views",
-        "connect": "async_loader.feeder",
+        "connect": "async_loader.feeder.client.connect",
         **dict.fromkeys(("Field", "Schema"), "async_loader.schema"),
         **dict.fromkeys(("END", "Applied", "Source"), "async_loader.source"),
         **dict.fromkeys(("Table", "Writer"), "async_loader.table"),
