@@ -235,7 +235,7 @@ def test_with_observations_stored_once_all_but_the_newest_are_drawn_while_there_
     with pytest.raises(AttributeError, match="optimize_memory_usage"):
         lean.next_observations  # noqa: B018
     same(whole.observations, lean.observations)
-    same(whole.dones, lean.dones)
+    same(whole.dones, np.asarray(lean.dones))
 
 
 @pytest.mark.parametrize("unknown", [False, True], ids=["numbers", "NaN"])
@@ -413,6 +413,22 @@ def test_a_write_to_what_a_buffer_shows_is_not_lost_without_a_word(kind, once):
     buffer.rewards = 7.5
     if kind != "NStepReplayBuffer":
         assert set(buffer.sample(50).rewards.flatten().tolist()) == {7.5}
+
+
+def test_the_newest_transition_can_be_said_to_be_the_last_of_its_episode():
+    """As algorithms do before they begin anew."""
+    buffer = ours.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", 2, True, False)
+    steps = Steps(BOX, ACTIONS["discrete"], 2, 3)
+    feed((buffer,), steps, 4)
+    before, newest = buffer.dones, buffer.pos - 1
+    buffer.dones[newest] = True
+    assert buffer.dones[newest].tolist() == [1, 1]
+    assert buffer.dones[:newest].tolist() == before[:newest].tolist()
+    for place, value in ((newest, False), (0, 1 - before[0]), (slice(None), True)):
+        with pytest.raises(ValueError, match="read-only"):
+            buffer.dones[place] = value
+    last = buffer.table.sample(200)
+    assert set(buffer.table.get(last["index"])["truncated"].tolist()) == {False, True}
 
 
 def test_rewards_can_be_set_before_anything_was_added():

@@ -75,6 +75,10 @@ class LinkedSteps:
         if self._open.any():
             self._end_where(self._open & ~self.block.goes_on(obs))
 
+    def end(self, which: Bools) -> None:
+        """End the episodes of these environments that go on still, as truncated."""
+        self._end_where(self._open & which)
+
     def draw(self, batch_size: int) -> Transitions:
         """Draw transitions uniformly, with replacement, into new arrays."""
         try:

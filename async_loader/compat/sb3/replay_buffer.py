@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         As there.
     observations, next_observations, actions, rewards, dones, timeouts : arrays
         ``[buffer_size, n_envs, ...]``, as there; each access makes a copy, which cannot be written
-        to. ``buffer.rewards = changed`` stores rewards.
+        to. ``buffer.rewards = changed`` stores rewards. With ``optimize_memory_usage`` the newest
+        ``dones`` can be set, as algorithms do before they begin anew.
 
     Raises
     ------
@@ -327,7 +329,26 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     @property
     def dones(self) -> Array:
         ends = self._column("terminated") | self._column("truncated")
-        return _read_only(ends.astype(np.float32))
+        shown = _read_only(ends.astype(np.float32))
+        if self._linked is None:
+            return shown
+        made = shown.view(_Dones)
+        made.end = self._end_newest
+        return made
+
+    def _end_newest(self, dones: Array) -> bool:
+        """End episodes at their newest transitions, where these ``dones`` say so; return whether
+        they say nothing else.
+        """
+        assert self._linked is not None
+        changed = dones != self.dones.view(np.ndarray)
+        newest = (self.pos - 1) % self.buffer_size
+        which = changed[newest].copy()
+        changed[newest] = False
+        if changed.any() or not dones[newest][which].all():
+            return False
+        self._linked.end(which)
+        return True
 
     # -- pickles -----------------------------------------------------------------------------------
 
@@ -348,6 +369,18 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         saved = state.pop("_saved")
         self.__dict__.update(state)
         self._begin(saved)
+
+
+class _Dones(np.ndarray[Any, np.dtype[Any]]):
+    """Read-only, but for the newest transition: see `ReplayBuffer._end_newest`."""
+
+    end: Callable[[Array], bool] | None = None
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        changed = np.array(self)
+        changed[place] = value
+        if self.end is None or not self.end(changed):
+            super().__setitem__(place, value)
 
 
 def _read_only(copied: Array) -> Array:
