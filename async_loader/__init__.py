@@ -11,6 +11,7 @@ if sys.platform != "linux":
     )
 
 from async_loader import errors
+from async_loader.public_names import set_public_names
 
 __version__ = "0.1.0"
 
@@ -72,8 +73,10 @@ if TYPE_CHECKING:
     from async_loader.source import END, Applied, Source
     from async_loader.sources.mixture import Mixture
     from async_loader.table import Table, Writer
-else:
-    _HOMES = {
+
+set_public_names(
+    globals(),
+    {
         "AsyncDataLoader": "async_loader.loader",
         "DataLoader": "async_loader.dataset.data_loader",
         "Hindsight": "async_loader.replay.hindsight_view",
@@ -81,7 +84,7 @@ else:
         "ReplayBuffer": "async_loader.replay.buffer",
         "Sequences": "async_loader.replay.views",
         "Transitions": "async_loader.replay.views",
-        "connect": "async_loader.feeder",
+        "connect": "async_loader.feeder.client.connect",
         **dict.fromkeys(("Field", "Schema"), "async_loader.schema"),
         **dict.fromkeys(("END", "Applied", "Source"), "async_loader.source"),
         **dict.fromkeys(("Table", "Writer"), "async_loader.table"),
@@ -102,24 +105,5 @@ else:
             ),
             "async_loader.replay.samplers",
         ),
-    }
-
-    def __getattr__(name):
-        """Import a public name when it is first used: a table needs no loader,
-        a loader no table.
-        """
-        if name not in _HOMES:
-            from async_loader.names import PUBLIC
-
-            # of an AttributeError "from async_loader import name" would keep the type alone
-            if name in PUBLIC:
-                raise ImportError(f"async_loader has no {name}: {PUBLIC[name]}")
-            raise AttributeError(f"module 'async_loader' has no attribute {name!r}")
-        from importlib import import_module
-
-        value = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
-
-    def __dir__():
-        return sorted(__all__)
+    },
+)

@@ -10,6 +10,7 @@ import numpy as np
 
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError
+from async_loader.public_names import set_public_names
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +19,7 @@ __all__ = [
     "FORMATS",
     "BatchFormat",
 ]
+set_public_names(globals())
 
 BatchFormat = Literal["numpy", "torch", "tensordict"]
 """The container of a batch: (nested) dicts of arrays or tensors, or a ``tensordict.TensorDict``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from async_loader.public_names import set_public_names
+
 __all__ = [
     "AddressInUse",
     "AsyncLoaderError",
@@ -23,6 +25,7 @@ __all__ = [
     "WorkerDied",
     "WouldDeadlock",
 ]
+set_public_names(globals())
 
 
 class AsyncLoaderError(Exception):

@@ -24,6 +24,7 @@ from async_loader.pipeline.iterator import OnError
 from async_loader.pipeline.source_engine import SourceEngine
 from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.pipeline.workers.work import WorkerType
+from async_loader.public_names import set_public_names
 from async_loader.source import Applied, Foresighted, Source, Updating, finishes
 from async_loader.sources.callable import CallableSource
 from async_loader.sources.columns import ColumnsSource
@@ -49,6 +50,7 @@ else:
     B = TypeVar("B")
 
 __all__ = ["AsyncDataLoader"]
+set_public_names(globals())
 
 CLOSE_TIMEOUT_S = 10.0
 _UNDO_TIMEOUT_S = 5.0

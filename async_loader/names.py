@@ -268,7 +268,7 @@ ON_CLASS: dict[str, str] = {
 }
 """Methods that were renamed or moved, called on a class."""
 
-PUBLIC: dict[str, str] = {
+_OF_PACKAGE: dict[str, str] = {
     "Queue": "say ReplayBuffer.queue(size, schema)",
     "Stack": "say ReplayBuffer.stack(size, schema)",
     "PrioritizedReplayBuffer": "say ReplayBuffer(capacity, schema, sampler=Prioritized())",
@@ -316,7 +316,130 @@ PUBLIC: dict[str, str] = {
     "HERTransform": "say ReplayBuffer(view=Hindsight(compute_reward))",
     "MultiStepTransform": "say ReplayBuffer(view=Transitions(n_steps=...))",
 }
-"""Names that a user might expect in `async_loader`, and the replacement."""
+
+_STAYS = "it stays where it is, import it from "
+_RL_STORAGE = "say storage=n, the number of steps"
+_RL_TABLE = "buffer.table, an async_loader.ReplayBuffer, "
+_RL_HINTS = {
+    **dict.fromkeys(("LazyTensorStorage", "ListStorage", "TensorStorage", "Storage"), _RL_STORAGE),
+    "LazyMemmapStorage": f"{_RL_STORAGE}; async_loader.ReplayBuffer(disk=folder) is in a file",
+    **dict.fromkeys(
+        ("RoundRobinWriter", "TensorDictRoundRobinWriter", "Writer"),
+        "a table overwrites its oldest steps, leave it out",
+    ),
+    **dict.fromkeys(
+        ("TensorDictMaxValueWriter", "ImmutableDatasetWriter", "WriterEnsemble"),
+        "say async_loader.ReplayBuffer(remover=...), which decides what makes room",
+    ),
+    "Sampler": "derive from async_loader.Sampler",
+    "SliceSamplerWithoutReplacement": "say SliceSampler, or AsyncDataLoader with "
+    f"{_RL_TABLE}and view=Sequences(length)",
+    "PrioritizedSliceSampler": f"say {_RL_TABLE}with view=Sequences(length), sampler=Prioritized()",
+    "ConsumingSampler": "say async_loader.ReplayBuffer(max_times_sampled=1)",
+    "StalenessAwareSampler": "say sampler=async_loader.Recency(half_life)",
+    **dict.fromkeys(
+        ("RemoteTensorDictReplayBuffer", "RayReplayBuffer"),
+        "say async_loader.connect(address), a table of a feeder",
+    ),
+    "HERReplayBuffer": _OF_PACKAGE["HERReplayBuffer"],
+    **dict.fromkeys(
+        ("ReplayBufferEnsemble", "SamplerEnsemble", "StorageEnsemble"),
+        _OF_PACKAGE["SamplerEnsemble"],
+    ),
+    "MultiStep": _OF_PACKAGE["NStep"],
+    "OfflineToOnlineReplayBuffer": _OF_PACKAGE["MixedDataset"],
+}
+_SB3_HINTS = {
+    "HerReplayBuffer": "it reads the arrays of its own class; "
+    + _OF_PACKAGE["HerReplayBuffer"].replace("ReplayBuffer(", "async_loader.ReplayBuffer(")
+    + ", or import it from stable_baselines3",
+    **dict.fromkeys(
+        ("RolloutBuffer", "DictRolloutBuffer", "BaseBuffer"),
+        _STAYS + "stable_baselines3.common.buffers",
+    ),
+    **dict.fromkeys(
+        (
+            "ReplayBufferSamples",
+            "DictReplayBufferSamples",
+            "RolloutBufferSamples",
+            "DictRolloutBufferSamples",
+        ),
+        _STAYS + "stable_baselines3.common.type_aliases",
+    ),
+    **dict.fromkeys(
+        ("PrioritizedReplayBuffer", "PrioritizedReplayBufferSamples"),
+        "say async_loader.ReplayBuffer(capacity, schema, sampler=Prioritized())",
+    ),
+}
+_DING_HINTS = {
+    **dict.fromkeys(
+        ("NaiveRLDataset", "BCODataset", "create_dataset", "offline_data_save_type", "hdf5_save"),
+        _STAYS + "ding.utils.data",
+    ),
+    **dict.fromkeys(
+        ("D4RLDataset", "HDF5Dataset"),
+        "say async_loader.offline.from_hdf5(path), or import it from ding.utils.data",
+    ),
+    **dict.fromkeys(
+        ("DequeBuffer", "NaiveReplayBuffer", "Buffer"),
+        "say async_loader.ReplayBuffer(capacity, schema)",
+    ),
+    "AdvancedReplayBuffer": _OF_PACKAGE["PrioritizedReplayBuffer"],
+    "EpisodeReplayBuffer": "say async_loader.ReplayBuffer(view=Sequences(length, whole=True))",
+}
+_FASTAI_HINTS = dict.fromkeys(
+    (
+        "DataLoaders",
+        "Datasets",
+        "DataBlock",
+        "TfmdDL",
+        "TfmdLists",
+        "Pipeline",
+        "Transform",
+        "ImageDataLoaders",
+        "TextDataLoaders",
+        "TabularDataLoaders",
+    ),
+    _STAYS + "fastai",
+)
+_GLUON_HINTS = {
+    **dict.fromkeys(
+        ("vision", "ImageFolderDataset", "ImageRecordDataset", "transforms"),
+        _STAYS + "mxnet.gluon.data.vision",
+    ),
+    **dict.fromkeys(("Block", "HybridBlock", "Trainer", "nn", "loss"), _STAYS + "mxnet.gluon"),
+}
+_GLUONNLP_HINTS = {
+    **dict.fromkeys(("Vocab", "model", "embedding", "optimizer"), _STAYS + "gluonnlp"),
+    **dict.fromkeys(
+        (
+            "DatasetLoader",
+            "PrefetchingStream",
+            "DataStream",
+            "SimpleDataStream",
+            "TSVDataset",
+            "TextLineDataset",
+            "CorpusDataset",
+            "SentencepieceTokenizer",
+            "NLTKMosesTokenizer",
+            "SacreMosesTokenizer",
+            "SpacyTokenizer",
+        ),
+        _STAYS + "gluonnlp.data",
+    ),
+}
+PUBLIC: dict[str, dict[str, str]] = {
+    "async_loader": _OF_PACKAGE,
+    "async_loader.compat.ding": _DING_HINTS,
+    "async_loader.compat.fastai": _FASTAI_HINTS,
+    "async_loader.compat.gluon": _GLUON_HINTS,
+    "async_loader.compat.gluon.data": _GLUON_HINTS,
+    "async_loader.compat.gluonnlp": _GLUONNLP_HINTS,
+    "async_loader.compat.gluonnlp.data": _GLUONNLP_HINTS,
+    "async_loader.compat.sb3": _SB3_HINTS,
+    "async_loader.compat.torchrl": _RL_HINTS,
+}
+"""Names that a user might expect in a module, and what to write in their place."""
 
 
 def hint(word: str, known: Iterable[str], owner: str = "") -> str:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from async_loader import spaces, tree
 from async_loader.errors import SchemaError
 from async_loader.names import SAY, explain_wrong_names, hint
+from async_loader.public_names import set_public_names
 from async_loader.validation import MOST
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Schema",
     "SchemaLike",
 ]
+set_public_names(globals())
 
 # keywords of calls that add steps, beside the fields
 _OF_ADDING = ("stream", "priority", "timeout_s", "final_obs")

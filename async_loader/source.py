@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.lifecycle import Patience
+from async_loader.public_names import set_public_names
 from async_loader.schema import Schema
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Updating",
     "Window",
 ]
+set_public_names(globals())
 
 Seed = tuple[int, ...]
 

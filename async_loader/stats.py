@@ -11,12 +11,14 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from async_loader.errors import ConfigError
+from async_loader.public_names import set_public_names
 
 __all__ = [
     "LoaderStats",
     "StageStats",
     "Stats",
 ]
+set_public_names(globals())
 
 
 @runtime_checkable

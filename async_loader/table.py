@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.batch_format import BatchFormat
+from async_loader.public_names import set_public_names
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied, Source
 
@@ -40,6 +41,7 @@ __all__ = [
     "VectorWriter",
     "Writer",
 ]
+set_public_names(globals())
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 """Ids of steps, int64 ``[rows]``: never reused, counted from 0 in each table."""

@@ -151,7 +151,7 @@ RANKS["feeder"] = [
     "commands inspection",
 ]
 RANKS["compat"] = [
-    "compat saved_table torchrl.arguments "
+    "compat saved_table stored_column torchrl.samplers "
     "ding.collate ding.decollate ding.entries fastai.callbacks fastai.collate "
     "fastai.collate_errors fastai.fake_loader fastai.getattr_proxy fastai.items "
     "fastai.keep_types fastai.to_device gluon.data.arrays gluon.data.checks gluon.data.queues "
@@ -159,11 +159,12 @@ RANKS["compat"] = [
     "sb3.staged_calls sb3.transitions torch.gather_pass torch.order torch_errors",
     "ding.ragged ding.results ding.timesteps fastai.batch_maker fastai.workers "
     "gluon.data.batchify gluon.data.sampler sb3.placed_draws sb3.step_block torch.loader "
-    "torchrl.replay_buffer",
+    "torchrl.arguments",
     "ding.loader fastai.loader gluon.data.dataset gluonnlp.data.batchify gluonnlp.data.sampler "
-    "sb3.cold_calls torch.stateful torchrl.tensordict_replay_buffer",
-    "ding fastai gluon.data.bulk gluon.data.records sb3.placed_steps torch torchrl",
-    "accelerate gluon.data.dataloader sb3.linked_steps",
+    "sb3.cold_calls torch.stateful torchrl.replay_buffer",
+    "ding fastai gluon.data.bulk gluon.data.records sb3.placed_steps torch "
+    "torchrl.tensordict_replay_buffer",
+    "accelerate gluon.data.dataloader sb3.linked_steps torchrl",
     "gluon.data gluonnlp.data.dataloader sb3.replay_buffer",
     "gluon gluonnlp.data sb3.dict_replay_buffer sb3.n_step_replay_buffer",
     "gluonnlp sb3",

@@ -21,6 +21,7 @@ import surface
 
 import async_loader
 from async_loader import feeder, names, source, table
+from async_loader.errors import MissingExtra
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.replay.writer import LocalWriter
 
@@ -77,23 +78,69 @@ def test_a_shared_class_documents_its_thread_rule(kind):
     assert "Threads: " in (kind.__doc__ or "")
 
 
-def test_compat_modules_list_their_public_names():
-    for name in ("torch", "ding", "gluonnlp", "fastai", "accelerate", "sb3", "torchrl"):
-        assert importlib.import_module(f"async_loader.compat.{name}").__all__
+COMPAT = importlib.import_module("async_loader.compat").__all__
+SHOWN = [
+    *surface.MODULES,
+    "async_loader.compat",
+    "async_loader.testing",
+    *(f"async_loader.compat.{name}" for name in COMPAT),
+    "async_loader.compat.gluon.data",
+    "async_loader.compat.gluonnlp.data",
+]
 
 
-def test_the_package_lists_its_names():
-    assert set(dir(async_loader)) >= set(async_loader.__all__)
+@pytest.mark.parametrize("module", SHOWN)
+def test_dir_of_a_public_module_shows_its_names_and_no_others(module):
+    found = importlib.import_module(module)
+    assert dir(found) == sorted(found.__all__)
+    assert not hasattr(found, "nothing_of_that_kind")
+    with pytest.raises(ImportError, match="cannot import name 'nothing_of_that_kind'"):
+        exec(f"from {module} import nothing_of_that_kind")
 
 
-@pytest.mark.parametrize("name", sorted(names.PUBLIC))
-def test_an_expected_name_is_answered_with_the_right_one(name):
-    with pytest.raises(ImportError, match=re.escape(names.PUBLIC[name])):
-        getattr(async_loader, name)
+def test_every_module_for_another_library_is_listed():
+    files = (ROOT / "async_loader" / "compat").iterdir()
+    named = {file.stem for file in files if file.is_dir() or file.suffix == ".py"}
+    helpers = {"__init__", "__pycache__", "saved_table", "stored_column", "torch_errors"}
+    assert named - helpers == set(COMPAT)
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    assert not hasattr(async_loader, "nothing_of_that_kind")
+EXPECTED = [(module, name) for module, known in names.PUBLIC.items() for name in sorted(known)]
+
+
+@pytest.mark.parametrize(("module", "name"), EXPECTED)
+def test_an_expected_name_is_answered_with_the_right_one(module, name):
+    remedy, found = names.PUBLIC[module][name], importlib.import_module(module)
+    assert getattr(found, name, None) is None
+    with pytest.raises(AttributeError, match=re.escape(remedy)):
+        getattr(found, name)
+    with pytest.raises(ImportError, match=re.escape(remedy)):
+        exec(f"from {module} import {name}")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "library", "extra"),
+    [
+        ("async_loader.recording", "Recorder", "gymnasium", "demo"),
+        ("async_loader.recording", "VectorRecorder", "gymnasium", "demo"),
+        ("async_loader.compat.sb3", "ReplayBuffer", "stable_baselines3.common.buffers", "sb3"),
+        ("async_loader.compat.sb3", "DictReplayBuffer", "stable_baselines3.common.buffers", "sb3"),
+    ],
+)
+def test_a_name_whose_library_is_not_installed_is_no_attribute(
+    module, name, library, extra, monkeypatch
+):
+    found = importlib.import_module(module)
+    monkeypatch.delitem(vars(found), name, raising=False)
+    for one in [one for one in sys.modules if one.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, one)
+        monkeypatch.delattr(found, one.removeprefix(f"{module}."), raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    assert not hasattr(found, name)
+    with pytest.raises(AttributeError, match=rf"async_loader\[{extra}\]"):
+        getattr(found, name)
+    with pytest.raises(MissingExtra, match=rf"async_loader\[{extra}\]"):
+        exec(f"from {module} import {name}")
 
 
 # -- words of before -------------------------------------------------------------------------------

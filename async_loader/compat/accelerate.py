@@ -19,10 +19,12 @@ from typing import Any
 
 from async_loader.compat.torch import DataLoader, StatefulDataLoader
 from async_loader.errors import MissingExtra
+from async_loader.public_names import set_public_names
 
 __all__ = [
     "install",
 ]
+set_public_names(globals())
 
 _INSTALLED = "_async_loader_installed"
 

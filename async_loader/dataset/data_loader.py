@@ -47,6 +47,7 @@ from async_loader.pipeline.device.torch_backend import TorchBackend
 from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import Kind, WorkerType
+from async_loader.public_names import set_public_names
 from async_loader.source import Source
 from async_loader.stats import LearnerMeter, LoaderStats, StageStats, bottleneck
 from async_loader.table import Table
@@ -63,6 +64,7 @@ else:
     B = TypeVar("B")
 
 __all__ = ["DataLoader"]
+set_public_names(globals())
 
 CLOSE_TIMEOUT_S = 10.0
 

@@ -8,5 +8,7 @@ Needs the extra ``metrics``: ``pip install "async_loader[metrics]"``.
 
 from async_loader.observe.dashboard import Dashboard
 from async_loader.observe.exporter import Exporter
+from async_loader.public_names import set_public_names
 
 __all__ = ["Dashboard", "Exporter"]
+set_public_names(globals())

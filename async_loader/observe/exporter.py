@@ -19,8 +19,10 @@ from async_loader.observe.http_server import (
     check_where,
 )
 from async_loader.observe.object_families import families_of, known
+from async_loader.public_names import set_public_names
 
 __all__ = ["Exporter"]
+set_public_names(globals())
 
 
 class Exporter:

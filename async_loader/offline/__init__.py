@@ -8,6 +8,7 @@ from async_loader.offline.hdf5 import from_hdf5
 from async_loader.offline.lerobot import LeRobotSource
 from async_loader.offline.minari_data import from_minari, to_minari
 from async_loader.offline.npz import from_npz, to_npz
+from async_loader.public_names import set_public_names
 
 __all__ = [
     "BadData",
@@ -19,3 +20,4 @@ __all__ = [
     "to_minari",
     "to_npz",
 ]
+set_public_names(globals())

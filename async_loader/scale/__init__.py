@@ -5,6 +5,7 @@ Its client has the methods of a feeder's, over all shards: see docs/guides/clust
 
 from __future__ import annotations
 
+from async_loader.public_names import set_public_names
 from async_loader.scale.client import ClusterClient
 from async_loader.scale.cluster import Cluster
 from async_loader.scale.directory import Directory, StaticDirectory
@@ -25,3 +26,4 @@ __all__ = [
     "ShardMap",
     "StaticDirectory",
 ]
+set_public_names(globals())

@@ -16,6 +16,7 @@ from async_loader import tensors, tree
 from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.lifecycle import Patience
 from async_loader.names import explain_wrong_names
+from async_loader.public_names import set_public_names
 from async_loader.schema import Schema, samples_of
 from async_loader.shm.array_pool import ArrayPool
 from async_loader.source import (
@@ -49,6 +50,7 @@ from async_loader.table import Table, is_table
 from async_loader.validation import whole
 
 __all__ = ["Mixture"]
+set_public_names(globals())
 
 _LARGE = 64 << 10
 """Bytes of an array from which on its memory comes from a pool."""

@@ -27,6 +27,7 @@ Computed in float64 and returned as float32, or float64 if the rewards are.
 
 from __future__ import annotations
 
+from async_loader.public_names import set_public_names
 from async_loader.targets.functions import (
     Advantages,
     Targets,
@@ -62,3 +63,4 @@ __all__ = [
     "reward_to_go",
     "vtrace",
 ]
+set_public_names(globals())

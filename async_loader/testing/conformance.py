@@ -27,6 +27,7 @@ from async_loader.batch_layout import BatchLayout
 from async_loader.errors import CannotSend, Closed, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, EndFlag, Patience
 from async_loader.pipeline import codec
+from async_loader.public_names import set_public_names
 from async_loader.schema import Schema
 from async_loader.source import (
     END,
@@ -52,6 +53,7 @@ __all__ = [
     "check_update_priorities",
     "check_waiting",
 ]
+set_public_names(globals())
 
 SEED: Seed = (1, 2, 3)
 _PATIENCE_S = 30.0

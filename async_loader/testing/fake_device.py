@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from async_loader import tensors
 from async_loader.batch_layout import Region
+from async_loader.public_names import set_public_names
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,7 @@ __all__ = [
     "FakeResult",
     "FakeStream",
 ]
+set_public_names(globals())
 
 POISON = 0xDB
 

@@ -111,7 +111,7 @@ def test_observations_are_stored_once_also_with_timeouts(algorithm):
     assert model.replay_buffer.handle_timeout_termination
     assert model.replay_buffer.timeouts.any()
     with pytest.warns(UserWarning, match="last trajectory"):
-        model.learn(20)  # begins with a reset
+        model.learn(20)  # begins with a reset, before which it says that the last episode is over
     assert model.replay_buffer.sample(50).observations.shape == (50, 3)
 
 

@@ -235,7 +235,7 @@ def test_with_observations_stored_once_all_but_the_newest_are_drawn_while_there_
     with pytest.raises(AttributeError, match="optimize_memory_usage"):
         lean.next_observations  # noqa: B018
     same(whole.observations, lean.observations)
-    same(whole.dones, lean.dones)
+    same(whole.dones, np.asarray(lean.dones))
 
 
 @pytest.mark.parametrize("unknown", [False, True], ids=["numbers", "NaN"])
@@ -357,3 +357,81 @@ def test_a_batch_is_not_changed_by_later_steps():
     feed((buffer,), steps, 50)
     buffer.sample(16)
     same(tuple(kept), tuple(batch))
+
+
+ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+WRITES: list[Any] = [
+    lambda array: array.__setitem__(slice(None), 1),
+    lambda array: array.__setitem__(([0, 1], [0, 0]), 1),
+    lambda array: array.__setitem__(array == array, 1),
+    lambda array: array.__iadd__(array),
+    lambda array: array[0][0:1].fill(1),
+    lambda array: array.reshape(-1).sort(),
+    lambda array: np.copyto(array, 1),
+    lambda array: np.add(array, array, out=array),
+    lambda array: array.setflags(write=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "once"),
+    [
+        ("ReplayBuffer", False),
+        ("ReplayBuffer", True),
+        ("DictReplayBuffer", False),
+        ("DictReplayBuffer", True),
+        *([("NStepReplayBuffer", False)] if hasattr(theirs, "NStepReplayBuffer") else ()),
+    ],
+)
+def test_a_write_to_what_a_buffer_shows_is_not_lost_without_a_word(kind, once):
+    space = GOALS if kind == "DictReplayBuffer" else BOX
+    size = 20 if once else 6  # calls: without links it wraps
+    buffer = getattr(ours, kind)(
+        2 * size, space, ACTIONS["discrete"], "cpu", 2, once, handle_timeout_termination=not once
+    )
+    feed((buffer,), Steps(space, ACTIONS["discrete"], 2, 3), 9)
+    for name in ARRAYS:
+        if once and name == "next_observations":
+            continue
+        shown = getattr(buffer, name)
+        for array in shown.values() if hasattr(shown, "values") else [shown]:
+            for write in WRITES:
+                with pytest.raises(ValueError, match=r"read-only|writeable|WRITEABLE"):
+                    write(array)
+        if hasattr(shown, "values"):
+            with pytest.raises(TypeError, match="item assignment"):
+                shown["seen"] = shown["seen"]
+        if name != "rewards":
+            with pytest.raises(AttributeError, match=name):
+                setattr(buffer, name, shown)
+    there = buffer.size()
+    buffer.rewards = buffer.rewards * 0 + np.arange(size)[:, None]
+    assert buffer.rewards[:there].tolist() == [[i, i] for i in range(there)]
+    feed((buffer,), Steps(space, ACTIONS["discrete"], 2, 4), 1)
+    kept = [i for i in range(there) if i != (buffer.pos - 1) % size]
+    assert buffer.rewards[kept, 0].tolist() == kept
+    buffer.rewards = 7.5
+    if kind != "NStepReplayBuffer":
+        assert set(buffer.sample(50).rewards.flatten().tolist()) == {7.5}
+
+
+def test_the_newest_transition_can_be_said_to_be_the_last_of_its_episode():
+    """As algorithms do before they begin anew."""
+    buffer = ours.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", 2, True, False)
+    steps = Steps(BOX, ACTIONS["discrete"], 2, 3)
+    feed((buffer,), steps, 4)
+    before, newest = buffer.dones, buffer.pos - 1
+    buffer.dones[newest] = True
+    assert buffer.dones[newest].tolist() == [1, 1]
+    assert buffer.dones[:newest].tolist() == before[:newest].tolist()
+    for place, value in ((newest, False), (0, 1 - before[0]), (slice(None), True)):
+        with pytest.raises(ValueError, match="read-only"):
+            buffer.dones[place] = value
+    last = buffer.table.sample(200)
+    assert set(buffer.table.get(last["index"])["truncated"].tolist()) == {False, True}
+
+
+def test_rewards_can_be_set_before_anything_was_added():
+    buffer = ours.ReplayBuffer(5, BOX, ACTIONS["discrete"], "cpu")
+    buffer.rewards = 1.0
+    assert not buffer.rewards.any()

@@ -27,6 +27,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from async_loader.compat import torch as ours
 from async_loader.compat.torch import DataLoader, StatefulDataLoader
 from async_loader.compat.torch.order import Drawn
 
@@ -719,3 +720,11 @@ def test_a_training_script_gives_the_same_numbers_with_one_line_changed():
         results.append(names["RESULT"])
     assert results[0] == results[1]
     assert results[0][1] > 0.8
+
+
+@pytest.mark.parametrize("name", theirs.__all__)
+def test_all_names_of_torchs_module_can_be_imported_and_the_loader_is_ours(name):
+    found = getattr(ours, name)
+    assert (found is getattr(theirs, name)) == (name != "DataLoader")
+    assert name in ours.__all__
+    assert ours.DataLoader is DataLoader

@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from async_loader import AsyncDataLoader, Prioritized, Transitions, Uniform
-from async_loader.compat.torchrl import ReplayBuffer, TensorDictReplayBuffer
+from async_loader.compat.torchrl import (
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
 from async_loader.errors import ConfigError, MissingExtra, NotEnoughData
 
 
@@ -30,6 +37,21 @@ class PrioritizedSampler:
 
 class Slices:
     pass
+
+
+class SliceSamplerWithoutReplacement:
+    """As TorchRL's, which has no counterpart here."""
+
+
+class HalfMade:
+    """As a writer of TorchRL's that no buffer has registered yet."""
+
+    def __repr__(self) -> str:
+        raise AttributeError("'NoneType' object has no attribute '_is_full'")
+
+
+class RoundRobinWriter(HalfMade):
+    """As TorchRL's default."""
 
 
 def steps(count: int, first: int = 0) -> Any:
@@ -245,9 +267,13 @@ def test_functions_change_batches_and_transforms_of_torchrl_are_refused():
     [
         ({"storage": "big"}, "number of steps"),
         ({"storage": [1, 2]}, "number of steps"),
-        ({"sampler": Slices()}, "Sequences"),
-        ({"prefetch": 3}, "AsyncDataLoader"),
-        ({"writer": object()}, "oldest"),
+        ({"sampler": Slices()}, "sampler=Slices"),
+        ({"sampler": SliceSamplerWithoutReplacement}, "Sequences"),
+        ({"sampler": lambda: SliceSampler(num_slices=2, span=1)}, "span"),
+        ({"writer": HalfMade()}, "writer=<HalfMade>.* oldest"),
+        ({"sampler": HalfMade()}, "sampler=HalfMade"),
+        ({"storage": HalfMade()}, "storage=<HalfMade>"),
+        ({"shared": HalfMade()}, "shared=<HalfMade>"),
         ({"anything": 1}, "anything=1"),
     ],
 )
@@ -289,3 +315,174 @@ def test_without_tensordict_the_error_names_the_extra(monkeypatch):
 
     with pytest.raises(MissingExtra, match=r"async_loader\[torchrl\]"):
         tensordict()
+
+
+# -- samplers and buffers by TorchRL's names -------------------------------------------------------
+
+
+def numbered(count: int, **settings: Any) -> ReplayBuffer:
+    buffer = ReplayBuffer(storage=count, **settings)
+    buffer.extend({"x": torch.arange(count)})
+    return buffer
+
+
+def test_what_changes_no_batch_is_taken():
+    buffer = ReplayBuffer(
+        storage=lambda: Storage(),
+        prefetch=3,
+        writer=RoundRobinWriter,
+        dim_extend=0,
+        transport="auto",
+        sampler=SamplerWithoutReplacement,
+    )
+    assert isinstance(buffer.table.sampler, SamplerWithoutReplacement)
+    assert ReplayBuffer(storage=3, writer=RoundRobinWriter()).table.capacity == 3
+
+
+@pytest.mark.parametrize("rows", [12, 7, 1])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_passes_without_replacement_have_each_step_once(rows, drop_last, shuffle):
+    """As the loops of PPO, over a buffer that each iteration fills anew."""
+    order = SamplerWithoutReplacement(drop_last, shuffle)
+    buffer = ReplayBuffer(storage=rows, sampler=order, batch_size=4, seed=1)
+    if drop_last and rows < 4:
+        buffer.extend({"x": torch.arange(rows)})
+        with pytest.raises(ConfigError, match="4"):
+            buffer.sample()
+        return
+    orders = set()
+    for iteration in range(3):
+        first = rows * iteration
+        buffer.extend({"x": torch.arange(first, first + rows)})
+        for _ in range(4):
+            batches = [batch["x"].tolist() for batch in buffer]
+            kept = rows - rows % 4 if drop_last else rows
+            assert [len(one) for one in batches[:-1]] == [4] * (-(-kept // 4) - 1)
+            seen = [x - first for one in batches for x in one]
+            assert len(set(seen)) == len(seen) == kept
+            assert set(seen) <= set(range(rows))
+            orders.add(tuple(seen))
+    assert (len(orders) > 1) == (shuffle and rows > 1)
+
+
+def test_a_write_begins_a_pass_anew_and_a_loop_that_was_left_goes_on():
+    buffer = numbered(8, sampler=SamplerWithoutReplacement(), batch_size=3)
+    first = next(iter(buffer))["x"].tolist()
+    rest = [x for batch in buffer for x in batch["x"].tolist()]
+    assert sorted(first + rest) == list(range(8))
+    buffer.sample()
+    buffer.add({"x": torch.tensor(8)})
+    assert sorted(x for batch in buffer for x in batch["x"].tolist()) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_pass_goes_on_where_it_was_saved(by_path, tmp_path):
+    buffer = numbered(9, sampler=SamplerWithoutReplacement(), batch_size=2)
+    buffer.sample()
+    other = ReplayBuffer(storage=9, sampler=SamplerWithoutReplacement(), batch_size=2)
+    if by_path:
+        buffer.dumps(tmp_path)
+        other.loads(tmp_path)
+    else:
+        other.load_state_dict(buffer.state_dict())
+    assert [b["x"].tolist() for b in other] == [b["x"].tolist() for b in buffer]
+
+
+def episodes(lengths: list[int], **more: Any) -> dict[str, Any]:
+    number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    step = torch.cat([torch.arange(one) for one in lengths])
+    done = torch.cat([torch.arange(one) == one - 1 for one in lengths])[:, None]
+    return {"number": number, "step": step, "next": {"done": done}, **more}
+
+
+@pytest.mark.parametrize("by", ["end_key", "end_keys", "traj_key", "episode", "theirs"])
+@pytest.mark.parametrize("settings", [{"slice_len": 4}, {"num_slices": 5}])
+@pytest.mark.parametrize("cached", [False, True])
+def test_slices_are_parts_of_trajectories_each_as_likely(by, settings, cached):
+    settings = {"cache_values": cached, **settings}
+    data = episodes([6, 40, 4, 3])
+    if by == "end_key":
+        settings["end_key"] = ("next", "done")
+    elif by == "end_keys":
+        settings["end_keys"] = [("next", "gone"), ("next", "done")]
+    elif by == "traj_key":
+        settings["traj_key"] = "number"
+    elif by == "episode":
+        data["episode"] = data["number"]
+        data["next"]["done"][:] = False
+    sampler: Any = SliceSampler(**settings)
+    if by == "theirs":
+        their = {"num_slices": None, "slice_len": None, "span": (False, False), **settings}
+        sampler = type("SliceSampler", (), {**their, "traj_key": "number", "_fetch_traj": True})()
+    buffer = ReplayBuffer(storage=53, sampler=sampler, batch_size=20, seed=0)
+    buffer.extend(data)
+    numbers = []
+    for _ in range(80):
+        batch, info = buffer.sample(return_info=True)
+        number, step = batch["number"].reshape(5, 4), batch["step"].reshape(5, 4)
+        assert torch.equal(step, step[:, :1] + torch.arange(4))
+        assert torch.equal(number, number[:, :1].expand(5, 4))
+        assert info["index"].shape == (20,)
+        truncated = info["next", "truncated"]
+        assert truncated.shape == (20, 1)
+        assert truncated.reshape(5, 4).tolist() == [[False, False, False, True]] * 5
+        assert torch.equal(info["next", "done"], batch["next"]["done"] | truncated)
+        assert not info["next", "terminated"].any()
+        numbers += number[:, 0].tolist()
+    counts = np.bincount(numbers, minlength=4)
+    assert counts[3] == 0
+    assert (counts[:3] > 90).all()
+    buffer.extend(
+        {**episodes([50]), **({"episode": torch.full((50,), 9)} if by == "episode" else {})}
+    )
+    assert (buffer.sample()["number"] == 0).any()
+
+
+def test_shorter_trajectories_are_shown_whole_unless_lengths_are_strict():
+    tensordict = pytest.importorskip("tensordict")
+    data = episodes([2, 3], is_init=torch.tensor([True, False] * 2 + [False])[:, None])
+    sampler = SliceSampler(slice_len=4, strict_length=False)
+    buffer = TensorDictReplayBuffer(storage=9, sampler=sampler, batch_size=8)
+    buffer.extend(tensordict.TensorDict(data, batch_size=[5]))
+    for _ in range(20):
+        batch = buffer.sample()
+        ends = batch["next", "truncated"].flatten().nonzero().flatten().tolist()
+        assert len(ends) == 2
+        for first, last in zip((0, ends[0] + 1), ends, strict=True):
+            number = int(batch["number"][first])
+            assert batch["step"][first : last + 1].tolist() == list(range(2 + number))
+            assert batch["is_init"][first]
+        assert len(batch) == ends[-1] + 1
+    buffer = ReplayBuffer(storage=9, sampler=SliceSampler(num_slices=2), batch_size=8)
+    with pytest.raises(NotEnoughData, match="empty"):
+        buffer.sample()
+    buffer.extend(data)
+    with pytest.raises(ConfigError, match=r"4 steps, and the longest trajectory 3"):
+        buffer.sample()
+    with pytest.raises(ConfigError, match="7 steps is no multiple of the 2 slices"):
+        buffer.sample(7)
+    with pytest.raises(ConfigError, match="one of num_slices and slice_len"):
+        SliceSampler()
+
+
+def test_buffers_with_priorities_have_the_names_and_weights_of_torchrl():
+    plain = PrioritizedReplayBuffer(alpha=1.0, beta=0.5, eps=0.0, storage=4, batch_size=64)
+    plain.extend(torch.arange(4.0))
+    plain.update_priority(torch.arange(4), torch.tensor([1.0, 4.0, 16.0, 0.0]))
+    values, info = plain.sample(return_info=True)
+    # of the least priority of all that can be drawn, also where the batch lacks it
+    assert torch.allclose(info["priority_weight"], torch.tensor([1.0, 0.5, 0.25])[values.long()])
+    pytest.importorskip("tensordict")
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=0.7, beta=1.1, priority_key="loss", reduction="max", storage=20, batch_size=8
+    )
+    buffer.extend(steps(20))
+    batch = buffer.sample()
+    assert {"index", "priority_weight"} <= set(batch.keys())
+    batch["loss"] = torch.full((8,), 50.0)
+    buffer.update_tensordict_priority(batch)
+    drawn = buffer.sample(200)["index"]
+    assert torch.isin(drawn, batch["index"]).float().mean() > 0.7
+    with pytest.raises(ConfigError, match="largest"):
+        TensorDictPrioritizedReplayBuffer(alpha=1, beta=1, reduction="mean")

@@ -11,6 +11,7 @@ from async_loader.compat.ding.decollate import default_decollate
 from async_loader.compat.ding.loader import AsyncDataLoader
 from async_loader.compat.ding.ragged import diff_shape_collate
 from async_loader.compat.ding.timesteps import timestep_collate
+from async_loader.public_names import set_public_names
 
 __all__ = [
     "AsyncDataLoader",
@@ -20,3 +21,4 @@ __all__ = [
     "timestep_collate",
     "ttorch_collate",
 ]
+set_public_names(globals())

@@ -11,6 +11,7 @@ from async_loader.compat.fastai.collate_errors import collate_error
 from async_loader.compat.fastai.fake_loader import FakeLoader
 from async_loader.compat.fastai.items import SkipItemException, stop
 from async_loader.compat.fastai.loader import DataLoader
+from async_loader.public_names import set_public_names
 
 __all__ = [
     "DataLoader",
@@ -21,6 +22,7 @@ __all__ = [
     "fa_convert",
     "stop",
 ]
+set_public_names(globals())
 
 _FakeLoader = FakeLoader
 """The name by which wrapping loaders find it."""

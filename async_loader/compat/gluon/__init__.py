@@ -8,5 +8,7 @@ names of ``gluon.data`` are available.
 from async_loader.compat.gluon import data
 from async_loader.compat.gluon.data import *  # noqa: F403
 from async_loader.compat.gluon.data import __all__ as _names
+from async_loader.public_names import set_public_names
 
 __all__ = ["data", *_names]
+set_public_names(globals())

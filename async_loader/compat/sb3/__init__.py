@@ -8,22 +8,22 @@ buffer. ``buffer.table`` is the `async_loader.ReplayBuffer` below, which a loade
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+from async_loader.public_names import set_public_names
 
 __all__ = ["DictReplayBuffer", "NStepReplayBuffer", "ReplayBuffer"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from async_loader.compat.sb3 import replay_buffer  # late: it needs Stable-Baselines3
-
-    if name == "ReplayBuffer":
-        return replay_buffer.ReplayBuffer
-    if name == "DictReplayBuffer":
-        from async_loader.compat.sb3.dict_replay_buffer import DictReplayBuffer
-
-        return DictReplayBuffer
+if TYPE_CHECKING:
+    from async_loader.compat.sb3.dict_replay_buffer import DictReplayBuffer
     from async_loader.compat.sb3.n_step_replay_buffer import NStepReplayBuffer
+    from async_loader.compat.sb3.replay_buffer import ReplayBuffer
 
-    return NStepReplayBuffer
+set_public_names(
+    globals(),
+    {
+        "DictReplayBuffer": "async_loader.compat.sb3.dict_replay_buffer",
+        "NStepReplayBuffer": "async_loader.compat.sb3.n_step_replay_buffer",
+        "ReplayBuffer": "async_loader.compat.sb3.replay_buffer",
+    },
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from async_loader.compat.sb3 import peer
@@ -13,8 +14,8 @@ class DictReplayBuffer(ReplayBuffer, peer.buffers.DictReplayBuffer):  # type: ig
     """As ``stable_baselines3.common.buffers.DictReplayBuffer``: observations are dicts of arrays.
 
     Parameters and attributes are those of `ReplayBuffer`, also ``optimize_memory_usage``, which the
-    original refuses; ``observations`` and ``next_observations`` are dicts, and `sample` returns
-    ``DictReplayBufferSamples``.
+    original refuses; ``observations`` and ``next_observations`` are read-only mappings, and
+    `sample` returns ``DictReplayBufferSamples``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,4 +39,5 @@ class DictReplayBuffer(ReplayBuffer, peer.buffers.DictReplayBuffer):  # type: ig
 
     def _observations(self, name: str) -> Any:
         assert self._form.keys is not None
-        return {key: self._column(f"{name}.{key}") for key in self._form.keys}
+        # of a dict, an assignment to a key would change nothing that is stored
+        return MappingProxyType({key: self._column(f"{name}.{key}") for key in self._form.keys})

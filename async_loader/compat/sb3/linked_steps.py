@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from async_loader.compat.saved_table import SavedTable
-from async_loader.compat.sb3.placed_steps import column_of
 from async_loader.compat.sb3.step_block import StepBlock
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
+from async_loader.compat.stored_column import column_of
 from async_loader.errors import NotEnoughData
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Bools, Ids
@@ -74,6 +74,10 @@ class LinkedSteps:
         """End the episodes in which ``obs`` is not what was to follow, before `block` is filled."""
         if self._open.any():
             self._end_where(self._open & ~self.block.goes_on(obs))
+
+    def end(self, which: Bools) -> None:
+        """End the episodes of these environments that go on still, as truncated."""
+        self._end_where(self._open & which)
 
     def draw(self, batch_size: int) -> Transitions:
         """Draw transitions uniformly, with replacement, into new arrays."""

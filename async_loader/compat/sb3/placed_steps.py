@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 from async_loader.compat.saved_table import SavedTable
 from async_loader.compat.sb3.cold_calls import OTHERS, NewestId, adder, drawer
@@ -11,6 +10,7 @@ from async_loader.compat.sb3.placed_draws import PlacedDraws
 from async_loader.compat.sb3.staged_calls import StagedCalls
 from async_loader.compat.sb3.step_block import StepBlock
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
+from async_loader.compat.stored_column import column_of
 from async_loader.errors import Broken
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
@@ -131,18 +131,3 @@ class PlacedSteps:
     def saved(self) -> SavedTable:
         """Return everything, as an object that pickles."""
         return SavedTable.of(self.table, self._newest.id)
-
-
-def column_of(table: Table, name: str, ids: Ids) -> Array:
-    """Return a copy of one stored field by id; zeros where an id is not in the table."""
-    state = parts_of(table).state
-    with state.lock:
-        state.check_open()
-        state.catch_up()
-        storage = state.table.storage
-        fields = storage.layout.schema.fields
-        place: Any = next(i for i, field in enumerate(fields) if field.name == name)
-        rows = ids % storage.layout.rows
-        values: Array = storage.cell(place)[rows]
-        values[(storage.heads()[rows, 0] != ids + 1) | (ids < 0)] = 0
-    return values

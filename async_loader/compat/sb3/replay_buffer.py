@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,9 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     pos, full, buffer_size, n_envs
         As there.
     observations, next_observations, actions, rewards, dones, timeouts : arrays
-        ``[buffer_size, n_envs, ...]``, as there; each access makes a copy.
+        ``[buffer_size, n_envs, ...]``, as there; each access makes a copy, which cannot be written
+        to. ``buffer.rewards = changed`` stores rewards. With ``optimize_memory_usage`` the newest
+        ``dones`` can be set, as algorithms do before they begin anew.
 
     Raises
     ------
@@ -287,7 +290,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         return ids
 
     def _column(self, name: str) -> Array:
-        return self._steps.column(name, self._places())
+        return _read_only(self._steps.column(name, self._places()))
 
     def _observations(self, name: str) -> Any:
         return self._column(name)
@@ -312,13 +315,40 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     def rewards(self) -> Array:
         return self._column("reward")
 
+    @rewards.setter
+    def rewards(self, values: Any) -> None:
+        places = self._places()
+        there = places >= 0
+        changed = np.broadcast_to(np.asarray(values, np.float32), places.shape)
+        self.table.update(places[there], reward=changed[there])
+
     @property
     def timeouts(self) -> Array:
-        return self._column("truncated").astype(np.float32)
+        return _read_only(self._column("truncated").astype(np.float32))
 
     @property
     def dones(self) -> Array:
-        return (self._column("terminated") | self._column("truncated")).astype(np.float32)
+        ends = self._column("terminated") | self._column("truncated")
+        shown = _read_only(ends.astype(np.float32))
+        if self._linked is None:
+            return shown
+        made = shown.view(_Dones)
+        made.end = self._end_newest
+        return made
+
+    def _end_newest(self, dones: Array) -> bool:
+        """End episodes at their newest transitions, where these ``dones`` say so; return whether
+        they say nothing else.
+        """
+        assert self._linked is not None
+        changed = dones != self.dones.view(np.ndarray)
+        newest = (self.pos - 1) % self.buffer_size
+        which = changed[newest].copy()
+        changed[newest] = False
+        if changed.any() or not dones[newest][which].all():
+            return False
+        self._linked.end(which)
+        return True
 
     # -- pickles -----------------------------------------------------------------------------------
 
@@ -339,3 +369,25 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         saved = state.pop("_saved")
         self.__dict__.update(state)
         self._begin(saved)
+
+
+class _Dones(np.ndarray[Any, np.dtype[Any]]):
+    """Read-only, but for the newest transition: see `ReplayBuffer._end_newest`."""
+
+    end: Callable[[Array], bool] | None = None
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        changed = np.array(self)
+        changed[place] = value
+        if self.end is None or not self.end(changed):
+            super().__setitem__(place, value)
+
+
+def _read_only(copied: Array) -> Array:
+    """Return an array that raises ValueError when it is written to: what reads it would not see it.
+
+    A view, since the owner of memory may allow writing again.
+    """
+    owner = copied if copied.base is None else copied.copy()
+    owner.flags.writeable = False
+    return owner[...]

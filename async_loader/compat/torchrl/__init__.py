@@ -6,6 +6,27 @@ where TensorDicts are. ``buffer.table`` is the `async_loader.ReplayBuffer` below
 """
 
 from async_loader.compat.torchrl.replay_buffer import ReplayBuffer
-from async_loader.compat.torchrl.tensordict_replay_buffer import TensorDictReplayBuffer
+from async_loader.compat.torchrl.samplers import (
+    PrioritizedSampler,
+    RandomSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
+from async_loader.compat.torchrl.tensordict_replay_buffer import (
+    PrioritizedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from async_loader.public_names import set_public_names
 
-__all__ = ["ReplayBuffer", "TensorDictReplayBuffer"]
+__all__ = [
+    "PrioritizedReplayBuffer",
+    "PrioritizedSampler",
+    "RandomSampler",
+    "ReplayBuffer",
+    "SamplerWithoutReplacement",
+    "SliceSampler",
+    "TensorDictPrioritizedReplayBuffer",
+    "TensorDictReplayBuffer",
+]
+set_public_names(globals())

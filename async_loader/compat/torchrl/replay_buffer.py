@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable, Iterator
@@ -12,15 +13,17 @@ import numpy as np
 import torch
 
 from async_loader.compat.saved_table import SavedTable
+from async_loader.compat.stored_column import column_of
 from async_loader.compat.torchrl.arguments import (
     capacity_of,
     checked_transform,
     refuse,
     sampler_of,
 )
-from async_loader.errors import ConfigError, MissingExtra
+from async_loader.compat.torchrl.samplers import Key, SamplerWithoutReplacement, dotted
+from async_loader.errors import ConfigError, MissingExtra, NotEnoughData
 from async_loader.replay import ReplayBuffer as Table
-from async_loader.replay.array_types import Ids
+from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.buffer import parts_of
 from async_loader.validation import path_of
 
@@ -43,8 +46,9 @@ class ReplayBuffer:
     storage : int | Storage
         How many steps; of a storage of TorchRL its ``max_size``.
     sampler : Sampler, optional
-        `Uniform` or `Prioritized`, or another of this package; TorchRL's RandomSampler and
-        PrioritizedSampler are taken for these. `Uniform` by default.
+        `SamplerWithoutReplacement`, `SliceSampler`, `PrioritizedSampler`, `RandomSampler`, which is
+        the default: those of this module or TorchRL's own. Or a sampler of this package, as
+        `Prioritized`.
     batch_size : int, optional
         Of `sample`, where that is not told.
     transform : callable, optional
@@ -55,8 +59,8 @@ class ReplayBuffer:
         Whether batches lie in pinned memory.
     seed : int, optional
     **others
-        Arguments of TorchRL's that mean something else here are refused with the name of what does
-        it.
+        ``prefetch`` and others of speed alone change nothing. Arguments of TorchRL's that mean
+        something else here are refused with the name of what does it.
 
     Attributes
     ----------
@@ -86,7 +90,9 @@ class ReplayBuffer:
         ]
         self._pin_memory = pin_memory
         self.batch_size = batch_size
-        self.table = Table(capacity_of(storage), sampler=sampler_of(sampler), seed=seed)
+        order, self._slices = sampler_of(sampler)
+        self._random = np.random.default_rng(seed)
+        self.table = Table(capacity_of(storage), sampler=order, seed=seed)
         self._before = 0  # steps that count in `write_count` beside the table's
 
     _kind = "dict"
@@ -135,12 +141,12 @@ class ReplayBuffer:
             That of the constructor by default.
         return_info : bool
             Whether to return ``(batch, info)``: ``index``, and ``priority_weight`` where the
-            sampler has weights.
+            sampler has weights; of slices where they begin and end.
 
         Raises
         ------
         ConfigError
-            Without a batch size.
+            Without a batch size. With slices: if no trajectory is long enough.
         NotEnoughData
             If the buffer is empty.
         """
@@ -149,17 +155,52 @@ class ReplayBuffer:
             batch = one(batch)
         return (batch, info) if return_info else batch
 
-    def _draw(self, batch_size: int | None) -> tuple[Any, dict[str, torch.Tensor]]:
+    def _draw(self, batch_size: int | None) -> tuple[Any, dict[Key, torch.Tensor]]:
         count = self.batch_size if batch_size is None else batch_size
         if count is None:
             raise ConfigError("no batch_size: give it to the constructor, or to sample()")
-        batch = self.table.sample(count, batch_format="torch")
+        marks: dict[Key, torch.Tensor] = {}
+        if self._slices is not None:
+            batch, marks = self._sliced(count)
+        else:
+            with self._passes() as order:
+                count = count if order is None else order.most(count)
+            batch = self.table.sample(count, batch_format="torch")
         if self._pin_memory:
             batch = _pinned(batch)
-        info = {"index": batch.pop("index")}
+        info: dict[Key, torch.Tensor] = {"index": batch.pop("index"), **marks}
         if "weight" in batch:
             info["priority_weight"] = batch.pop("weight")
-        return self._delivered(batch, (count,)), info
+        return self._delivered(batch, (len(info["index"]),)), info
+
+    def _sliced(self, count: int) -> tuple[dict[str, Any], dict[Key, torch.Tensor]]:
+        """Return the steps of slices, and the entries that say where these begin and end."""
+        slices, every = self._slices, self._all_ids()
+        assert slices is not None
+        if not len(every):
+            raise NotEnoughData("cannot draw slices, the buffer is empty: add steps", count, 0)
+        schema = self.table.schema
+        stored = {field.name for field in schema.fields} if schema is not None else set()
+
+        def column(name: str, ids: Ids) -> Array | None:
+            return column_of(self.table, name, ids) if name in stored else None
+
+        version = self.table.stats().inserted, len(every), int(every[0])
+        ids, lengths = slices.draw(count, every, version, column, self._random)
+        marks = slices.marks(lengths, lambda key: column(dotted(key), ids))
+        batch = {**_tensors(self._steps(ids)), "index": torch.from_numpy(ids)}
+        return batch, {key: torch.from_numpy(value) for key, value in marks.items()}
+
+    @contextlib.contextmanager
+    def _passes(self) -> Iterator[SamplerWithoutReplacement | None]:
+        """Hold the sampler that draws in passes still, if there is one and steps."""
+        order, state = self.table.sampler, parts_of(self.table).state
+        if not isinstance(order, SamplerWithoutReplacement) or not state.ready:
+            yield None
+            return
+        with state.lock:
+            state.own()
+            yield order
 
     def __getitem__(self, index: Any) -> Any:
         """Return steps: by index as `sample` and `extend` tell it, of any shape; or out of all,
@@ -171,12 +212,16 @@ class ReplayBuffer:
             For a step that is gone, and for what is no index.
         """
         ids = self._ids(index)
-        found = self.table.get(ids.reshape(-1))
+        batch = _shaped(_tensors(self._steps(ids.reshape(-1))), ids.shape)
+        return self._delivered(batch, ids.shape)
+
+    def _steps(self, ids: Ids) -> dict[str, Any]:
+        """Return steps by id. Raises IndexError for those that are gone."""
+        found = self.table.get(ids)
         if len(found["index"]) < ids.size:
             raise IndexError(f"{ids.size - len(found['index'])} of {ids.size} steps are gone")
         del found["index"]
-        batch = _shaped(_tensors(found), ids.shape)
-        return self._delivered(batch, ids.shape)
+        return found
 
     def _ids(self, index: Any) -> Ids:
         if isinstance(index, slice):
@@ -214,9 +259,12 @@ class ReplayBuffer:
         return len(self.table)
 
     def __iter__(self) -> Iterator[Any]:
-        """Draw batches without an end."""
-        while True:
+        """Draw batches: without an end, or without replacement those of a pass."""
+        over = False
+        while not over:
             yield self.sample()
+            with self._passes() as order:
+                over = order is not None and order.is_over(self.batch_size or 1)
 
     @property
     def write_count(self) -> int:

@@ -1,4 +1,4 @@
-"""TorchRL's TensorDictReplayBuffer, on a table."""
+"""TorchRL's TensorDictReplayBuffer, and its buffers with priorities, on a table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from async_loader.compat.torchrl.replay_buffer import ReplayBuffer
+from async_loader.compat.torchrl.samplers import PrioritizedSampler
 from async_loader.errors import ConfigError
 
 
@@ -76,3 +77,43 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return None
         given = given.detach().abs()
         return given.reshape(len(given), -1).amax(dim=1) if many else float(given.amax())
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """As ``torchrl.data.PrioritizedReplayBuffer``: a `ReplayBuffer` with a `PrioritizedSampler`.
+
+    Parameters
+    ----------
+    alpha, beta, eps : float
+        As of `PrioritizedSampler`.
+    **kwargs
+        As `ReplayBuffer`, without ``sampler``.
+    """
+
+    def __init__(self, *, alpha: float, beta: float, eps: float = 1e-8, **kwargs: Any) -> None:
+        super().__init__(sampler=PrioritizedSampler(0, alpha, beta, eps), **kwargs)
+
+
+class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+    """As ``torchrl.data.TensorDictPrioritizedReplayBuffer``: a `TensorDictReplayBuffer` with a
+    `PrioritizedSampler`.
+
+    Parameters
+    ----------
+    alpha, beta, eps, reduction
+        As of `PrioritizedSampler`.
+    **kwargs
+        As `TensorDictReplayBuffer`, without ``sampler``.
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        reduction: str = "max",
+        **kwargs: Any,
+    ) -> None:
+        order = PrioritizedSampler(0, alpha, beta, eps, reduction=reduction)
+        super().__init__(sampler=order, **kwargs)

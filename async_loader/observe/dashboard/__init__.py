@@ -7,5 +7,7 @@ anything from elsewhere (page.html), reads server-sent events, and can change no
 """
 
 from async_loader.observe.dashboard.server import Dashboard
+from async_loader.public_names import set_public_names
 
 __all__ = ["Dashboard"]
+set_public_names(globals())

@@ -12,5 +12,7 @@ shared memory that all of them read, of a size that is given.
 from __future__ import annotations
 
 from async_loader.offline.lerobot.source import LeRobotSource
+from async_loader.public_names import set_public_names
 
 __all__ = ["LeRobotSource"]
+set_public_names(globals())

@@ -3,6 +3,7 @@
 One class a file, behind one Protocol (sampler.py).
 """
 
+from async_loader.public_names import set_public_names
 from async_loader.replay.samplers.balanced import Balanced
 from async_loader.replay.samplers.heaps import MaxHeap, MinHeap
 from async_loader.replay.samplers.ordered import Fifo, Lifo
@@ -31,3 +32,4 @@ __all__ = [
     "one_scale",
     "shortcut",
 ]
+set_public_names(globals())

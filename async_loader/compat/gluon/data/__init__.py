@@ -17,6 +17,7 @@ from async_loader.compat.gluon.data.sampler import (
     Sampler,
     SequentialSampler,
 )
+from async_loader.public_names import set_public_names
 
 __all__ = [
     "ArrayDataset",
@@ -43,3 +44,4 @@ __all__ = [
     "sampler",
     "set_array_type",
 ]
+set_public_names(globals())

@@ -33,6 +33,7 @@ from async_loader.pipeline.batches import arena
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.pipeline.workers.work import Kind
+from async_loader.public_names import set_public_names
 
 __all__ = [
     "DataLoader",
@@ -41,6 +42,7 @@ __all__ = [
     "default_batchify_fn",
     "default_mp_batchify_fn",
 ]
+set_public_names(globals())
 
 Collate = Callable[[list[Any]], Any]
 

@@ -16,6 +16,7 @@ from async_loader.compat.gluonnlp.data.sampler import (
     SortedSampler,
     SplitSampler,
 )
+from async_loader.public_names import set_public_names
 
 __all__ = [
     "BucketScheme",
@@ -31,3 +32,4 @@ __all__ = [
     "dataloader",
     "sampler",
 ]
+set_public_names(globals())

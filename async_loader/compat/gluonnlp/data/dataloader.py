@@ -13,8 +13,10 @@ from typing import Any
 from async_loader.compat.gluon.data import bulk
 from async_loader.compat.gluon.data.batchify import default_batchify_fn
 from async_loader.compat.gluon.data.dataloader import Batches, Collate, DataLoader
+from async_loader.public_names import set_public_names
 
 __all__ = ["ShardedDataLoader"]
+set_public_names(globals())
 
 
 class ShardedDataLoader(DataLoader):

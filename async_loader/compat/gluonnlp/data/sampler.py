@@ -27,6 +27,7 @@ from async_loader.compat.gluonnlp.data.buckets import (
     assigned,
 )
 from async_loader.errors import ConfigError
+from async_loader.public_names import set_public_names
 
 __all__ = [
     "BucketScheme",
@@ -38,6 +39,7 @@ __all__ = [
     "SortedSampler",
     "SplitSampler",
 ]
+set_public_names(globals())
 
 Key = Any
 """Key of a bucket: the longest length that fits, or a tuple of them, one per attribute."""
