@@ -241,6 +241,7 @@ class _Loading:
         self._restore_free(table, saved, arrays)
         self._restore_samplers(table_state, arrays, same)
         table.expire_old()
+        table_state.carry_account(settings.limiter_of(self._saved["limiter"]))
         saver.last = (
             PreviousSave(self._from.root, self._from.newest, arrays)
             if same and self._kept["remover"] and table.ring is None  # which has other positions

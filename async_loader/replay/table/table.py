@@ -154,7 +154,8 @@ class Table(TableWriting):
             self.end_stream(number, r.TRUNCATED, NO_FIELDS)
         self.remove(np.flatnonzero(self.ids >= 0))
         self.inserted, self.cleared = 0, self.steps_had
-        self._used[0] = self._lost[0] = self.counted = self.deleted = self.moved = 0
+        self._used[0] = self._lost[0] = self.counted = self.deleted = 0
+        self.moved = self.carried = 0
 
     @property
     def steps_had(self) -> int:
@@ -193,6 +194,7 @@ class Table(TableWriting):
             "sampled": self.sampled,
             "deleted": self.deleted,
             "moved": self.moved,
+            "carried": self.carried,
             "cleared": self.cleared,
         }
         arrays = {"last": self.last[list(self.streams.values())]}
@@ -232,7 +234,8 @@ class Table(TableWriting):
             left = int((self._most - self.times[alive != 0]).sum())
             self._lost[0] = self.inserted * self._most - self.sampled - left
         # earlier saves have none
-        self.moved, self.cleared = counters.get("moved", 0), counters.get("cleared", 0)
+        self.moved, self.carried = counters.get("moved", 0), counters.get("carried", 0)
+        self.cleared = counters.get("cleared", 0)
 
     def expire_old(self) -> None:
         """End what lies outside of this table's window.
