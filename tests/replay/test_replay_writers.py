@@ -461,8 +461,8 @@ def test_a_limiter_holds_a_writer_back_and_says_why(monkeypatch: pytest.MonkeyPa
             into.append(plain(i), timeout_s=PATIENCE_S)
         assert buffer.stats().inserted == 112
         buffer.limiter = limiter
-        with pytest.raises(Timeout):
-            into.append(plain(0), timeout_s=0.05)
+        with pytest.raises(Timeout, match=r"\d of 100 steps are in"):
+            into.extend(x=np.arange(100), y=np.zeros((100, 4), np.float32), timeout_s=0.05)
 
 
 def test_idle_permits_are_taken_back_for_writers_that_need_them() -> None:
