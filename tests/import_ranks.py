@@ -11,7 +11,7 @@ RANKS["replay"] = [
     "array_types rate_limiter return_arguments stream_names",
     "hindsight_view",
     "goal_fields goal_returns hindsight_parts views",
-    "arguments read_plan ragged",
+    "arguments end_names read_plan ragged",
     "codec limiter_state queues sequence_limits",
     "base base.array_address base.field_table base.goal_table base.kernel_cache "
     "base.episode_lists base.link_table base.place_table base.row_format "

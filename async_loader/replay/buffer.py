@@ -288,7 +288,8 @@ class ReplayBuffer(Table):
     def limiter(self) -> RateLimiter | None:
         """How far sampling and inserting may run ahead of each other.
 
-        It may be changed any time.
+        It may be changed any time: another one holds for what is inserted and sampled from then on,
+        and so does one that `from_checkpoint` or `load` finds in place of the saved one.
         """
         return self._table_state.limiter
 

@@ -33,8 +33,7 @@ class LimiterState:
     Parameters
     ----------
     config : RateLimiter
-        May be replaced while running. The counts stay: a new ratio holds for all that was ever
-        inserted and sampled.
+        The one that replaces it goes on with a `carried` account.
 
     Attributes
     ----------
@@ -51,11 +50,11 @@ class LimiterState:
     """
 
     __slots__ = (
-        "_config",
         "_high",
         "_low",
         "_min_size",
         "_spi",
+        "config",
         "deleted",
         "inserted",
         "needed",
@@ -66,14 +65,6 @@ class LimiterState:
     def __init__(self, config: RateLimiter) -> None:
         self.inserted = self.sampled = self.deleted = self.waiting = self.needed = 0
         self.config = config
-
-    @property
-    def config(self) -> RateLimiter:
-        return self._config
-
-    @config.setter
-    def config(self, config: RateLimiter) -> None:
-        self._config = config
         self._min_size = config.min_size_to_sample
         self._spi = config.samples_per_insert
         self._low, self._high = config.bounds
@@ -195,6 +186,28 @@ class LimiterState:
             return None
         cursor = (self.inserted + self.waiting) * self._spi - self.sampled
         return LimiterBalance(moved, cursor, self._low, self._high)
+
+    def carried(self, before: LimiterState | None) -> int:
+        """Return the samples to be added to the cursor for this limiter to go on where ``before``
+        was, in a table with the same counts; ``None``: there was no limiter.
+
+        The cursor stays as far from where it is at the minimum size as it was, between the bounds.
+        Without this the ratio would be asked of all that was ever inserted.
+        """
+        start = self._min_size * self._spi
+        low, high = self._low - start, self._high - start
+        known = before is not None and max(abs(one) for one in before.config.bounds) < math.inf
+        apart = before._from_start() if known and before is not None else 0.0
+        added = min(max(apart, low), high) - self._from_start()
+        return 0 if high - low == math.inf else round(added)
+
+    def _from_start(self) -> float:
+        """Return how far the cursor is, or would be after free inserts, from where it is at the
+        minimum size.
+        """
+        written = self.inserted + self.waiting
+        free = max(0, self._min_size - (written - self.deleted))
+        return (written + free - self._min_size) * self._spi - self.sampled
 
     def window(self) -> float:
         """Return the samples between the two bounds."""

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from async_loader import AsyncDataLoader, Field, MinSize, Prioritized, ReplayBuffer, Uniform
+from async_loader import (
+    AsyncDataLoader,
+    Field,
+    MinSize,
+    Prioritized,
+    ReplayBuffer,
+    Sequences,
+    Transitions,
+    Uniform,
+)
 from async_loader.errors import CannotSend, ConfigError, SchemaError, Timeout
 from async_loader.source import Applied
 
@@ -123,3 +132,43 @@ def test_what_stays_in_its_process_says_what_travels_instead():
         ):
             with pytest.raises(CannotSend, match=said):
                 pickle.dumps(one)
+
+
+@pytest.mark.parametrize("told", ["by its schema", "by its view", "by a call"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "meant"),
+    [
+        ("dones", "float32", "terminated"),
+        ("is_terminal", "uint8", "terminated"),
+        ("episode_end", "bool", "terminated"),
+        ("isLast", "bool", "terminated"),
+        ("truncations", "bool", "truncated"),
+        ("time_outs", "bool", "truncated"),
+    ],
+)
+def test_an_end_under_another_name_is_refused_where_steps_are_shown_with_others(
+    name: str, dtype: str, meant: str, told: str
+):
+    linked = {"obs": Field((), "float32", next="next_obs" * (told == "by its schema") or None)}
+    schema = {**linked, "reward": "float32", name: dtype}
+    view = Transitions(n_steps=3) if told == "by its view" else None
+    step = {"obs": 1.0, "reward": 0.0, name: np.zeros((), dtype)}
+    said = f"field '{name}' ends no episode.* name it '{meant}'"
+    if told == "by a call":
+        buffer = ReplayBuffer(10)
+        buffer.add(step)
+        for call in (buffer.sample, buffer.source, buffer.get):
+            arguments = () if call == buffer.source else (1,) if call == buffer.sample else ([0],)
+            with pytest.raises(ConfigError, match=said):
+                call(*arguments, view=Sequences(2))  # type: ignore[operator]
+        assert buffer.sample(1)[name].shape == (1,)
+    else:
+        with pytest.raises(ConfigError, match=said):
+            ReplayBuffer(10, schema, view=view)
+    ReplayBuffer(10, {**schema, "done": "bool"}, view=view)
+    ReplayBuffer(10, {**schema, name: ((3,), dtype)}, view=view)  # one for each agent
+
+
+@pytest.mark.parametrize("name", ["last_action", "weekend", "finality", "duration", "timeout"])
+def test_names_that_may_mean_something_else_are_taken(name: str):
+    ReplayBuffer(10, {"x": "int64", name: "float32", "reward": "float32"}, view=Transitions(2))

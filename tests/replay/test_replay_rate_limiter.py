@@ -7,13 +7,17 @@ from __future__ import annotations
 import math
 import pickle
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_loader.errors import ConfigError
+from async_loader import ReplayBuffer
+from async_loader.errors import ConfigError, Timeout
 from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.rate_limiter import UNLIMITED, MinSize, Queue, RateLimiter
 
@@ -521,19 +525,87 @@ def test_a_loader_that_samples_further_ahead_than_the_window_is_warned_of() -> N
     assert LimiterState(MinSize(1)).window_warning(10**6, ahead=100) is None
 
 
-def test_the_limiter_may_be_replaced_while_running() -> None:
-    limits = LimiterState(WORKED)
-    limits.insert(105)
-    assert not limits.may_insert(1)
-    limits.config = MinSize(1)
-    assert limits.config == MinSize(1)
-    assert limits.may_insert(10**6)
-    limits.config = RateLimiter(min_size_to_sample=200, samples_per_insert=4, error_buffer=20)
-    assert not limits.may_sample(1)
-    assert limits.insertable() == 100  # [780, 820]: up to 205
-    # [100, 300]; 210
-    limits.config = RateLimiter(min_size_to_sample=100, samples_per_insert=2, error_buffer=100)
-    assert (limits.insertable(), limits.sampleable()) == (45, 110)
+def ratio(samples: float, least: int = 100, error: float = 100) -> RateLimiter:
+    return RateLimiter(
+        min_size_to_sample=least, samples_per_insert=samples, error_buffer=error * max(1, samples)
+    )
+
+
+CHANGES: dict[str, Callable[[ReplayBuffer, RateLimiter | None, Path], ReplayBuffer]] = {
+    "set": lambda table, limiter, _: setattr(table, "limiter", limiter) or table,  # type: ignore[func-returns-value]
+    "from_checkpoint": lambda table, limiter, path: (
+        table.save(path) and ReplayBuffer.from_checkpoint(path, limiter=limiter)
+    ),
+    "load": lambda table, limiter, path: (
+        table.save(path) and loaded(ReplayBuffer(2_000, limiter=limiter), path)
+    ),
+}
+
+
+def loaded(table: ReplayBuffer, path: Path) -> ReplayBuffer:
+    table.load(path)
+    return table
+
+
+def until_it_waits(call: Callable[[], object], most: float) -> int:
+    """Return how often it can be called before it waits, or one more than ``most``."""
+    for count in range(int(most) + 1):
+        try:
+            call()
+        except Timeout:
+            return count
+    return int(most) + 1
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (ratio(1), ratio(4)),
+        (ratio(8), ratio(2)),
+        (ratio(4), ratio(0.25)),
+        (ratio(2), ratio(2, least=400, error=50)),
+        (ratio(2), ratio(2, least=10, error=5)),
+        (MinSize(100), ratio(4)),
+        (None, ratio(1)),
+        (ratio(1), None),
+    ],
+    ids=str,
+)
+def test_another_limiter_holds_for_what_comes_from_then_on(
+    how: str, before: RateLimiter | None, after: RateLimiter | None, tmp_path: Path
+) -> None:
+    """Whatever was inserted and sampled before, neither side may run further ahead than between
+    the new bounds, nor waits for more than what is between them; and the ratio is kept.
+    """
+    table = ReplayBuffer(2_000, {"x": "int64"}, limiter=before, seed=0)
+    least = 1 if before is None else before.min_size_to_sample
+    for x in range(400):
+        table.add(x=x, timeout_s=0)
+        samples = 3 if before is None else int(before.samples_per_insert)
+        if x >= least:
+            table.sample(samples, timeout_s=0)
+    changed = CHANGES[how](table, after, tmp_path)
+    if after is None:
+        changed.limiter = after = ratio(1)
+    room = after.bounds[1] - after.bounds[0]
+    most_inserts = room / after.samples_per_insert
+    for _ in range(2):  # from one bound to the other, and back
+        samples = until_it_waits(lambda: changed.sample(1, timeout_s=0), room)
+        inserts = until_it_waits(lambda: changed.add(x=0, timeout_s=0), most_inserts)
+    assert samples == pytest.approx(room, abs=max(1, after.samples_per_insert))
+    assert inserts == pytest.approx(most_inserts, abs=1 + 1 / after.samples_per_insert)
+    changed.sample(1)
+
+
+def test_a_queue_of_another_size_waits_for_what_is_in_it() -> None:
+    queue = ReplayBuffer.queue(8, {"x": "int64"}, capacity=8)
+    queue.extend(x=np.arange(8))
+    queue.sample(2)
+    queue.limiter = Queue(3)
+    with pytest.raises(Timeout, match="6 items that wait"):
+        queue.add(x=8, timeout_s=0)
+    assert queue.sample(6)["x"].tolist() == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_limiter_is_a_value() -> None:

@@ -4,6 +4,7 @@ calls before there is a step.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from typing import Any
@@ -354,3 +355,22 @@ def test_fields_by_place_are_told_what_to_type(writing: Making) -> None:
         with pytest.raises(TypeError, match=r"by place, and 5 .*\(obs=, .*next_obs=, terminated="):
             add([1, 2], [0, 1], [1, 2], [0.0, 1.0], [False, True])
     assert len(table) == 0
+
+
+def test_a_first_step_that_says_its_end_under_another_name_only_is_refused(
+    learning: Making,
+) -> None:
+    """Of its writer's own flags none was given, so that they do not say it either."""
+    table = learning.table(100, None, view=Transitions(n_steps=3))
+    refused = (ConfigError, SchemaError)
+    said = r"field 'dones' ends no episode.* name it 'terminated'"
+    with pytest.raises(refused, match=said), contextlib.ExitStack() as stack:
+        learning.kind.open(stack, table, None).append(obs=0.0, reward=1.0, dones=False)
+    batch = {"obs": np.zeros(2), "reward": np.ones(2, np.float32), "is_last": np.zeros(2, bool)}
+    with pytest.raises(refused, match="'is_last' ends no"), contextlib.ExitStack() as stack:
+        learning.kind.open(stack, table, None).extend(batch)
+    writer = learning.writer(table)
+    writer.append(obs=0.0, reward=1.0, dones=True, terminated=True)
+    writer.append(obs=1.0, reward=1.0, dones=False)
+    writer.flush()
+    assert len(table) == 1

@@ -273,7 +273,10 @@ class InsertQueue:
                     f"table {self.name!r} has no schema yet: send one", ErrorCode.SCHEMA
                 )
             RowLayout.of(schema).rows_within()
-            self.table.start(schema)
+            try:
+                self.table.start(schema)
+            except (ConfigError, SchemaError) as error:
+                raise Malformed(str(error), ErrorCode.SCHEMA) from error
         elif schema is not None and RowLayout.of(schema).schema_id != self.layout.schema_id:
             text = f"table {self.name!r} holds ({self.table.schema}), the writer has ({schema})"
             raise Malformed(text[:500], ErrorCode.SCHEMA, self.layout.schema_id)

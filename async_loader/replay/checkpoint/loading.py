@@ -244,6 +244,7 @@ class _Loading:
         if table_state.limits is not None:
             table_state.limits.needed = saved["needed"]
         table.expire_old(saved["window"])
+        table_state.carry_account(settings.limiter_of(self._saved["limiter"]))
         saver.last = (
             PreviousSave(self._from.root, self._from.newest, arrays)
             if same and self._kept["remover"] and table.ring is None  # which has other positions

@@ -11,7 +11,8 @@ from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.arguments import count_of
 from async_loader.replay.array_types import Bools, Ids
 from async_loader.replay.base.row_format import TERMINATED, TRUNCATED
-from async_loader.schema import END_FIELDS, Schema
+from async_loader.replay.end_names import end_meant
+from async_loader.schema import END_FIELDS, Schema, kind_of
 
 _BOOL = np.dtype(np.bool_)
 
@@ -64,12 +65,19 @@ class Ends:
         return said.reshape(len(said), *shape) if shape else said
 
     def into(self, step: dict[str, Any], terminated: object, truncated: object) -> int:
-        """Add the missing fields to ``step``. Return the flags beside its fields."""
+        """Add the missing fields to ``step``. Return the flags beside its fields.
+
+        ``None`` is False; but a first step for which neither was said, and with a field that seems
+        to say it under another name, gets no such fields: the table looks at those names then.
+        """
         flags = 0
-        for name, flag, said in (
+        if not self.known and terminated is None and truncated is None and _says_end(step):
+            return flags
+        for name, flag, given in (
             ("terminated", TERMINATED, terminated),
             ("truncated", TRUNCATED, truncated),
         ):
+            said = False if given is None else given
             if name in self.stored:
                 if name not in step:
                     step[name] = self.value(name, said is not False and _one_ended(name, said))
@@ -86,7 +94,7 @@ class Ends:
 
         Parameters
         ----------
-        terminated, truncated : bool | bool array [rows]
+        terminated, truncated : bool | bool array [rows] | None
 
         Returns
         -------
@@ -94,10 +102,13 @@ class Ends:
             The flags beside the fields; ``None``: no flags.
         """
         flags: Ids | None = None
-        for name, flag, said in (
+        if not self.known and terminated is None and truncated is None and _says_end(batch):
+            return flags
+        for name, flag, given in (
             ("terminated", TERMINATED, terminated),
             ("truncated", TRUNCATED, truncated),
         ):
+            said = False if given is None else given
             if name in self.stored:
                 if name not in batch:
                     batch[name] = self._column(name, _ended(name, said, count_of(batch)))
@@ -107,9 +118,16 @@ class Ends:
                     flagged = ended * np.int64(flag)
                     flags = flagged if flags is None else flags | flagged
         if self.done and "done" not in batch:
-            ended = _ended("terminated", terminated, count_of(batch))
+            ended = _ended("terminated", terminated is not None and terminated, count_of(batch))
             batch["done"] = self._column("done", ended)
         return flags
+
+
+def _says_end(step: dict[str, Any]) -> bool:
+    kinds = {name: kind for name, value in step.items() if (kind := kind_of(value)) is not None}
+    return not any(name in END_FIELDS for name in step) and any(
+        isinstance(name, str) and end_meant(name, dtype) for name, (_, dtype) in kinds.items()
+    )
 
 
 def _one_ended(name: str, said: object) -> bool:

@@ -102,6 +102,9 @@ class TableItems:
         self.moved = (
             0  # samples that tables of other processes gave, or took: see TableAccess.balance
         )
+        self.carried = (
+            0  # samples of a limiter's account that the one before left: see LimiterState
+        )
         # Draws of tables in which each item counts its draws; kernels count them.
         self._used = np.zeros(1, np.int64)
         # Draws that did not become samples: of items that left before, and of unreadable ones.

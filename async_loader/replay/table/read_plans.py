@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.replay.base.row_format import LOOKAHEAD
+from async_loader.replay.end_names import check_end_names
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.draw_checks import DrawChecks
@@ -69,6 +70,8 @@ class ReadPlans(DrawChecks):
     ) -> ReadPlan:
         table_state = self._table_state
         assert table_state.schema is not None
+        if view is not table_state.view:  # a table that was loaded may show what it showed
+            check_end_names(table_state.schema, view)
         read_plan = ReadPlan.of(table_state.schema, view, weighted=key[1])
         with table_state.lock:
             if read_plan.lookahead > table_state.table.g[LOOKAHEAD]:

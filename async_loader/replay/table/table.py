@@ -163,7 +163,8 @@ class Table(TableWriting):
             self.end_stream(number, r.TRUNCATED, NO_FIELDS)
         self.remove(np.flatnonzero(self.ids >= 0))
         self.inserted, self.cleared = 0, self.steps_had
-        self._used[0] = self._lost[0] = self.counted = self.deleted = self.moved = 0
+        self._used[0] = self._lost[0] = self.counted = self.deleted = 0
+        self.moved = self.carried = 0
 
     @property
     def steps_had(self) -> int:
@@ -202,6 +203,7 @@ class Table(TableWriting):
             "sampled": self.sampled,
             "deleted": self.deleted,
             "moved": self.moved,
+            "carried": self.carried,
             "cleared": self.cleared,
             "window": self.window,
             "lent": [int(self.g[r.LENT]), int(self.g[r.LENT_TO])],
@@ -240,6 +242,7 @@ class Table(TableWriting):
             left = int((self._most - self.times[alive != 0]).sum())
             self._lost[0] = self.inserted * self._most - self.sampled - left
         self.moved, self.cleared = counters["moved"], counters["cleared"]
+        self.carried = counters["carried"]
 
     def lend_as_saved(self, counters: Mapping[str, Any]) -> None:
         """Lend a queue the rows that the saved one had been lent, and more where it holds items

@@ -186,7 +186,7 @@ class TableAccess:
             table = self._table
             limits.inserted, limits.sampled, limits.deleted = (
                 table.inserted,
-                table.sampled - table.moved + (table.lost if table.keeps else 0),
+                table.sampled - table.moved - table.carried + (table.lost if table.keeps else 0),
                 table.deleted,
             )
             limits.waiting = 0 if self.max_times_sampled else table.waiting
@@ -244,10 +244,29 @@ class TableAccess:
             check_room(limiter, self.capacity, self.capacity)
         with self.lock:
             self.stop_staging()
+            before = self.limiter
             self._limits = None if limiter is None else LimiterState(limiter)
             if self._table is not None:
                 self._table.keeps = self._keeps(self._table.storage.layout.capacity)
+                self.carry_account(before)
             self.waiters.ring()
+
+    def carry_account(self, before: RateLimiter | None) -> None:
+        """Have the limiter go on where ``before`` was, if it is another. Under the lock.
+
+        The account of a queue is what waits in it, whatever was its limiter.
+        """
+        limits, table = self.limits, self.table
+        if limits is None or limits.config == before:
+            return
+        if self.max_times_sampled:
+            table.carried = 0
+            return
+        was = None if before is None else LimiterState(before)
+        if was is not None:
+            was.inserted, was.sampled = limits.inserted, limits.sampled
+            was.deleted, was.waiting = limits.deleted, limits.waiting
+        table.carried += limits.carried(was)
 
     def own(self) -> Table:
         """Return the table for a change. Under the lock. Raises Unsupported in a forked child."""

@@ -16,6 +16,7 @@ from async_loader.replay.arguments import storable
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
 from async_loader.replay.codec import Lz4
+from async_loader.replay.end_names import check_end_names
 from async_loader.replay.limiter_state import check_room
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Fifo, Sampler
@@ -105,6 +106,7 @@ class TableState(TableAccess):
             if not loaded:
                 self._check_sequences(self.view, table)
         try:
+            check_end_names(schema, self.view)
             self.check_view(table, table.schema_lookahead)
         except ConfigError as error:
             if not loaded:
@@ -148,6 +150,8 @@ class TableState(TableAccess):
         """
         with self.lock:
             known = self.sequence_samplers.get(view)
+            if known is None:
+                check_end_names(self.table.storage.layout.schema, view)
             return self.follow(view) if known is None else known
 
     def follow(
