@@ -11,15 +11,16 @@ import multiprocessing.process
 import os
 import signal
 import sys
+import types
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, ResourceLimit
-from async_loader.interrupts import SignalsAllowed
+from async_loader.interrupts import SignalsAllowed, signals_blocked
 from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.codec import Encoded
@@ -62,24 +63,15 @@ class _News(NamedTuple):
         return not self.state.fds and len(self.state.head) + len(task.head) <= _TOGETHER
 
 
-@contextlib.contextmanager
-def _ctrl_c_blocked(method: str) -> Iterator[None]:
-    """Keep Ctrl-C from a child that has not set its own handling of it. In this process it is held
-    back by `SignalsDeferred`.
-
-    Not under forkserver: the server may start here, and would hand the blocked signal on to
+def _signals_blocked(method: str) -> contextlib.AbstractContextManager[set[int]]:
+    """Not under forkserver: the server may start here, and would hand the blocked signals on to
     processes of others.
     """
     if method == "forkserver":
-        yield
-        return
+        return contextlib.nullcontext(set())
     if method == "spawn":
-        resource_tracker.ensure_running()  # starting one would let go of the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        resource_tracker.ensure_running()  # starting one would let go of Ctrl-C
+    return signals_blocked()
 
 
 class _EncodedAtStart:
@@ -176,8 +168,8 @@ class WorkerHandle:
             # child.
             for fd in (self._theirs.fileno(), self._end.fileno(), self._parent_fd):
                 inherited.append(os.dup(fd))
-            with _ctrl_c_blocked(method):
-                self._launch((*map(_Inherited, inherited), config))
+            with _signals_blocked(method) as blocked:
+                self._launch((*map(_Inherited, inherited), config, blocked))
                 self._config = None  # see NOTE [what leads back to the engine] in engine.py
         finally:
             self._theirs.close()
@@ -203,6 +195,9 @@ class WorkerHandle:
                 target=worker_main.main, args=arguments, name=name, daemon=True
             )
             self._process.start()
+            # SIGTERM does not end it: see NOTE [signals of a job]
+            popen = self._process._popen
+            popen.terminate = types.MethodType(type(popen).kill, weakref.proxy(popen))
         except (EOFError, ConnectionError) as error:  # the fork server itself has died
             raise Broken(
                 f"worker {self.number} could not be "
