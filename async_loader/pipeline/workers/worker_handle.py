@@ -11,9 +11,11 @@ import multiprocessing.process
 import os
 import signal
 import sys
+import threading
 import types
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple
@@ -28,7 +30,7 @@ from async_loader.pipeline.job_queue import Chunk, IterationSpec
 from async_loader.pipeline.workers import worker_main
 from async_loader.pipeline.workers.work import WorkerConfig
 from async_loader.pipeline.workers.worker_slots import KNOWN_RINGS, TaskRecord
-from async_loader.process_hooks import forking
+from async_loader.process_hooks import ForkStep, at_fork, forking
 from async_loader.shm.fd_channel import FdChannel
 from async_loader.shm.slot_ring import SlotRing
 
@@ -61,6 +63,33 @@ class _News(NamedTuple):
     def fits(self, task: Encoded) -> bool:
         """Whether it may travel with this task."""
         return not self.state.fds and len(self.state.head) + len(task.head) <= _TOGETHER
+
+
+_undaemonic = threading.RLock()
+
+
+@contextlib.contextmanager
+def _may_have_children() -> Iterator[None]:
+    """Start workers in a daemonic process too. multiprocessing refuses that, as a process that is
+    ended by a signal does not end its children: workers see its end by themselves.
+    """
+    config: dict[str, Any] = getattr(multiprocessing.process.current_process(), "_config", {})
+    with _undaemonic:
+        daemon = config.pop("daemon", None)
+        try:
+            yield
+        finally:
+            if daemon is not None:
+                config["daemon"] = daemon
+
+
+def _after_fork_in_child() -> None:
+    """Another thread may have held the lock."""
+    global _undaemonic
+    _undaemonic = threading.RLock()
+
+
+at_fork(ForkStep.LOADERS, after_in_child=_after_fork_in_child)
 
 
 def _signals_blocked(method: str) -> contextlib.AbstractContextManager[set[int]]:
@@ -103,8 +132,15 @@ def _fork_server_socket() -> str | None:
     """The file by which the fork server is reached: its process removes it at its exit, but not
     when it is killed.
     """
-    forkserver.ensure_running()
-    return getattr(forkserver._forkserver, "_forkserver_address", None)
+    server: Any = forkserver._forkserver
+    try:
+        forkserver.ensure_running()
+    except ChildProcessError:  # this process is a fork, and the server is its parent's
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = server._forkserver_pid = server._forkserver_address = None
+        forkserver.ensure_running()
+    address: str | None = getattr(server, "_forkserver_address", None)
+    return address
 
 
 class _Inherited:
@@ -194,7 +230,8 @@ class WorkerHandle:
             self._process = process_type(
                 target=worker_main.main, args=arguments, name=name, daemon=True
             )
-            self._process.start()
+            with _may_have_children():
+                self._process.start()
             # SIGTERM does not end it: see NOTE [signals of a job]
             popen = self._process._popen
             popen.terminate = types.MethodType(type(popen).kill, weakref.proxy(popen))
