@@ -11,11 +11,12 @@ once: waits and user code can always be interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,10 @@ _signal: Any = sys.modules["_signal"]
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _NUMBERS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
 """Signals for which programs install handlers that raise."""
+_JOBS = (*_NUMBERS, signal.SIGQUIT, signal.SIGXCPU, signal.SIGVTALRM, signal.SIGPROF)
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+_OTHERS = signal.valid_signals() - _FAULTS - {signal.SIGKILL, signal.SIGSTOP}
+"""Signals that another process may have sent to all processes of a job."""
 
 
 class _Section:
@@ -154,6 +159,44 @@ class SignalsAllowed:
     def __exit__(self, *_: object) -> None:
         if self._section is not None:
             self._section.open = False
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[set[int]]:
+    """Start a process in this block; it calls `drop_signals` with the set that is yielded.
+
+    In this process `SignalsDeferred` holds them back.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OTHERS)
+    try:
+        yield {int(number) for number in _OTHERS - before}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def drop_signals(blocked: Collection[int]) -> None:
+    """Do nothing at signals from now on, in a process that serves another one, and let the blocked
+    ones in. See NOTE [signals of a job].
+    """
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if number in _JOBS if handler == signal.SIG_DFL else callable(handler):
+            signal.signal(number, signal.SIG_DFL if number in _FAULTS else _do_nothing)
+            signal.siginterrupt(number, False)  # calls of the system begin anew by themselves
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+    os.register_at_fork(after_in_child=_handle_by_default)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None: ...
+
+
+def _handle_by_default() -> None:
+    """In a process that is forked in turn: there signals do what they do to any process."""
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is _do_nothing:
+            of_python = signal.default_int_handler
+            signal.signal(number, of_python if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _after_fork_in_child() -> None:

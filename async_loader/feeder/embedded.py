@@ -2,8 +2,9 @@
 
 # NOTE [ending with the parent]
 The child waits on a pidfd of its parent: another child could hold the other end of a pipe, and the
-parent's pid may be reused by the time it is read. It has a session of its own, so that Ctrl-C in a
-terminal reaches the parent only, which then closes everything in order.
+parent's pid may be reused by the time it is read. Signals to the whole job are meant for the
+parent, which closes everything in order, by an end flag: see NOTE [signals of a job] in
+`async_loader.interrupts`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import msgspec
 from async_loader.errors import Broken, Timeout, Unsupported
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.settings_errors import settings_of
-from async_loader.lifecycle import LONGEST_S, Deadline, readable, seconds
+from async_loader.interrupts import drop_signals, signals_blocked
+from async_loader.lifecycle import LONGEST_S, Deadline, EndFlag, readable, seconds
 from async_loader.process_hooks import end_process, tell_ready
 
 if TYPE_CHECKING:
@@ -64,18 +66,21 @@ class Embedded:
         self._folder = tempfile.mkdtemp(prefix="async-loader-")  # 0700
         self.address = f"ipc://{self._folder}/feeder"
         bound = msgspec.structs.replace(settings, bind=self.address)
-        parent, (ready, told) = os.pidfd_open(os.getpid()), os.pipe()
+        parent, (ready, told), end = os.pidfd_open(os.getpid()), os.pipe(), EndFlag()
         log = open(Path(self._folder) / "log", "w+b")  # noqa: SIM115 - read when it dies
+        fds = (parent, end.fileno(), told)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "async_loader.feeder.embedded", str(parent), str(told)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=(parent, told),
-                start_new_session=True,
-            )
+            with signals_blocked():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "async_loader.feeder.embedded", *map(str, fds)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=fds,
+                    start_new_session=True,
+                )
         except BaseException:
+            end.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         finally:
@@ -83,8 +88,9 @@ class Embedded:
             os.close(told)
             log.close()
         self._finalizer = weakref.finalize(
-            self, _end, self._process, self._folder, os.getpid(), 10.0
+            self, _end, self._process, end, self._folder, os.getpid(), 10.0
         )
+        self._end = end
         try:
             self._begin(bound, ready, timeout_s)
         except BaseException:
@@ -143,34 +149,35 @@ class Embedded:
         """Let it drain, and kill it if it does not end. May be called again."""
         limit = min(seconds("timeout_s", timeout_s), LONGEST_S)
         if self._finalizer.alive:
-            _end(self._process, self._folder, os.getpid(), limit)
+            _end(self._process, self._end, self._folder, os.getpid(), limit)
             self._finalizer.detach()  # last: a call that was interrupted may be made again
 
 
-def _end(process: subprocess.Popen[bytes], folder: str, pid: int, timeout_s: float) -> None:
+def _end(
+    process: subprocess.Popen[bytes], end: EndFlag, folder: str, pid: int, timeout_s: float
+) -> None:
     if os.getpid() != pid:
         process.returncode = 0  # in a fork it is not a child, so there is nothing to wait for
         return
     if process.stdin is not None:
         process.stdin.close()
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
+    end.set()
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    end.close()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 # -- in the child ----------------------------------------------------------------------------------
 
 
-def main(parent: int, told: int) -> int:
-    """Serve until SIGTERM or the parent's end.
+def main(parent: int, end: int, told: int) -> int:
+    """Serve until the end flag is raised, or the parent ends.
 
-    ``parent`` is a pidfd; ``told`` is written to when clients may connect,
-    and SIGTERM ends it in order.
+    ``parent`` is a pidfd; ``told`` is written to when clients may connect.
     """
     from async_loader.feeder.serving import FeederProcess
 
@@ -178,21 +185,27 @@ def main(parent: int, told: int) -> int:
     try:
         server = FeederProcess(settings, private=True, ends_process=True)
         threading.Thread(
-            target=_follow, args=(parent, server), name="async-loader-parent", daemon=True
+            target=_follow, args=(parent, end, server), name="async-loader-parent", daemon=True
         ).start()
-        return server.run(ready=partial(tell_ready, told))
+        return server.run(ready=partial(_ready, told))
     finally:
         if readable([parent], 0):  # the parent cannot do it any more
             assert settings.bind is not None
             shutil.rmtree(os.path.dirname(settings.bind.removeprefix("ipc://")), ignore_errors=True)
 
 
-def _follow(parent: int, server: FeederProcess) -> None:
-    readable([parent], None)
+def _ready(told: int) -> None:
+    drop_signals(signal.valid_signals())  # in place of the handlers that end a server
+    tell_ready(told)
+
+
+def _follow(parent: int, end: int, server: FeederProcess) -> None:
+    readable([parent, end], None)
     server.stop()
+    readable([parent], None)
     threading.Event().wait(_LAST_WORDS_S)
     os._exit(70)
 
 
 if __name__ == "__main__":
-    end_process(main(int(sys.argv[1]), int(sys.argv[2])))
+    end_process(main(*map(int, sys.argv[1:])))

@@ -4,8 +4,6 @@ sentence each.
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from fault_rig import SLACK_S, Batches, Script, first, plain, wide
@@ -208,33 +206,6 @@ def test_closures_travel(start_method):
         timeout_s=SLACK_S,
     ) as loader:
         assert next(loader)["x"].tolist() == [5, 6, 7, 8]
-
-
-def test_an_inherited_handler_of_the_main_process_does_not_run_in_workers(tmp_path):
-    body = """\
-        signal.signal(signal.SIGTERM, lambda *_: say("handled", os.getpid()))
-        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2,
-                multiprocessing_context="fork")
-        next(loader)
-        say("ready")
-        try:
-            next(loader)
-        except fault_rig.WorkerDied as error:
-            say("died", error.exitcode)
-        loader.close()
-        os.kill(os.getpid(), signal.SIGTERM)
-        say("pid", os.getpid())
-    """
-    body = body.replace(
-        "fault_rig.WorkerDied", "__import__('async_loader.errors').errors.WorkerDied"
-    )
-    with Script(tmp_path, body) as script:
-        pid = int(script.read("busy")[0])
-        script.read("ready")  # a death overtakes what is queued, so the first batch must be out
-        os.kill(pid, 15)
-        assert script.read("died") == ["-15"]
-        assert script.read("handled") == script.read("pid")
-        assert script.end()[0] == 0
 
 
 def test_nothing_is_left_of_a_worker_that_was_made_while_another_limit_was_hit(monkeypatch):

@@ -51,7 +51,7 @@ def load(source, **settings):
     ("fault", "exitcode", "words"),
     [
         (functools.partial(die, signal.SIGKILL), -signal.SIGKILL, "was killed by SIGKILL"),
-        (functools.partial(die, signal.SIGTERM), -signal.SIGTERM, "was killed by SIGTERM"),
+        (functools.partial(die, signal.SIGABRT), -signal.SIGABRT, "was killed by SIGABRT"),
         (segfault, -signal.SIGSEGV, "was killed by SIGSEGV"),
         (functools.partial(leave, 7), 7, "ended with exit code 7"),
         (functools.partial(leave, 0), 0, "ended with exit code 0"),
@@ -188,19 +188,19 @@ def test_a_replacement_that_hangs_before_its_first_line_is_replaced_too(
     monkeypatch, told, tmp_path
 ):
     """As a fork does that copied a lock of the dynamic linker while another thread held it."""
-    own_signals = worker_main._own_signals
+    drop_signals = worker_main.drop_signals
 
-    def hang_once():
+    def hang_once(blocked):
         try:
             os.close(os.open(tmp_path / "hung", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
-            own_signals()
+            drop_signals(blocked)
         else:
             signal.pause()
 
     with load(Batches({5: functools.partial(block, told.path)})) as loader:
         pid = told.pid()
-        monkeypatch.setattr(worker_main, "_own_signals", hang_once)
+        monkeypatch.setattr(worker_main, "drop_signals", hang_once)
         monkeypatch.setattr(worker_pool, "_START_S", 2.0)
         with warned() as deaths:
             os.kill(pid, signal.SIGKILL)

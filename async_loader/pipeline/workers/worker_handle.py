@@ -11,6 +11,9 @@ import multiprocessing.process
 import os
 import signal
 import sys
+import threading
+import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from multiprocessing import forkserver, reduction, resource_tracker
@@ -19,7 +22,7 @@ from typing import Any, NamedTuple
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, ResourceLimit
-from async_loader.interrupts import SignalsAllowed
+from async_loader.interrupts import SignalsAllowed, signals_blocked
 from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.codec import Encoded
@@ -27,7 +30,7 @@ from async_loader.pipeline.job_queue import Chunk, IterationSpec
 from async_loader.pipeline.workers import worker_main
 from async_loader.pipeline.workers.work import WorkerConfig
 from async_loader.pipeline.workers.worker_slots import KNOWN_RINGS, TaskRecord
-from async_loader.process_hooks import forking
+from async_loader.process_hooks import ForkStep, at_fork, forking
 from async_loader.shm.fd_channel import FdChannel
 from async_loader.shm.slot_ring import SlotRing
 
@@ -62,24 +65,42 @@ class _News(NamedTuple):
         return not self.state.fds and len(self.state.head) + len(task.head) <= _TOGETHER
 
 
-@contextlib.contextmanager
-def _ctrl_c_blocked(method: str) -> Iterator[None]:
-    """Keep Ctrl-C from a child that has not set its own handling of it. In this process it is held
-    back by `SignalsDeferred`.
+_undaemonic = threading.RLock()
 
-    Not under forkserver: the server may start here, and would hand the blocked signal on to
+
+@contextlib.contextmanager
+def _may_have_children() -> Iterator[None]:
+    """Start workers in a daemonic process too. multiprocessing refuses that, as a process that is
+    ended by a signal does not end its children: workers see its end by themselves.
+    """
+    config: dict[str, Any] = getattr(multiprocessing.process.current_process(), "_config", {})
+    with _undaemonic:
+        daemon = config.pop("daemon", None)
+        try:
+            yield
+        finally:
+            if daemon is not None:
+                config["daemon"] = daemon
+
+
+def _after_fork_in_child() -> None:
+    """Another thread may have held the lock."""
+    global _undaemonic
+    _undaemonic = threading.RLock()
+
+
+at_fork(ForkStep.LOADERS, after_in_child=_after_fork_in_child)
+
+
+def _signals_blocked(method: str) -> contextlib.AbstractContextManager[set[int]]:
+    """Not under forkserver: the server may start here, and would hand the blocked signals on to
     processes of others.
     """
     if method == "forkserver":
-        yield
-        return
+        return contextlib.nullcontext(set())
     if method == "spawn":
-        resource_tracker.ensure_running()  # starting one would let go of the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        resource_tracker.ensure_running()  # starting one would let go of Ctrl-C
+    return signals_blocked()
 
 
 class _EncodedAtStart:
@@ -111,8 +132,15 @@ def _fork_server_socket() -> str | None:
     """The file by which the fork server is reached: its process removes it at its exit, but not
     when it is killed.
     """
-    forkserver.ensure_running()
-    return getattr(forkserver._forkserver, "_forkserver_address", None)
+    server: Any = forkserver._forkserver
+    try:
+        forkserver.ensure_running()
+    except ChildProcessError:  # this process is a fork, and the server is its parent's
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = server._forkserver_pid = server._forkserver_address = None
+        forkserver.ensure_running()
+    address: str | None = getattr(server, "_forkserver_address", None)
+    return address
 
 
 class _Inherited:
@@ -176,8 +204,8 @@ class WorkerHandle:
             # child.
             for fd in (self._theirs.fileno(), self._end.fileno(), self._parent_fd):
                 inherited.append(os.dup(fd))
-            with _ctrl_c_blocked(method):
-                self._launch((*map(_Inherited, inherited), config))
+            with _signals_blocked(method) as blocked:
+                self._launch((*map(_Inherited, inherited), config, blocked))
                 self._config = None  # see NOTE [what leads back to the engine] in engine.py
         finally:
             self._theirs.close()
@@ -202,7 +230,11 @@ class WorkerHandle:
             self._process = process_type(
                 target=worker_main.main, args=arguments, name=name, daemon=True
             )
-            self._process.start()
+            with _may_have_children():
+                self._process.start()
+            # SIGTERM does not end it: see NOTE [signals of a job]
+            popen = self._process._popen
+            popen.terminate = types.MethodType(type(popen).kill, weakref.proxy(popen))
         except (EOFError, ConnectionError) as error:  # the fork server itself has died
             raise Broken(
                 f"worker {self.number} could not be "

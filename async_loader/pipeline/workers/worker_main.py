@@ -19,6 +19,7 @@ from typing import Any
 
 from async_loader import tensors
 from async_loader.errors import CannotSend, Closed
+from async_loader.interrupts import drop_signals
 from async_loader.lifecycle import readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.batches import arena
@@ -35,15 +36,20 @@ _DYING_S = 2.0
 
 
 def main(
-    socket_fd: Any, end_fd: Any, parent_fd: Any, config: WorkerConfig | None, litter: str | None
+    socket_fd: Any,
+    end_fd: Any,
+    parent_fd: Any,
+    config: WorkerConfig | None,
+    blocked: set[int],
+    litter: str | None,
 ) -> None:
     """Entry point of the process. Without a config (spawn, forkserver) it is the first record.
 
-    ``litter`` is a socket file that the loader's process leaves behind when it is killed: the fork
-    server's.
+    ``blocked`` are the signals that were blocked for its start. ``litter`` is a socket file that
+    the loader's process leaves behind when it is killed: the fork server's.
     """
     channel, end, parent = from_fd(_fd(socket_fd)), _fd(end_fd), _fd(parent_fd)
-    _own_signals()
+    drop_signals(blocked)
     ending = EndSeen()
     watchdog = threading.Thread(
         target=_watch, args=(parent, end, ending, litter), daemon=True, name="async-loader-watchdog"
@@ -62,16 +68,6 @@ def main(
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)
-
-
-def _own_signals() -> None:
-    """Ctrl-C goes to the whole group and the loader's process decides; what a fork inherited from
-    it is not ours.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _fd(value: Any) -> int:
