@@ -59,6 +59,8 @@ class ServerSockets:
     ----------
     needed : callable
         Returns the routes of sessions, which are not ended to make room.
+    parted : bool
+        Whether a connection of a session has ended; the code that looks into it clears it.
     unsent, ignored : int
         Messages that could not be sent; that were dropped after others that could not be read.
     violations, spared, faults : int
@@ -77,6 +79,7 @@ class ServerSockets:
     ) -> None:
         self.endpoints: dict[Plane, str] = {}
         self.needed: Callable[[], Collection[PeerConnection]] = tuple
+        self.parted = False
         self.unsent = self.ignored = self.violations = self.spared = self.faults = 0
         frame_bytes = max(limits.message_bytes, CONTROL_BYTES)
         self._sizes = frame_bytes, 2 * frame_bytes + (1 << 20), FRAMES + 1
@@ -87,7 +90,7 @@ class ServerSockets:
         self._ends = ConnectionEnds()
         self._queues = MessageQueues()
         self._rest: float | None = None  # until when no connection is accepted
-        self._has_room = False  # where a message waits for it
+        self._wakes = False  # there is room where a message waits for it, or a session has parted
         self._all, self._control = select.epoll(), select.epoll()
         self._all.register(self._control.fileno(), select.EPOLLIN)
         self._acceptor = Acceptor(self._make_room)
@@ -137,8 +140,8 @@ class ServerSockets:
                 self._handle(fd, mask, now)
             self._tidy(now)
             over = until is not None and now >= until
-            if others or self._queues.backlog or self._has_room or over:
-                self._has_room = False
+            if others or self._queues.backlog or self._wakes or over:
+                self._wakes = False
                 return others
 
     def _left_s(self, until: float | None) -> float | None:
@@ -227,6 +230,8 @@ class ServerSockets:
         del self._links[link.sock.fileno()]
         self._ends.forget(link)
         link.close()
+        if link.known:
+            self.parted = self._wakes = True
         if link.listed:
             self._queues.keep_ended(link)
 
@@ -297,7 +302,7 @@ class ServerSockets:
             self._poll(link, link.mask | select.EPOLLOUT)
 
     def _flush(self, link: PeerConnection) -> None:
-        self._has_room |= link.awaited
+        self._wakes |= link.awaited
         link.awaited = False
         if link.flush():
             self._poll(link, select.EPOLLIN)
