@@ -39,6 +39,8 @@ which reads no batches.
 _FIRST = 1000
 """Runs before other finalizers of multiprocessing, which close queues that jobs may use."""
 
+AFTER = _FIRST - 1
+"""Runs after loaders were closed."""
 _EXIT_TIMEOUT_S = 3.0  # at the interpreter's exit, also after Ctrl-C, also if a source blocks
 
 

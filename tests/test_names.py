@@ -9,6 +9,8 @@ import re
 
 import numpy as np
 import pytest
+from async_loader.replay.multiprocess.writer import ProcessWriter
+from async_loader.replay.multiprocess.writer_handle import WriterHandle
 
 from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
 from async_loader.feeder import Client, TableClient
@@ -24,8 +26,6 @@ from async_loader.names import (
     hint,
     misplaced_fields,
 )
-from async_loader.replay.multiprocess.writer import ProcessWriter
-from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.writer import LocalWriter
 from async_loader.scale.client import ClusterClient

@@ -140,8 +140,8 @@ class SessionStatus(TypedDict):
         With the ``name`` that `connect` was given.
     age_s, silent_s : float
     connected : bool
-        Whether a connection of it is open. One that is not, and has writers or readers, has died;
-        without any it has left. It is listed until it is taken for dead.
+        Whether a connection of it is open. One that is not has died, and is listed until its
+        silence ends it, or another client needs its place.
     writers, readers : int
     rows_in, batches_out : int
         Steps received from its writers; batches sent to its readers; closed ones too.
@@ -223,7 +223,7 @@ class FeederStatus(TypedDict):
     tables : dict of str to TableStatus
     sessions_open : int
     sessions_ended : dict of str to int
-        Clients that have ``left``; that ``died``, with writers or readers; and that were ``lost``,
+        Clients that have ``left``; that ``died``, without a word; and that were ``lost``,
         as nothing came over an open connection.
     sessions : list of SessionStatus
         128 at most; fewer, and fewer names of weights, where a message could not hold them.

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 import numpy as np

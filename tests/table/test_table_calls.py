@@ -549,5 +549,5 @@ def test_every_batch_of_a_table_says_how_next_observations_come(make: Making) ->
     for batch in batches:
         with pytest.raises(KeyError, match="next='next_obs'"):
             batch["next_obs"]
-        with pytest.raises(KeyError, match="it has a$"):
+        with pytest.raises(KeyError, match=r"it has a$"):
             batch["nested"]["zzz"]

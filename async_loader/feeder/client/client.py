@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from multiprocessing import util
 from types import TracebackType
 from typing import Any
 
@@ -45,6 +46,7 @@ from async_loader.held_locks import check_wait, held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.process_hooks import AFTER
 from async_loader.replay.stream_names import stream_name
 from async_loader.schema import Schema, SchemaLike
 
@@ -79,6 +81,8 @@ class Client:
         self._end = weakref.finalize(
             self, connection.stop, 2.0
         )  # also at exit; the IO thread does not know the client
+        # after loaders; a `Process` runs no other finalizers at its end
+        self._end_of_process = util.Finalize(self, connection.stop, (2.0,), exitpriority=AFTER)
 
     @property
     def address(self) -> str:
@@ -325,6 +329,7 @@ class Client:
             self._connection.stop(max(2.0, deadline.left_or_inf()))
             if self._embedded is not None:
                 self._embedded.close()
+            self._end_of_process.cancel()
             self._end.detach()  # last: a call that was interrupted may be made again
         if first is not None:
             raise first

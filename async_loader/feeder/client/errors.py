@@ -16,6 +16,7 @@ from async_loader.errors import (
     Timeout,
     Unsupported,
 )
+from async_loader.feeder.client.session import Session
 from async_loader.feeder.wire import Error, ErrorCode
 
 _KINDS: dict[int, type[AsyncLoaderError]] = {
@@ -33,6 +34,7 @@ _KINDS: dict[int, type[AsyncLoaderError]] = {
     ErrorCode.CORRUPT: CorruptCheckpoint,
 }
 """All others, and those of later versions, are Broken."""
+_NEVER_HEARD = "it was never heard of: does it run there? 'async-loader serve' starts one"
 
 
 def error_of(body: Error, where: str) -> AsyncLoaderError:
@@ -61,6 +63,15 @@ def error_as(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSE
     if body.code == ErrorCode.TOO_LARGE:  # too much was asked for
         return ConfigError(body.text)
     return error_of(body, where)
+
+
+def state_of(session: Session, now: float, refusal: str) -> str:
+    """Return how a client stands with its server, for a Timeout."""
+    if refusal:
+        return f"it {refusal}"
+    if session.heard_at is None:
+        return _NEVER_HEARD
+    return f"{session.phase.value}, last heard {now - session.heard_at:.1f} s ago"
 
 
 def refusal_of(event: int, value: int, keys: bool) -> tuple[str, bool]:

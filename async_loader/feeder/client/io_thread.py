@@ -35,7 +35,7 @@ from async_loader.errors import (
 )
 from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.channel import Channel, Failure, failure_of, guarded
-from async_loader.feeder.client.errors import error_of
+from async_loader.feeder.client.errors import error_of, state_of
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.session import Action, Session, SessionPhase
 from async_loader.feeder.client.sockets import Sockets
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
 _LAST_ANSWERS_S = 0.25  # control is read for so long when another connection has ended
 _LAST_WORDS_S = 1.0
 """After the session's END: the ends of its readers come over another connection, perhaps later."""
-_NEVER_HEARD = "it was never heard of: does it run there? 'async-loader serve' starts one"
 _AT_ONCE = 256
 """Messages of one plane that are read before the others have their turn."""
 
@@ -148,10 +147,7 @@ class IoThread:
 
     def state(self) -> str:
         """Return the state of the connection in words."""
-        heard = self.session.heard_at
-        if heard is None:
-            return f"it {self._refusal}" if self._refusal else _NEVER_HEARD
-        return f"{self.session.phase.value}, last heard {self.clock() - heard:.1f} s ago"
+        return state_of(self.session, self.clock(), self._refusal)
 
     @property
     def version(self) -> int:
@@ -194,6 +190,9 @@ class IoThread:
             self._fail(failure)
         finally:
             if hasattr(self, "_sockets"):
+                if self.is_open:  # its place there is free at once
+                    self._sockets.linger()
+                    self.send(Plane.CONTROL, End(reason="closed", count=0), 0, self.sequence())
                 self._sockets.close()
             self._waker.close()
             self._fail(lambda: Closed(f"this client of {self.address} is closed"))
@@ -342,7 +341,7 @@ class IoThread:
         assert isinstance(welcome, Welcome)
         if not self.session.welcomed(self.clock(), message.session, welcome):
             return
-        self._session_due = -math.inf
+        self._session_due, self._refusal = -math.inf, ""
         if self.incarnation not in (b"", welcome.incarnation):
             self.servers += 1
             self._calls.note_end(message)
@@ -359,6 +358,7 @@ class IoThread:
     def _refused(self, error: Error) -> None:
         """Try again after a temporary refusal of HELLO; raise a permanent one."""
         if error.retryable:
+            self._refusal = f"says: {error.text}"
             self._lose_session()
         else:
             raise error_of(error, self.address)

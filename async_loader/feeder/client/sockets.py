@@ -54,6 +54,8 @@ _OPTIONS: dict[Any, int] = {
     zmq.RCVHWM: 1000,
     zmq.TCP_KEEPALIVE: 1,
 }
+_LAST_MS = 200
+"""For the last message, to a server that does not read."""
 _MOST_TTL_MS = 6_553_500
 """It is sent as 16 bits of tenths of seconds."""
 _LOCAL_BYTES = 1 << 20
@@ -153,6 +155,10 @@ class Sockets:
         """Send now, or as soon as possible, in order."""
         if self._queues[plane] or not self.send_now(plane, frames):
             self._queues[plane].append(frames)
+
+    def linger(self) -> None:
+        """Let `close` wait a moment for the last messages of the control plane."""
+        self._sockets[Plane.CONTROL].setsockopt(zmq.LINGER, _LAST_MS)
 
     def send_now(self, plane: Plane, frames: list[Any]) -> bool:
         """Send now; return False if the socket is full. Then `wait` returns when it has room."""

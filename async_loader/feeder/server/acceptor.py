@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -48,17 +49,14 @@ class Acceptor:
         self._reserve.refill()
         self.turned_away = 0
 
-    def listen(self, plane: Enum, where: str, bind: Bind | None = None) -> tuple[int, str]:
+    def listen(self, plane: Enum, where: str, bind: Bind | None = None) -> str:
         """Accept connections of a plane at an endpoint, or at the socket that ``bind`` returns.
 
-        Returns
-        -------
-        tuple of int and str
-            What to poll for reading, and the endpoint at which clients find it.
+        Return the endpoint at which clients find it.
         """
         listener, found = listen(parse(where)) if bind is None else bind(plane.value)
         self._listeners[listener.fileno()] = listener, plane
-        return listener.fileno(), found
+        return found
 
     def __contains__(self, fd: int) -> bool:
         return fd in self._listeners
@@ -66,6 +64,16 @@ class Acceptor:
     def filenos(self) -> list[int]:
         """Return what to poll for reading."""
         return list(self._listeners)
+
+    def go_on(self, epoll: select.epoll) -> None:
+        """Poll the listening sockets."""
+        for fd in self._listeners:
+            epoll.register(fd, select.EPOLLIN)
+
+    def rest(self, epoll: select.epoll) -> None:
+        """Poll them no more."""
+        for fd in self._listeners:
+            epoll.unregister(fd)
 
     def accept(self, fd: int) -> Iterator[tuple[Enum, socket.socket]]:
         """Accept some of the waiting connections of a listening socket.

@@ -33,6 +33,11 @@ class ConnectionEnds:
         self.leaving.pop(link, None)
         self.mortal.pop(link, None)
 
+    def note_mortal(self, link: PeerConnection, until: float) -> None:
+        """Look for this connection's end by ``until``, unless it is heard meanwhile."""
+        self.mortal[link] = None
+        self._look = min(self._look, until)
+
     def moments(self) -> list[float]:
         """Return when `over` has to be called."""
         found = []

@@ -104,13 +104,16 @@ class Dispatcher:
                 raise Malformed(f"HELLO is for the control plane, not for {plane.value}")
             session, reply = self.on_hello(message, route.user)
             session.routes[plane] = route
+            route.known = True
             self.send(session, plane, reply)
             return
         session = self._sessions.heard(message.session, plane, route, route.user)
         route.known = True
         if kind is Type.PING:
             self.send(session, plane, message.reply(Pong()))
-        if kind is not Type.ERROR:
+        if kind is Type.END and plane is Plane.CONTROL:
+            session.said_end = True
+        elif kind is not Type.ERROR:
             handle(session, message)
 
     def _answer_error(

@@ -130,7 +130,7 @@ class Server:
         self._control_handler = ControlHandler(
             server_state, self._calls, self._welcome, self.status, settings.heartbeat_s
         )
-        self._dispatcher.on_hello = self._control_handler.hello
+        self._dispatcher.on_hello = self._hello
         self._insert_handler, self._pull_handler = (
             InsertHandler(server_state, self._dispatcher, clock),
             PullHandler(server_state, self._dispatcher, self._calls),
@@ -243,7 +243,8 @@ class Server:
         for session, answer in self._control_handler.late_answers():
             self._dispatcher.answer(session, Plane.CONTROL, answer)
         if heard_all:  # after a pause of this process, all waiting messages come first
-            self._let_go()
+            self._end_left()
+            self._end_all(self._server_state.sessions.silent())
 
     def _serve_tables(self) -> None:
         self._dispatcher.receive(Plane.INSERT, *_BUDGET[Plane.INSERT], self._insert_handler.handle)
@@ -297,8 +298,19 @@ class Server:
             if reply is not None:
                 self._dispatcher.answer(session, Plane.CONTROL, reply)
 
-    def _let_go(self) -> None:
-        for session in self._server_state.sessions.silent():
+    def _hello(self, message: Message, user: str | None) -> tuple[Session, Message]:
+        self._end_left()
+        self._end_all(self._server_state.sessions.dead())
+        return self._control_handler.hello(message, user)
+
+    def _end_left(self) -> None:
+        """End the sessions whose clients have left."""
+        if self._sockets.parted:
+            left, self._sockets.parted = self._server_state.sessions.left()
+            self._end_all(left)
+
+    def _end_all(self, sessions: list[Session]) -> None:
+        for session in sessions:
             self.counters.session_ended(session.end)
             self._control_handler.leave(session)
 

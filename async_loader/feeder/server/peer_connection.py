@@ -14,11 +14,18 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+from async_loader.feeder.wire import Plane
 from async_loader.feeder.zmtp import Connection
 
-_TURN_BYTES = 2 << 20
-"""Bytes read from one connection before the others have their turn."""
-_TURN_FRAMES = 1024
+# Messages of one peer that wait here to be taken, and to be sent. Rows and batches can be large:
+# the rest waits at the peer, and a learner that does not read gets no more than this.
+HIGH_WATER = {Plane.CONTROL: (256, 256), Plane.INSERT: (64, 1024), Plane.PULL: (256, 128)}
+_HELD_BYTES = 8 << 20
+"""Received and not taken, of one connection: beyond, it is not read."""
+_TURN_BYTES, _TURN_FRAMES = 2 << 20, 1024
+"""What is read from one connection before the others have their turn."""
+_FIRST_BYTES, _FIRST_FRAMES = 64 << 10, 128
+"""From one without a session. See NOTE [strangers] in message_queues.py."""
 _AT_ONCE = 64
 """Buffers in one system call."""
 _JOINED = 16 << 10
@@ -43,6 +50,8 @@ class PeerConnection:
     ----------
     awaited : bool
         Whether a message waits until there is room for it among those to be sent.
+    epoll : select.epoll | None
+        What its socket is registered with.
     heard : float
         When bytes came last.
     listed : bool
@@ -70,6 +79,7 @@ class PeerConnection:
         "connection",
         "deaf",
         "ended",
+        "epoll",
         "heard",
         "known",
         "listed",
@@ -87,9 +97,15 @@ class PeerConnection:
         self.since = self.heard = now
         self.known = self.listed = self.paused = self.deaf = self.ended = self.awaited = False
         self.refusals = self.mask = self.turn = 0
+        self.epoll: select.epoll | None = None
         self._out: deque[memoryview] = deque()
         self._ends: deque[int] = deque()  # end of each waiting message, in bytes since the start
         self._put = self._sent = 0
+
+    @property
+    def turn_frames(self) -> int:
+        """Frames that are parsed in a turn."""
+        return _TURN_FRAMES if self.known else _FIRST_FRAMES
 
     @property
     def user(self) -> str | None:
@@ -111,17 +127,15 @@ class PeerConnection:
         waits = self._put - self._sent
         return waits > 0 and (len(self._ends) >= most or waits + nbytes > most_bytes)
 
-    def read(self, scratch: bytearray, most: int, most_bytes: int) -> bool:
-        """Receive bytes, within a turn; return False if the peer has closed.
-
-        The turn ends with ``most`` messages, or ``most_bytes``, that wait to be taken.
+    def read(self, scratch: bytearray) -> bool:
+        """Receive bytes, within a turn, until it `holds` enough; False: the peer has closed.
 
         Raises
         ------
         OSError, ProtocolError
         """
-        connection, left = self.connection, _TURN_BYTES
-        while left > 0 and not self.holds(most, most_bytes):
+        connection, left = self.connection, _TURN_BYTES if self.known else _FIRST_BYTES
+        while left > 0 and not self.holds():
             space = connection.space(scratch)
             try:
                 count = self.sock.recv_into(space)
@@ -129,24 +143,37 @@ class PeerConnection:
                 return True
             if not count:
                 return False
-            connection.received(scratch, count, _TURN_FRAMES)
+            connection.received(scratch, count, self.turn_frames)
             if connection.cut_short or count < len(space):
                 return True
             left -= count
         return True
 
-    def holds(self, most: int, most_bytes: int) -> bool:
+    def watch(self, epoll: select.epoll, mask: int) -> None:
+        """Let ``epoll`` alone wait for these events; 0: for none."""
+        before, now = self.epoll, epoll if mask else None
+        if before is now:
+            if now is not None and mask != self.mask:
+                now.modify(self.sock.fileno(), mask)
+        else:
+            if before is not None:
+                before.unregister(self.sock.fileno())
+            if now is not None:
+                now.register(self.sock.fileno(), mask)
+        self.epoll, self.mask = now, mask
+
+    def holds(self) -> bool:
         """Return whether enough waits to be taken."""
         connection = self.connection
         return (
             connection.cut_short
-            or len(connection.messages) >= most
-            or connection.held_bytes >= most_bytes
+            or len(connection.messages) >= HIGH_WATER[self.plane][0]
+            or connection.held_bytes >= _HELD_BYTES
         )
 
     def resume(self, scratch: bytearray) -> None:
         """Parse received bytes that were not parsed yet. Raises ProtocolError."""
-        self.connection.resume(scratch, _TURN_FRAMES)
+        self.connection.resume(scratch, self.turn_frames)
 
     def readable(self) -> bool:
         """Return whether bytes wait in the kernel."""

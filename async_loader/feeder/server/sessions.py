@@ -28,7 +28,7 @@ class SessionEnd(Enum):
     """How a session has ended."""
 
     LEFT = "left"
-    """The client closed its writers and readers, and then its connection."""
+    """The client said END, or closed its writers and readers, and then its connections."""
     DIED = "died"
     """Its connection ended while it had writers or readers."""
     LOST = "lost"
@@ -37,7 +37,9 @@ class SessionEnd(Enum):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One client, from its HELLO until it is silent for too long, or sends HELLO again.
+    """One client, from its HELLO until it has left, is silent for too long, or sends HELLO again.
+
+    One that died is listed until then, unless another needs its place.
 
     Attributes
     ----------
@@ -55,6 +57,8 @@ class Session:
         On the server's clock.
     writers, readers : dict
         Open ones, by number. `close_writer` and `close_reader` take them out.
+    said_end : bool
+        Whether its client has said that it leaves.
     """
 
     number: int = field(repr=False)
@@ -67,6 +71,7 @@ class Session:
     routes: dict[Plane, PeerConnection] = field(default_factory=dict, repr=False)
     writers: dict[int, WriterState] = field(default_factory=dict, repr=False)
     readers: dict[int, ReaderState] = field(default_factory=dict, repr=False)
+    said_end: bool = False
     _rows_before: int = field(default=0, repr=False)  # of closed writers: a count never falls
     _batches_before: int = field(default=0, repr=False)
 
@@ -78,8 +83,20 @@ class Session:
         return any(not route.ended for route in self.routes.values())
 
     @property
+    def ended(self) -> bool:
+        """Whether its connections have ended."""
+        return bool(self.routes) and not self.connected
+
+    @property
+    def all_taken(self) -> bool:
+        """Whether no message waits on its connections."""
+        return not any(route.listed for route in self.routes.values())
+
+    @property
     def end(self) -> SessionEnd:
-        """How a session has ended that falls silent."""
+        """How a session has ended that is over."""
+        if self.said_end:
+            return SessionEnd.LEFT
         if self.connected:
             return SessionEnd.LOST
         return SessionEnd.DIED if self.writers or self.readers else SessionEnd.LEFT
@@ -164,7 +181,8 @@ class Sessions:
         """
         if len(self) >= self._most:
             raise Malformed(
-                f"{len(self)} sessions are open, which is the limit of this server",
+                f"{len(self)} sessions are open, which is the limit of this server: close clients, "
+                "or raise its limits.sessions",
                 ErrorCode.LIMIT,
             )
         now = self._clock()
@@ -201,6 +219,20 @@ class Sessions:
     def routes(self) -> set[PeerConnection]:
         """Return the connections of all sessions."""
         return {route for session in self._by_number.values() for route in session.routes.values()}
+
+    def left(self) -> tuple[list[Session], bool]:
+        """Return sessions whose clients have left, and whether messages of others that have wait to
+        be taken. O(sessions).
+        """
+        left = [one for one in self if one.ended and one.end is SessionEnd.LEFT]
+        over = [session for session in left if session.all_taken]
+        return over, len(over) < len(left)
+
+    def dead(self) -> list[Session]:
+        """Return sessions whose place another client may have, where it needs one."""
+        if len(self) < self._most:
+            return []
+        return [session for session in self if session.ended and session.all_taken]
 
     def silent(self) -> list[Session]:
         """Return sessions that were silent for too long. O(1) while there can be none."""

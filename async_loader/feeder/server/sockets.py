@@ -19,21 +19,18 @@ from typing import Any
 
 from async_loader.feeder.server.acceptor import REST_S, Acceptor, Bind
 from async_loader.feeder.server.connection_ends import ConnectionEnds
-from async_loader.feeder.server.message_queues import PATIENCE, MessageQueues
-from async_loader.feeder.server.peer_connection import PeerConnection, flush_all
+from async_loader.feeder.server.message_queues import PATIENCE, MessageQueues, too_much
+from async_loader.feeder.server.peer_connection import HIGH_WATER, PeerConnection, flush_all
 from async_loader.feeder.wire import Limits, Plane
 from async_loader.feeder.wire.bounds import CONTROL_BYTES, FRAMES
 from async_loader.feeder.zmtp import Connection, Mechanism, Null, ProtocolError
 
 _log = logging.getLogger("async_loader")
 _SCRATCH_BYTES = 64 << 10
-_HELD_BYTES = 8 << 20  # received and not taken, of one connection: beyond, it is not read
 _LAST_WORDS_S = 1.0  # to send END, DONE, or the ERROR that ends a handshake
 _UNREADY = 256  # connections within their handshake
-_EVENTS = 64  # connections that are read before messages are taken; control comes on top
-# Messages of one peer that wait here to be taken, and to be sent. Rows and batches can be large:
-# the rest waits at the peer, and a learner that does not read gets no more than this.
-_HIGH_WATER = {Plane.CONTROL: (256, 256), Plane.INSERT: (64, 1024), Plane.PULL: (256, 128)}
+_EVENTS = 64  # connections that are read before messages are taken; control comes on top, and
+_STRANGERS = 8  # connections without a session
 _FOR_ANSWERS = 4  # times as many answers may wait: each was asked for, and none is sent later
 
 
@@ -59,11 +56,12 @@ class ServerSockets:
     ----------
     needed : callable
         Returns the routes of sessions, which are not ended to make room.
+    parted : bool
+        Whether a connection of a session has ended; the code that looks into it clears it.
     unsent, ignored : int
         Messages that could not be sent; that were dropped after others that could not be read.
     violations, spared, faults : int
-        Connections that were ended: for a protocol error; to make room; for an error of this
-        package.
+        Connections that were ended: for a protocol error; to make room; for an error here.
     """
 
     def __init__(
@@ -77,6 +75,7 @@ class ServerSockets:
     ) -> None:
         self.endpoints: dict[Plane, str] = {}
         self.needed: Callable[[], Collection[PeerConnection]] = tuple
+        self.parted = False
         self.unsent = self.ignored = self.violations = self.spared = self.faults = 0
         frame_bytes = max(limits.message_bytes, CONTROL_BYTES)
         self._sizes = frame_bytes, 2 * frame_bytes + (1 << 20), FRAMES + 1
@@ -87,15 +86,16 @@ class ServerSockets:
         self._ends = ConnectionEnds()
         self._queues = MessageQueues()
         self._rest: float | None = None  # until when no connection is accepted
-        self._has_room = False  # where a message waits for it
-        self._all, self._control = select.epoll(), select.epoll()
-        self._all.register(self._control.fileno(), select.EPOLLIN)
+        self._wakes = False  # there is room where a message waits for it, or a session has parted
+        self._all, self._control, self._strangers = (select.epoll() for _ in range(3))
+        for inner in (self._control, self._strangers):
+            self._all.register(inner.fileno(), select.EPOLLIN)
         self._acceptor = Acceptor(self._make_room)
         try:
             for plane in Plane:
                 where = endpoints.get(plane, "")
-                fd, self.endpoints[plane] = self._acceptor.listen(plane, where, bind)
-                self._all.register(fd, select.EPOLLIN)
+                self.endpoints[plane] = self._acceptor.listen(plane, where, bind)
+            self._acceptor.go_on(self._all)
         except BaseException:
             self.close()
             raise
@@ -133,12 +133,12 @@ class ServerSockets:
             events = self._all.poll(timeout, _EVENTS)
             now = self._clock()
             others = [fd for fd, mask in events if self._handle(fd, mask, now)]
-            for fd, mask in self._control.poll(0):
+            for fd, mask in [*self._control.poll(0), *self._strangers.poll(0, _STRANGERS)]:
                 self._handle(fd, mask, now)
             self._tidy(now)
             over = until is not None and now >= until
-            if others or self._queues.backlog or self._has_room or over:
-                self._has_room = False
+            if others or self._queues.backlog or self._wakes or over:
+                self._wakes = False
                 return others
 
     def _left_s(self, until: float | None) -> float | None:
@@ -161,7 +161,7 @@ class ServerSockets:
         if fd in self._acceptor:
             self._accept(fd, now)
             return False
-        return fd != self._control.fileno()
+        return fd not in (self._control.fileno(), self._strangers.fileno())
 
     def _fault(self, link: PeerConnection) -> None:
         """End a connection after an error of this package, which must not end the tables."""
@@ -187,8 +187,7 @@ class ServerSockets:
                 )
         except OSError:
             self._rest = now + REST_S
-            for door in self._acceptor.filenos():
-                self._all.unregister(door)
+            self._acceptor.rest(self._all)
 
     def _enter(self, link: PeerConnection) -> None:
         self._links[link.sock.fileno()] = link
@@ -208,16 +207,8 @@ class ServerSockets:
 
     def _poll(self, link: PeerConnection, mask: int) -> None:
         """Wait for these events of a connection from now on; 0: for none."""
-        if mask == link.mask:
-            return
-        epoll = self._control if link.plane is Plane.CONTROL else self._all
-        if not mask:
-            epoll.unregister(link.sock.fileno())
-        elif link.mask:
-            epoll.modify(link.sock.fileno(), mask)
-        else:
-            epoll.register(link.sock.fileno(), mask)
-        link.mask = mask
+        known = self._control if link.plane is Plane.CONTROL else self._all
+        link.watch(known if link.known else self._strangers, mask)
 
     def _drop(self, link: PeerConnection) -> None:
         """End a connection. Its received messages can still be taken."""
@@ -227,21 +218,25 @@ class ServerSockets:
         del self._links[link.sock.fileno()]
         self._ends.forget(link)
         link.close()
+        if link.known:
+            self.parted = self._wakes = True
         if link.listed:
             self._queues.keep_ended(link)
+        else:
+            link.forget()
+        self._weigh(link)
 
     def _read(self, link: PeerConnection, now: float) -> None:
         if link in self._ends.leaving:
             if link.discard(self._scratch):  # a close with unread bytes could lose the last words
                 self._drop(link)
             return
-        most = _HIGH_WATER[link.plane][0]
-        if link.holds(most, _HELD_BYTES):
+        if link.holds():
             link.paused = True
             self._poll(link, 0)
             return
         try:
-            alive = link.read(self._scratch, most, _HELD_BYTES)
+            alive = link.read(self._scratch)
         except OSError:
             alive = False
         except ProtocolError as error:
@@ -255,16 +250,24 @@ class ServerSockets:
     def _came(self, link: PeerConnection) -> None:
         """Handle what was received: answers of the protocol, messages."""
         connection = link.connection
+        if connection.ready:
+            self._ends.unready.pop(link, None)
         if connection.outgoing and not link.ended:
-            if connection.ready:
-                self._ends.unready.pop(link, None)
             self._answer(link)
-        elif link in self._ends.unready and connection.ready:
-            del self._ends.unready[link]
         if connection.ttl_s is not None and not link.ended:
-            self._ends.mortal[link] = None
+            self._ends.note_mortal(link, link.heard + connection.ttl_s)
         if not link.listed and (connection.messages or connection.cut_short):
             self._queues.add(link)
+        if not link.known:
+            self._weigh(link)
+
+    def _weigh(self, link: PeerConnection) -> None:
+        """Refuse the strangers that hold most, while all hold too much. See NOTE [strangers]."""
+        for largest in self._queues.weigh(link, most := self._sizes[1] + (1 << 20)):
+            self.spared += 1
+            if largest.connection.ready:
+                largest.send(too_much(most))
+            self._part(largest)
 
     def _violated(self, link: PeerConnection, error: ProtocolError) -> None:
         """End a connection for a protocol error.
@@ -297,7 +300,7 @@ class ServerSockets:
             self._poll(link, link.mask | select.EPOLLOUT)
 
     def _flush(self, link: PeerConnection) -> None:
-        self._has_room |= link.awaited
+        self._wakes |= link.awaited
         link.awaited = False
         if link.flush():
             self._poll(link, select.EPOLLIN)
@@ -308,8 +311,7 @@ class ServerSockets:
             self._drop(link)
         if self._rest is not None and now >= self._rest:
             self._rest = None
-            for door in self._acceptor.filenos():
-                self._all.register(door, select.EPOLLIN)
+            self._acceptor.go_on(self._all)
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -324,7 +326,9 @@ class ServerSockets:
         """Queue a connection again after its turn, read it on, or end it."""
         link.listed, link.turn = False, 0
         try:
+            self._poll(link, link.mask)  # it may have a session now
             self._go_on(link)
+            self._weigh(link)
         except Exception:
             self._fault(link)
 
@@ -349,15 +353,12 @@ class ServerSockets:
             self._poll(link, select.EPOLLIN | (select.EPOLLOUT if link.unsent_bytes else 0))
 
     def refused(self, route: PeerConnection) -> None:
-        """Count a message that could not be read, or was of no session.
-
-        After some the connection ends.
-        """
+        """Count a message that could not be read, or was of no session: some end a connection."""
         route.refusals += 1
 
     def has_room(self, plane: Plane, route: PeerConnection, nbytes: int) -> bool:
         """Return whether a message can be sent. If not, `wait` ends when others have gone out."""
-        route.awaited = route.full(nbytes, _HIGH_WATER[plane][1], self._out_bytes)
+        route.awaited = route.full(nbytes, HIGH_WATER[plane][1], self._out_bytes)
         return not route.awaited
 
     def send(
@@ -374,7 +375,7 @@ class ServerSockets:
         many unsent answers loses its connection, which tells its client to ask again.
         """
         times = _FOR_ANSWERS if answer else 1
-        full = route.full(nbytes, times * _HIGH_WATER[plane][1], times * self._out_bytes)
+        full = route.full(nbytes, times * HIGH_WATER[plane][1], times * self._out_bytes)
         if full or not route.send(frames):
             self.unsent += 1
             if full and answer:
@@ -395,5 +396,5 @@ class ServerSockets:
         for link in list(self._links.values()):
             link.empty(self._scratch)
             self._drop(link)
-        self._control.close()
-        self._all.close()
+        for epoll in (self._control, self._strangers, self._all):
+            epoll.close()

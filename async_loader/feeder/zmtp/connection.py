@@ -18,6 +18,8 @@ _HANDSHAKE_BYTES = 8 << 10
 """Bytes of a frame during the handshake, at most."""
 _OWN_BUFFER_FROM = 16 << 10
 """An incomplete frame of this size gets a buffer of its own, and is received into that."""
+_FRAME_BYTES = 64
+"""Of a frame beside its content, as Python keeps it."""
 _MOST_CONTEXT = 16
 _JOIN_BELOW = 4 << 10
 """Smaller parts of a message are joined: a copy is cheaper than one more buffer."""
@@ -42,9 +44,9 @@ class Connection:
     Attributes
     ----------
     messages : deque of (list of buffers, int)
-        Received and not taken: frames, and their bytes. Each frame has its own memory.
+        Received and not taken: frames, and their memory. Each frame has its own.
     held_bytes : int
-        Bytes of `messages`; the code that takes a message subtracts them.
+        Memory of `messages`; the code that takes a message subtracts it.
     outgoing : list of bytes
         What the protocol sends, in order; the code that sends it clears the list.
     ttl_s : float | None
@@ -88,6 +90,13 @@ class Connection:
     def user(self) -> str | None:
         """The user of the peer's key; ``None`` without keys, and during the handshake."""
         return self._mechanism.user if self._mechanism.ready else None
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all that was received and not taken, and of the frame that is under way."""
+        large = 0 if self._large is None else len(self._large)
+        parts = self._nbytes + _FRAME_BYTES * len(self._frames) + len(self._pending)
+        return self.held_bytes + parts + large
 
     # -- in --------------------------------------------------------------------------------------
 
@@ -212,8 +221,9 @@ class Connection:
                 "bytes"
             )
         if not flags & MORE:
-            self.messages.append((self._frames, self._nbytes))
-            self.held_bytes += self._nbytes
+            held = self._nbytes + _FRAME_BYTES * len(self._frames)
+            self.messages.append((self._frames, held))
+            self.held_bytes += held
             self._frames, self._nbytes = [], 0
 
     def _handshake(self, flags: int, body: Buffer) -> None:
@@ -241,7 +251,7 @@ class Connection:
     def forget(self) -> None:
         """Drop messages that were not taken; receive nothing more."""
         self.messages.clear()
-        self.held_bytes = 0
+        self.held_bytes = self._nbytes = 0
         self.cut_short, self._pending, self._large = False, b"", None
         self._frames = []
 

@@ -162,6 +162,9 @@ class FakeFeeder:
         )
         self.say(Plane.CONTROL, route, Message(body, session))
 
+    def on_end(self, plane, route, message):
+        del self.sessions[message.session]
+
     def on_ping(self, plane, route, message):
         self.say(plane, route, message.reply(wire.Pong()))
 

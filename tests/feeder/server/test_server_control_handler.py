@@ -80,7 +80,7 @@ def test_every_request_has_its_answer():
 @pytest.mark.parametrize("plane", Plane)
 def test_what_belongs_to_another_plane_is_refused(plane):
     wrong = {
-        Plane.CONTROL: [Pull(1, 0, SLOTS), Done(), End(reason="", count=0)],
+        Plane.CONTROL: [Pull(1, 0, SLOTS), Done(), Published(newest=True)],
         Plane.INSERT: [
             Pull(1, 0, SLOTS),
             Status(),
@@ -584,30 +584,28 @@ def test_weights_that_could_not_be_told_of_are_refused():
         assert (error.code, "263 tensors take" in error.text) == (ErrorCode.TOO_LARGE, True)
 
 
-def test_a_status_tells_clients_that_left_from_those_that_died_or_are_lost():
+def test_a_session_of_a_client_that_leaves_ends_at_once_and_status_says_how_others_ended():
+    names = ("works", "left", "ends", "died", "lost")
     with Rig() as rig:
-        peers = {name: rig.peer() for name in ("works", "left", "died", "lost")}
-        for name in ("works", "died", "lost"):
+        peers = {name: rig.peer() for name in names}
+        for name in names:
             peers[name].open_writer(producer=name.encode().ljust(16))
             peers[name].insert(0, [1, 2, 3])
-        peers["left"].open_writer(producer=b"left".ljust(16))
-        peers["left"].close_writer(0)
-        rig.turn()
-        peers["left"].close()
-        peers["died"].close()
+        peers["left"].close_writer(1)
+        peers["ends"].send(Plane.CONTROL, End(reason="", count=0))
+        for name in ("left", "ends", "died"):
+            rig.turn()
+            peers[name].close()
         rig.turn()
         said = peers["works"].ask(Plane.CONTROL, Status()).body.status
-        seen = [
-            (one["connected"], one["writers"], one["rows_in"], one["batches_out"])
-            for one in said["sessions"]
-        ]
-        assert seen == [(True, 1, 3, 0), (False, 0, 0, 0), (False, 1, 3, 0), (True, 1, 3, 0)]
-        assert said["sessions_ended"] == {"left": 0, "died": 0, "lost": 0}
+        assert said["sessions_ended"] == {"left": 2, "died": 0, "lost": 0}
+        assert [one["connected"] for one in said["sessions"]] == [True, False, True]
+        assert said["tables"]["t"]["inserted"] == 15, "what was received is kept"
         for _ in range(4):
             rig.pass_time(rig.server._settings.silence_s / 3)
             peers["works"].ask(Plane.CONTROL, Ping())
         said = peers["works"].ask(Plane.CONTROL, Status()).body.status
-        assert said["sessions_ended"] == {"left": 1, "died": 1, "lost": 1}
+        assert said["sessions_ended"] == {"left": 2, "died": 1, "lost": 1}
         assert len(said["sessions"]) == 1
 
 

@@ -25,6 +25,7 @@ from async_loader.feeder.server import message_queues
 from async_loader.feeder.server import sockets as module
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.wire import Limits, Plane
+from async_loader.feeder.zmtp import Connection
 from async_loader.lifecycle import Deadline
 
 PATIENCE_S = 30.0
@@ -129,6 +130,12 @@ def until(ports: ServerSockets, condition, wait_s: float = 0.01) -> None:
     while not condition():
         assert not deadline.expired
         ports.wait(wait_s)
+
+
+def received(sock: socket.socket) -> bytes:
+    with contextlib.suppress(BlockingIOError, ConnectionError):
+        return sock.recv(1 << 16)
+    return b""
 
 
 def is_closed(sock: socket.socket) -> bool:
@@ -269,7 +276,7 @@ def test_a_ping_among_messages_that_were_stopped_and_an_end_harm_nothing(where, 
         ports.open()
         assert len(turn(ports, plane, 10**6, 60)) > 0
         with connected(ports, plane, opening() + framed([b"alive"])):
-            assert heard(ports, plane)[1] == [b"alive"]
+            until(ports, lambda: any(came == [b"alive"] for _, came in turn(ports, plane)))
         assert ports.faults == 0
 
 
@@ -366,8 +373,12 @@ def test_a_handshake_has_five_seconds(timed, clock):
 
 
 def test_a_peer_is_ended_when_its_time_to_live_is_over_unless_it_spoke(timed, clock):
+    patient = connected(timed, PULL, opening() + ping(ttl=60_000))
+    turn(timed)
+    clock.now += 1.0
+    turn(timed)  # the only one lives for long
     quiet, speaks, late = (connected(timed, PULL, opening() + ping(ttl=20)) for _ in range(3))
-    with quiet, speaks, late:
+    with patient, quiet, speaks, late:
         turn(timed)
         clock.now += 1.5
         speaks.sendall(framed([b"x"]))
@@ -382,7 +393,7 @@ def test_a_peer_is_ended_when_its_time_to_live_is_over_unless_it_spoke(timed, cl
         until(timed, lambda: None in [one.connection.ttl_s for one in timed._links.values()], 0.0)
         clock.now += 100.0
         turn(timed)
-        assert [is_closed(one) for one in (speaks, late)] == [False, True]
+        assert [is_closed(one) for one in (speaks, late, patient)] == [False, True, False]
 
 
 # -- floods ----------------------------------------------------------------------------------------
@@ -455,6 +466,84 @@ def test_a_flood_costs_others_a_turn_and_no_more(ports, peer):
         assert [frames for route, frames in ports.receive(INSERT, 96) if route is link] == [
             [b"good"]
         ]
+
+
+SHAPES = {
+    "empty frames": (b"\1\0" * 4090 + b"\0\0") * 12,
+    "small messages": framed([b"x"]) * 4000,
+    "no end": b"\1\0" * 4000,
+    "part of a frame": frame(bytes(100), 1) * 600 + frame(bytes(1 << 16))[:-1],
+    "no handshake": None,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_strangers_cost_a_round_little_whatever_they_send(ports, peer, shape, monkeypatch):
+    known = peer(INSERT, opening() + framed([b"first"]))
+    until(ports, lambda: ports._queues.strangers[INSERT])
+    ((route, _),) = ports.receive(INSERT, 1)
+    route.known = True
+    ports.wait(0.0)
+    data, parsed = SHAPES[shape], []
+    floods = [
+        Flood(peer(plane, opening() if data else b""), data or greeting() * 1000)
+        for plane in Plane
+        for _ in range(30)
+    ]
+    frames_of = Connection._frame
+    monkeypatch.setattr(Connection, "_frame", lambda *a: parsed.append(1) or frames_of(*a))
+    for _ in range(20):
+        for one in floods:
+            with contextlib.suppress(ConnectionError):
+                one.push(1 << 15)
+        known.sendall(framed([b"next"]))
+        settle()
+        parsed.clear()
+        ports.wait(0.0)
+        for plane in Plane:
+            taken = 0
+            for from_, frames in ports.receive(plane, 10**6):
+                taken += 8 + len(frames) if from_ is not route else 0
+                if shape == "small messages" and from_ is not route:
+                    ports.refused(from_)
+            assert taken < 2048 + 4098
+        assert len(parsed) < 10_000
+        assert not route.connection.messages, "it was read, and had its turn"
+
+
+@pytest.mark.parametrize("held", ["large frames", "parts of frames", "messages", "empty frames"])
+def test_what_strangers_hold_is_bounded_over_all_and_the_one_with_most_is_refused(
+    tmp_path, held, monkeypatch
+):
+    monkeypatch.setattr(module, "CONTROL_BYTES", 1 << 18)
+    data = {
+        "large frames": frame(bytes(1 << 18), 1) * 2,
+        "parts of frames": frame(bytes(1 << 18))[: 1 << 10],
+        "messages": framed([bytes(1000)]) * 60,
+        "empty frames": b"\1\0" * 4000,
+    }[held]
+    with contextlib.ExitStack() as stack:
+        limits = Limits(message_bytes=1 << 18)
+        ports = stack.enter_context(
+            contextlib.closing(ServerSockets(over("ipc", tmp_path), limits))
+        )
+        most, floods = (1 << 19) + (2 << 20), []
+        for i in range(80):
+            one = stack.enter_context(connected(ports, list(Plane)[1 + i % 2]))
+            floods.append(Flood(one, data))
+            with contextlib.suppress(ConnectionError):
+                floods[-1].push(len(data))
+            for _ in range(40):
+                ports.wait(0.0)
+                if held == "empty frames":  # they are parsed in turns
+                    assert not [*ports.receive(INSERT, 99), *ports.receive(PULL, 99)]
+                assert sum(link.connection.memory for link in ports._links.values()) <= most
+        assert ports.spared > 0
+        honest = stack.enter_context(connected(ports, data=opening() + framed([b"hello"])))
+        assert heard(ports)[1] == [b"hello"]
+        assert not is_closed(honest)
+        said = b"".join(received(one.sock) for one in floods)
+        assert b"which is the limit: say HELLO first" in said
 
 
 def test_messages_that_a_round_leaves_behind_are_not_forgotten(ports, peer):
