@@ -144,8 +144,10 @@ class Field:
             "codec": codec,
             "name": name,
         }
-        if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
-            raise SchemaError(f"{what} has stack={stack!r}: it is the number of values, 1 or more")
+        if isinstance(stack, bool) or not isinstance(stack, int) or not 0 < stack <= MOST:
+            raise SchemaError(
+                f"{what} has stack={stack!r}: it is the number of values, 1 to {MOST:,}"
+            )
         if next is not None and (not isinstance(next, str) or not next):
             raise SchemaError(
                 f"{what} has next={next!r}: it is the name of the following step's value"
@@ -376,12 +378,10 @@ def _check_batch(field: Field) -> None:
             f"{AXES} at most: join some, as by reshape"
         )
     nbytes = field.dtype.itemsize * math.prod(max(1, n) for n in field.shape)
-    most = EMPTY_BYTES if 0 in field.shape else MOST
-    if nbytes > most:
-        whole = " where a dimension of 0 counts as 1" if 0 in field.shape else ""
+    if 0 in field.shape and nbytes > EMPTY_BYTES:
         raise SchemaError(
-            f"field {field.name!r} takes {nbytes:.3g} bytes{whole}, {most:.3g} at most: correct "
-            "its shape"
+            f"field {field.name!r} of shape {list(field.shape)} has no element, and its other "
+            f"dimensions make {nbytes:.3g} bytes, {EMPTY_BYTES:.3g} at most: make them smaller"
         )
 
 

@@ -105,7 +105,8 @@ RANKS["feeder"] = [
     "shared.weights_memory "
     "server.policy_lag server.producer_positions server.row_counts",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
-    "shared.listener table_settings client.publish_turns client.waker client.whereabouts",
+    "shared.listener client.publish_turns client.waker client.whereabouts",
+    "table_settings",
     "wire.control wire.row_layout zmtp.curve zmtp.mechanism zmtp.null shared plain_values",
     "wire.calls wire.rows wire.weights zmtp.connection server.outgoing_batches",
     "wire.batches wire.control_codec zmtp",

@@ -26,6 +26,7 @@ from async_loader.feeder.derived_settings import (
     union_of,
 )
 from async_loader.feeder.settings_errors import Bytes
+from async_loader.feeder.wire.schema_codec import spec_of
 from async_loader.replay import samplers
 from async_loader.replay.arguments import storable
 from async_loader.replay.buffer import ReplayBuffer
@@ -142,7 +143,9 @@ class _Table(Settings, frozen=True, kw_only=True):
                     "'obs.pixels'"
                 )
             place[last] = field.make(name=name)
-        return storable(Schema.of(nested))
+        made = storable(Schema.of(nested))
+        spec_of(made)  # raises for what cannot travel
+        return made
 
     def make(self) -> ReplayBuffer:
         """Make the table, empty; with a schema its memory is allocated now.

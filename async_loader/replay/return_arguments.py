@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.errors import ConfigError
+from async_loader.validation import within_floats
 
 
 def check_return(n_steps: Any, gamma: Any, reward: Any) -> None:
@@ -16,6 +17,7 @@ def check_return(n_steps: Any, gamma: Any, reward: Any) -> None:
             f"n_steps={n_steps!r}: the number of steps that a return sums up is a Python int, "
             "1 or more"
         )
+    within_floats("n_steps", n_steps)
     if isinstance(gamma, bool | str) or not hasattr(gamma, "__float__") or not 0 <= gamma <= 1:
         raise ConfigError(f"gamma={gamma!r}: a discount is 0 to 1")
     check_field_name("reward", reward)

@@ -22,6 +22,7 @@ from async_loader.table import AutoReset, Ids, VectorEnv
 _BOOL = np.dtype(np.bool_)
 _ENDS = ("terminated", "truncated")
 _AUTORESETS = ("nextstep", "samestep", "disabled")
+_MOST = 1 << 20
 _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['autoreset_mode']"
 
 
@@ -101,6 +102,8 @@ class VectorWriter:
     ) -> None:
         self._writer = writer
         self._count = count = positive("envs", getattr(envs, "num_envs", envs))
+        if count > _MOST:
+            raise ConfigError(f"envs={count:,}: a vector has {_MOST:,} environments at most")
         self._mode = _mode_of(envs, autoreset)
         self.streams = (
             [fresh_stream() for _ in range(count)]

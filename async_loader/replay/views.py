@@ -11,6 +11,7 @@ from async_loader.names import explain_wrong_names
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.return_arguments import check_return
 from async_loader.schema import Schema
+from async_loader.validation import within_floats
 
 Boundary = Literal["stop", "pad", "cross"]
 ETA = 0.9
@@ -150,6 +151,7 @@ class Sequences:
         )
         for name, value, least in counts:
             object.__setattr__(self, name, _steps(name, value, least))
+        within_floats("steps from a sequence's first to its last", self.span)
         if boundary not in get_args(Boundary):
             raise ConfigError(f"boundary={boundary!r}: it is one of 'stop', 'pad', 'cross'")
         if not isinstance(whole, bool) and whole != "ragged":
@@ -193,6 +195,16 @@ class Sequences:
         """Whether batches come without padding."""
         return self.whole == "ragged"
 
+    def within(self, rows: int) -> Sequences:
+        """Return this view for a table of ``rows`` rows, which has no longer episodes: the same
+        batches, if they come without padding, for less memory.
+        """
+        if not self.ragged or self.length <= rows:
+            return self
+        return Sequences(
+            rows, boundary=self.boundary, state=self.state, whole=self.whole, eta=self.eta
+        )
+
     @property
     def crosses(self) -> bool:
         """Whether a sequence goes on into the next episode of its stream."""
@@ -210,7 +222,7 @@ View: TypeAlias = Transitions | Sequences | Hindsight
 def _steps(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name}={value!r}: it is a Python int, {least} or more")
-    return value
+    return within_floats(name, value)
 
 
 def checked_view(view: object) -> View | None:

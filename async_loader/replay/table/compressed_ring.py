@@ -169,7 +169,8 @@ class CompressedRing:
         """
         found = []
         for f, place in enumerate(fields[:, ROW_ADDRESS].tolist()):
-            if place in self._coded:
+            # a field without elements may begin where one with a codec does
+            if place in self._coded and fields[f, NBYTES]:
                 address, stride, nbytes = fields[f, [ARRAY_ADDRESS, ARRAY_STRIDE, NBYTES]].tolist()
                 found.append((f, address, stride, nbytes))
         return found

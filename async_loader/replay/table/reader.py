@@ -72,6 +72,11 @@ class ReplayReader:
     ----------
     storage : Storage
     read_plan : ReadPlan
+
+    Attributes
+    ----------
+    row_bytes : int
+        What an item takes in a batch, with its id.
     """
 
     def __init__(self, storage: Storage, read_plan: ReadPlan) -> None:
@@ -84,6 +89,7 @@ class ReplayReader:
         self._index = len(read_plan.outputs) + read_plan.computed
         # a read that may wait for a disk releases the GIL
         self._short = 0 if storage.on_disk else _SHORT_BYTES // max(1, read_plan.schema.nbytes)
+        self.row_bytes = read_plan.schema.nbytes + 8
         self._readahead = Readahead(storage, read_plan) if storage.on_disk else None
         self._scratch_rows = -1
         self._plans: dict[int, BatchArrays] = {}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from async_loader import tree
-from async_loader.errors import OutOfMemory
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Ids
@@ -26,12 +25,12 @@ from async_loader.replay.table.source_sampler import drawing_sampler
 from async_loader.replay.table.table import Drawn
 from async_loader.replay.table.undelivered import UndeliveredItems, joined
 from async_loader.replay.views import View
-from async_loader.shm.limits import available_bytes, human
+from async_loader.shm.segment import check_fits
 from async_loader.source import Window
 
 _REDRAWS = 8
-_MANY = 1 << 20
-"""Rows of a batch, from which on its memory is checked first."""
+_MUCH = 64 << 20
+"""Bytes of a batch, from which on its memory is checked first."""
 
 
 class TableSampler(ReadPlans):
@@ -189,10 +188,10 @@ class TableSampler(ReadPlans):
 
         Where each item counts its draws, all of it is done under the lock.
         """
+        rows = count if sampler.repeats else min(count, self._table_state.table.items.rows)
+        _check_memory(reader, rows, f"batch_size={count:,}")
         if self._table_state.max_times_sampled:
             return self._used_up(reader, sampler, count, timeout_s, taken)
-        if count > _MANY and sampler.repeats:
-            _check_memory(reader.read_plan, count)
         drawn = self.ids(sampler, count, timeout_s, taken)
         reader.announce(drawn.ids)
         into, gone = reader.take(drawn.ids, drawn.weight)
@@ -353,7 +352,9 @@ class TableSampler(ReadPlans):
             table_state.check_open()
             table_state.catch_up()
             ids = ids[table_state.table.find(ids) >= 0]
-        into, gone = reader_of(table_state, read_plan).take(ids)
+        reader = reader_of(table_state, read_plan)
+        _check_memory(reader, len(ids), f"{len(ids):,} ids")
+        into, gone = reader.take(ids)
         arrays = (
             [np.delete(array, gone, axis=0) for array in into.fields] if len(gone) else into.fields
         )
@@ -382,14 +383,11 @@ def _one_weight(weight: Array, gone: Ids, first: Drawn, again: Drawn) -> tuple[A
     return whole, Drawn(first.ids, whole, scale)
 
 
-def _check_memory(read_plan: ReadPlan, count: int) -> None:
-    """Raise OutOfMemory if a batch of ``count`` rows, with their ids, exceeds the free memory."""
-    nbytes, there = count * (read_plan.schema.nbytes + 8), available_bytes()
-    if nbytes > there:
-        raise OutOfMemory(
-            f"batch_size={count:,}: a batch of that size takes {human(nbytes)}, and "
-            f"{human(there)} are free"
-        )
+def _check_memory(reader: ReplayReader, rows: int, what: str) -> None:
+    """Raise OutOfMemory if a batch of so many rows exceeds the free memory."""
+    nbytes = rows * reader.row_bytes
+    if nbytes > _MUCH:
+        check_fits(nbytes, what)
 
 
 def assembled(read_plan: ReadPlan, arrays: Sequence[Any]) -> dict[str, Any]:

@@ -10,7 +10,13 @@ from async_loader.replay.base.array_address import address_of
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.storage import Storage
+from async_loader.shm.segment import check_fits
 from async_loader.source import Window
+
+_STEP_BYTES = 80
+"""Of the scratch memory, for each step of a sequence."""
+_MANY = 1 << 20
+"""Steps from which on that memory is checked first."""
 
 
 class SequenceReader(ReplayReader):
@@ -23,6 +29,11 @@ class SequenceReader(ReplayReader):
     storage : Storage
     read_plan : ReadPlan
         Of a view of sequences.
+
+    Raises
+    ------
+    OutOfMemory
+        For sequences so long that their steps cannot be listed.
     """
 
     def __init__(self, storage: Storage, read_plan: ReadPlan) -> None:
@@ -37,6 +48,8 @@ class SequenceReader(ReplayReader):
         self._shape[q.DILATION], self._shape[q.BEFORE] = view.dilation, read_plan.depth
         self._shape[q.FOLLOWED], self._shape[q.WHOLE] = read_plan.successor, bool(view.whole)
         self._shape[q.ACROSS] = view.crosses
+        if view.span > _MANY:
+            check_fits(_STEP_BYTES * view.span, f"sequences of {view.span:,} steps")
         # each step may be followed by the observation after its episode
         self._visited = np.zeros((5, read_plan.depth + 2 * view.span), np.int64)
         places = read_plan.depth - 1 + view.dilation * np.arange(view.steps)
