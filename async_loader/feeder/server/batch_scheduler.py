@@ -9,10 +9,9 @@ reader before them has. Where draws use nothing up, all readers draw.
 # NOTE [rows that were sent ahead]
 What a learner was sent and does not use yet holds its places in the queue: else its rows would be
 older than the queue is long. The first of its batches is the one in use, as it gave back the one
-before when it asked for this one; until it gave one back, that is unknown, and a queue of two
-batches or more counts the first, too. While a learner waits for rows that another one was sent
-ahead, none are counted: the other may wait for this one. A reader of a cluster may hold several
-batches to make one, so what it holds is not counted.
+before when it asked for this one. While a learner waits for rows that another one was sent ahead,
+none are counted: the other may wait for this one. A reader of a cluster may hold several batches to
+make one, so what it holds is not counted.
 """
 
 from __future__ import annotations
@@ -80,14 +79,12 @@ class BatchScheduler:
 
     def rows_ahead(self) -> int:
         """Return how many rows were sent ahead. See NOTE [rows that were sent ahead]."""
-        size, ahead = self.table.queue_size, 0
-        if size is None or self.calls_wait():
+        ahead = 0
+        if self.table.queue_size is None or self.calls_wait():
             return 0
         for one in self._readers:
-            used = one.returned or size < 2 * one.batch_size
-            rows = (len(one.leases) - bool(used)) * one.batch_size
-            if rows > 0 and not (one.takes_short or one.asks):
-                ahead += rows
+            if len(one.leases) > 1 and not (one.takes_short or one.asks):
+                ahead += (len(one.leases) - 1) * one.batch_size
             elif one.hungry_since is not None:
                 return 0
         return ahead
@@ -382,7 +379,7 @@ class BatchScheduler:
     def give_back(self, reader: ReaderState, numbers: Sequence[int]) -> None:
         """Drop leases of batches that the learner has used."""
         for number in numbers:
-            reader.returned += reader.leases.pop(number, None) is not None
+            reader.leases.pop(number, None)
 
     def failed(self) -> list[tuple[ReaderState, str]]:
         """Return readers that can never be served, and why; each once for every grant."""

@@ -67,8 +67,6 @@ class ReaderState:
         Whether it has a sampler of its own.
     takes_short : bool
         Whether its batches of a queue may have fewer rows: others come from other servers.
-    returned : int
-        Leases that it gave back.
     """
 
     session: int = field(repr=False)
@@ -90,7 +88,6 @@ class ReaderState:
     asks: tuple[Any, ...] | None = None
     samples_itself: bool = False
     takes_short: bool = False
-    returned: int = 0
 
     @property
     def batch_size(self) -> int:

@@ -84,6 +84,9 @@ class LagSampler(InnerSampler):
     seed : SeedSequence
     published : int, optional
         The newest version, where all of them are told, see `publish`.
+    end : callable, optional
+        Called with the rows of each step that is left out, whose item the table then ends: one of a
+        queue would keep its place.
 
     Attributes
     ----------
@@ -104,10 +107,11 @@ class LagSampler(InnerSampler):
         versions: Callable[[], Array],
         seed: np.random.SeedSequence,
         published: int | None = None,
+        end: Callable[[Rows], None] | None = None,
     ) -> None:
         from async_loader.replay.samplers import order  # late: see compiled.py
 
-        self._k, self._versions = order, versions
+        self._k, self._versions, self._end = order, versions, end
         self.max_lag = max_lag
         super().__init__(sampler, items, seed)
         rows = items.rows
@@ -140,7 +144,7 @@ class LagSampler(InnerSampler):
             self.see(int(versions.max()))
         assert self.newest is not None
         old, early = versions < self.newest - self.max_lag, versions > self.newest
-        self.left_out_by["came_old"] += int(old.sum())
+        self._count(rows[old], "came_old")
         self._of[rows] = versions
         if early.any():
             self._k.append(self._before, self._after, self._early_ends, rows[early])
@@ -227,8 +231,13 @@ class LagSampler(InnerSampler):
 
     def _leave_out(self, rows: Rows, reason: str) -> None:
         with SignalsDeferred():  # else they are counted again
-            self.left_out_by[reason] += len(rows)
+            self._count(rows, reason)
             self.remove(rows)
+
+    def _count(self, rows: Rows, reason: str) -> None:
+        self.left_out_by[reason] += len(rows)
+        if self._end is not None and len(rows):
+            self._end(rows)
 
     @property
     def stale(self) -> int:

@@ -134,6 +134,7 @@ class SamplerSession:
         assert isinstance(self._sampler, LagSampler)
         with self._table_state.lock:
             self._sampler.publish(version)
+            self._table_state.catch_up()
 
     def why_not(self, count: int) -> str | None:
         """Say in numbers why ``count`` items cannot be drawn now; ``None`` if they can.
