@@ -24,6 +24,7 @@ from async_loader.errors import Closed, ConfigError, Malformed
 from async_loader.feeder.plain_values import sampler_from
 from async_loader.feeder.server.blocked_time import BlockedTime
 from async_loader.feeder.server.outgoing_batches import OutgoingBatch, RequeuedRows
+from async_loader.feeder.server.policy_lag import PolicyVersions
 from async_loader.feeder.server.reader_state import ReaderState, schema_of_batches
 from async_loader.feeder.server.send_buffers import send_buffer_for
 from async_loader.feeder.server.table_views import TableViews
@@ -60,6 +61,8 @@ class BatchScheduler:
         No more rows come: a queue's last batches may be short.
     blocked : BlockedTime
         When readers had credit, and the table allowed none a draw.
+    given : dict of str to int
+        The oldest version of each weights in the last batch that was drawn from a queue.
     calls_wait : callable
         Returns whether a SAMPLE waits for the table.
     """
@@ -74,6 +77,7 @@ class BatchScheduler:
         self.draining = False
         self.batches = self.rows = self.redelivered = 0
         self.blocked = BlockedTime()
+        self.given: dict[str, int] = {}
         self.calls_wait: Callable[[], bool] = lambda: False
         table.ahead = self.rows_ahead
 
@@ -154,6 +158,7 @@ class BatchScheduler:
         )  # fmt: skip
         reader.samples_itself = itself
         reader.takes_short = wanted.masses
+        reader.versions = PolicyVersions(drawing.schema)
         self._readers.add(reader)
         return reader
 
@@ -358,6 +363,9 @@ class BatchScheduler:
         """Return a batch of returned and new rows, with columns of its own."""
         schema, wanted = reader.form.schema_id, reader.batch_size
         old = self._returned.take(schema, wanted) if len(self._returned) else None
+        if old is not None and old.columns is not None:
+            stale = reader.drawing.too_old(old.columns)
+            old = old if stale is None else None if stale.all() else old.without(stale)
         missing = wanted - (old.rows if old is not None else 0)
         new = self._drawn(reader, missing) if missing and may_draw else None
         if old is None:
@@ -374,6 +382,7 @@ class BatchScheduler:
         if not count:
             return None
         columns = reader.drawing.arrays(count)
+        self.given = reader.versions.oldest(columns)
         return OutgoingBatch.of([*columns, self.table.take_seen(columns[reader.index_place])])
 
     def give_back(self, reader: ReaderState, numbers: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.interrupts import SignalsDeferred
-from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
 from async_loader.replay.table.inner_sampler import InnerSampler
@@ -18,7 +18,7 @@ VERSION = "policy_version"
 _SUFFIX = "_version"
 REASONS = ("became_old", "came_old", "other_run")
 """Why steps are left out."""
-_NONE = -(1 << 63)
+_NONE = -(1 << 62)
 """Below all versions."""
 
 
@@ -179,6 +179,13 @@ class LagSampler(InnerSampler):
         rows, versions = rows[order], versions[order]
         for some in np.split(rows, np.flatnonzero(versions[1:] != versions[:-1]) + 1):
             yield int(self._of[some[0]]), some
+
+    def too_old(self, versions: Array) -> Bools:
+        """Return which steps that were drawn, and came back, are left out now; count them."""
+        newest = _NONE if self.newest is None else self.newest
+        old: Bools = versions.astype(np.int64) < newest - self.max_lag
+        self.left_out_by["became_old"] += int(old.sum())
+        return old
 
     def see(self, version: int) -> None:
         """Note a version, and leave out the steps that are too old for it."""
