@@ -34,12 +34,6 @@ _OF_ADDING = ("stream", "priority", "timeout_s", "final_obs")
 RESERVED = ("index", "weight", "stream", "redelivered")
 END_FIELDS = ("terminated", "truncated", "done")
 """Fields of a table's steps that end episodes: one number each."""
-_OTHER_ENDS = {
-    "terminated": {"terminal", "terminals", "termination", "terminations", "terminateds"},
-    "truncated": {"truncation", "truncations", "truncateds", "timeout", "timeouts"},
-    "done": {"dones", "ends", "last", "episode_end", "episode_ends", "end_of_episode"},
-}
-"""What other libraries call them, also behind ``is_``."""
 
 
 def supported(dtype: np.dtype[Any]) -> bool:
@@ -534,18 +528,4 @@ def kind_of(value: object) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
     if tensors.is_tensor(value):
         dtype = tensors.numpy_dtype(value.dtype)
         return None if dtype is None or value.is_nested else (tuple(value.shape), dtype)
-    return None
-
-
-def misnamed_end(schema: Schema) -> tuple[str, str] | None:
-    """Return a field that looks like the end of episodes in a schema without `END_FIELDS`, and the
-    one of these that it is.
-    """
-    if any(field.name in END_FIELDS for field in schema.fields):
-        return None
-    for field in schema.fields:
-        name = field.name.lower().removeprefix("is_").removeprefix("episode_")
-        for right, others in _OTHER_ENDS.items():
-            if (name == right or name in others) and all(n == 1 for n in field.shape):
-                return field.name, right
     return None

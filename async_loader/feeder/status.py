@@ -20,12 +20,15 @@ class PolicyLag(TypedDict, total=False):
         Versions between ``oldest`` and the published one. Missing while none is published.
     lag_s : float
         Seconds between the publication of these two.
+    batch_lag : int
+        Of a queue: versions between the oldest row of its last batch and the published one.
     """
 
     newest: int
     oldest: int
     lag: int
     lag_s: float
+    batch_lag: int
 
 
 class PolicyLags(TypedDict):

@@ -136,6 +136,8 @@ def _weights(status: Status) -> Iterator[str]:
             if lag is not None and "lag" in lag:
                 behind = f"{lag['lag']} behind, {_duration(lag['lag_s'])}"
                 yield f"  {clean(table)} gets steps of version {lag['oldest']}: {behind}"
+            if lag is not None and "batch_lag" in lag:
+                yield f"  {clean(table)} gives batches with steps {lag['batch_lag']} behind"
     for name in waiting.keys() - status.get("weights", {}).keys():
         yield f"weights {clean(name)}: {waiting[name]} wait for the first"
 

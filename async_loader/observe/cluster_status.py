@@ -148,7 +148,7 @@ def _policy(lags: Sequence[Status]) -> dict[str, Any]:
         "newest": max(one["newest"] for one in lags),
         "oldest": min(one["oldest"] for one in lags),
     }
-    for key in ("lag", "lag_s"):
+    for key in ("lag", "lag_s", "batch_lag"):
         if known := [one[key] for one in lags if key in one]:
             found[key] = max(known)
     return found

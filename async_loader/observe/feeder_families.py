@@ -129,6 +129,11 @@ def _policies(status: Status, bounds: tuple[int, ...]) -> Iterator[Family]:
         "Versions between the weights of the writer furthest behind and the published ones.",
     )
     lag_s = Family("policy_lag_seconds", "gauge", "Time between the publication of these two.")
+    given = Family(
+        "policy_lag_batch_versions",
+        "gauge",
+        "Versions between the oldest row of a queue's last batch and the published weights.",
+    )
     steps = Family(
         "policy_lag_steps",
         "histogram",
@@ -139,9 +144,11 @@ def _policies(status: Status, bounds: tuple[int, ...]) -> Iterator[Family]:
             if "lag" in one:
                 lag.add(one["lag"], table=name, policy=policy)
                 lag_s.add(one["lag_s"], table=name, policy=policy)
+            if "batch_lag" in one:
+                given.add(one["batch_lag"], table=name, policy=policy)
         for policy, lags in table["policy_lags"].items():
             steps.add(Histogram(bounds, lags["counts"], lags["sum"]), table=name, policy=policy)
-    yield from (lag, lag_s, steps)
+    yield from (lag, lag_s, given, steps)
 
 
 def _weights(status: Status) -> Iterator[Family]:

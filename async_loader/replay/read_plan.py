@@ -14,7 +14,7 @@ from async_loader.replay.goal_fields import GoalFields
 from async_loader.replay.hindsight_parts import HindsightParts
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, Transitions, View, checked_view
-from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, misnamed_end
+from async_loader.schema import END_FIELDS, RESERVED, Field, Schema
 
 STEP, AFTER, LAST, FIRST = 0, 1, 2, 3
 """Anchors: the drawn step, the observation after the last step of the return, the last step of the
@@ -132,9 +132,6 @@ class ReadPlan:
             for i, (one, top) in enumerate(zip(stored.fields, stored.tops, strict=True))
         ]
         followed = [i for i, one in enumerate(stored.fields) if one.next is not None]
-        stacked = any(one.stack > 1 for one in stored.fields)
-        if view is not None or sequence is not None or followed or stacked:
-            _check_ends(stored)
         structure = stored.structure
         for name in sorted({str(stored.fields[i].next) for i in followed}):
             structure, added = _followers(stored, structure, name)
@@ -179,18 +176,6 @@ class ReadPlan:
             sequence,
             goals,
             parts,
-        )
-
-
-def _check_ends(stored: Schema) -> None:
-    """Raise ConfigError where steps are shown beside others, and no field ends their episodes."""
-    found = misnamed_end(stored)
-    if found is not None:
-        name, right = found
-        raise ConfigError(
-            f"steps have a field {name!r}, which does not end episodes: returns, stacks and "
-            f"sequences would go on into the next one. Call it {right!r}, or add a field {right!r} "
-            "if it means something else"
         )
 
 

@@ -134,6 +134,7 @@ class ReplaySource:
             raise ConfigError("this source was made without max_lag, and leaves no version out")
         with self._table_state.lock:
             self._sampler.see(whole("version", version, 0))
+            self._table_state.catch_up()
 
     @property
     def finishes(self) -> Callable[[Any], Any] | None:

@@ -86,10 +86,11 @@ class AsyncDataLoader(loader.AsyncDataLoader):
         self.collate_fn = collate_fn or default_collate
         self._moved = str(device) != "cpu"
         by_default = self.collate_fn is default_collate
-        samples = callable(data_source) and not isinstance(data_source, Mapping | Source)
+        source: Any = data_source
+        samples = callable(source) and not isinstance(source, Mapping | Source)
         self._flat = by_default and samples and options.get("into") is None
         super().__init__(
-            EntriesSource(data_source) if samples else data_source,
+            EntriesSource(source) if samples else source,
             batch_size,
             device,
             chunk_size,

@@ -187,6 +187,7 @@ class Client:
             said = weights.publish(connection, name, packed, version, deadline, turn, known)
             if said.newest:
                 self._published[name] = max(known, version)
+                connection.old_rows.newest[name] = version
             return said
 
         said = self._turns.run(name, deadline, publish)
@@ -255,6 +256,7 @@ class Client:
         )
         if not isinstance(found, weights.Missing):
             self._runs[name] = found.run
+            self._connection.old_rows.newest[name] = found.version
         return found
 
     def lost(self, table: str) -> dict[int, int]:

@@ -37,6 +37,7 @@ from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.channel import Channel, Failure, failure_of, guarded
 from async_loader.feeder.client.errors import error_of, state_of
 from async_loader.feeder.client.forks import forks
+from async_loader.feeder.client.old_rows import OldRows
 from async_loader.feeder.client.session import Action, Session, SessionPhase
 from async_loader.feeder.client.sockets import Sockets
 from async_loader.feeder.client.waker import Waker
@@ -101,6 +102,7 @@ class IoThread:
         Wakes the IO thread; does nothing in a fork, where finalizers may call it.
     yield_to_io : callable
         See NOTE [turns] in waker.py.
+    old_rows : OldRows
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class IoThread:
         self.incarnation, self.servers, self._numbers = b"", 0, 0
         self._pid, self._generation = os.getpid(), forks.generation
         self.client = client or secrets.token_bytes(16)
+        self.old_rows = OldRows(clock)
         self._waker, self._calls = Waker(), Calls()
         self.wake, self.yield_to_io = self._waker.wake, self._waker.yield_to_io
         self.news, self.sequence = self._calls.news, self._calls.sequence

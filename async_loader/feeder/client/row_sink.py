@@ -296,6 +296,12 @@ class RowSink:
         """Return why there is no room, and what that means for the caller."""
         box = self._queue.outbox
         said = f"{refused}: " if refused else ""
+        if box.queue:
+            return (
+                f"{said}table {self._channel.table!r} is a queue that takes nothing more, and this "
+                f"writer holds {box.rows} rows ({self._connection.state()}): the learner is slower "
+                "than the actors, or make the queue larger"
+            )
         return (
             f"{said}the buffer for table {self._channel.table!r} is full: {box.nbytes} of "
             f"{box.buffer_bytes} bytes wait to be acknowledged ({self._connection.state()}): the "

@@ -166,6 +166,8 @@ class SampleChannel:
             assert shown is not None
             if goals is not None:
                 shown = structure_of(shown.schema, goals=goals)
+            if isinstance(reply.body, Sampled) and reply.body.lease is not None:
+                port.old_rows.look(self.wanted.table, shown.schema, columns)
             batch = shown.batch(columns, sent[0])
         except BaseException:
             if reply is not None:

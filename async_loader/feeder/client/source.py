@@ -459,8 +459,10 @@ class RemoteSource:
         if structure is None or schema is not structure.schema:
             sequences = opening.eta is not None
             structure = self._structure = structure_of(schema, sequences, self._goals)
-        body, lease = received.body, received.lease
-        batch = structure.batch(body.arrays(), received.server)
+        body, lease, columns = received.body, received.lease, received.body.arrays()
+        if opening.leased:
+            self._connection.old_rows.look(channel.wanted.table, schema, columns)
+        batch = structure.batch(columns, received.server)
         if self._goals is None and type(body) is FilledSlot and (buffer := body.buffer) is not None:
             layout = body.slots.layout
             return ReadySlot(batch, lent=True, lease=lease, buffer=buffer, layout=layout)

@@ -9,10 +9,9 @@ reader before them has. Where draws use nothing up, all readers draw.
 # NOTE [rows that were sent ahead]
 What a learner was sent and does not use yet holds its places in the queue: else its rows would be
 older than the queue is long. The first of its batches is the one in use, as it gave back the one
-before when it asked for this one; until it gave one back, that is unknown, and a queue of two
-batches or more counts the first, too. While a learner waits for rows that another one was sent
-ahead, none are counted: the other may wait for this one. A reader of a cluster may hold several
-batches to make one, so what it holds is not counted.
+before when it asked for this one. While a learner waits for rows that another one was sent ahead,
+none are counted: the other may wait for this one. A reader of a cluster may hold several batches to
+make one, so what it holds is not counted.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from async_loader.errors import Closed, ConfigError, Malformed
 from async_loader.feeder.plain_values import sampler_from
 from async_loader.feeder.server.blocked_time import BlockedTime
 from async_loader.feeder.server.outgoing_batches import OutgoingBatch, RequeuedRows
+from async_loader.feeder.server.policy_lag import PolicyVersions
 from async_loader.feeder.server.reader_state import ReaderState, schema_of_batches
 from async_loader.feeder.server.send_buffers import send_buffer_for
 from async_loader.feeder.server.table_views import TableViews
@@ -61,6 +61,8 @@ class BatchScheduler:
         No more rows come: a queue's last batches may be short.
     blocked : BlockedTime
         When readers had credit, and the table allowed none a draw.
+    given : dict of str to int
+        The oldest version of each weights in the last batch that was drawn from a queue.
     calls_wait : callable
         Returns whether a SAMPLE waits for the table.
     """
@@ -75,19 +77,18 @@ class BatchScheduler:
         self.draining = False
         self.batches = self.rows = self.redelivered = 0
         self.blocked = BlockedTime()
+        self.given: dict[str, int] = {}
         self.calls_wait: Callable[[], bool] = lambda: False
         table.ahead = self.rows_ahead
 
     def rows_ahead(self) -> int:
         """Return how many rows were sent ahead. See NOTE [rows that were sent ahead]."""
-        size, ahead = self.table.queue_size, 0
-        if size is None or self.calls_wait():
+        ahead = 0
+        if self.table.queue_size is None or self.calls_wait():
             return 0
         for one in self._readers:
-            used = one.returned or size < 2 * one.batch_size
-            rows = (len(one.leases) - bool(used)) * one.batch_size
-            if rows > 0 and not (one.takes_short or one.asks):
-                ahead += rows
+            if len(one.leases) > 1 and not (one.takes_short or one.asks):
+                ahead += (len(one.leases) - 1) * one.batch_size
             elif one.hungry_since is not None:
                 return 0
         return ahead
@@ -157,6 +158,7 @@ class BatchScheduler:
         )  # fmt: skip
         reader.samples_itself = itself
         reader.takes_short = wanted.masses
+        reader.versions = PolicyVersions(drawing.schema)
         self._readers.add(reader)
         return reader
 
@@ -361,6 +363,9 @@ class BatchScheduler:
         """Return a batch of returned and new rows, with columns of its own."""
         schema, wanted = reader.form.schema_id, reader.batch_size
         old = self._returned.take(schema, wanted) if len(self._returned) else None
+        if old is not None and old.columns is not None:
+            stale = reader.drawing.too_old(old.columns)
+            old = old if stale is None else None if stale.all() else old.without(stale)
         missing = wanted - (old.rows if old is not None else 0)
         new = self._drawn(reader, missing) if missing and may_draw else None
         if old is None:
@@ -377,12 +382,13 @@ class BatchScheduler:
         if not count:
             return None
         columns = reader.drawing.arrays(count)
+        self.given = reader.versions.oldest(columns)
         return OutgoingBatch.of([*columns, self.table.take_seen(columns[reader.index_place])])
 
     def give_back(self, reader: ReaderState, numbers: Sequence[int]) -> None:
         """Drop leases of batches that the learner has used."""
         for number in numbers:
-            reader.returned += reader.leases.pop(number, None) is not None
+            reader.leases.pop(number, None)
 
     def failed(self) -> list[tuple[ReaderState, str]]:
         """Return readers that can never be served, and why; each once for every grant."""

@@ -57,6 +57,10 @@ class OutgoingBatch:
         )
         return OutgoingBatch.of(first), OutgoingBatch.of(rest)
 
+    def without(self, rows: npt.NDArray[np.bool_]) -> OutgoingBatch:
+        """Return the other rows."""
+        return OutgoingBatch.of([column[~rows] for column in self._own])
+
     def lie(self, batch_slot: BatchSlot) -> None:
         """Copy the rows into a slot."""
         for array, column in zip(batch_slot.arrays, self._own, strict=True):

@@ -74,6 +74,10 @@ class PolicyVersions:
             and field.dtype.kind in "iu"
         ]
 
+    def oldest(self, columns: Sequence[npt.NDArray[Any]]) -> dict[str, int]:
+        """Return the oldest version of each weights in these steps, which have no other rows."""
+        return {name: int(np.min(columns[i])) for i, name in self._fields}
+
     def note(
         self, columns: Sequence[npt.NDArray[Any]], newest: dict[str, int]
     ) -> list[tuple[str, int]]:
@@ -124,8 +128,15 @@ class ReceivedLags:
         }
 
 
-def lags(made: Iterable[Mapping[str, int]], published: Publications) -> dict[str, dict[str, float]]:
-    """Return, by name of weights, the writers' newest and oldest versions, and the lag."""
+def lags(
+    made: Iterable[Mapping[str, int]],
+    published: Publications,
+    given: Mapping[str, int] | None = None,
+) -> dict[str, dict[str, float]]:
+    """Return, by name of weights, the writers' newest and oldest versions, and the lag.
+
+    ``given``: the oldest versions in the last batch of a queue.
+    """
     found: dict[str, dict[str, float]] = {}
     for versions in made:
         for name, version in versions.items():
@@ -135,4 +146,9 @@ def lags(made: Iterable[Mapping[str, int]], published: Publications) -> dict[str
         behind = published.behind(name, int(one["oldest"]))
         if behind is not None:
             one["lag"], one["lag_s"] = behind
+    for name, version in (given or {}).items():
+        one = found.setdefault(name, {"newest": version, "oldest": version})
+        behind = published.behind(name, version)
+        if behind is not None:
+            one["batch_lag"] = behind[0]
     return found

@@ -11,6 +11,7 @@ import numpy as np
 
 from async_loader.errors import Malformed
 from async_loader.feeder.server.outgoing_batches import OutgoingBatch
+from async_loader.feeder.server.policy_lag import PolicyVersions
 from async_loader.feeder.server.send_buffers import SendBuffer
 from async_loader.feeder.shared import SharedBatchRing
 from async_loader.feeder.wire import BatchForm
@@ -67,8 +68,8 @@ class ReaderState:
         Whether it has a sampler of its own.
     takes_short : bool
         Whether its batches of a queue may have fewer rows: others come from other servers.
-    returned : int
-        Leases that it gave back.
+    versions : PolicyVersions
+        Finds the versions in its batches.
     """
 
     session: int = field(repr=False)
@@ -90,7 +91,7 @@ class ReaderState:
     asks: tuple[Any, ...] | None = None
     samples_itself: bool = False
     takes_short: bool = False
-    returned: int = 0
+    versions: PolicyVersions = field(init=False)
 
     @property
     def batch_size(self) -> int:

@@ -135,7 +135,9 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
         "waiting": [*waits, *_waiting(table)][:_WAITING],
         "policy_lags": {} if insert_queue.lags is None else insert_queue.lags.snapshot(),
-        "policies": lags([one.producer.versions for one in writers], server_state.published),
+        "policies": lags(
+            [one.producer.versions for one in writers], server_state.published, scheduler.given
+        ),
         "writers": len(writers),
         "readers": sum(
             one.scheduler is scheduler for session in sessions for one in session.readers.values()

@@ -172,7 +172,7 @@ class LocalCollator:
 
 def _flat(batch: object) -> list[tuple[Any, ...]] | None:
     """What decides how a dict of arrays is laid out; ``None`` for anything else."""
-    if type(batch) not in (dict, tree.Fields):
+    if type(batch) is not dict and type(batch) is not tree.Fields:
         return None
     found = []
     for name, value in batch.items():

@@ -32,7 +32,7 @@ class Drift(AssertionError):
     """What a table carries along is not what follows from its rows."""
 
 
-class ComparingLock(_thread.RLock):
+class ComparingLock(_thread.RLock):  # type: ignore[misc]
     """A lock that compares its table before it is released. See the module."""
 
     def __init__(self, table_of: Callable[[], Table | None]) -> None:
@@ -138,7 +138,7 @@ def _unreadable(table: Table, alive: Any) -> int:
         return 0
     fields = enumerate(table.storage.layout.schema.fields)
     begins = [table.storage.cell(i)[alive][:, 0] for i, field in fields if field.codec]
-    return int((np.min(begins, axis=0, initial=r.NEVER) < table.ring.floor).sum())
+    return int((np.min(begins, axis=0, initial=np.iinfo(np.int64).max) < table.ring.floor).sum())
 
 
 def _lent_as_said(table: Table) -> bool:
@@ -163,7 +163,7 @@ def _listed(chooser: Any) -> dict[str, Any]:
     if not type(chooser).__module__.startswith("async_loader."):
         return {}
     state = chooser.state()
-    found = {kind: sorted(state[kind].tolist()) for kind in ("order", "heap") if kind in state}
+    found: dict[str, Any] = {kind: sorted(state[kind].tolist()) for kind in ("order", "heap") if kind in state}
     if "values" in state:
         found["values"] = sorted(state["rows"].tolist())
     if "mass" in state and chooser.eps > 0:

@@ -45,7 +45,8 @@ class InnerSampler:
         items = self.own_items
         new = rows[items.alive[rows] == 0]
         if len(new) > 1:  # a row may be found twice, by the last step and by the end of its episode
-            new = new[np.sort(np.unique(new, return_index=True)[1])]
+            first: Rows = np.sort(np.unique(new, return_index=True)[1])
+            new = new[first]
         items.alive[new] = 1
         items.count += len(new)
         items.top = max(items.top, int(new.max(initial=-1)) + 1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.interrupts import SignalsDeferred
-from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
 from async_loader.replay.table.inner_sampler import InnerSampler
@@ -18,7 +18,7 @@ VERSION = "policy_version"
 _SUFFIX = "_version"
 REASONS = ("became_old", "came_old", "other_run")
 """Why steps are left out."""
-_NONE = -(1 << 63)
+_NONE = -(1 << 62)
 """Below all versions."""
 
 
@@ -84,6 +84,9 @@ class LagSampler(InnerSampler):
     seed : SeedSequence
     published : int, optional
         The newest version, where all of them are told, see `publish`.
+    end : callable, optional
+        Called with the rows of each step that is left out, whose item the table then ends: one of a
+        queue would keep its place.
 
     Attributes
     ----------
@@ -104,10 +107,11 @@ class LagSampler(InnerSampler):
         versions: Callable[[], Array],
         seed: np.random.SeedSequence,
         published: int | None = None,
+        end: Callable[[Rows], None] | None = None,
     ) -> None:
         from async_loader.replay.samplers import order  # late: see compiled.py
 
-        self._k, self._versions = order, versions
+        self._k, self._versions, self._end = order, versions, end
         self.max_lag = max_lag
         super().__init__(sampler, items, seed)
         rows = items.rows
@@ -140,7 +144,7 @@ class LagSampler(InnerSampler):
             self.see(int(versions.max()))
         assert self.newest is not None
         old, early = versions < self.newest - self.max_lag, versions > self.newest
-        self.left_out_by["came_old"] += int(old.sum())
+        self._count(rows[old], "came_old")
         self._of[rows] = versions
         if early.any():
             self._k.append(self._before, self._after, self._early_ends, rows[early])
@@ -172,6 +176,13 @@ class LagSampler(InnerSampler):
         rows, versions = rows[order], versions[order]
         for some in np.split(rows, np.flatnonzero(versions[1:] != versions[:-1]) + 1):
             yield int(self._of[some[0]]), some
+
+    def too_old(self, versions: Array) -> Bools:
+        """Return which steps that were drawn, and came back, are left out now; count them."""
+        newest = _NONE if self.newest is None else self.newest
+        old: Bools = versions.astype(np.int64) < newest - self.max_lag
+        self.left_out_by["became_old"] += int(old.sum())
+        return old
 
     def see(self, version: int) -> None:
         """Note a version, and leave out the steps that are too old for it."""
@@ -224,8 +235,13 @@ class LagSampler(InnerSampler):
 
     def _leave_out(self, rows: Rows, reason: str) -> None:
         with SignalsDeferred():  # else they are counted again
-            self.left_out_by[reason] += len(rows)
+            self._count(rows, reason)
             self.remove(rows)
+
+    def _count(self, rows: Rows, reason: str) -> None:
+        self.left_out_by[reason] += len(rows)
+        if self._end is not None and len(rows):
+            self._end(rows)
 
     @property
     def stale(self) -> int:

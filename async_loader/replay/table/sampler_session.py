@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-from async_loader.replay.array_types import Array
+from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.samplers import Prioritized, Sampler
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.seeded import Seeded, innermost
 from async_loader.replay.table.batch_arrays import Target
-from async_loader.replay.table.lag_sampler import LagSampler, weights_of
+from async_loader.replay.table.lag_sampler import LagSampler, version_field, weights_of
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.source_sampler import SourceSampler
@@ -134,6 +134,18 @@ class SamplerSession:
         assert isinstance(self._sampler, LagSampler)
         with self._table_state.lock:
             self._sampler.publish(version)
+            self._table_state.catch_up()
+
+    def too_old(self, columns: Sequence[Array]) -> Bools | None:
+        """Return which rows of a batch that came back are too old to be given out again, and count
+        them; ``None``: none are.
+        """
+        weights, sampler = self.weights, self._sampler
+        if weights is None or not isinstance(sampler, LagSampler):
+            return None
+        with self._table_state.lock:
+            old = sampler.too_old(columns[version_field(self.schema)])
+        return old if old.any() else None
 
     def why_not(self, count: int) -> str | None:
         """Say in numbers why ``count`` items cannot be drawn now; ``None`` if they can.

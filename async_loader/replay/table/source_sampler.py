@@ -126,11 +126,6 @@ def _within_lag(
             "max_lag and a view of sequences: a sequence may be of several versions, give one of "
             "them"
         )
-    if table_state.max_times_sampled:
-        raise ConfigError(
-            "max_lag leaves steps out, and this table counts the draws of each step: an old one "
-            "would stay in a queue for ever, so compare versions in the learner there"
-        )
     schema = table_state.table.storage.layout.schema
     place = version_field(schema)
     return LagSampler(
@@ -140,4 +135,5 @@ def _within_lag(
         lambda: table_state.table.storage.cell(place),
         seeds,
         newest_of(weights_of(schema)),
+        table_state.end_later if table_state.max_times_sampled else None,
     )

@@ -15,6 +15,7 @@ import numpy as np
 from async_loader.errors import Closed, ConfigError, Unsupported
 from async_loader.held_locks import HeldLock, held_error, held_lock, is_held_of
 from async_loader.process_hooks import ForkStep, at_fork
+from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterBalance, LimiterState, check_room
 from async_loader.replay.rate_limiter import RateLimiter
@@ -89,6 +90,8 @@ class TableAccess:
         # How `Inserter.add` adds most steps; see staged_steps.py. `None`: at once.
         self.staged: StagedSteps | None = None
         self.may_stage = True
+        # Ids of items to be ended: see `end_later`.
+        self._ending: Ids | None = None
         # What draws the sequences of each view; see TableState.sequence_sampler.
         self.sequence_samplers: dict[Sequences, SequenceSampler] = {}
         # How many have random numbers for hindsight goals, since the table had its seed.
@@ -290,6 +293,23 @@ class TableAccess:
         """Complete what Ctrl-C interrupted. Under the lock."""
         if self._table is not None:
             self._table.finish()
+        if self._ending is not None:
+            self._end_some()
+            if self.waiters.any_waits:
+                self.waiters.ring()
+
+    def end_later(self, rows: Ids) -> None:
+        """End the items of these rows when the table is used next. Under the lock, also while the
+        table tells its samplers of changes.
+        """
+        ids = self.table.names(rows)
+        self._ending = ids if self._ending is None else np.concatenate((self._ending, ids))
+
+    def _end_some(self) -> None:
+        while self._ending is not None and not self.foreign:  # this may leave others out
+            ids = self._ending
+            self.table.delete(ids)
+            self._ending = None if self._ending is ids else self._ending[len(ids) :]
 
     def stage(self) -> None:
         """Let steps be staged from now on, unless something forbids it. Under the lock."""

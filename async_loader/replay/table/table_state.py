@@ -288,7 +288,7 @@ class TableState(TableAccess):
             keeps,
             successor_of=before,
         )
-        self._table, self.default_thread = table, 0
+        self._table, self.default_thread, self._ending = table, 0, None
         return table
 
     def go_on(self, lookahead: int) -> None:
