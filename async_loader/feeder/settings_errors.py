@@ -84,6 +84,17 @@ def read_yaml(path: Path) -> Document:
     return found
 
 
+def as_yaml(settings: msgspec.Struct) -> str:
+    """Return settings as a file that `read_yaml` reads; those that are ``None`` are left out."""
+    return str(yaml.safe_dump(_given(msgspec.to_builtins(settings, enc_hook=int)), sort_keys=False))
+
+
+def _given(value: object) -> Any:
+    if isinstance(value, dict):
+        return {key: _given(one) for key, one in value.items() if one is not None}
+    return [_given(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 def _no_yaml(error: Exception) -> str:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
