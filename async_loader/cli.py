@@ -11,11 +11,12 @@ import typer
 
 from async_loader import __version__
 from async_loader.cli_cluster import cluster
-from async_loader.cli_errors import errors_as_lines
+from async_loader.cli_errors import Group, errors_as_lines
 
 app = typer.Typer(
     help="Asynchronous replay-buffer loader for reinforcement learning.",
     no_args_is_help=True,
+    cls=Group,
 )
 
 
@@ -69,10 +70,13 @@ KEYS = typer.Option(help="This client's keys: a NAME.secret that 'async-loader k
 
 @app.command()
 def serve(
-    config: Annotated[Path | None, typer.Option(help="YAML: see configs/feeder.yaml.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML, as --print-config prints it.")] = None,
     table: Annotated[
         list[str] | None,
-        typer.Option(help="name:steps or name:size, as replay:1000000 or replay:8GiB."),
+        typer.Option(
+            help="As replay:1000000 (steps) or replay:8GiB. May be given again.",
+            metavar="NAME:SIZE",
+        ),
     ] = None,
     bind: Annotated[
         str | None,
@@ -93,6 +97,12 @@ def serve(
     dashboard_port: Annotated[
         int, typer.Option(help="Of the page, on this machine's loopback.")
     ] = 8484,
+    print_config: Annotated[
+        bool,
+        typer.Option(
+            "--print-config", help="Print all settings as YAML, with their defaults, and exit."
+        ),
+    ] = False,
 ) -> None:
     """Run a feeder: replay tables in a process of their own.
 
@@ -103,7 +113,10 @@ def serve(
     with errors_as_lines():
         from async_loader.feeder import commands
         from async_loader.feeder.settings import ServerSettings
+        from async_loader.feeder.settings_errors import as_yaml
 
+        if print_config and config is None and not table:
+            table = ["replay:1000000"]  # an example
         settings = ServerSettings.of(
             table or (),
             bind=bind,
@@ -112,6 +125,9 @@ def serve(
             checkpoint=checkpoint,
             dashboard_port=dashboard_port if dashboard else None,
         )
+        if print_config:
+            typer.echo(as_yaml(settings), nl=False)
+            return
         commands.log_to(console := Console(stderr=True))
         from async_loader.observe.beside import observed
 

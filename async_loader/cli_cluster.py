@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from async_loader.cli_errors import errors_as_lines
+from async_loader.cli_errors import Group, errors_as_lines
 
 cluster = typer.Typer(
     help="Run many feeders as shards of a cluster, placed and restarted by Ray.",
     no_args_is_help=True,
+    cls=Group,
 )
-CLUSTER_CONFIG = typer.Option("--config", help="YAML: see configs/cluster.yaml.")
+CLUSTER_CONFIG = typer.Option("--config", help="YAML, as 'cluster up --print-config' prints it.")
+PRINT_CONFIG = typer.Option("--print-config", help="Print all settings as YAML, and exit.")
 RAY = typer.Option(
     "--ray", help="Ray's address; by default RAY_ADDRESS, or the Ray that runs on this machine."
 )
@@ -24,12 +26,27 @@ DISCARD = typer.Option("--discard", help="Also if rows are lost with it.")
 
 @cluster.command("up")
 def cluster_up(
-    config: Annotated[Path, CLUSTER_CONFIG],
+    config: Annotated[Path | None, CLUSTER_CONFIG] = None,
     ray: Annotated[str | None, RAY] = None,
     as_json: Annotated[bool, CLUSTER_JSON] = False,
+    print_config: Annotated[bool, PRINT_CONFIG] = False,
 ) -> None:
     """Start the shards of the file that do not run yet. Where there is no Ray, start one here."""
     with errors_as_lines():
+        if print_config:
+            from async_loader.feeder.settings_errors import as_yaml
+            from async_loader.scale.cluster_settings import ClusterSettings
+
+            example = {"feeder": {"tables": {"replay": {"capacity": 1_000_000}}}}
+            made = (
+                ClusterSettings.from_plain(example)
+                if config is None
+                else ClusterSettings.load(config)
+            )
+            typer.echo(as_yaml(made), nl=False)
+            return
+        if config is None:
+            raise typer.BadParameter("give a --config; --print-config prints one")
         from async_loader.scale import commands
 
         commands.up(config, ray, as_json=as_json)

@@ -1,12 +1,34 @@
-"""How commands report errors."""
+"""How commands show their flags, and report errors."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 from collections.abc import Iterator
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
+
+
+class Group(TyperGroup):
+    """Commands whose help shows flags without a type, which read as if they took a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_types(command.get_params(ctx))
+        return command
+
+
+def _without_types(params: list[Any]) -> list[Any]:
+    for one in params:
+        if one.metavar is None and getattr(one, "is_flag", False):
+            one.metavar = ""
+    return params
 
 
 @contextlib.contextmanager

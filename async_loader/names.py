@@ -1,6 +1,7 @@
 """Names in messages: short names of callables and objects, and remedies for wrong keywords.
 
-`SAY`, `LEAVE_OUT`, `_ATTRIBUTES` and `PUBLIC` are the only tables of names in other libraries.
+`SAY`, `LEAVE_OUT`, `_ATTRIBUTES` and `PUBLIC` are the only tables of old names and of names in
+other libraries.
 """
 
 from __future__ import annotations

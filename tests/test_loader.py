@@ -532,7 +532,7 @@ def test_containers_keep_their_kind(workers, chunk_size):
             assert type(batch["t"]) is list
             assert batch["t"][0].dtype == torch.int8
             assert batch["b"].tolist() == [[0], [1]]
-            assert batch["b"].shape == (2,)
+            assert batch["b"].shape == (2, 1)
             assert batch["d"] == {}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory, SchemaError
 from async_loader.feeder import addresses
 from async_loader.feeder.derived_settings import Settings
-from async_loader.feeder.settings_errors import Bytes, read_yaml, settings_of
+from async_loader.feeder.settings_errors import Bytes, Document, Mistake, read_yaml, settings_of
 from async_loader.feeder.table_settings import TableSettings, sized, spelled_out
 from async_loader.feeder.wire import bounds
+from async_loader.replay.arguments import bytes_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
 
@@ -257,9 +258,15 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
 
         A file if there is one, and tables as in ``replay:1000000``, ``replay:8GiB``.
         """
-        where = None if config is None else Path(path_of("config", config))
-        plain: dict[str, Any] = {} if where is None else read_yaml(where)
-        added = [table_of(text) for text in tables]
+        plain = Document() if config is None else read_yaml(Path(path_of("config", config)))
+        added, wrong = [], []
+        for text in tables:
+            try:
+                added.append(table_of(text))
+            except ConfigError as error:
+                wrong.append(str(error))
+        if wrong:
+            raise ConfigError("\n".join(wrong))
         if len({name for name, _ in added}) < len(added):
             raise ConfigError(
                 f"--table: {[name for name, _ in added]} share names: give every table a name of "
@@ -332,7 +339,15 @@ def table_of(text: str) -> tuple[str, dict[str, Any]]:
             "replay:8GiB"
         )
     _table_name(name)
-    return name, sized(size)
+    plain = sized(size)
+    if "max_bytes" in plain:
+        try:
+            bytes_of("size", plain["max_bytes"])
+        except ConfigError as error:
+            raise ConfigError(
+                f"--table {text!r}: its capacity is no number of steps, and {error}"
+            ) from None
+    return name, plain
 
 
 def _table_name(name: str) -> None:
@@ -345,22 +360,36 @@ def _table_name(name: str) -> None:
 
 def _checked(plain: dict[str, Any], path: Path | None) -> ServerSettings:
     where = "" if path is None else str(path)
-    settings = settings_of(with_tables(plain, where), ServerSettings, where)
+    wrong: list[Mistake] = []
+    full = with_tables(plain, wrong)
+    settings = settings_of(full, ServerSettings, where, written=plain, wrong=wrong)
     return settings if path is None else relative_to(path, settings)
 
 
-def with_tables(plain: dict[str, Any], where: str, field: str = "tables") -> dict[str, Any]:
+def with_tables(
+    plain: dict[str, Any], wrong: list[Mistake], above: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Return plain settings with their short tables, as in ``replay: 1000``, spelled out.
 
-    Raises
-    ------
-    ConfigError
-        Names ``where`` and the table, below ``field``.
+    Parameters
+    ----------
+    wrong : list of Mistake
+        Takes those of tables that cannot be, which are left out.
+    above : tuple of str
+        The keys that lead to these settings.
     """
     tables = plain.get("tables")
     if not isinstance(tables, dict):
         return plain
-    spelled = {name: _spelled_out(one, where, f"{field}.{name}") for name, one in tables.items()}
+    spelled = {}
+    for name, table in tables.items():
+        try:
+            spelled[name] = spelled_out(table)
+        except (ConfigError, SchemaError) as error:
+            key, colon, text = str(error).partition(": ")
+            inner = (key,) if colon and isinstance(table, Mapping) and key in table else ()
+            path = (*above, "tables", str(name), *inner)
+            wrong.append((path, text if inner else str(error)))
     return {**plain, "tables": spelled}
 
 
@@ -378,10 +407,3 @@ def relative_to(path: Path, settings: ServerSettings) -> ServerSettings:
 def beside(path: Path, named: str) -> str:
     """Return a path in a file, relative to that file."""
     return str(path.parent / Path(named).expanduser())
-
-
-def _spelled_out(table: object, where: str, field: str) -> Any:
-    try:
-        return spelled_out(table)
-    except (ConfigError, SchemaError) as error:
-        raise ConfigError(": ".join(part for part in (where, f"{field}.{error}") if part)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -50,7 +50,13 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+class Document(dict[str, Any]):
+    """What a YAML file holds. ``node`` knows the lines of its keys."""
+
+    node: yaml.Node | None = None
+
+
+def read_yaml(path: Path) -> Document:
     """Return the map in a file; an empty file is an empty map.
 
     Raises
@@ -59,36 +65,124 @@ def read_yaml(path: Path) -> dict[str, Any]:
         Names the file, and the line of a YAML error.
     """
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        value = None if node is None else loader.construct_document(node)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: it cannot be read: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: it is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}: {_no_yaml(error)}") from None
     if value is not None and not isinstance(value, dict):
         raise ConfigError(
             f"{path}: it holds {_named(value)}, and settings are a map, as in 'bind: "
             "tcp://127.0.0.1:5555'"
         )
-    return value or {}
+    found = Document(value or {})
+    found.node = node
+    return found
 
 
-def settings_of(value: Mapping[str, Any], kind: type[S], where: str = "") -> S:
+def as_yaml(settings: msgspec.Struct) -> str:
+    """Return settings as a file that `read_yaml` reads; those that are ``None`` are left out."""
+    return str(yaml.safe_dump(_given(msgspec.to_builtins(settings, enc_hook=int)), sort_keys=False))
+
+
+def _given(value: object) -> Any:
+    if isinstance(value, dict):
+        return {key: _given(one) for key, one in value.items() if one is not None}
+    return [_given(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _no_yaml(error: Exception) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return f"it is not YAML: {' '.join(str(error).split())}"
+    if "'\\t'" in problem:
+        problem = "a tab, and YAML wants blanks"
+    return f"line {mark.line + 1}: it is not YAML: {problem}"
+
+
+Keys = tuple[str, ...]
+Mistake = tuple[Keys, str]
+"""The keys that lead to a setting, and what is wrong with it."""
+
+
+def settings_of(
+    value: Mapping[str, Any],
+    kind: type[S],
+    where: str = "",
+    *,
+    written: Mapping[str, Any] | None = None,
+    wrong: Sequence[Mistake] = (),
+) -> S:
     """Return ``value`` as settings.
+
+    Parameters
+    ----------
+    where : str
+        The file, or the option.
+    written : mapping, optional
+        What the user wrote, where ``value`` was made of that.
+    wrong : sequence of Mistake
+        What was found while it was made.
 
     Raises
     ------
     ConfigError
-        Names ``where``, the path of the field, and the expected value.
+        A line for each mistake, with ``where``, the line of the file, the path of the field as it
+        was written, and the expected value.
     """
+    found = list(wrong)
     try:
         made: S = _convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        path, text = _explain(value, kind, ())
-        place = ": ".join(part for part in (where, ".".join(path)) if part)
-        raise ConfigError(": ".join(part for part in (place, text or str(error)) if part)) from None
-    return made
+        known = [path for path, _ in wrong]
+        found += [
+            (path, text or str(error))
+            for path, text in _mistakes(value, kind, ())
+            if not any(path[: len(one)] == one[: len(path)] for one in known)
+        ]
+    if not found:
+        return made
+    written = value if written is None else written
+    lines = dict[str, int]()
+    for path, text in found:
+        shown, line = _as_written(path, written)
+        parts = (where, "" if line is None else f"line {line}", ".".join(shown), text)
+        lines[": ".join(filter(None, parts))] = line or 0
+    raise ConfigError("\n".join(sorted(lines, key=lambda one: lines[one])))
+
+
+def _as_written(path: Keys, value: object) -> tuple[Keys, int | None]:
+    """Return the keys that the user wrote for a setting, and their line in a file."""
+    node, line, shown = getattr(value, "node", None), None, list[str]()
+    left = list(path)
+    while left:
+        key = left.pop(0)
+        if isinstance(value, Mapping):
+            if key not in value and key == "max_bytes":
+                key = "capacity"  # bytes are written as either
+            if key not in value and "." in key:  # a field that was nested
+                key, _, inner = key.partition(".")
+                left.insert(0, inner)
+            value = {str(name): one for name, one in value.items()}
+            if key not in value:
+                break
+            value = value[key]
+        elif isinstance(value, list) and key.isdecimal():
+            value = value[int(key)]
+        elif isinstance(value, str | int | float | None):
+            break  # a short form
+        shown.append(key)
+        if isinstance(node, yaml.MappingNode):
+            pairs = [pair for pair in node.value if pair[0].value == key]
+            line, node = (pairs[0][0].start_mark.line + 1, pairs[0][1]) if pairs else (line, None)
+        elif isinstance(node, yaml.SequenceNode):
+            node = node.value[int(key)]
+            line = node.start_mark.line + 1
+    return tuple(shown), line
 
 
 def _convert(value: object, kind: object) -> Any:
@@ -109,43 +203,44 @@ def _bytes(kind: type, value: object) -> Any:
 # -- what is wrong, and where: msgspec's own paths leave out the keys of maps ----------------------
 
 
-def _explain(value: object, kind: object, path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """The innermost field that does not convert, and why."""
+def _mistakes(value: object, kind: object, path: Keys) -> Iterator[Mistake]:
+    """Yield the innermost fields that do not convert, and why."""
     kind = _meant(value, kind)
+    parts: list[tuple[Any, Any]] = []
+    found = False
     if isinstance(value, Mapping):
         if _is_struct(kind):
-            if said := _keys(value, kind, path):
-                return said
+            for one in _keys(value, kind, path):
+                found = True
+                yield one
             hints = typing.get_type_hints(kind, include_extras=True)
             parts = [
                 (f.encode_name, hints[f.name])
                 for f in msgspec.structs.fields(kind)
                 if f.encode_name in value
             ]
-        else:
-            inner = typing.get_args(kind)[1:] if typing.get_origin(kind) is dict else ()
-            if (
-                inner
-                and (strange := next((key for key in value if not isinstance(key, str)), None))
-                is not None
-            ):
-                return (
-                    *path,
-                    str(strange),
-                ), f"expected a name, got {_named(strange)}: put it in quotes"
-            parts = [(key, inner[0]) for key in value] if inner else []
-        for name, part in parts:
-            if _fails(value[name], part):
-                return _explain(value[name], part, (*path, name))
-    if (
+        elif typing.get_origin(kind) is dict:
+            inner = typing.get_args(kind)[1]
+            for key in value:
+                if not isinstance(key, str):
+                    found = True
+                    text = f"expected a name, got {_named(key)}: put it in quotes"
+                    yield (*path, str(key)), text
+            parts = [(key, inner) for key in value if isinstance(key, str)]
+        values: Any = value
+    elif (
         isinstance(value, list)
         and typing.get_origin(kind) is tuple
         and typing.get_args(kind)[-1] is ...
     ):
-        for number, one in enumerate(value):
-            if _fails(one, inner := typing.get_args(kind)[0]):
-                return _explain(one, inner, (*path, str(number)))
-    return path, _why(value, kind)
+        parts = [(number, typing.get_args(kind)[0]) for number in range(len(value))]
+        values = value
+    for name, part in parts:
+        if _fails(values[name], part):
+            found = True
+            yield from _mistakes(values[name], part, (*path, str(name)))
+    if not found:
+        yield path, _why(value, kind)
 
 
 def _meant(value: object, kind: object) -> Any:
@@ -176,29 +271,23 @@ def _tag(kind: type[msgspec.Struct]) -> Any:
     return kind.__struct_config__.tag
 
 
-def _keys(
-    value: Mapping[str, Any], kind: type[msgspec.Struct], path: tuple[str, ...]
-) -> tuple[tuple[str, ...], str] | None:
-    """What is wrong with the names of a map's keys."""
-    fields = msgspec.structs.fields(kind)
-    known = [field.encode_name for field in fields] + [kind.__struct_config__.tag_field] * bool(
-        kind.__struct_config__.tag
-    )
+def _keys(value: Mapping[str, Any], kind: type[msgspec.Struct], path: Keys) -> Iterator[Mistake]:
+    """Yield what is wrong with the names of a map's keys."""
+    fields, tag = msgspec.structs.fields(kind), kind.__struct_config__.tag
+    known = [field.encode_name for field in fields]
+    known += [kind.__struct_config__.tag_field] * bool(tag)
     for key in value:
         if key not in known:
             near = _below(key, kind)
             what = f"did you mean {near[0]!r}?" if near else hint(str(key), map(str, known))
-            return (*path, str(key)), f"there is no such setting: {what}"
+            yield (*path, str(key)), f"there is no such setting: {what}"
     missing = [
         field.encode_name for field in fields if field.required and field.encode_name not in value
     ]
-    if not missing:
-        return None
-    tag = kind.__struct_config__.tag
-    example = (
-        f", as in {{kind: {tag}, {', '.join(f'{name}: ...' for name in missing)}}}" if tag else ""
-    )
-    return path, f"it needs {', '.join(map(repr, missing))}{example}"
+    if missing:
+        names = ", ".join(f"{name}: ..." for name in missing)
+        example = f", as in {{kind: {tag}, {names}}}" if tag else ""
+        yield path, f"it needs {', '.join(map(repr, missing))}{example}"
 
 
 def _below(key: object, kind: type[msgspec.Struct]) -> list[str]:
@@ -219,7 +308,7 @@ def _fails(value: object, kind: object) -> bool:
 def _why(value: object, kind: object) -> str:
     tags = [str(_tag(one)) for one in typing.get_args(kind) if _is_struct(one) and _tag(one)]
     if tags and isinstance(value, Mapping):
-        return _why_kind(value.get("kind"), tags)
+        return _why_kind(value, tags)
     try:
         _convert(value, kind)
     except (msgspec.ValidationError, ConfigError, RecursionError) as error:
@@ -241,10 +330,13 @@ def _plain(text: str, value: object) -> str:
     return f"expected {' or '.join(kinds)}{expected[2]}, got {_named(value)}"
 
 
-def _why_kind(given: object, tags: list[str]) -> str:
-    if given is None:
-        return f"it needs a 'kind': one of {', '.join(tags)}"
-    return f"there is no kind {given!r}: {hint(str(given), tags)}"
+def _why_kind(value: Mapping[str, Any], tags: list[str]) -> str:
+    given = value.get("kind")
+    if given is not None:
+        return f"there is no kind {given!r}: {hint(str(given), tags)}"
+    inside = next((key for key in value if key in tags), None)  # {prioritized: {alpha: 0.6}}
+    form = "" if inside is None else f", as in {{kind: {inside}, ...}}"
+    return f"it needs a 'kind'{form}: one of {', '.join(tags)}"
 
 
 def _named(value: object) -> str:

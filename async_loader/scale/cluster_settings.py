@@ -20,7 +20,7 @@ from async_loader.feeder.settings import (
     relative_to,
     with_tables,
 )
-from async_loader.feeder.settings_errors import read_yaml, settings_of
+from async_loader.feeder.settings_errors import Mistake, read_yaml, settings_of
 from async_loader.scale.shard_main import OWNER
 from async_loader.scale.shard_map import MOST_SHARDS
 from async_loader.validation import path_of
@@ -181,10 +181,10 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     def from_plain(cls, plain: dict[str, Any], path: Path | None = None) -> ClusterSettings:
         """Return settings of plain values, as `load` does."""
         where = "" if path is None else str(path)
-        feeder = plain.get("feeder")
+        feeder, full, wrong = plain.get("feeder"), plain, list[Mistake]()
         if isinstance(feeder, dict):
-            plain = {**plain, "feeder": with_tables(feeder, where, "feeder.tables")}
-        settings = settings_of(plain, cls, where)
+            full = {**plain, "feeder": with_tables(feeder, wrong, ("feeder",))}
+        settings = settings_of(full, cls, where, written=plain, wrong=wrong)
         if path is None:
             return settings
         network = settings.network

@@ -21,6 +21,7 @@ from async_loader.feeder.settings_errors import settings_of
 from async_loader.feeder.table_settings import KINDS, FieldSettings, TableSettings
 from async_loader.replay import samplers
 from async_loader.replay.rate_limiter import MinSize, Queue, RateLimiter
+from async_loader.scale.cluster_settings import ClusterSettings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -538,7 +539,7 @@ MISTAKES = [
     ),
     (
         "tables: {r: {capacity: 9999999999TiB}}",
-        "tables.r.max_bytes: 10995116276660488372224: it must be at most 9,007,199,254,740,992",
+        "tables.r.capacity: 10995116276660488372224: it must be at most 9,007,199,254,740,992",
     ),
     ("tables: {r: {capacity: 10, seed: true}}", "tables.r.seed: expected int, got True"),
     (
@@ -604,7 +605,7 @@ MISTAKES = [
         "tables: {r: {capacity: 10, limiter: {min_size_to_sample: 0}}}",
         "tables.r.limiter: min_size_to_sample=0",
     ),
-    ("tables: {r: '1000'}", "tables.r.max_bytes: '1000' has no unit: text is bytes, as in '1000B'"),
+    ("tables: {r: '1000'}", "tables.r: '1000' has no unit: text is bytes, as in '1000B'"),
     ("tables: {r: {}}", "tables.r: it needs a capacity (steps), max_bytes, or both"),
     (
         "tables: {r: {max_bytes: 10 parsecs}}",
@@ -658,6 +659,60 @@ def test_a_mistake_is_named_with_its_file_and_place(tmp_path, text, said):
         load(tmp_path, text)
     assert str(caught.value).startswith(f"{tmp_path / 'feeder.yaml'}: ")
     assert said in str(caught.value)
+
+
+def test_all_mistakes_are_said_at_once_with_the_line_and_the_key_that_was_written(tmp_path):
+    file = tmp_path / "feeder.yaml"
+    text = """\
+heartbeat: 3
+tables:
+  replay: {capacity: lots, sampler: {prioritized: {alpha: 0.6}}}
+  other:
+    capacity: 100
+    schema:
+      obs:
+        pixels: {dtype: flot32, shape: 4}
+      t.u: {dtype: bool, shap: []}
+    sampler: {kind: prioritized, alpha: high}
+  short: many
+  both: {capacity: 8GiB, max_bytes: 3MB}
+  3: {capacity: 4}
+limits: {sessions: 0,
+         message_bytes: x}
+"""
+    wrong = {
+        1: ["heartbeat: there is no such"],
+        3: ["tables.replay.capacity: 'lots'", "tables.replay.sampler: it needs a 'kind', as in "],
+        8: ["tables.other.schema.obs.pixels: dtype 'flot32'"],
+        9: ["tables.other.schema.t.u.shap: there is no such"],
+        10: ["tables.other.sampler.alpha: expected float"],
+        11: ["tables.short: 'many'"],
+        12: ["tables.both.capacity: '8GiB' beside"],
+        13: ["tables.3: expected a name"],
+        14: ["limits.sessions: expected int"],
+        15: ["limits.message_bytes: 'x'"],
+    }
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    said = str(caught.value).split("\n")
+    expected = [f"{file}: line {line}: {one}" for line, all_ in wrong.items() for one in all_]
+    assert len(said) == len(expected)
+    for one, start in zip(said, expected, strict=True):
+        assert one.startswith(start)
+    cluster = f"feeder:\n  {text.replace(chr(10), chr(10) + '  ')}\nshards: none\n"
+    (tmp_path / "cluster.yaml").write_text(cluster)
+    with pytest.raises(ConfigError) as caught:
+        ClusterSettings.load(tmp_path / "cluster.yaml")
+    said = str(caught.value).split("\n")
+    assert len(said) == len(expected) + 1
+    assert "line 4: feeder.tables.replay.capacity: 'lots'" in said[1]
+    with pytest.raises(ConfigError, match=r"(?s)'a:lots'.*capacity.*'b'.*a size"):
+        ServerSettings.of(["a:lots", "b"])
+
+
+def test_a_tab_is_named_with_its_line(tmp_path):
+    with pytest.raises(ConfigError, match="line 2: it is not YAML: a tab"):
+        load(tmp_path, "tables:\n\treplay: 3\n")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -50,7 +50,7 @@ def cluster(shards=2, saves=None):
             if saves is not None:
                 plain["checkpoint"] = {"path": str(saves / f"shard-{i}")}
             feeder = stack.enter_context(
-                contextlib.closing(Embedded(settings_of(with_tables(plain, ""), ServerSettings)))
+                contextlib.closing(Embedded(settings_of(with_tables(plain, []), ServerSettings)))
             )
             addresses.append(feeder.address)
         yield stack.enter_context(Cluster.static(addresses, timeout_s=PATIENCE_S))

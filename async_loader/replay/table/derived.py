@@ -163,7 +163,9 @@ def _listed(chooser: Any) -> dict[str, Any]:
     if not type(chooser).__module__.startswith("async_loader."):
         return {}
     state = chooser.state()
-    found: dict[str, Any] = {kind: sorted(state[kind].tolist()) for kind in ("order", "heap") if kind in state}
+    found: dict[str, Any] = {
+        kind: sorted(state[kind].tolist()) for kind in ("order", "heap") if kind in state
+    }
     if "values" in state:
         found["values"] = sorted(state["rows"].tolist())
     if "mass" in state and chooser.eps > 0:
