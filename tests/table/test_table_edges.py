@@ -89,7 +89,10 @@ def test_several_ends_for_one_step_are_refused(writing: Making, name: str) -> No
 def test_a_vectors_priorities_are_refused_as_those_of_any_writer(vectors: Making) -> None:
     table = vectors.table()
     ends = {"terminated": np.zeros(2, np.bool_), "truncated": np.zeros(2, np.bool_)}
-    with table.vector_writer(2) as writer, pytest.raises(Unsupported, match="use no priorities"):
+    with (
+        table.vector_writer(2, autoreset="next_step") as writer,
+        pytest.raises(Unsupported, match="use no priorities"),
+    ):
         writer.append(**steps(2), next_obs=np.zeros(2), priority=[1.0, 2.0], **ends)
     assert len(table) == 0
 
