@@ -202,7 +202,7 @@ class VectorWriter(Protocol):
         next_obs: Any,
         terminated: Any,
         truncated: Any,
-        info: Mapping[str, Any] | None = None,
+        info: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         priority: Any = None,
         timeout_s: float | None = None,
         **fields: Any,

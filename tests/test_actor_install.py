@@ -36,7 +36,7 @@ with connect(sys.argv[1], name="actor") as client:
             writer.append(
                 obs=weights.tensors["bias"], reward=float(step), terminated=False, truncated=False
             )
-    with client.table("replay").vector_writer(2) as writer:
+    with client.table("replay").vector_writer(2, autoreset="next_step") as writer:
         obs, no = np.ones((2, 4), np.float32), np.zeros(2, np.bool_)
         writer.append(
             obs=obs, reward=np.ones(2, np.float32), next_obs=obs, terminated=no, truncated=no

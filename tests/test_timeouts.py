@@ -83,8 +83,12 @@ CALLS: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
     "end_episode": lambda buffer, t: buffer.writer().end_episode(timeout_s=t),
     "flush": lambda buffer, t: buffer.writer().flush(timeout_s=t),
     "close of a writer": lambda buffer, t: buffer.writer().close(timeout_s=t),
-    "a vector's flush": lambda buffer, t: buffer.vector_writer(1).flush(timeout_s=t),
-    "a vector's close": lambda buffer, t: buffer.vector_writer(1).close(timeout_s=t),
+    "a vector's flush": lambda buffer, t: buffer.vector_writer(1, autoreset="next_step").flush(
+        timeout_s=t
+    ),
+    "a vector's close": lambda buffer, t: buffer.vector_writer(1, autoreset="next_step").close(
+        timeout_s=t
+    ),
     "close": lambda buffer, t: buffer.close(timeout_s=t),
 }
 

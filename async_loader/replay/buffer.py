@@ -525,8 +525,7 @@ class ReplayBuffer(Table):
             How many there are, or the environments, which also say how they reset.
         autoreset : "next_step" | "same_step" | "disabled" | AutoresetMode of Gymnasium, optional
             When environments begin anew by themselves: ``envs.metadata["autoreset_mode"]``, which
-            is taken from environments that are given. Of a number of environments "next_step",
-            Gymnasium's default.
+            is taken from environments that are given. With a number of environments it is needed.
         streams : sequence of hashable, optional
             Their names; new ones by default.
         schema : Schema, or what `Schema.of` takes, optional

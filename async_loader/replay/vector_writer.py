@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from async_loader import tensors, tree
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupported
-from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.names import describe, explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.stream_names import EachStream, fresh_stream, stream_name
@@ -19,9 +19,14 @@ from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.schema import Field, Schema
 from async_loader.table import AutoReset, Ids, VectorEnv
 
+Info: TypeAlias = Mapping[str, Any] | list[Mapping[str, Any]] | None
+"""One dict for all environments, or a list with one for each."""
+
 _BOOL = np.dtype(np.bool_)
 _ENDS = ("terminated", "truncated")
 _AUTORESETS = ("nextstep", "samestep", "disabled")
+_FINALS = ("final_obs", "final_observation", "terminal_observation")
+"""Names of last observations in ``info``: of Gymnasium, and of Stable-Baselines3's dicts."""
 _MOST = 1 << 20
 _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['autoreset_mode']"
 
@@ -156,11 +161,13 @@ class VectorWriter:
             What it returned. Stored where the schema has such a field; with ``Field(next=...)`` it
             is what the next call brings.
         terminated, truncated : bool array [envs]
-        info : mapping or sequence of mappings [envs], optional
-            The infos that it returned: as Gymnasium has them, or one for each environment, as
-            Stable-Baselines3 has them. With same-step autoreset the last observation of an episode
-            is in ``info["final_obs"]``, or in ``info[env]["terminal_observation"]``. Where it is
-            missing, the episode has to be terminated, or nothing shows what follows a step.
+        info : mapping | sequence of mapping, optional
+            The infos that it returned: of Gymnasium's vectors one dict, of Stable-Baselines3's one
+            for each environment. With same-step autoreset the last observation of an episode,
+            ``final_obs`` or ``terminal_observation``, is needed where it was truncated and a table
+            shows or stores next observations; a terminated one that has none ends with its own
+            observation once more. ``TimeLimit.truncated`` in the dict of an environment that ended
+            says that it was truncated.
         priority : float array [envs], optional
         timeout_s : float, optional
             How long to wait until the limiter lets the steps of all environments in at once;
@@ -181,7 +188,8 @@ class VectorWriter:
         ------
         SchemaError
             As `ReplayBuffer.extend`; if the environments reset in another way than ``autoreset``
-            says; and with same-step autoreset if the final observations are not there.
+            says; if ``info`` is anything else; and with same-step autoreset if a last observation
+            that is needed is not there.
         Timeout, WouldDeadlock
             Nothing was written: the call may be made again.
         ConfigError
@@ -191,17 +199,21 @@ class VectorWriter:
             raise Closed("this writer was closed: get another from the buffer")
         self._settle()
         over, cut = self._ended("terminated", terminated), self._ended("truncated", truncated)
+        known: Info = None
+        if info is not None:
+            known = self._checked_info(info)
+            over, cut = _with_time_limits(over, cut, known)
         none = self._none
         goes_on = over.tobytes() == none and cut.tobytes() == none  # a third of what `any()` takes
-        after = next_obs
         schema = self._writer.schema
         about = self._about
         if about.schema is not schema:
             about = self._about = _About(schema)
-        if not goes_on:
-            infos = self._infos(info)
-            self._check_mode(over | cut, infos)
-            after = self._after(next_obs, fields, over, over | cut, infos)
+        if goes_on:
+            after = next_obs
+        else:
+            self._check_mode(over | cut, known)
+            after = self._after(next_obs, over, cut, known, fields)
         if schema is None:
             fields = {**_with_narrow_reward(fields), "next_obs": after}
         elif about.stores_next:
@@ -321,20 +333,7 @@ class VectorWriter:
             )
         return ended
 
-    def _infos(self, info: object) -> Mapping[str, Any]:
-        """Return infos in Gymnasium's layout: from a list of dicts, that of last observations."""
-        if info is None or isinstance(info, Mapping):
-            return info or {}
-        each = list(info) if isinstance(info, Sequence) and not isinstance(info, str) else []
-        if len(each) != self._count or not all(isinstance(one, Mapping) for one in each):
-            raise SchemaError(
-                f"info is a {type(info).__name__}: give what envs.step returned, a dict, or a list "
-                f"with a dict for each of the {self._count} environments"
-            )
-        names = ("terminal_observation", "final_obs", "final_observation")
-        return {"final_obs": [next((one[k] for k in names if k in one), None) for one in each]}
-
-    def _check_mode(self, ends: Bools, info: Mapping[str, Any]) -> None:
+    def _check_mode(self, ends: Bools, info: Info) -> None:
         """Raise SchemaError if the environments reset in another way than ``autoreset`` says."""
         if self._mode == "nextstep" and (again := np.flatnonzero(ends & self._resetting)).size:
             raise SchemaError(
@@ -352,33 +351,47 @@ class VectorWriter:
                 f"ended its episode, and this writer was made for another autoreset mode: {_REMEDY}"
             )
 
+    def _checked_info(self, info: object) -> Info:
+        """Return the infos. Raises SchemaError for anything but one dict, or one for each
+        environment.
+        """
+        if isinstance(info, Mapping):
+            return info
+        each = list(info) if isinstance(info, list | tuple | np.ndarray) else []
+        if len(each) != self._count or not all(isinstance(one, Mapping) for one in each):
+            raise SchemaError(
+                f"info is {describe(info)}: give what envs.step returned, a dict, or a list of "
+                f"dicts with one for each of the {self._count} environments"
+            )
+        return each
+
     def _after(
-        self,
-        next_obs: object,
-        fields: Mapping[str, Any],
-        over: Bools,
-        ends: Bools,
-        info: Mapping[str, Any],
+        self, next_obs: object, over: Bools, cut: Bools, info: Info, fields: Mapping[str, Any]
     ) -> Any:
         """Return the observation after each step, also if ``next_obs`` is already that of the next
-        episode. After a terminated one that is unknown it is the step's own once more.
+        episode.
         """
+        ends = over | cut
         if self._mode != "samestep" or not ends.any():
             return next_obs
         after = tree.transform(next_obs, _copied)
         structure = tree.structure_of(after)
+        about = self._about
         for row in np.flatnonzero(ends).tolist():
             final = _final_of(info, row, structure)
             if final is None:
-                if not over[row] and self._about.shows_next:
-                    raise SchemaError(
-                        f"environment {row} was truncated, and info['final_obs'] lacks its last "
-                        "observation, which its value needs: pass info=... as it is, or have the "
-                        "environments keep it"
-                    )
-                own = fields.get(self._about.linked_name)
-                if own is None or tree.structure_of(own) != structure:
+                if not about.shows_next:
                     continue
+                if cut[row] and not over[row]:
+                    raise SchemaError(
+                        f"environment {row} was truncated, and info lacks its last observation, "
+                        "info['final_obs']: pass info=... as it is; for environments that keep "
+                        "none use a schema without next_obs and next=..., or say terminated where "
+                        "nothing is to be bootstrapped"
+                    )
+                own = fields.get(about.observed)
+                if own is None or tree.structure_of(own) != structure:
+                    continue  # not stored, or refused for that
                 final = tree.transform(own, functools.partial(_row, row))
             for leaf, value in zip(
                 tree.leaves(after, structure), tree.leaves(final, structure), strict=True
@@ -407,13 +420,11 @@ class _About:
         self.schema = schema
         known = () if schema is None or schema.structure is None else schema.structure.keys
         self.stores_next = "next_obs" in known
-        linked = () if schema is None else [f for f in schema.fields if f.next is not None]
-        self.linked = bool(linked)
-        # The field whose successor is shown, if it is one field (perhaps a nested one).
-        tops = {field.name.split(".")[0] for field in linked}
-        self.linked_name = tops.pop() if len(tops) == 1 else ""
-        # Whether batches show the observation after a step; of a first batch it becomes a field.
-        self.shows_next = schema is None or self.linked or self.stores_next
+        followed = [] if schema is None else [one for one in schema.fields if one.next is not None]
+        # The field that next_obs follows.
+        self.observed = followed[0].name.split(".")[0] if followed else "obs"
+        self.shows_next = schema is None or self.stores_next or bool(followed)
+        self.linked = schema is not None and any(field.next is not None for field in schema.fields)
         if self.linked and not all(name in known for name in _ENDS):
             raise SchemaError(
                 "a schema with a next=... that a vector of environments writes has the fields "
@@ -426,10 +437,14 @@ def _mode_of(envs: object, autoreset: object) -> str:
     metadata = getattr(envs, "metadata", None)
     own = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
     if own is None and autoreset is None:
-        which = type(envs).__name__ if hasattr(envs, "num_envs") else f"vector_writer({envs!r})"
+        who = (
+            f"{type(envs).__name__} does not say how it resets (metadata['autoreset_mode'])"
+            if hasattr(envs, "num_envs")
+            else f"vector_writer({envs!r}): a number does not say how the environments reset"
+        )
         raise ConfigError(
-            f"{which} does not say how the environments reset (metadata['autoreset_mode'] does): "
-            "give autoreset='next_step', 'same_step' or 'disabled'"
+            f"{who}: give autoreset='next_step', 'same_step' or 'disabled'"
+            f"{'' if hasattr(envs, 'num_envs') else ', or the environments in place of the number'}"
         )
     said = own if autoreset is None else autoreset
     if own is not None and _mode(own) != _mode(said):
@@ -450,17 +465,33 @@ def _mode(autoreset: object) -> str:
     return said
 
 
-def _final_of(info: Mapping[str, Any] | None, row: int, structure: tree.Structure) -> Any:
+def _with_time_limits(over: Bools, cut: Bools, info: Info) -> tuple[Bools, Bools]:
+    """Return which environments terminated and which were truncated, also where both are said by
+    one flag and the dict of an environment, as Stable-Baselines3 does.
+    """
+    if not isinstance(info, list):
+        return over, cut
+    limits = np.array([bool(one.get("TimeLimit.truncated", False)) for one in info])
+    limits &= over
+    return (over & ~limits, cut | limits) if limits.any() else (over, cut)
+
+
+def _final_of(info: Info, row: int, structure: tree.Structure) -> Any:
     """Return the last observation of one environment's episode, ``None`` if ``info`` lacks it.
 
     Gymnasium gives an array of objects; other vectors a list, or the arrays ``[envs, ...]`` of a
-    batch. A mask beside it, ``_final_obs``, says to which environments it applies.
+    batch, or a dict for each environment. A mask beside it, ``_final_obs``, says to which
+    environments it applies.
     """
-    for name in ("final_obs", "final_observation"):
-        finals = None if info is None else info.get(name)
+    if info is None:
+        return None
+    if isinstance(info, list):
+        return next((info[row][name] for name in _FINALS if name in info[row]), None)
+    for name in _FINALS:
+        finals = info.get(name)
         if finals is None:
             continue
-        mask = info.get(f"_{name}") if info is not None else None
+        mask = info.get(f"_{name}")
         if mask is not None and not mask[row]:
             return None
         return _row_of(finals, row, structure)

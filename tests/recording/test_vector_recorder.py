@@ -128,7 +128,10 @@ def test_a_vector_writer_may_be_given_and_stays_open():
         recorder.close()
         assert not writer.closed
     assert held(table) == made(*games)
-    with table.vector_writer(3) as other, pytest.raises(ConfigError, match="for 3 environments"):
+    with (
+        table.vector_writer(3, autoreset="next_step") as other,
+        pytest.raises(ConfigError, match="for 3 environments"),
+    ):
         VectorRecorder(envs, other)
 
 

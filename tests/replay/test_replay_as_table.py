@@ -59,7 +59,11 @@ def test_a_writer_remembers_open_streams_only() -> None:
 
 def test_what_is_closed_says_so() -> None:
     buffer = ReplayBuffer(10, {"x": "int64"})
-    writer, vector, source = buffer.writer(), buffer.vector_writer(2), buffer.source()
+    writer, vector, source = (
+        buffer.writer(),
+        buffer.vector_writer(2, autoreset="next_step"),
+        buffer.source(),
+    )
     for one in (writer, vector, source, buffer):
         assert not one.closed
         one.close()

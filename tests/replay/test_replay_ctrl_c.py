@@ -61,7 +61,7 @@ def writers(kind: str) -> tuple[ReplayBuffer, Any, Any]:
     buffer = ReplayBuffer(64, LINKED, sampler=Prioritized(alpha=0), seed=0)
     steps = {"reward": np.zeros(3), "terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool)}
     if kind == "vector":
-        vector = buffer.vector_writer(3)
+        vector = buffer.vector_writer(3, autoreset="next_step")
         return (
             buffer,
             vector,

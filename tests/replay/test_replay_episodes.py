@@ -294,7 +294,7 @@ def test_a_vector_is_in_as_a_whole_or_not_at_all_under_a_limiter() -> None:
     buffer = ReplayBuffer(
         200, {**OBS, **ENDS}, limiter=limiter, sampler=Uniform(replacement=False), seed=0
     )
-    writer, no, t, refused = buffer.vector_writer(4), np.zeros(4, bool), 0, 0
+    writer, no, t, refused = buffer.vector_writer(4, autoreset="next_step"), np.zeros(4, bool), 0, 0
     for _ in range(60):
         before = writer.steps
         try:
@@ -325,7 +325,9 @@ def test_a_vector_is_in_as_a_whole_or_not_at_all_under_a_limiter() -> None:
         np.zeros(8, bool),
     )
     with pytest.raises(ConfigError, match="together or not at all"):
-        small.vector_writer(8).append(x=np.arange(8), next_obs=0, terminated=ends, truncated=ends)
+        small.vector_writer(8, autoreset="next_step").append(
+            x=np.arange(8), next_obs=0, terminated=ends, truncated=ends
+        )
 
 
 def pairs_once(buffer: ReplayBuffer) -> list[tuple[int, int]]:
@@ -335,7 +337,7 @@ def pairs_once(buffer: ReplayBuffer) -> list[tuple[int, int]]:
 
 def test_reset_ends_the_open_episodes_of_a_vector_without_a_link() -> None:
     buffer = ReplayBuffer(100, {**OBS, **ENDS}, seed=0)
-    with buffer.vector_writer(2) as writer:
+    with buffer.vector_writer(2, autoreset="next_step") as writer:
         for t in range(3):
             ends = np.array([False, t == 2])
             obs = np.array([t, 100 + t])
@@ -396,7 +398,7 @@ def test_environments_say_how_many_they_are_and_how_they_reset() -> None:
         buffer.vector_writer(Envs(None))
     with pytest.raises(ConfigError, match="these environments say 'SameStep'"):
         buffer.vector_writer(Envs("SameStep"), autoreset="next_step")
-    late = buffer.vector_writer(2)
+    late = buffer.vector_writer(2, autoreset="next_step")
     with pytest.raises(
         SchemaError, match="environment 1 was reset in the step that ended its episode"
     ):
@@ -413,6 +415,71 @@ def test_environments_say_how_many_they_are_and_how_they_reset() -> None:
         late.append(obs=obs, reward=NO, next_obs=obs, terminated=~NO, truncated=NO)
 
 
+LISTED: dict[str, Any] = {
+    "of Stable-Baselines3": [
+        {},
+        {"terminal_observation": np.int64(7), "TimeLimit.truncated": True},
+    ],
+    "of Gymnasium": {"final_obs": [None, 7]},
+    "an older one of Gymnasium": {"final_observation": [None, 7]},
+    "each a tuple": ({"final_obs": None}, {"final_obs": 7, "TimeLimit.truncated": True}),
+    "as objects": np.array([{}, {"final_obs": 7, "TimeLimit.truncated": True}], object),
+}
+
+
+@pytest.mark.parametrize("info", LISTED.values(), ids=LISTED)
+def test_last_observations_are_found_in_what_vectors_call_info(info: Any) -> None:
+    buffer = ReplayBuffer(100, {**OBS, **ENDS}, seed=0)
+    writer = buffer.vector_writer(2, autoreset="same_step")
+    done, limit = np.array([False, True]), not isinstance(info, dict)
+    writer.append(
+        obs=np.array([1, 6]),
+        reward=NO,
+        next_obs=np.array([2, 0]),
+        terminated=done & limit,  # Stable-Baselines3 has one flag for both
+        truncated=done & (not limit),
+        info=info,
+    )
+    assert pairs(buffer) == {(6, 7)}
+    assert buffer.sample(1)["truncated"].all()
+    assert not buffer.sample(1)["terminated"].any()
+
+
+@pytest.mark.parametrize("info", [[{}], [{}, 3], "nothing", 5, [[], []]])
+def test_an_info_that_is_none_is_refused_at_the_first_call(info: Any) -> None:
+    writer = ReplayBuffer(100, {**OBS, **ENDS}).vector_writer(2, autoreset="same_step")
+    with pytest.raises(SchemaError, match=r"info is .*a list of dicts with one for each of the 2"):
+        writer.append(obs=NO, reward=NO, next_obs=NO, terminated=NO, truncated=NO, info=info)
+
+
+@pytest.mark.parametrize("shown", ["linked", "stored", "learned", "neither"])
+@pytest.mark.parametrize("info", [None, {}, [{}, {}]])
+def test_a_vector_without_last_observations_may_terminate(shown: str, info: Any) -> None:
+    """A truncated step needs one where next observations are shown: it would be bootstrapped from
+    the next episode.
+    """
+    plain = {"obs": "int64", "reward": "float32", **ENDS}
+    schemas: dict[str, Any] = {
+        "linked": {**OBS, **ENDS},
+        "stored": {**plain, "next_obs": "int64"},
+        "learned": None,
+        "neither": plain,
+    }
+    buffer = ReplayBuffer(100, schemas[shown], seed=0)
+    writer, ended = buffer.vector_writer(2, autoreset="same_step"), np.array([False, True])
+    step = {"obs": np.array([1, 6]), "reward": np.zeros(2), "next_obs": np.array([2, 0])}
+    if shown != "neither":
+        with pytest.raises(SchemaError, match="1 was truncated, and info lacks its last obs"):
+            writer.append(**step, terminated=NO, truncated=ended, info=info)
+    else:
+        writer.append(**step, terminated=NO, truncated=ended, info=info)
+    writer.append(**step, terminated=ended, truncated=NO, info=info)
+    batch = buffer.sample(100)
+    if shown != "neither":
+        assert set(batch["next_obs"][batch["terminated"]].tolist()) == {6}
+    assert {1, 6} >= set(batch["obs"].tolist()) >= {6}
+
+
 def test_final_observations_may_be_tensors() -> None:
     buffer = ReplayBuffer(100, {**OBS, **ENDS}, seed=0)
     no, obs = torch.zeros(2, dtype=torch.bool), torch.tensor([1, 11])
@@ -426,7 +493,7 @@ def test_final_observations_may_be_tensors() -> None:
 
 def test_a_vector_without_a_schema_stores_rewards_as_networks_take_them() -> None:
     buffer = ReplayBuffer(100)
-    buffer.vector_writer(2).append(
+    buffer.vector_writer(2, autoreset="next_step").append(
         obs=np.zeros(2), reward=np.zeros(2), next_obs=np.zeros(2), terminated=NO, truncated=NO
     )
     assert {field.name: field.dtype.name for field in buffer.schema.fields}["reward"] == "float32"  # type: ignore[union-attr]

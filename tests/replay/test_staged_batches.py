@@ -89,7 +89,9 @@ operations = st.lists(
 def run(buffer: ReplayBuffer, script: list[tuple[Any, ...]], folder: Path) -> list[Any]:
     """Return all that the calls of a script return."""
     log: list[Any] = []
-    writer = buffer.vector_writer(WIDTH, streams=[f"env {k}" for k in range(WIDTH)])
+    writer = buffer.vector_writer(
+        WIDTH, autoreset="next_step", streams=[f"env {k}" for k in range(WIDTH)]
+    )
     number = 0
     for what, one, how in script:
         if what == "extend":
@@ -166,7 +168,7 @@ def test_the_third_batch_of_a_shape_is_staged_and_is_there_for_every_call(stream
 
 def test_batches_of_a_vector_writer_are_staged() -> None:
     with ReplayBuffer(200, FLAT, seed=0) as buffer:
-        writer = buffer.vector_writer(WIDTH)
+        writer = buffer.vector_writer(WIDTH, autoreset="next_step")
         for k in range(4):
             fields = batch(WIDTH * k)
             ids = writer.append(next_obs=fields["obs"], **fields)
@@ -288,7 +290,7 @@ def test_after_ctrl_c_at_any_point_a_batch_is_in_once_or_not_at_all(way: str) ->
 
     def begun() -> tuple[ReplayBuffer, Any, Any]:
         buffer = ReplayBuffer(2000, FLAT, seed=0)
-        writer = buffer.vector_writer(width, streams=range(width))
+        writer = buffer.vector_writer(width, autoreset="next_step", streams=range(width))
 
         def append(first: int) -> None:
             fields = batch(first, rows=width)

@@ -90,7 +90,10 @@ def test_several_ends_for_one_step_are_refused(writing: Making, name: str) -> No
 def test_a_vectors_priorities_are_refused_as_those_of_any_writer(writing: Making) -> None:
     table = writing.table()
     ends = {"terminated": np.zeros(2, np.bool_), "truncated": np.zeros(2, np.bool_)}
-    with table.vector_writer(2) as writer, pytest.raises(Unsupported, match="use no priorities"):
+    with (
+        table.vector_writer(2, autoreset="next_step") as writer,
+        pytest.raises(Unsupported, match="use no priorities"),
+    ):
         writer.append(**steps(2), next_obs=np.zeros(2), priority=[1.0, 2.0], **ends)
     assert len(table) == 0
 
@@ -358,10 +361,10 @@ def test_fields_by_place_are_told_what_to_type(writing: Making) -> None:
 
 
 def test_a_first_step_that_says_its_end_under_another_name_only_is_refused(
-    learning: Making,
+    writing: Making,
 ) -> None:
     """Of its writer's own flags none was given, so that they do not say it either."""
-    table = learning.table(100, None, view=Transitions(n_steps=3))
+    table = writing.table(100, None, view=Transitions(n_steps=3))
     refused = (ConfigError, SchemaError)
     said = r"field 'dones' ends no episode.* name it 'terminated'"
     with pytest.raises(refused, match=said), contextlib.ExitStack() as stack:

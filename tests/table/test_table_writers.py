@@ -336,18 +336,21 @@ class Envs:
 
 def test_a_vector_of_environments_says_how_many_there_are(writing: Making) -> None:
     table = writing.table(100, FOLLOWED)
-    for envs in (Envs(), 2):
-        with table.vector_writer(envs) as writer:
-            assert len(writer.streams) == 2
-    with table.vector_writer(2, streams=["a", ("b", 1)]) as writer:
+    with table.vector_writer(Envs()) as writer:
+        assert len(writer.streams) == 2
+    with pytest.raises(
+        ConfigError, match=r"a number does not say how .* give autoreset='next_step'"
+    ):
+        table.vector_writer(2)
+    with table.vector_writer(2, autoreset="next_step", streams=["a", ("b", 1)]) as writer:
         assert writer.streams == ["a", ("b", 1)]
     for wrong in (0, "2", object()):
         with pytest.raises(ConfigError, match="envs="):
-            table.vector_writer(wrong)
+            table.vector_writer(wrong, autoreset="next_step")
     with pytest.raises(ConfigError, match="these environments say"):
         table.vector_writer(Envs(), autoreset="same_step")
     with pytest.raises(ConfigError, match="3 streams for 2 environments"):
-        table.vector_writer(2, streams=[1, 2, 3])
+        table.vector_writer(2, autoreset="next_step", streams=[1, 2, 3])
 
 
 def test_each_environment_is_a_stream_and_resets_are_no_steps(writing: Making) -> None:
@@ -372,7 +375,7 @@ def test_each_environment_is_a_stream_and_resets_are_no_steps(writing: Making) -
 def test_a_vectors_steps_go_in_together_or_not_at_all(writing: Making) -> None:
     table = writing.table(100, PLAIN)
     ends = {"terminated": np.zeros(2, np.bool_), "truncated": np.zeros(2, np.bool_)}
-    with table.vector_writer(2) as writer:
+    with table.vector_writer(2, autoreset="next_step") as writer:
         for wrong in (
             {"x": np.zeros(3, np.int64)},
             {"x": np.zeros(2), "y": np.zeros(2)},

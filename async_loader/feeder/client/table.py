@@ -170,7 +170,8 @@ class TableClient:
         ----------
         envs : int | gymnasium.vector.VectorEnv
         autoreset : "next_step" | "same_step" | "disabled" | AutoresetMode, optional
-            As gymnasium's ``vector.AutoresetMode``; by default what the environments say.
+            As gymnasium's ``vector.AutoresetMode``; by default what the environments say. With a
+            number of environments it is needed.
         streams : sequence of hashable, optional
             Names of the environments' streams; new ones by default.
         schema : Schema, or what `Schema.of` takes, optional
