@@ -217,7 +217,7 @@ class AsyncDataLoader(Generic[B]):
             finish=finish,
             buffers=buffers,
         )
-        self._iterator = engine.iterator
+        self._batches = engine.iterator
         try:
             self._dropped = weakref.finalize(self, engine.core.abandon)
             self._dropped.atexit = False
@@ -248,7 +248,7 @@ class AsyncDataLoader(Generic[B]):
             The exception of a job, the collate_fn, the transform or the source, with the worker's
             traceback as its cause.
         """
-        iterator = self._iterator
+        iterator = self._batches
         begun = perf_counter()
         try:
             iterator.hold()
