@@ -219,7 +219,7 @@ class AsyncDataLoader(Generic[B]):
             finish=finish,
             buffers=buffers,
         )
-        self._delivered = engine.iterator
+        self._batches = engine.iterator
         try:
             self._dropped = weakref.finalize(self, engine.core.abandon)
             self._dropped.atexit = False
@@ -250,7 +250,7 @@ class AsyncDataLoader(Generic[B]):
             The exception of a job, the collate_fn, the transform or the source, with the worker's
             traceback as its cause.
         """
-        iterator = self._delivered
+        iterator = self._batches
         begun = perf_counter()
         try:
             iterator.hold()

@@ -9,8 +9,6 @@ import re
 
 import numpy as np
 import pytest
-from async_loader.replay.multiprocess.writer import ProcessWriter
-from async_loader.replay.multiprocess.writer_handle import WriterHandle
 
 from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
 from async_loader.feeder import Client, TableClient
@@ -187,7 +185,7 @@ def test_a_wrong_attribute_is_answered_with_ours():
 def test_a_hint_for_a_wrong_attribute_names_one_that_the_object_has():
     kinds = [
         AsyncDataLoader, DataLoader, ReplayBuffer, Client, ClusterClient, TableClient, ClusterTable,
-        LocalWriter, RemoteWriter, ProcessWriter, VectorWriter, WriterHandle,
+        LocalWriter, RemoteWriter, VectorWriter,
     ]  # fmt: skip
     words = sorted({word for words, *_ in _ATTRIBUTES for word in words.split()})
     for kind in kinds:
@@ -196,7 +194,6 @@ def test_a_hint_for_a_wrong_attribute_names_one_that_the_object_has():
             remedy = attribute_remedy(kind, word)
             said = re.match(r"say ([a-z]\w*)\b(?!\.| =)", remedy)
             assert said is None or said[1] in {*dir(kind), "next", "len"}, (kind, word, remedy)
-    assert "handle.open()" in attribute_remedy(WriterHandle, "append")
     assert "client.table(name)" in attribute_remedy(Client, "sample")
     assert attribute_remedy(AsyncDataLoader, "reset") == ""
     assert attribute_remedy(AsyncDataLoader, "dataset") == ""

@@ -210,7 +210,7 @@ class DataLoader(Generic[B]):
         self._batches = self._order(items, shuffle, sampler, batch_sampler, last_batch)
         init = callable_or_none("worker_init_fn", worker_init_fn)
         self._columns = self._find_columns(bulk, init)
-        collate = self._collate or (torch_collate.collate_by_name if self._batched else _converted)
+        collate = self._collate or (torch_collate.default_collate if self._batched else _converted)
         work: Any = MapWork(items, collate, init, batched=self._batched)
         if self._iterable:
             work = StreamWork(items, collate, self.batch_size, init, drop=self._drop)

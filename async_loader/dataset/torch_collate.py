@@ -7,14 +7,15 @@ kept: only the stacking of plain arrays and tensors is ours.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors
-from async_loader.errors import SchemaError
+from async_loader.names import stacklevel
 from async_loader.pipeline.batches import arena
 
 if TYPE_CHECKING:
@@ -36,70 +37,116 @@ def plain(dtype: np.dtype[Any], ndim: int) -> bool:
 
 
 def default_collate(batch: Sequence[Any]) -> Any:
-    """As ``torch.utils.data.default_collate``: same structure, dtypes, values and errors.
+    """As ``torch.utils.data.default_collate``: same structure, dtypes, values and types of errors.
+
+    An error also names the field, and the samples that do not fit each other. Keys that the first
+    sample does not have are left out, with a warning.
 
     Parameters
     ----------
     batch : sequence of samples
     """
+    try:
+        collated = _collate(batch)
+    except Exception as error:
+        said = _misfit(batch, "") if isinstance(batch, list | tuple) and batch else None
+        if said is None:
+            raise
+        _raise_with(said, error)
+    if isinstance(batch, list | tuple) and _nests(batch[0]):
+        _warn_of_extra_keys(batch, "")
+    return collated
+
+
+def _collate(batch: Sequence[Any]) -> Any:
     from torch.utils.data._utils.collate import collate
 
     return collate(batch, collate_fn_map=_rules())
 
 
-def collate_by_name(batch: Sequence[Any]) -> Any:
-    """As `default_collate`; samples that do not fit each other raise errors that name the field.
+# -- samples that do not fit each other ------------------------------------------------------------
 
-    Raises
-    ------
-    SchemaError
-        Samples are dicts with different keys.
-    """
-    _check_keys(batch)
+_CONTAINERS = (Mapping, list, tuple)
+
+
+def _raise_with(said: str, error: Exception) -> NoReturn:
     try:
-        return default_collate(batch)
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        name = _misfit(batch)
-        if not name:
-            raise
-        kind = SchemaError if isinstance(error, KeyError) else type(error)
-        raise kind(f"field {name!r}: {error}") from error
+        named = type(error)(f"{said}: {error.args[0] if error.args else error}")
+    except Exception:  # its arguments are others
+        error.add_note(said)
+        raise error from None
+    raise named from error
 
 
-def _check_keys(batch: Sequence[Any], name: str = "") -> None:
-    first = batch[0]
+def _misfit(samples: Sequence[Any], name: str) -> str | None:
+    """The innermost field that cannot be collated, and why; ``None`` if all can be."""
+    first = samples[0]
+    if isinstance(first, Mapping) and all(isinstance(sample, Mapping) for sample in samples):
+        for key in first:
+            path = f"{name}.{key}" if name else str(key)
+            for i, sample in enumerate(samples):
+                if key not in sample:
+                    return f"field {path!r} is in sample 0 of the batch, and not in sample {i}"
+            if said := _misfit([sample[key] for sample in samples], path):
+                return said
+        return None
+    if isinstance(first, list | tuple) and all(
+        isinstance(sample, list | tuple) and len(sample) == len(first) for sample in samples
+    ):
+        for i, column in enumerate(zip(*samples, strict=True)):
+            if said := _misfit(column, f"{name}.{i}" if name else str(i)):
+                return said
+        return None
+    try:
+        _collate(samples)
+    except Exception:
+        return f"{f'field {name!r}' if name else 'a sample'} is {_kinds(samples)}"
+    return None
+
+
+def _kinds(samples: Sequence[Any]) -> str:
+    kinds = list(map(_kind, samples))
+    other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is None:
+        return f"{kinds[0]} in each sample of the batch"
+    return f"{kinds[0]} in sample 0 of the batch and {kinds[other]} in sample {other}"
+
+
+def _kind(value: object) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    kind = type(value).__name__
+    return f"{kind} of {len(value)}" if isinstance(value, _CONTAINERS) else kind
+
+
+def _warn_of_extra_keys(samples: Sequence[Any], name: str) -> None:
+    first = samples[0]
     if not isinstance(first, Mapping):
-        return
-    for i, one in enumerate(batch):
-        if not isinstance(one, Mapping) or len(one) != len(first):
-            what = sorted(map(str, one)) if isinstance(one, Mapping) else type(one).__name__
-            raise SchemaError(
-                f"{name or 'samples'}: sample {i} of the batch has {what}, and sample 0 "
-                f"{sorted(map(str, first))}: give all samples the same fields"
+        named: Iterable[tuple[Any, Any]] = enumerate(zip(*samples, strict=True))
+    else:
+        size = len(first)
+        extra = next((s.keys() - first.keys() for s in samples if len(s) != size), None)
+        if extra:
+            fields = ", ".join(repr(f"{name}{key}") for key in sorted(extra, key=str))
+            warnings.warn(
+                f"field {fields} is not in the first sample of a batch, but in others: it was left "
+                "out. Give it in each sample, or in none",
+                stacklevel=stacklevel(),
             )
-    for key, value in first.items():
-        if isinstance(value, Mapping):
-            _check_keys([one.get(key) for one in batch], f"{name}.{key}" if name else str(key))
+        named = ((k, [s[k] for s in samples]) for k, v in first.items() if _nests(v))
+    for key, column in named:
+        if _nests(column[0]):
+            _warn_of_extra_keys(column, f"{name}{key}.")
 
 
-def _misfit(batch: Sequence[Any], name: str = "") -> str:
-    """Return the first field that cannot be collated; "" for samples without fields."""
-    first = batch[0]
-    keys: Iterable[Any] = ()
-    if isinstance(first, Mapping):
-        keys = first
-    elif isinstance(first, tuple | list) and len({len(one) for one in batch}) == 1:
-        keys = range(len(first))
-    for key in keys:
-        below = f"{name}.{key}" if name else str(key)
-        try:
-            column = [one[key] for one in batch]
-            default_collate(column)
-        except KeyError:
-            return below
-        except (RuntimeError, TypeError, ValueError):
-            return _misfit(column, below)
-    return name
+def _nests(value: object) -> bool:
+    """Whether there may be a dict in it."""
+    if isinstance(value, list | tuple):
+        return any(isinstance(item, _CONTAINERS) for item in value)
+    return isinstance(value, Mapping)
+
+
+# -- torch's rules, with our stacking --------------------------------------------------------------
 
 
 _known: tuple[Any, dict[Any, Callable[..., Any]]] | None = None

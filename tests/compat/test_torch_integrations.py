@@ -6,6 +6,7 @@ The packages are in the extra ``integrations``; without them these tests are ski
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -14,9 +15,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import async_loader
+from async_loader import AsyncDataLoader
 from async_loader.compat.torch import DataLoader, StatefulDataLoader
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -84,6 +88,28 @@ def installed(monkeypatch):
     accelerate.install()
     accelerate.install()
     return theirs
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AsyncDataLoader({"x": np.zeros(100)}, 4),
+        lambda: AsyncDataLoader({"x": np.zeros(100)}, 4, num_workers=2),
+        lambda: async_loader.DataLoader(list(range(100)), 4, num_workers=2),
+        lambda: DataLoader(range(100), 4, num_workers=2, persistent_workers=True),
+        lambda: StatefulDataLoader(range(100), 4, num_workers=2),
+    ],
+    ids=["async", "async-workers", "data", "torch", "stateful"],
+)
+def test_a_loader_goes_on_after_a_trainer_has_reset_it(make):
+    """Lightning sets ``_iterator`` of any loader that has one to None when a fit ends."""
+    loader = make()
+    with contextlib.closing(loader) if hasattr(loader, "close") else contextlib.nullcontext():
+        for _ in range(2):
+            assert len([batch for _, batch in zip(range(3), loader, strict=False)]) == 3
+            for name in ("_iterator", "worker_init_fn"):
+                if hasattr(loader, name):
+                    setattr(loader, name, None)
 
 
 def test_loaders_of_torch_are_prepared_as_ours_and_batches_can_be_skipped(installed):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from dataset_rig import same
 from torch.utils.data import default_collate as theirs
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from async_loader import DataLoader
+from async_loader.compat.torch import DataLoader as TorchLoader
 from async_loader.dataset.torch_collate import default_collate
 from async_loader.pipeline.batches import arena
 
@@ -71,12 +75,13 @@ def test_it_gives_what_torch_gives(leaf, in_slot):
     ],
     ids=lambda batch: type(batch[0]).__name__,
 )
-def test_it_fails_as_torch_fails(batch):
+def test_it_fails_as_torch_fails_and_says_what_does_not_fit(batch):
     with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever it is
         theirs(batch)
     with arena.within(arena.Arena(np.zeros(4096, np.uint8))), pytest.raises(expected.type) as found:
         default_collate(batch)
-    assert str(found.value) == str(expected.value)
+    assert str(expected.value.args[0]) in found.value.args[0]
+    assert re.match("(a sample|field '.*') is .* sample", found.value.args[0])
 
 
 @pytest.mark.parametrize(
@@ -111,3 +116,37 @@ def test_a_rule_of_the_users_is_kept():
 def test_a_batch_too_large_for_its_slot_lies_elsewhere():
     with arena.within(arena.Arena(np.zeros(64, np.uint8))):
         same(default_collate([np.ones(100)] * 3), torch.ones(3, 100, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (
+            [{"info": {"obs": np.zeros(n)}} for n in (2, 2, 3)],
+            r"'info\.obs' is float64\[2\] in sample 0 .* float64\[3\] in sample 2",
+        ),
+        ([{"obs": torch.zeros(n)} for n in (1, 2)], r"'obs' is float32\[1\] .* float32\[2\]"),
+        ([{"obs": 1}, {"act": 1}], "'obs' is in sample 0 of the batch, and not in sample 1"),
+        ([{"obs": 1}, {"obs": "x"}], "'obs' is int in sample 0 .* str in sample 1"),
+        ([{"obs": 1}, {"obs": None}], "'obs' is int in sample 0 .* NoneType in sample 1"),
+        ([{"obs": {"a": 1}}, {"obs": 1}], "'obs' is dict of 1 in sample 0 .* int in sample 1"),
+        ([{"obs": [1, 2]}, {"obs": [1]}], "'obs' is list of 2 in sample 0 .* list of 1 in"),
+        ([(0, {"obs": object()})] * 2, r"'1\.obs' is object in each sample"),
+    ],
+)
+def test_the_field_that_does_not_fit_is_named(samples, said):
+    for loader in (DataLoader, TorchLoader):
+        with pytest.raises((RuntimeError, KeyError, TypeError), match=said):
+            next(iter(loader(samples, batch_size=len(samples))))
+
+
+def test_a_key_that_is_left_out_is_told_once():
+    samples = [({"obs": 1, "at": {"t": 1}}, 0), ({"obs": 2, "at": {"t": 2, "late": 3}}, 0)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            batch = default_collate(samples)
+    same(batch, theirs(samples))
+    assert [str(one.message).split(":")[0] for one in caught] == [
+        "field '0.at.late' is not in the first sample of a batch, but in others"
+    ]

@@ -131,12 +131,12 @@ def test_a_wait_of_the_caller_has_an_end_and_is_refused_where_it_would_have_none
         buffer.extend(x=np.arange(50))
         changed(loader, "caller")
         buffer.clear()
-        loader._iterator._timeout_s = 0.2
+        loader._batches._timeout_s = 0.2
         with pytest.raises((Timeout, WouldDeadlock)):  # noqa: PT012, what was made before the change comes first
             for _ in range(9):
                 next(loader)
         buffer.extend(x=np.arange(50))
-        loader._iterator._timeout_s = LIMIT_S
+        loader._batches._timeout_s = LIMIT_S
         assert len(next(loader)["x"]) == 4
 
 

@@ -236,7 +236,7 @@ def test_a_batch_that_an_interrupted_call_had_made_is_safe_on_another_stream(
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(type(loader._iterator.meter), "waited", interrupt)
+        monkeypatch.setattr(type(loader._batches.meter), "waited", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(loader)
         assert loader.stats().interrupted == 1
