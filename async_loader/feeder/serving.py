@@ -99,13 +99,15 @@ class FeederProcess:
     def run(self, ready: Callable[[], None] | None = None) -> int:
         """Serve until SIGTERM, SIGINT, a DRAIN or `stop`; return the exit code. Once.
 
+        It is 1 if a table could not be saved at the end.
+
         ``ready``: see `Server.run`.
         """
         try:
             self._server.run(ready)
         finally:
             self._close()
-        return 0
+        return 1 if self._server.unsaved else 0
 
     def close(self) -> None:
         """Free everything, if `run` is not called. May be called again."""
