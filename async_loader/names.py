@@ -214,6 +214,11 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
 
 _ATTRIBUTES: tuple[tuple[str, str, str], ...] = (
     ("size get_stored_size get_buffer_size", "sample", "say len(table)"),
+    (
+        "writer_handle",
+        "sample",
+        "other processes write to a feeder, which connect('embedded', tables=...) opens",
+    ),
     ("is_full full", "sample", "say stats().full"),
     ("priorities", "update_priorities", "say update_priorities(index, priority)"),
     ("reset empty", "clear", "say clear()"),

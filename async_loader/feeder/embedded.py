@@ -94,7 +94,8 @@ class Embedded:
         try:
             self._begin(bound, ready, timeout_s)
         except BaseException:
-            self.close()
+            with contextlib.suppress(Broken):
+                self.close()
             raise
         finally:
             os.close(ready)
@@ -146,16 +147,33 @@ class Embedded:
         )
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Let it drain, and kill it if it does not end. May be called again."""
+        """Let it drain, and kill it if it does not end. May be called again.
+
+        Raises
+        ------
+        Broken
+            If it has failed at its end: tables were not saved.
+        """
         limit = min(seconds("timeout_s", timeout_s), LONGEST_S)
         if self._finalizer.alive:
-            _end(self._process, self._end, self._folder, os.getpid(), limit)
+            _stop(self._process, self._end, os.getpid(), limit)
+            failed = self._process.returncode == 1
+            said = self._last_words() if failed else ""
+            shutil.rmtree(self._folder, ignore_errors=True)
             self._finalizer.detach()  # last: a call that was interrupted may be made again
+            if failed:
+                raise Broken(f"the embedded feeder ended with exit code 1: {said}")
 
 
 def _end(
     process: subprocess.Popen[bytes], end: EndFlag, folder: str, pid: int, timeout_s: float
 ) -> None:
+    _stop(process, end, pid, timeout_s)
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stop(process: subprocess.Popen[bytes], end: EndFlag, pid: int, timeout_s: float) -> None:
     if os.getpid() != pid:
         process.returncode = 0  # in a fork it is not a child, so there is nothing to wait for
         return
@@ -168,7 +186,6 @@ def _end(
         process.kill()
         process.wait()
     end.close()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 # -- in the child ----------------------------------------------------------------------------------

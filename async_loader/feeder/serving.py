@@ -68,9 +68,9 @@ class FeederProcess:
         tables = settings.make_tables()
         self._lock: AddressLock | None = None
         folders = Folders(settings.checkpoint.path, private)
-        self._saves = saves = PeriodicSaves()
+        saves: PeriodicSaves | None = None
         try:
-            self._saves = saves = PeriodicSaves.of(
+            saves = PeriodicSaves.of(
                 tables, folders, settings.checkpoint.every_s, count
             )
             self._lock, self._authenticator = lock_address(settings)
@@ -88,7 +88,8 @@ class FeederProcess:
         except BaseException:
             for table in tables.values():
                 table.close()
-            saves.close()
+            if saves is not None:
+                saves.close()
             self._close()
             raise
 
@@ -98,8 +99,9 @@ class FeederProcess:
         return str(self._server.status()["address"])
 
     def run(self, ready: Callable[[], None] | None = None) -> int:
-        """Serve until SIGTERM, SIGINT, a DRAIN or `stop`; return the exit code: 1 if a table was
-        not saved at the end. Once.
+        """Serve until SIGTERM, SIGINT, a DRAIN or `stop`; return the exit code. Once.
+
+        It is 1 if a table could not be saved at the end.
 
         ``ready``: see `Server.run`.
         """
@@ -107,7 +109,7 @@ class FeederProcess:
             self._server.run(ready)
         finally:
             self._close()
-        return 1 if self._saves.unsaved else 0
+        return 1 if self._server.unsaved else 0
 
     def close(self) -> None:
         """Free everything, if `run` is not called. May be called again."""

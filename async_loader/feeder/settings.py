@@ -258,7 +258,8 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
 
         A file if there is one, and tables as in ``replay:1000000``, ``replay:8GiB``.
         """
-        plain = Document() if config is None else read_yaml(Path(path_of("config", config)))
+        path = None if config is None else Path(path_of("config", config))
+        plain = Document() if path is None else read_yaml(path)
         added, wrong = [], []
         for text in tables:
             try:
@@ -284,7 +285,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
             )
         if bind is not None:
             plain["bind"] = bind
-        settings = _checked(plain, where)
+        settings = _checked(plain, path)
         if allow_insecure:
             settings = replace(settings, security=replace(settings.security, allow_insecure=True))
         if checkpoint is not None:

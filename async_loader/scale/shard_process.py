@@ -217,6 +217,13 @@ class ShardProcess:
         """Whether it has ended."""
         return bool(readable([self._pidfd], 0.0))
 
+    @property
+    def fate(self) -> str:
+        """How it has ended; its exit code is known to the process that started it alone."""
+        process: subprocess.Popen[bytes] | None = getattr(self, "_process", None)
+        code = None if process is None else process.wait()
+        return f" with exit code {code}: {self._last_words()}" if code else ""
+
     def stop(self, timeout_s: float) -> None:
         """Let it drain and save; kill it if it has not ended by then."""
         deadline = Deadline(timeout_s)

@@ -110,9 +110,15 @@ class ShardSupervisor:
             self._bell.clear()
             if self._stop_s is not None and not process.ended:
                 process.stop(self._stop_s)
+        fate, ended = (
+            process.fate,
+            "its process has ended" if self._stop_s is None else "it was ended",
+        )
         with unheld(self._lock):
             self._process = None
-            self._reason = "its process has ended" if self._stop_s is None else "it was ended"
+            self._reason = ended + fate
+        if fate and self._stop_s is not None:
+            _log.error("%s was ended%s", self._plan.name, fate)
         self._stop_s = None
 
     def _take_wish(self) -> None:

@@ -368,11 +368,11 @@ def test_a_first_step_that_says_its_end_under_another_name_only_is_refused(
     refused = (ConfigError, SchemaError)
     said = r"field 'dones' ends no episode.* name it 'terminated'"
     with pytest.raises(refused, match=said), contextlib.ExitStack() as stack:
-        learning.kind.open(stack, table, None).append(obs=0.0, reward=1.0, dones=False)
+        writing.kind.open(stack, table, None).append(obs=0.0, reward=1.0, dones=False)
     batch = {"obs": np.zeros(2), "reward": np.ones(2, np.float32), "is_last": np.zeros(2, bool)}
     with pytest.raises(refused, match="'is_last' ends no"), contextlib.ExitStack() as stack:
-        learning.kind.open(stack, table, None).extend(batch)
-    writer = learning.writer(table)
+        writing.kind.open(stack, table, None).extend(batch)
+    writer = writing.writer(table)
     writer.append(obs=0.0, reward=1.0, dones=True, terminated=True)
     writer.append(obs=1.0, reward=1.0, dones=False)
     writer.flush()

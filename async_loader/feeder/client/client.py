@@ -14,6 +14,7 @@ from typing import Any
 
 from async_loader.errors import (
     AsyncLoaderError,
+    Broken,
     CannotSend,
     Closed,
     Timeout,
@@ -329,8 +330,11 @@ class Client:
             self._end_reads(deadline)
         finally:  # also after Ctrl-C
             self._connection.stop(max(2.0, deadline.left_or_inf()))
-            if self._embedded is not None:
-                self._embedded.close()
+            try:
+                if self._embedded is not None:
+                    self._embedded.close()
+            except Broken as error:
+                first = first or error
             self._end_of_process.cancel()
             self._end.detach()  # last: a call that was interrupted may be made again
         if first is not None:

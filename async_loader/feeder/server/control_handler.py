@@ -373,12 +373,13 @@ class ControlHandler:
             self._pending_closes.end(ErrorCode.UNSUPPORTED, reason, table.insert_queue)
         )
 
-    def last_answers(self, reason: str) -> Late:
-        """Yield the last answers to all waiting requests."""
+    def last_answers(self, reason: str, unsaved: str) -> Late:
+        """Yield the last answers to all waiting requests; ``unsaved``: why a DRAIN has failed."""
+        drained = Error.of(ErrorCode.INTERNAL, unsaved) if unsaved else Done()
         yield from self._waits.end()
         yield from self._of_writers(self._pending_closes.end(ErrorCode.DRAINING, reason))
         for session, message in self.drain_asked:
-            yield session, message.reply(Done())
+            yield session, message.reply(drained)
 
     def _of_writers(self, answers: list[tuple[WriterState, Message]]) -> Late:
         for writer, message in answers:

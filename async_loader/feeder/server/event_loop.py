@@ -144,6 +144,8 @@ class Server:
         self._more = False  # the next round need not wait
         self._ending: Deadline | None = None
         self._closed = False
+        self.unsaved = ""
+        """Which tables were not saved at the end, and why."""
         self._kernel_warmup: KernelWarmup | None = None
         try:
             self._kernel_warmup = KernelWarmup(self._ring)
@@ -360,7 +362,7 @@ class Server:
         self._status_requests.close()
         if self._kernel_warmup is not None and not self._ends_process:
             self._kernel_warmup.close(self._settings.drain_s)
-        self._saves.end_job(self._jobs, self._settings.drain_s)
+        self.unsaved = self._saves.end_job(self._jobs, self._settings.drain_s)
         try:
             self._send_ends("the server was shut down")
         finally:
@@ -385,7 +387,7 @@ class Server:
                 self._pull_handler.end(table, reason)
         for session, answer in [
             *self._control_handler.late_answers(),
-            *self._control_handler.last_answers(reason),
+            *self._control_handler.last_answers(reason, self.unsaved),
         ]:
             self._dispatcher.answer(session, Plane.CONTROL, answer)
         for session in self._server_state.sessions:

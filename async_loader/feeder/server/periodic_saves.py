@@ -257,11 +257,21 @@ class PeriodicSaves:
         while self._asked:
             self._asked.popleft()()
 
-    def end_job(self, jobs: BackgroundJobs, timeout_s: float) -> None:
-        """Wait for the job that is at work: a save asks the loop, which is here, for positions."""
+    def end_job(self, jobs: BackgroundJobs, timeout_s: float) -> str:
+        """Wait for the job that is at work: a save asks the loop, which is here, for positions.
+
+        Return which tables are not saved as they are now, and why; empty: all are.
+        """
         deadline = Deadline(timeout_s)
         while not jobs.close(min(_TURN_S, deadline.left_or_inf())) and not deadline.expired:
             self._answer()
+        jobs.finish()
+        late = "its last save was not over in time"
+        return "; ".join(
+            f"table {name!r} was not saved: {self.tables[name].failed or late}"
+            for name in self._due
+            if not self._entries[name].table.closed and self.tables[name].changed()
+        )
 
     def ended(self) -> bool:
         """Return whether the last saves are made. The first call begins them: no row goes in."""
@@ -269,22 +279,17 @@ class PeriodicSaves:
             self._last = Deadline(LAST_S if self._due else 0.0, self._clock)
             for name in self._due:
                 one = self.tables[name]
-                self._entries[name].rests = True
+                one.failed, self._entries[name].rests = None, True
                 if not one.saving:
                     self._save(one)
+        over = True
         for name in self._due:  # a periodic one was under way, or there was no place
             one = self.tables[name]
-            if not one.saving and one.failed is None and one.changed():
-                self._save(one)
-        if any(self.tables[name].saving for name in self._due):
-            return self._last.expired
-        return True
-
-    @property
-    def unsaved(self) -> list[str]:
-        """The tables whose last save has failed, or has not ended."""
-        saves = [self.tables[name] for name in self._due]
-        return [one.name for one in saves if one.failed is not None or one.saving]
+            closed = self._entries[name].table.closed
+            if not closed and not one.saving and one.failed is None and one.changed():
+                over &= self._save(one)
+            over &= not one.saving
+        return over or self._last.expired
 
     def _save(self, one: TableSaves) -> bool:
         """Begin a save, if the table has changed; return whether it could be done."""
@@ -306,7 +311,8 @@ class PeriodicSaves:
             self._jobs.add(lambda: one.save(lambda rows: self._positions(positions, rows)), done)
         except Malformed as error:
             entry.insert_queue.notes = None
-            one.failed = str(error)
+            if self._last is None:  # at the end there is a place later
+                one.failed = str(error)
             return False
         one.saving = True
         return True

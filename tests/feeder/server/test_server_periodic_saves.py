@@ -18,10 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_loader.errors import ConfigError, CorruptCheckpoint
+from async_loader.errors import Broken, ConfigError, CorruptCheckpoint
 from async_loader.feeder import connect
+from async_loader.feeder.embedded import Embedded
 from async_loader.feeder.server import producer_positions
-from async_loader.feeder.server.background_jobs import BackgroundJobs
+from async_loader.feeder.server.background_jobs import MOST, BackgroundJobs
 from async_loader.feeder.server.periodic_saves import PeriodicSaves
 from async_loader.feeder.server.producer_positions import Position, Positions
 from async_loader.feeder.server.row_counts import RowCount
@@ -47,7 +48,9 @@ def settings(folder: Path, every_s: float = 3600.0) -> Path:
 def serving(path: Path) -> Iterator[FeederProcess]:
     """A feeder in a thread, which ends as by SIGTERM."""
     server = FeederProcess(ServerSettings.load(path))
-    thread = threading.Thread(target=server.run)
+    codes: list[int] = []
+    server.codes = codes  # type: ignore[attr-defined]
+    thread = threading.Thread(target=lambda: codes.append(server.run()))
     thread.start()
     try:
         yield server
@@ -107,11 +110,13 @@ def test_a_save_that_a_second_stop_meets_is_completed(tmp_path, monkeypatch):
         return close(self, timeout_s)
 
     with serving(settings(tmp_path)) as server, connect(server.address) as client:
+        codes = server.codes
         servers.append(server)
         write(client, range(100))
         monkeypatch.setattr(PeriodicSaves, "_positions", stop_then_ask)
         monkeypatch.setattr(BackgroundJobs, "close", closing_jobs)
     monkeypatch.undo()
+    assert codes == [0]
     with serving(settings(tmp_path)) as server, connect(server.address) as client:
         found = client.status()["checkpoints"]["t"]
         assert (found["restored_rows"], found["lost_rows"]) == (100, 0)
@@ -250,6 +255,53 @@ def test_a_folder_that_cannot_be_written_to_is_said_in_the_status_and_serving_go
         assert "newest" in failed
         write(client, range(10, 20))
         assert client.status()["tables"]["t"]["size"] == 20
+
+
+def block(folder: Path) -> None:
+    """Let no save of table t be made, by root neither."""
+    folder.joinpath("t").mkdir(parents=True, exist_ok=True)
+    folder.joinpath("t/newest").write_text("")
+
+
+@pytest.mark.parametrize("how", ["stop", "drain", "nothing to save"])
+def test_a_feeder_whose_last_save_fails_says_so_with_its_exit_code(tmp_path, how):
+    with serving(settings(tmp_path)) as server:
+        codes = server.codes
+        with connect(server.address, timeout_s=PATIENCE_S) as client:
+            if how != "nothing to save":
+                write(client, range(10))
+            block(tmp_path / "saves")
+            if how == "drain":
+                with pytest.raises(Broken, match=r"table 't' was not saved: .*newest"):
+                    client.drain()
+    assert codes == [how != "nothing to save"]
+
+
+def test_an_embedded_feeder_whose_last_save_fails_is_broken_when_it_is_closed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # it saves there
+    feeder = Embedded(ServerSettings.load(settings(tmp_path)))
+    with connect(feeder.address, timeout_s=PATIENCE_S) as client:
+        write(client, range(10))
+    (tmp_path / "newest").write_text("")
+    with pytest.raises(Broken, match=r"(?s)exit code 1: .*table t was not saved"):
+        feeder.close()
+    feeder.close()
+
+
+def test_all_tables_are_saved_at_the_end_however_many_there_are(tmp_path):
+    path, names = tmp_path / "f.yaml", [f"t{i}" for i in range(MOST + 4)]
+    tables = ", ".join(f"{name}: 100" for name in names)
+    text = f"bind: ipc://{tmp_path}/f\ntables: {{{tables}}}\ncheckpoint: {{path: saves, "
+    path.write_text(f"{text}every_s: 3600}}\n")
+    with serving(path) as server, connect(server.address, timeout_s=PATIENCE_S) as client:
+        codes = server.codes
+        for name in names:
+            with client.table(name).writer() as writer:
+                writer.append(x=1)
+    assert codes == [0]
+    assert {one.parts[-3] for one in tmp_path.glob("saves/*/newest/save-*")} == set(names)
 
 
 def test_every_s_needs_a_path():
