@@ -70,9 +70,7 @@ class FeederProcess:
         folders = Folders(settings.checkpoint.path, private)
         saves: PeriodicSaves | None = None
         try:
-            saves = PeriodicSaves.of(
-                tables, folders, settings.checkpoint.every_s, count
-            )
+            saves = PeriodicSaves.of(tables, folders, settings.checkpoint.every_s, count)
             self._lock, self._authenticator = lock_address(settings)
             self._server = Server(
                 tables,
