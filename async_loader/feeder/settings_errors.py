@@ -275,7 +275,7 @@ def _keys(value: Mapping[str, Any], kind: type[msgspec.Struct], path: Keys) -> I
     """Yield what is wrong with the names of a map's keys."""
     fields, tag = msgspec.structs.fields(kind), kind.__struct_config__.tag
     known = [field.encode_name for field in fields]
-    known += [kind.__struct_config__.tag_field] * bool(tag)
+    known += [str(kind.__struct_config__.tag_field)] * bool(tag)
     for key in value:
         if key not in known:
             near = _below(key, kind)

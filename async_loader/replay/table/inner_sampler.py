@@ -43,7 +43,7 @@ class InnerSampler:
         The count changes by the flags that change, so that it is what there is to draw.
         """
         items = self.own_items
-        new = rows[items.alive[rows] == 0]
+        new: Rows = rows[items.alive[rows] == 0]
         if len(new) > 1:  # a row may be found twice, by the last step and by the end of its episode
             first: Rows = np.sort(np.unique(new, return_index=True)[1])
             new = new[first]

@@ -111,7 +111,7 @@ class LagSampler(InnerSampler):
     ) -> None:
         from async_loader.replay.samplers import order  # late: see compiled.py
 
-        self._k, self._versions, self._end = order, versions, end
+        self._k, self._versions, self._end_items = order, versions, end
         self.max_lag = max_lag
         super().__init__(sampler, items, seed)
         rows = items.rows
@@ -240,8 +240,8 @@ class LagSampler(InnerSampler):
 
     def _count(self, rows: Rows, reason: str) -> None:
         self.left_out_by[reason] += len(rows)
-        if self._end is not None and len(rows):
-            self._end(rows)
+        if self._end_items is not None and len(rows):
+            self._end_items(rows)
 
     @property
     def stale(self) -> int:
@@ -266,7 +266,7 @@ class LagSampler(InnerSampler):
                 self._k.unlink(self._before, self._after, ends, some)
                 if ends[0] == self._k.END:
                     del self._ends[version]
-            self.sampler.remove(self._end(rows))
+            self.sampler.remove(self._end_items(rows))
 
     def update(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.update`. Early steps keep theirs until they are let in."""
