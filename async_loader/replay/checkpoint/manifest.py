@@ -114,8 +114,8 @@ class Manifest:
             ) from error
         if version != FORMAT:
             raise CorruptCheckpoint(
-                f"{file}: is of format {version}, and this version reads {FORMAT}: load it with the "
-                "version that wrote it"
+                f"{file}: is of format {version}, and this version reads {FORMAT}: load it with "
+                "the version that wrote it"
             )
         if order != sys.byteorder:
             raise CorruptCheckpoint(

@@ -111,8 +111,8 @@ class SequenceSampler(InnerSampler):
             )
             if done < 0:
                 raise Broken(
-                    f"the links of steps {self._seen[rows].tolist()[:8]} do not lead from the first "
-                    "to the last of their episode: save the table, and load it again"
+                    f"the links of steps {self._seen[rows].tolist()[:8]} do not lead from the "
+                    "first to the last of their episode: save the table, and load it again"
                 )
             parts.append(found[: count[0]].copy())
         return parts[0] if len(parts) == 1 else np.concatenate((*parts, _NONE))
