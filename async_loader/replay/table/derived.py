@@ -32,7 +32,7 @@ class Drift(AssertionError):
     """What a table carries along is not what follows from its rows."""
 
 
-class ComparingLock(_thread.RLock):
+class ComparingLock(_thread.RLock):  # type: ignore[misc]  # it is final for type checkers only
     """A lock that compares its table before it is released. See the module."""
 
     def __init__(self, table_of: Callable[[], Table | None]) -> None:
@@ -163,7 +163,9 @@ def _listed(chooser: Any) -> dict[str, Any]:
     if not type(chooser).__module__.startswith("async_loader."):
         return {}
     state = chooser.state()
-    found = {kind: sorted(state[kind].tolist()) for kind in ("order", "heap") if kind in state}
+    found: dict[str, Any] = {
+        kind: sorted(state[kind].tolist()) for kind in ("order", "heap") if kind in state
+    }
     if "values" in state:
         found["values"] = sorted(state["rows"].tolist())
     if "mass" in state and chooser.eps > 0:
