@@ -43,7 +43,7 @@ RANKS["replay"] = [
     "table.room",
     "table.write",
     "table.table",
-    "table.newest_episodes table.staged_batches",
+    "table.derived table.newest_episodes table.staged_batches",
     "table.staged_steps",
     "table.table_access",
     "table.table_state",

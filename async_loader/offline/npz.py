@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import lzma
 import os
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -15,10 +16,11 @@ import numpy as np
 
 from async_loader import tree
 from async_loader.errors import ConfigError
+from async_loader.names import stacklevel
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import Episode
 from async_loader.offline.fill import Import
-from async_loader.offline.table_episodes import read_episodes
+from async_loader.offline.table_episodes import episodes_of, read_episodes
 from async_loader.replay.array_types import Array
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
@@ -85,6 +87,8 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
     equal table. The schema may be left out if it is the one that `from_episodes` takes from data:
     without stacks, with ``terminated`` and ``truncated``, and with ``next="next_obs"``. Without any
     ``next=`` it is needed, since the files of truncated episodes lack the observation after them.
+    Files hold the steps that can be drawn: where a stack shows others, which were deleted or
+    overwritten, it is padded when the file is read, and a UserWarning says so (`save` keeps them).
 
     Parameters
     ----------
@@ -109,6 +113,13 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
     where = Path(path_of("folder", folder))
     if where.is_dir() and any(where.glob("*.npz")):
         raise ConfigError(f"{where} has npz files already: name an empty folder, or a new one")
+    if schema is not None and (cut := episodes_of(table).cut):
+        warnings.warn(
+            f"the stacks of {cut} episodes show steps that were deleted or overwritten, which no "
+            "file holds: a table that reads the files pads these stacks; save() keeps them",
+            UserWarning,
+            stacklevel=stacklevel(),
+        )
     where.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     try:

@@ -31,12 +31,15 @@ class EpisodeIndex(NamedTuple):
         Those of row_format.py.
     reward : float array [steps] | None
         ``None`` for a table without a field ``reward`` of single numbers.
+    cut : int
+        Episodes whose stacks show steps that are not among these: deleted ones, or overwritten.
     """
 
     ids: Ids
     starts: Ids
     flags: Ids
     reward: Floats | None
+    cut: int = 0
 
     @property
     def lengths(self) -> Ids:
@@ -84,7 +87,9 @@ def episodes_of(table: ReplayBuffer) -> EpisodeIndex:
         root = further
     order = np.argsort(root, kind="stable")
     starts = np.flatnonzero(np.diff(root[order], prepend=-1))
-    return EpisodeIndex(ids[order], starts, flags[order], None if reward is None else reward[order])
+    ordered = None if reward is None else reward[order]
+    cut = int((before[order[starts]] >= 0).sum()) if inner.g[r.DEPTH] > 1 else 0
+    return EpisodeIndex(ids[order], starts, flags[order], ordered, cut)
 
 
 def _rewards(schema: Schema, storage: Any, rows: Ids) -> Floats | None:

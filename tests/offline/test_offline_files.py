@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -293,6 +294,18 @@ def test_a_data_set_of_minari_goes_into_the_table_that_it_was_written_from(tmp_p
         for name in ("obs", "next_obs"):
             assert same(found.pop(name), rows(table)[name])
         assert same(found, {k: v for k, v in rows(table).items() if k in found})
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_stacks_that_show_steps_which_no_file_holds_are_warned_of(stack, tmp_path):
+    with ReplayBuffer(9, {"obs": Field((), "int64", stack=stack), "x": "int64"}) as table:
+        for x in range(5):
+            table.add(obs=x, x=x)
+        table.delete([2])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            to_npz(table, tmp_path)
+    assert [str(one.message)[:24] for one in said] == ["the stacks of 1 episodes"] * (stack > 1)
 
 
 def test_bad_npz_files_are_refused_by_name(tmp_path):

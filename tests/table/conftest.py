@@ -29,3 +29,9 @@ def writing(request: pytest.FixtureRequest) -> Iterator[Making]:
     """Makes tables, and writers of one kind."""
     with making(request.param) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def what_tables_carry_is_compared_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each call, here and in feeders. See derived.py."""
+    monkeypatch.setenv("ASYNC_LOADER_COMPARE", "1")

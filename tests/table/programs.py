@@ -67,6 +67,8 @@ SAMPLERS: dict[str, Any] = {
     "Recency": lambda: Recency(5.0),
     "Balanced": lambda: Balanced("task"),
 }
+IN_ANY_ORDER = ("Balanced", "RankPrioritized")
+"""Steps that are written together are listed in another order than steps that come one by one."""
 LIMITERS: dict[str, Any] = {
     "none": lambda size: None,
     "min": lambda size: MinSize(2),
@@ -328,19 +330,46 @@ def _reloaded(program: Program, player: Player, turn: int) -> Player:
     return player
 
 
+def over_a_feeder(program: Program, table: Any) -> None:
+    """Play a program's calls that change and draw sequences on a table of a feeder."""
+    player = Player(program, table)
+    with table.writer("one") as writer:
+        for name, said in program.calls:
+            if name not in ("add", "end", "delete", "sample"):
+                continue
+            with contextlib.suppress(AsyncLoaderError):
+                if name == "add":
+                    columns = player._columns(said, 1)
+                    writer.append({key: column[0] for key, column in columns.items()})
+                    player.newest += 1
+                elif name == "end":
+                    writer.end_episode()
+                elif name == "delete":
+                    writer.flush()
+                    table.delete(player._ids(said))
+                else:
+                    writer.flush()
+                    table.sample(said["rows"], timeout_s=0)
+
+
 # -- saves -----------------------------------------------------------------------------------------
 
 
-def saves(seed: int, number: int, calls: int = 12, points: int | None = None) -> None:
+SIZES = ("same", "smaller", "larger")
+
+
+def saves(
+    seed: int, number: int, calls: int = 12, points: int | None = None, sizes: int = 3
+) -> None:
     """Save at every point of a program, load into the same, a smaller and a larger table, and
-    compare what follows. ``points``: how many of the points, drawn at random; by default all.
+    compare what follows. ``points``, ``sizes``: how many of them; by default all.
     """
     program = Program(seed, number, calls)
     chosen = np.arange(1, calls + 1)
     if points is not None:
         chosen = program.rng.choice(chosen, points, replace=False)
     for point in chosen.tolist():
-        for size in ("same", "smaller", "larger"):
+        for size in (SIZES[number % 3 :] + SIZES)[:sizes]:
             _saved_at(program, point, size, in_place=bool((point + number) % 2))
 
 
@@ -462,7 +491,7 @@ def _draw_alike(program: Program, here: Player, there: Player, view: Any, size: 
         return
     if isinstance(view, Sequences) and view not in state.sequence_samplers:
         return
-    if size == "smaller" and program.sampler in ("RankPrioritized", "Balanced"):
+    if size == "smaller" and program.sampler in IN_ANY_ORDER:
         return
     drawn = []
     for one in (here, there):
@@ -474,7 +503,7 @@ def _draw_alike(program: Program, here: Player, there: Player, view: Any, size: 
     if isinstance(drawn[0], str) or isinstance(drawn[1], str):
         assert size == "smaller" or drawn[0] == drawn[1], drawn
         return
-    if size == "same" and program.sampler != "Balanced":
+    if size == "same" and program.sampler not in IN_ANY_ORDER:
         assert (drawn[0] == drawn[1]).all()
         return
     left, right = (np.bincount(one, minlength=here.newest + 9) for one in drawn)
@@ -528,14 +557,15 @@ def _goes_on(program: Program, here: Player, there: Player, calls: Any, size: st
             stale = set()
         one = here.play(call)
         if size == "same":
-            # steps that are written together are listed in another order, which Balanced draws by
-            if name != "sample" or program.sampler != "Balanced":
+            if name != "sample" or program.sampler not in IN_ANY_ORDER:
                 assert one == other, (call, one, other)
         elif one != other and ("raised", "ConfigError") in (one, other):
             return  # what a table of another capacity can show is another question
         said.append((call, one, other))
     cursor = int(debug_state(here.table).state.table.g[r.CURSOR])
     if size == "same":
+        if program.times and program.sampler in IN_ANY_ORDER:
+            return
         _alike(program, here, there, size)
         assert _room(here) == _room(there)
     elif size == "larger" and cursor <= program.capacity and program.limiter == "none":

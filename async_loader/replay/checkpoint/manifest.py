@@ -114,7 +114,7 @@ class Manifest:
             ) from error
         if version != FORMAT:
             raise CorruptCheckpoint(
-                f"{file}: is of format {version}, this version reads {FORMAT}: load it with "
+                f"{file}: is of format {version}, and this version reads {FORMAT}: load it with "
                 "the version that wrote it"
             )
         if order != sys.byteorder:

@@ -143,6 +143,8 @@ def _walk(g: Any, shape: Any, names: Any, rows: Any, stamps: Any) -> Any:
     place = first = shape[q.BEFORE] - 1
     span = (shape[q.PLACES_OF_TIME] - 1) * shape[q.DILATION] + 1
     ended = False
+    if shape[q.WHOLE] and load(g[BASE] + rows[first] * g[STRIDE] + PREV) >= 0:
+        return 0, place, 0  # it begins within an episode
     apart = _walk_evenly(g, first, span, names, rows, stamps)
     if apart:
         place = first + span - 1

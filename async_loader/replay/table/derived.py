@@ -32,7 +32,7 @@ class Drift(AssertionError):
     """What a table carries along is not what follows from its rows."""
 
 
-class ComparingLock(_thread.RLock):  # type: ignore[misc]
+class ComparingLock(_thread.RLock):  # type: ignore[misc]  # it is final for type checkers only
     """A lock that compares its table before it is released. See the module."""
 
     def __init__(self, table_of: Callable[[], Table | None]) -> None:

@@ -55,7 +55,7 @@ class InnerSampler:
     def _end(self, rows: Rows) -> Rows:
         """Note that there are no items in these rows. Return those that had one, each once."""
         items = self.own_items
-        gone = np.unique(rows[items.alive[rows] != 0])
+        gone: Rows = np.unique(rows[items.alive[rows] != 0])
         items.alive[gone] = 0
         items.count -= len(gone)
         return gone

@@ -266,7 +266,7 @@ class LagSampler(InnerSampler):
                 self._k.unlink(self._before, self._after, ends, some)
                 if ends[0] == self._k.END:
                     del self._ends[version]
-            self.sampler.remove(self._end_items(rows))
+            self.sampler.remove(self._end(rows))
 
     def update(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.update`. Early steps keep theirs until they are let in."""

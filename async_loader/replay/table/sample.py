@@ -167,7 +167,7 @@ class TableSampler(ReadPlans):
             quick = shortcut(sampler, "draw_into", "draw")
             arrays = None if quick is None else reader.drawn(count, quick, into)
             if arrays is None:
-                drawn = sampler.draw(count)
+                drawn = table_state.table.chosen(sampler, count)
                 arrays = reader.these(drawn.rows, drawn.weight, into)
                 if arrays is None:
                     return None

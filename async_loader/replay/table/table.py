@@ -57,6 +57,19 @@ class Table(TableWriting):
             return left - int((self._most - self.times[but]).sum())
         return None if sampler.repeats else held
 
+    def chosen(self, sampler: Sampler, count: int) -> Draw:
+        """Have a sampler choose ``count`` items; there must be that many. Raises Broken if it finds
+        fewer.
+        """
+        drawn = sampler.draw(count)
+        if len(drawn.rows) < count:
+            raise Broken(
+                f"{sampler!r} drew {len(drawn.rows)} items where {count} are wanted and "
+                f"{self.held_for(sampler):,} are counted. The counts of this table are wrong: save "
+                "it, and load it again, which counts anew"
+            )
+        return drawn
+
     def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> Drawn:
         """Draw ``count`` items. There must be that many; see `drawable`.
 
@@ -65,7 +78,7 @@ class Table(TableWriting):
 
         ``again``: they replace items that were counted and could not be read.
         """
-        drawn = sampler.draw(count)
+        drawn = self.chosen(sampler, count)
         if not self._most:
             return Drawn(self.names(drawn.rows), drawn.weight, drawn.scale)
         draws: list[tuple[Draw, Ids]] = []
