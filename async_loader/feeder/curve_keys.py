@@ -151,7 +151,7 @@ def load_server_keys(folder: str | Path) -> ServerKeys:
     return ServerKeys(public=own.public, secret=own.secret, clients=clients)
 
 
-def load_client_keys(path: str | Path) -> ClientKeys:
+def load_client_keys(path: str | os.PathLike[str]) -> ClientKeys:
     """Return a client's keys, from its ``NAME.secret``.
 
     Raises

@@ -21,6 +21,7 @@ from async_loader.errors import AsyncLoaderError
 from async_loader.feeder import connect
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
+from async_loader.schema import tops_of
 
 _DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
 _SHAPES = [(), (), (), (1,), (3,), (2, 2), (0,), (2, 0), (0, 3), (300,), (40, 30)]
@@ -85,6 +86,8 @@ class Program:
             if field.dtype == np.bool_:
                 values = values < (40 if field.name in ("terminated", "truncated", "done") else 128)
             made.append(values.view(field.dtype).reshape(rows, *field.shape).copy())
+            if field.dtype == np.float16:  # Python makes one NaN of all
+                made[-1][np.isnan(made[-1])] = np.nan
             if self.rng.random() < 0.2:  # not contiguous, as of a larger array
                 made[-1] = np.repeat(made[-1], 2, 0)[::2]
         return made
@@ -105,7 +108,9 @@ class Program:
     def final(self, columns: list[Any]) -> Any:
         """What ``final_obs`` is told: the fields with ``next=``, nested as steps are."""
         whole = self.schema.rebuild(columns)
-        tops = {top for f, top in zip(self.schema.fields, self.schema.tops, strict=True) if f.next}
+        tops = {
+            top for f, top in zip(self.schema.fields, tops_of(self.schema), strict=True) if f.next
+        }
         return whole[tops.pop()] if len(tops) == 1 else {top: whole[top] for top in tops}
 
     def run(self, table: Any, calls: list[tuple[str, dict[str, Any]]]) -> list[str]:
