@@ -250,11 +250,6 @@ class Schema:
         values = tree.leaves(step, structure)
         return cls(structure, tuple(_step_field(n, v) for n, v in zip(names, values, strict=True)))
 
-    @property
-    def tops(self) -> list[str]:
-        """The top-level name of each field: a dotted name may be one key, or several."""
-        return [str(path[0]) if path else "value" for path in tree.paths(self.structure)]
-
     def leaves(self, value: Any) -> list[Any]:
         """Return the leaves of a step (or batch) that is nested like this schema.
 
@@ -316,6 +311,11 @@ class Schema:
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.fields))
+
+
+def tops_of(schema: Schema) -> list[str]:
+    """Return the top-level name of each field: a dotted name may be one key, or several."""
+    return [str(path[0]) if path else "value" for path in tree.paths(schema.structure)]
 
 
 def samples_of(schema: Schema, arrays: Sequence[Any]) -> list[Any]:

@@ -289,9 +289,8 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         if allow_insecure:
             settings = replace(settings, security=replace(settings.security, allow_insecure=True))
         if checkpoint is not None:
-            settings = replace(
-                settings, checkpoint=replace(settings.checkpoint, path=str(checkpoint))
-            )
+            folder = path_of("checkpoint", checkpoint)
+            settings = replace(settings, checkpoint=replace(settings.checkpoint, path=folder))
         if dashboard_port is not None:
             shown = settings_of({"port": dashboard_port}, DashboardSettings, "--dashboard-port")
             settings = replace(settings, dashboard=shown)

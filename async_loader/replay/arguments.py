@@ -15,7 +15,7 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Floats, Ids
-from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, kind_of
+from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, kind_of, tops_of
 from async_loader.validation import MOST, check_ids, path_of, within_floats
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
@@ -172,7 +172,7 @@ def storable(schema: Schema) -> Schema:
 def _check_names(schema: Schema) -> None:
     """Raise SchemaError for two fields that are called alike, as "a.b" and a field b within a."""
     names = [field.name for field in schema.fields]
-    for field, top in zip(schema.fields, schema.tops, strict=True):
+    for field, top in zip(schema.fields, tops_of(schema), strict=True):
         if field.next is not None:
             names.append(field.next + field.name[len(top) :])
     if twice := sorted({name for name in names if names.count(name) > 1}):

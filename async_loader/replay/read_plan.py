@@ -14,7 +14,7 @@ from async_loader.replay.goal_fields import GoalFields
 from async_loader.replay.hindsight_parts import HindsightParts
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, Transitions, View, checked_view
-from async_loader.schema import END_FIELDS, RESERVED, Field, Schema
+from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, tops_of
 
 STEP, AFTER, LAST, FIRST = 0, 1, 2, 3
 """Anchors: the drawn step, the observation after the last step of the return, the last step of the
@@ -129,7 +129,7 @@ class ReadPlan:
         view = None if isinstance(view, Sequences) else view
         outputs = [
             _output(i, one, one.name, _anchor(top, view))
-            for i, (one, top) in enumerate(zip(stored.fields, stored.tops, strict=True))
+            for i, (one, top) in enumerate(zip(stored.fields, tops_of(stored), strict=True))
         ]
         followed = [i for i, one in enumerate(stored.fields) if one.next is not None]
         structure = stored.structure
@@ -209,7 +209,7 @@ def _followers(
         raise ConfigError(
             f"next={name!r}: steps are dicts, and this name is taken in ({stored}), choose another"
         )
-    tops = {top for f, top in zip(stored.fields, stored.tops, strict=True) if f.next == name}
+    tops = {top for f, top in zip(stored.fields, tops_of(stored), strict=True) if f.next == name}
     if len(tops) > 1:
         raise ConfigError(
             f"next={name!r} is said by fields of {', '.join(sorted(tops))}: give each a name of "
@@ -241,7 +241,7 @@ def _followers(
 
 def _in_sequences(view: Sequences, stored: Schema, outputs: Sequence[Output]) -> list[Output]:
     """Return the outputs with a time axis, but for those of a recurrent state."""
-    tops = stored.tops
+    tops = tops_of(stored)
     for name in view.state:
         if name not in tops:
             raise ConfigError(

@@ -195,16 +195,6 @@ class Sequences:
         """Whether batches come without padding."""
         return self.whole == "ragged"
 
-    def within(self, rows: int) -> Sequences:
-        """Return this view for a table of ``rows`` rows, which has no longer episodes: the same
-        batches, if they come without padding, for less memory.
-        """
-        if not self.ragged or self.length <= rows:
-            return self
-        return Sequences(
-            rows, boundary=self.boundary, state=self.state, whole=self.whole, eta=self.eta
-        )
-
     @property
     def crosses(self) -> bool:
         """Whether a sequence goes on into the next episode of its stream."""
@@ -223,6 +213,15 @@ def _steps(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name}={value!r}: it is a Python int, {least} or more")
     return within_floats(name, value)
+
+
+def within(view: View | None, rows: int) -> View | None:
+    """Return a view for a table of ``rows`` rows, which has no longer episodes: the same batches,
+    for less memory where they come without padding.
+    """
+    if not isinstance(view, Sequences) or not view.ragged or view.length <= rows:
+        return view
+    return Sequences(rows, boundary=view.boundary, state=view.state, whole=view.whole, eta=view.eta)
 
 
 def checked_view(view: object) -> View | None:

@@ -11,7 +11,7 @@ from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.draw_checks import DrawChecks
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.views import Sequences, View
+from async_loader.replay.views import View, within
 
 
 class ReadPlans(DrawChecks):
@@ -72,9 +72,8 @@ class ReadPlans(DrawChecks):
         assert table_state.schema is not None
         if view is not table_state.view:  # a table that was loaded may show what it showed
             check_end_names(table_state.schema, view)
-        if isinstance(view, Sequences):
-            view = view.within(table_state.table.items.rows)
-        read_plan = ReadPlan.of(table_state.schema, view, weighted=key[1])
+        shown = within(view, table_state.table.items.rows)
+        read_plan = ReadPlan.of(table_state.schema, shown, weighted=key[1])
         with table_state.lock:
             if read_plan.lookahead > table_state.table.g[LOOKAHEAD]:
                 table_state.catch_up()

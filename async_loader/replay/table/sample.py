@@ -384,7 +384,7 @@ def _one_weight(weight: Array, gone: Ids, first: Drawn, again: Drawn) -> tuple[A
 
 
 def _check_memory(reader: ReplayReader, rows: int, what: str) -> None:
-    """Raise OutOfMemory if a batch of so many rows exceeds the free memory."""
+    """Raise OutOfMemory if a batch of ``rows`` rows exceeds the free memory."""
     nbytes = rows * reader.row_bytes
     if nbytes > _MUCH:
         check_fits(nbytes, what)
