@@ -9,6 +9,7 @@ from typing import Any
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, Timeout
 from async_loader.feeder.client import weights
+from async_loader.feeder.client.answer_deadline import AnswerDeadline
 from async_loader.feeder.client.arguments import newer_than_of, version_of, weights_name
 from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.client import Client
@@ -163,7 +164,8 @@ class ClusterClient:
         empty: list[ShardConnection] = []
         for one in near:  # none is waited for while another may have them
             last = one is near[-1] and not empty
-            limit = deadline if last else ShardDeadline(one, deadline)
+            own = AnswerDeadline(one.connection, wait_s, self._timeout_s)
+            limit = own if last else ShardDeadline(one, deadline)
             try:
                 found = asked(one, limit, 0.0)
                 if found is Missing.NOT_NEWER:

@@ -14,9 +14,6 @@ from async_loader.scale.hosts import is_here
 from async_loader.scale.place import ShardPlace
 from async_loader.scale.shard_map import Shard
 
-SILENT_BEATS = 3
-"""After this many heartbeats without a sign of life a shard's rows are left out of batches."""
-
 
 class ShardConnection:
     """One shard, and this process's client of it. Threads: any.
@@ -78,12 +75,7 @@ class ShardConnection:
     @property
     def answers_s(self) -> float:
         """Seconds after which it no longer `answers`, without another sign of life."""
-        session = self.connection.session
-        heard = session.heard_at
-        if not self.connection.is_open or heard is None:
-            return 0.0
-        until = heard + SILENT_BEATS * max(1.0, session.heartbeat_s)
-        return max(0.0, until - self.connection.clock())
+        return self.connection.answers_s
 
     @property
     def takes_writers(self) -> bool:

@@ -20,6 +20,7 @@ from async_loader.errors import (
     Timeout,
 )
 from async_loader.feeder.client import weights
+from async_loader.feeder.client.answer_deadline import AnswerDeadline
 from async_loader.feeder.client.arguments import (
     newer_than_of,
     version_of,
@@ -219,8 +220,8 @@ class Client:
             What the caller has. Weights of another run count as newer. A number is a version of the
             run whose weights this client got last.
         timeout_s : float
-            How long to wait for newer weights. (The answer may take the client's ``timeout_s``
-            more.)
+            How long to wait for newer weights. (The answer of a feeder that lives may take longer,
+            by the client's ``timeout_s`` at most.)
         as_torch : bool
             Return torch tensors, not numpy arrays; only they can be bfloat16, see `Published`.
 
@@ -235,7 +236,7 @@ class Client:
         """
         name, newer_than = weights_name(name), newer_than_of(newer_than)
         wait_s = seconds("timeout_s", timeout_s)
-        deadline = Deadline(wait_s + self._timeout_s)
+        deadline = AnswerDeadline(self._connection, wait_s, self._timeout_s)
         found = self._latest(name, newer_than, wait_s, deadline, as_torch)
         return None if isinstance(found, weights.Missing) else found
 

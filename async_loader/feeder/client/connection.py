@@ -19,6 +19,10 @@ from async_loader.feeder.wire import (
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, join
 
+_SILENT_BEATS = 3
+"""Heartbeats without a sign of life: a call waits no longer than its own time, and a shard's rows
+are left out of batches."""
+
 
 class Connection(IoThread):
     """One client's connection, over all its sessions. Any thread.
@@ -37,6 +41,15 @@ class Connection(IoThread):
         if forks.generation != self._generation:
             text = f"this client of {self.address} was made in process {self._pid}"
             raise Unsupported(f"{text}, this is a fork of it: connect() here too")
+
+    @property
+    def answers_s(self) -> float:
+        """Seconds after which the server counts as silent, without another sign of life."""
+        session = self.session
+        if not self.is_open or session.heard_at is None:
+            return 0.0
+        until = session.heard_at + _SILENT_BEATS * max(1.0, session.heartbeat_s)
+        return max(0.0, until - self.clock())
 
     def add(self, make: Callable[[int], Any]) -> Any:
         """Add a channel, made with a number that no other channel of this client had."""

@@ -27,6 +27,7 @@ import msgspec
 import numpy.typing as npt
 
 from async_loader.errors import Broken, Malformed, OutOfMemory, Unsupported
+from async_loader.feeder.client.answer_deadline import AnswerDeadline
 from async_loader.feeder.client.batch_copies import Unpacking
 from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.feeder.client.calls import Call
@@ -135,7 +136,7 @@ class SampleChannel:
         own_s : float | None
             How long the feeder may wait; ``None``: without end.
         grace_s : float
-            How long the answer may take on top.
+            See `AnswerDeadline`.
         waits : bool
             See `wire.Sample`.
         goals : Hindsight, optional
@@ -146,7 +147,7 @@ class SampleChannel:
         NotEnoughData, ConfigError, Timeout, Closed, Broken, Unsupported
         """
         own, sent = Deadline(own_s), list[int]()
-        deadline = Deadline(None if own_s is None else own_s + grace_s)
+        deadline = AnswerDeadline(port, own_s, grace_s)
 
         def make() -> Sample:  # the same bytes each time, so that they are cached
             left = own_s if not sent else own.left()

@@ -7,6 +7,8 @@ import math
 import os
 import signal
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from client_rig import PATIENCE_S, FakeFeeder, make_impatient, rewards, step
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout, Unsupported
 from async_loader.feeder import connect, wire
 from async_loader.feeder.client import weights
+from async_loader.feeder.client.answer_deadline import AnswerDeadline
 from async_loader.feeder.wire import Plane, Type
 
 
@@ -226,6 +229,25 @@ def test_every_call_has_its_deadline(address, kind):
             calls[kind]()
         feeder.hooks.clear()
         client.close(30) if kind is not Type.CLOSE_WRITER else client._connection.stop()
+
+
+def test_a_call_to_a_dead_feeder_ends_with_its_own_time(address):
+    with FakeFeeder(address):
+        client = connect(address, timeout_s=PATIENCE_S)
+    begun = time.monotonic()
+    with pytest.raises(Timeout):
+        client.table("replay").sample(4, timeout_s=0.05)
+    with pytest.raises(Timeout):
+        client.latest("w", timeout_s=0.05)
+    assert time.monotonic() - begun < PATIENCE_S, "the client's timeout is not added"
+    client._connection.stop()
+
+
+@pytest.mark.parametrize(("answers_s", "left_s"), [(0.0, 0.0), (3.0, 3.0), (99.0, 10.0)])
+def test_an_answer_may_take_longer_than_a_call_only_while_the_feeder_lives(answers_s, left_s):
+    own = AnswerDeadline(SimpleNamespace(answers_s=answers_s), 1e-9, 10.0)
+    assert own.left() == pytest.approx(left_s, abs=1.0)
+    assert own.expired is (answers_s == 0.0)
 
 
 def test_a_fork_is_told_to_connect_itself(feeder, client):
