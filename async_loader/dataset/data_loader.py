@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import TypeVar
 
-    B = TypeVar("B", default=dict[str, Any])
+    B = TypeVar("B", default=Any)
 else:
     from typing import TypeVar
 

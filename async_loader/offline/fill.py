@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, Timeout, WouldDeadlock
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import Episode, EpisodeChecker, MissingEnds
 from async_loader.offline.filling import TableFiller
@@ -209,6 +209,11 @@ def _fill(
             raise _empty(source)
     except BaseException as error:
         filler.undo(error)
+        if isinstance(error, Timeout | WouldDeadlock) and table.limiter is not None:
+            raise type(error)(
+                f"{error}. The table has a limiter, which waits for its learners: set table.limiter "
+                "= None while it is filled, or leave it out of the settings of a feeder's table"
+            ) from error
         raise
 
 
