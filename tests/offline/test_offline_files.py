@@ -379,7 +379,7 @@ def test_a_table_without_room_is_no_fault_of_the_file(tmp_path):
     schema = from_hdf5(path).schema
     full = RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=2)
     table = ReplayBuffer(50, schema, limiter=full)
-    with pytest.raises(Timeout, match="set table.limiter = None"):
+    with pytest.raises(Timeout, match=r"set table\.limiter = None"):
         from_hdf5(path, into=table, timeout_s=0)
 
 

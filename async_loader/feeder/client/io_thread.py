@@ -163,14 +163,9 @@ class IoThread:
 
     def state(self) -> str:
         """Return the state of the connection in words."""
-<<<<<<< HEAD
+        if self.session.heard_at is None and not self._refusal:
+            return _never_heard(self.address)
         return state_of(self.session, self.clock(), self._refusal)
-=======
-        heard = self.session.heard_at
-        if heard is None:
-            return f"it {self._refusal}" if self._refusal else _never_heard(self.address)
-        return f"{self.session.phase.value}, last heard {self.clock() - heard:.1f} s ago"
->>>>>>> from_e
 
     @property
     def version(self) -> int:

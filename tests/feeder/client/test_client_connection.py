@@ -7,12 +7,9 @@ import math
 import os
 import signal
 import threading
-<<<<<<< HEAD
 import time
-from types import SimpleNamespace
-=======
 from pathlib import Path
->>>>>>> from_e
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
