@@ -43,7 +43,8 @@ class ShareCheck:
         *,
         in_order: bool,
     ) -> None:
-        self._dataset, self._streams, self._first = dataset, streams, None
+        self._dataset, self._streams = dataset, streams
+        self._first: object = None
         self._looks = streams > 1 and in_order
         self._length = self._most = -1
         try:
@@ -92,4 +93,4 @@ def _fingerprint(batch: object) -> object:
     if array is None or array.dtype.hasobject or not array.size:
         return None
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:_BYTES]
-    return str(array.dtype), array.shape, hashlib.blake2b(data).digest()
+    return str(array.dtype), array.shape, hashlib.blake2b(data.data).digest()
