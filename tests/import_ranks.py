@@ -92,7 +92,7 @@ RANKS["dataset"] = [
     "array_dataset batch_order",
     "dataset_work sampler_pass",
     "sampler_batches",
-    "epoch_progress",
+    "epoch_progress share_check",
     "epoch",
     "data_loader",
     "dataset",

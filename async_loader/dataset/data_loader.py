@@ -35,6 +35,7 @@ from async_loader.dataset.dataset_work import (
 from async_loader.dataset.epoch import Epoch, can_pin, moved, pinned
 from async_loader.dataset.epoch_progress import EpochProgress
 from async_loader.dataset.sampler_batches import SamplerBatches
+from async_loader.dataset.share_check import ShareCheck
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.names import describe, explain_wrong_attributes, explain_wrong_names
@@ -313,15 +314,23 @@ class DataLoader(Generic[B]):
         if self._backend is not None:
             device = isinstance(self._backend, DeviceBackend)
             how["transfer"] = self._streamer if device else self._engine.pinning(self._backend)
+        check = None
         if self._iterable:
             batches = self._engine.streams(turn=epoch_progress.turn, opening=BEGIN, **how)
+            check = ShareCheck(
+                self.dataset,
+                self._batches,
+                self.batch_size,
+                self._engine.streaming,
+                in_order=self.in_order,
+            )
         else:
             first = epoch_progress.upto
             left = epoch_progress.left(self._batches.epoch(number, first))
             tasks = epoch_progress.numbered(left)
             batches = self._engine.iterate(tasks, first=first, **how)
         epoch: Epoch[B] = Epoch(
-            batches, self._batches, number, epoch_progress, self._finish, self._meter
+            batches, self._batches, number, epoch_progress, self._finish, self._meter, check
         )
         if self._iterable and self.num_workers > 1 and self._collate is None and not start:
             with contextlib.suppress(TypeError):

@@ -14,6 +14,7 @@ from async_loader import tensors, tree
 from async_loader.dataset.batch_order import Batches, StreamBatches
 from async_loader.dataset.dataset_work import StreamPosition, StreamResult
 from async_loader.dataset.epoch_progress import EpochProgress
+from async_loader.dataset.share_check import ShareCheck
 from async_loader.errors import Closed
 from async_loader.interrupts import SignalsDeferred
 from async_loader.names import stacklevel
@@ -53,6 +54,8 @@ class Epoch(Iterator[B]):
         Done to each batch in the consumer's thread.
     meter : Meter | None
         Of the consumer, for all epochs of a loader.
+    check : ShareCheck | None
+        Sees the batches of an iterable dataset.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Epoch(Iterator[B]):
         epoch_progress: EpochProgress,
         finish: Callable[[Any], Any] | None,
         meter: Meter | None = None,
+        check: ShareCheck | None = None,
     ) -> None:
         self.number = number
         self.yielded = epoch_progress.over
@@ -75,6 +79,7 @@ class Epoch(Iterator[B]):
         self._epoch_progress = epoch_progress
         self._finish = finish
         self._meter = meter
+        self._check = check
         self._opened = False
         self._expected: int | None = None
         self._samples = 0
@@ -136,6 +141,8 @@ class Epoch(Iterator[B]):
                     iteration.release()  # the next call goes on with the next batch
                     raise
             self.held, self._where = batch, where
+            if self._check is not None:
+                self._check.see(self.yielded + 1, batch)
             return
 
     def __next__(self) -> B:

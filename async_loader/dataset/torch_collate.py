@@ -113,10 +113,13 @@ def _kinds(samples: Sequence[Any]) -> str:
 
 
 def _kind(value: object) -> str:
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     kind = type(value).__name__
-    return f"{kind} of {len(value)}" if isinstance(value, _CONTAINERS) else kind
+    if isinstance(value, _CONTAINERS):
+        return f"{kind} of {len(value)}"
+    try:
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"  # type: ignore[attr-defined]
+    except Exception:  # it has none, or torch refuses to tell
+        return kind
 
 
 def _warn_of_extra_keys(samples: Sequence[Any], name: str) -> None:

@@ -326,11 +326,15 @@ class Engine:
             `BatchIterator.openings`.
         """
         spec = self._spec(state, seed, stream=True, first=0)
-        streams = self.workers if self.kind == "process" else 1
-        supplier = StreamTasks(streams, turn)
+        supplier = StreamTasks(self.streaming, turn)
         return self._begin(
-            spec, supplier, prefetch, in_order, timeout_s, (opening, streams), transfer
+            spec, supplier, prefetch, in_order, timeout_s, (opening, self.streaming), transfer
         )
+
+    @property
+    def streaming(self) -> int:
+        """How many workers have a stream."""
+        return self.workers if self.kind == "process" else 1
 
     def _spec(self, state: object, seed: int | None, *, stream: bool, first: int) -> IterationSpec:
         self.start()

@@ -4,6 +4,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import threading
@@ -16,6 +17,8 @@ from dataset_rig import same
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, get_worker_info
 
 from async_loader import DataLoader
+from async_loader.compat.torch import DataLoader as TorchLoader
+from async_loader.compat.torch import StatefulDataLoader
 from async_loader.errors import ConfigError, Timeout
 from async_loader.testing.fake_device import FakeBackend
 
@@ -232,6 +235,37 @@ def test_an_iterable_dataset_is_shared_among_processes(workers):
                 assert batches == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
         with pytest.raises(TypeError):
             len(loader)
+
+
+class _Whole(IterableDataset):
+    """Each worker gives all items."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        return map(self.make, range(8))
+
+
+class _WholeSized(_Whole):
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        info = get_worker_info()
+        return map(self.make, np.roll(range(8), 0 if info is None else info.id).tolist())
+
+
+@pytest.mark.parametrize("make", [int, str, lambda i: {"x": [torch.ones(2) * i], "t": (i,)}])
+@pytest.mark.parametrize("kind", [_Whole, _WholeSized])
+@pytest.mark.parametrize("door", [DataLoader, TorchLoader, StatefulDataLoader])
+@pytest.mark.parametrize("size", [None, 2])
+def test_workers_that_each_give_all_items_are_told_of(kind, make, door, size):
+    loader = door(kind(make), size, num_workers=2, multiprocessing_context="fork")
+    with contextlib.closing(loader) if door is DataLoader else contextlib.nullcontext():
+        length = len(loader) if kind is _WholeSized else None
+        with pytest.warns(UserWarning, match=r"get_worker_info\(\)"):
+            assert len([batch for batch in loader]) == 2 * (length or 8 // (size or 1))  # noqa: C416
 
 
 def test_the_length_of_an_iterable_dataset_is_its_own():

@@ -10,7 +10,6 @@ time limit are RuntimeErrors.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -36,6 +35,7 @@ from async_loader.dataset.dataset_work import (
 )
 from async_loader.dataset.epoch import Epoch, can_pin, pinned
 from async_loader.dataset.epoch_progress import EpochProgress
+from async_loader.dataset.share_check import ShareCheck
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.names import describe
 from async_loader.pipeline.engine import Engine
@@ -236,7 +236,6 @@ class Pass(Iterator[Any]):
         self._num_workers = loader.num_workers
         self._timeout = loader.timeout
         self._dataset = loader.dataset if loader._iterable else None
-        self._len_called: int | None = loader._IterableDataset_len_called
         anew = bool(start.get("finished"))
         epoch_progress = EpochProgress(start)
         state = EpochInfo(epoch_of(loader.dataset), dict(epoch_progress.marks), anew)
@@ -251,15 +250,24 @@ class Pass(Iterator[Any]):
             how["transfer"] = pool.pinning(pinned)
         if loader._tracks and not isinstance(pool.work, GatherWork):
             how["opening"] = BEGIN
+        check = None
         if loader._iterable:
             iteration = pool.streams(turn=epoch_progress.turn, **how)
+            sized = None if loader._IterableDataset_len_called is None else batches
+            size, in_order = loader.batch_size, loader.in_order
+            check = ShareCheck(loader.dataset, sized, size, pool.streaming, in_order=in_order)
         else:
             first = epoch_progress.upto
             tasks = epoch_progress.numbered(epoch_progress.left(batches.epoch(0, first)))
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
         self._processes = pool.processes
         self.epoch: Epoch[Any] = Epoch(
-            iteration, batches, 0, epoch_progress, pinned if pin and not ahead else None
+            iteration,
+            batches,
+            0,
+            epoch_progress,
+            pinned if pin and not ahead else None,
+            check=check,
         )
         if loader._tracks:
             self._asked(self._open)
@@ -286,8 +294,6 @@ class Pass(Iterator[Any]):
         except StopIteration:
             self._end()
             raise
-        if self._len_called is not None and epoch.yielded >= self._len_called:
-            self._warn_of_length()
         try:  # see NOTE [handed out once] in async_loader.pipeline.iterator
             return epoch.held
         finally:
@@ -315,19 +321,6 @@ class Pass(Iterator[Any]):
             return ask()
         except (WorkerDied, Timeout) as error:
             raise as_torchs(error, self._timeout) from error
-
-    def _warn_of_length(self) -> None:
-        come = self.epoch.yielded + 1
-        text = (
-            f"Length of IterableDataset {self._dataset} is {self._len_called} by its __len__, "
-            f"and {come} have come"
-        )
-        if self._num_workers:
-            text += (
-                ": does its __iter__ give each worker a share of its own "
-                "(torch.utils.data.get_worker_info)?"
-            )
-        warnings.warn(text, stacklevel=3)
 
     def _end(self) -> None:
         pool, self._engine = self._engine, None
