@@ -4,7 +4,6 @@ of its own.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -332,9 +331,6 @@ class DataLoader(Generic[B]):
         epoch: Epoch[B] = Epoch(
             batches, self._batches, number, epoch_progress, self._finish, self._meter, check
         )
-        if self._iterable and self.num_workers > 1 and self._collate is None and not start:
-            with contextlib.suppress(TypeError):
-                epoch.expect(len(self.dataset))
         # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next
         # call.
         self._latest, self._start, self._epoch = epoch, None, number + 1

@@ -81,8 +81,6 @@ class Epoch(Iterator[B]):
         self._meter = meter
         self._check = check
         self._opened = False
-        self._expected: int | None = None
-        self._samples = 0
         self._unfit: deque[BaseException] = deque()
 
     def __repr__(self) -> str:
@@ -133,7 +131,6 @@ class Epoch(Iterator[B]):
                     self._epoch_progress.note(where)
                     iteration.release()
                     continue
-                self._count(batch)
             if self._finish is not None:
                 try:
                     batch = self._finish(batch)
@@ -155,25 +152,6 @@ class Epoch(Iterator[B]):
             return batch
         finally:
             self.held, self.yielded = NOTHING, self.yielded + 1
-
-    def expect(self, samples: int) -> None:
-        """Warn when the workers give more samples than the dataset says that it has."""
-        self._expected = samples
-
-    def _count(self, batch: object) -> None:
-        if self._expected is None:
-            return
-        leaf = next(iter(tree.leaves(batch, tree.structure_of(batch))), None)
-        shape = getattr(leaf, "shape", None)
-        self._samples += shape[0] if shape else 1
-        if self._samples > self._expected:
-            warnings.warn(
-                f"the dataset says that it has {self._expected} items, and its workers have given "
-                f"{self._samples} so far: each worker iterates over all of it. Let __iter__ give "
-                "the share of torch.utils.data.get_worker_info(), or use num_workers=1",
-                stacklevel=stacklevel(),
-            )
-            self._expected = None
 
     def open(self) -> None:
         """Wait until every worker has begun and has said where its dataset is; idempotent. The

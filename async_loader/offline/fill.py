@@ -212,7 +212,8 @@ def _fill(
         if isinstance(error, Timeout | WouldDeadlock) and table.limiter is not None:
             raise type(error)(
                 f"{error}. The table has a limiter, which waits for its learners: set "
-                "table.limiter = None while it is filled, or leave it out of the settings of a feeder's table"
+                "table.limiter = None while it is filled, or leave it out of the settings of a "
+                "feeder's table"
             ) from error
         raise
 
