@@ -113,13 +113,14 @@ RANKS["feeder"] = [
     "wire.message server.peer_connection",
     "wire",
     "addresses wire_views",
-    "client.batch_copies client.errors client.goal_batches client.session client.stream_numbers",
+    "client.batch_copies client.goal_batches client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.connection_ends server.receipt "
     "server.message_queues "
     "server.status_requests "
     "server.producer_streams server.send_buffers",
     "server.table_views server.weights",
     "curve_keys listen_sockets settings",
+    "client.answer_deadline client.errors client.old_rows",
     "client.calls client.channel client.reader_state client.sampled_leases client.slots "
     "server.insert_slots server.reader_state",
     "address_lock curve_auth client.sockets server.acceptor server.insert_queue",

@@ -497,21 +497,6 @@ def test_small_batches_of_a_table_go_straight_into_the_given_arrays(count, steps
     assert fake.violations == []
 
 
-def test_a_field_with_a_dot_is_not_taken_for_a_nested_one():
-    fake = FakeBackend()
-    schema = {"a.b": "float32", "a": {"b": "int32"}}
-    with ReplayBuffer(32, schema) as table:
-        for n in range(32):
-            table.add({"a.b": float(n), "a": {"b": n}})
-        given = {"a.b": fake.empty((B,), "float32")}
-        with AsyncDataLoader(table, B, device=fake, into=given) as loader:
-            for _ in range(5):
-                batch = next(loader)
-                assert batch["a.b"] is given["a.b"]
-                assert batch["a"]["b"].device == "fake"
-                assert batch["a"]["b"].numpy().tolist() == batch["index"].tolist()
-
-
 def test_a_field_that_is_not_given_comes_on_the_device():
     fake = FakeBackend()
     with ReplayBuffer(32) as table:

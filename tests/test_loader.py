@@ -1053,7 +1053,10 @@ BAD = {
         "column 'a' is dtype float128",
     ),
     "big-endian column": ({"data_source": {"a": np.zeros(2, ">f4")}}, "column 'a' is dtype >f4"),
-    "bfloat16 column": ({"data_source": {"a": torch.zeros(2).bfloat16()}}, "column 'a' is Tensor"),
+    "bfloat16 column": (
+        {"data_source": {"a": torch.zeros(2).bfloat16()}},
+        "column 'a' is a tensor",
+    ),
     "text column": ({"data_source": {"a": "text"}}, "column 'a' is str"),
     "scalar column": ({"data_source": {"a": 3}}, "column 'a' is a single number"),
     "numpy scalar column": ({"data_source": {"a": np.float32(3)}}, "column 'a' is a single number"),

@@ -60,7 +60,7 @@ def mistaken_ends(fields: Iterable[Field]) -> dict[str, str]:
 
 
 def check_end_names(schema: Schema, view: View | None) -> None:
-    """Raise ConfigError for a field that looks like the end of an episode and is none, where steps
+    """Raise ConfigError for a field that looks like the end of an episode but is not, where steps
     are shown with those beside them: all episodes would be one.
     """
     linked = [field.name for field in schema.fields if field.linked]

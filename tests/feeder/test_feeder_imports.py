@@ -65,12 +65,15 @@ def test_a_planted_breach_is_caught(name, code, text):
 
 
 LONGER = {
+    "client.io_thread",
     "client.source",
     "client.table",
     "client.writer_channel",
     "server.batch_scheduler",
+    "server.control_handler",
     "server.event_loop",
     "server.insert_queue",
+    "settings",
     "wire.control",
 }
 """Files that clusters and periodic saves have made longer: to be divided."""

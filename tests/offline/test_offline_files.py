@@ -103,7 +103,7 @@ def test_more_arrays_of_a_file_become_nested_fields(tmp_path):
     table = from_hdf5(d4rl(tmp_path / "a.hdf5"), extra=["infos/qpos"])
     assert np.array_equal(rows(table)["infos"]["qpos"], np.arange(STEPS * 2.0).reshape(-1, 2))
     table = from_minari(minari_file(tmp_path / "main_data.hdf5"), extra=["infos/x"])
-    wanted = np.concatenate([np.arange(steps) for steps in LENGTHS])
+    wanted = np.concatenate([np.arange(1, steps + 1) for steps in LENGTHS])
     assert np.array_equal(rows(table)["infos"]["x"], wanted)
 
 

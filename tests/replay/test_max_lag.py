@@ -197,7 +197,6 @@ def test_the_field_may_be_named_after_other_weights():
         (lambda: ReplayBuffer(10, SCHEMA), {"max_lag": -1}, "max_lag is -1"),
         (lambda: ReplayBuffer(10, SCHEMA), {"max_lag": 1.5}, "max_lag is 1.5"),
         (lambda: ReplayBuffer(10, SCHEMA), {"view": Sequences(3)}, "of several versions"),
-        (lambda: ReplayBuffer.queue(10, SCHEMA), {}, "stay in a queue for ever"),
     ],
 )
 def test_what_cannot_work_is_refused(table, keywords, message):

@@ -446,7 +446,7 @@ def test_last_observations_are_found_in_what_vectors_call_info(info: Any) -> Non
 
 
 @pytest.mark.parametrize("info", [[{}], [{}, 3], "nothing", 5, [[], []]])
-def test_an_info_that_is_none_is_refused_at_the_first_call(info: Any) -> None:
+def test_an_info_of_another_kind_is_refused_at_the_first_call(info: Any) -> None:
     writer = ReplayBuffer(100, {**OBS, **ENDS}).vector_writer(2, autoreset="same_step")
     with pytest.raises(SchemaError, match=r"info is .*a list of dicts with one for each of the 2"):
         writer.append(obs=NO, reward=NO, next_obs=NO, terminated=NO, truncated=NO, info=info)

@@ -119,7 +119,7 @@ def test_a_feeder_takes_it_as_a_setting(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("disk", "said"), [(7, "it is a folder"), ("", "it is a folder"), ("/none/such", "no folder")]
+    ("disk", "said"), [(7, "give a path"), ("", "disk is empty"), ("/none/such", "no folder")]
 )
 def test_what_is_no_folder_is_refused_at_once(disk, said):
     with pytest.raises(ConfigError, match=said):

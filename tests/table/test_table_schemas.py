@@ -79,9 +79,9 @@ def test_the_call_that_is_recommended_keeps_the_numbers_of_a_tensor(
     ],
     ids=str,
 )
-def test_two_fields_that_are_called_alike_are_refused(learning: Making, step: Any) -> None:
+def test_two_fields_that_are_called_alike_are_refused(writing: Making, step: Any) -> None:
     with pytest.raises(SchemaError, match=r"give every field a name|cannot travel"):
-        learning.writer(learning.table(10, None)).append(step)
+        writing.writer(writing.table(10, None)).append(step)
 
 
 def test_a_field_may_not_be_called_as_what_follows_another() -> None:

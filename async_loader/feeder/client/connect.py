@@ -100,6 +100,7 @@ def connect(
 
 def _check_reachable(where: str) -> None:
     """Raise ConfigError for an address at which there cannot be a feeder."""
+    addresses.parse(where)
     scheme, _, rest = where.partition("://")
     if scheme == "ipc" and not os.path.exists(rest):
         _log.warning(
@@ -116,8 +117,6 @@ def _check_reachable(where: str) -> None:
                 f"there is no feeder at {where}: the host name does not resolve "
                 f"({error.strerror}): correct it, or give the address as a number"
             ) from None
-    elif scheme != "ipc":
-        raise ConfigError(f"{where!r}: {scheme}:// leads to no other process: use tcp:// or ipc://")
 
 
 def _wait_s(on_disconnect: OnDisconnect) -> float | None:

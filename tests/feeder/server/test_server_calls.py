@@ -64,9 +64,7 @@ def fill(table, rows, first=0):
 # -- folders -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "path", ["..", "a/../..", "/etc", "a/../../b", "a\\..\\b", "nul\0l", "../one-too"]
-)
+@pytest.mark.parametrize("path", ["..", "a/../..", "/etc", "a/../../b", "a\\..\\b", "../one-too"])
 def test_a_path_that_leaves_the_folder_is_refused_by_name(tmp_path, path):
     with pytest.raises(ConfigError, match="leaves the folder of table 'one'"):
         Folders(tmp_path).of("one", path)
@@ -85,7 +83,7 @@ def test_no_path_and_no_name_of_a_table_leaves_the_folder(path, table):
 
 @given(st.lists(st.text(min_size=1, max_size=256), min_size=2, max_size=2, unique=True))
 def test_two_tables_never_share_a_folder(names):
-    one, other = (Folders("/nowhere").of(name, "") for name in names)
+    one, other = (Folders("/nowhere").of(name, ".") for name in names)
     assert one != other
     assert one.parent == other.parent
 
@@ -97,7 +95,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
     with pytest.raises(ConfigError, match="through a link"):
         Folders(tmp_path / "saves").of("one", "out/there")
     with pytest.raises(ConfigError, match="link"):
-        Folders(tmp_path / "saves").of("two", "")
+        Folders(tmp_path / "saves").of("two", ".")
 
 
 def test_without_a_folder_for_checkpoints_a_save_says_what_to_do(serve):
