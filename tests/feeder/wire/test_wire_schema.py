@@ -143,7 +143,7 @@ def test_a_schema_is_nested_32_deep_at_most():
         (Schema(None, (Field(name="x" * 300),)), "1 to 256 characters"),
         (Schema.of({"a.b": "f4", "a": {"b": "f4"}}), "a name of its own"),
     ],
-    ids=["namedtuple", "key", "dimensions", "name", "size", "names"],
+    ids=["namedtuple", "key", "dimensions", "name", "names"],
 )
 def test_a_schema_that_cannot_travel_is_refused_where_it_is_made(schema, text):
     with pytest.raises(SchemaError, match=text):
