@@ -110,8 +110,9 @@ RANKS["feeder"] = [
     "wire.control wire.row_layout zmtp.curve zmtp.mechanism zmtp.null shared plain_values",
     "wire.calls wire.rows wire.weights zmtp.connection server.outgoing_batches",
     "wire.batches wire.control_codec zmtp",
-    "wire.message server.peer_connection",
+    "wire.message",
     "wire",
+    "server.peer_connection",
     "addresses wire_views",
     "client.batch_copies client.goal_batches client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.connection_ends server.receipt "

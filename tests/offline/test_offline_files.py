@@ -497,7 +497,7 @@ def test_the_commands_refuse_what_they_cannot_do(tmp_path):
     assert "minari, hdf5, npz" in refusal("import", "x", "--to", new, "--format", "csv")
     assert "there already" in refusal("import", "x", "--to", str(tmp_path / "full"))
     assert "no checkpoint" in refusal("inspect", new)
-    assert "a port is missing" in refusal("inspect", "tcp://127.0.0.1:5555/replay")
+    assert "tcp://host:port" in refusal("inspect", "tcp://127.0.0.1:5555/replay")
     assert not (tmp_path / "new").exists()
 
 

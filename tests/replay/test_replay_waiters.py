@@ -358,7 +358,7 @@ def test_inserting_or_sampling_can_go_on_however_many_steps_wait_for_their_succe
     with ReplayBuffer(
         1000, schema, limiter=limiter, sampler=Uniform(replacement=repeats), seed=0
     ) as buffer:
-        writer = buffer.vector_writer(envs)
+        writer = buffer.vector_writer(envs, autoreset="next_step")
 
         def append() -> None:
             obs = np.arange(envs) + 10 * steps

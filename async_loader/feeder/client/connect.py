@@ -99,8 +99,7 @@ def connect(
 
 
 def _check_reachable(where: str) -> None:
-    """Raise ConfigError for an address at which there cannot be a feeder."""
-    addresses.parse(where)
+    """Raise ConfigError for a host that does not exist; warn of a socket file that is not there."""
     scheme, _, rest = where.partition("://")
     if scheme == "ipc" and not os.path.exists(rest):
         _log.warning(
@@ -108,11 +107,13 @@ def _check_reachable(where: str) -> None:
             "starts one",
             where,
         )
-    if scheme == "tcp":
-        host, _, port = rest.rpartition(":")
+    host = rest.rpartition(":")[0].strip("[]")
+    if scheme == "tcp" and host:
         try:
-            socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
+            if error.errno == socket.EAI_AGAIN:  # of the moment: the connection tries again
+                return
             raise ConfigError(
                 f"there is no feeder at {where}: the host name does not resolve "
                 f"({error.strerror}): correct it, or give the address as a number"
