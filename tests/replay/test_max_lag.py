@@ -187,6 +187,22 @@ def test_the_field_may_be_named_after_other_weights():
     assert buffer.source(max_lag=0).draw_now(9).batch["x"].tolist() == [2] * 9
 
 
+@pytest.mark.parametrize("make", [ReplayBuffer.queue, ReplayBuffer.stack])
+def test_old_steps_of_a_queue_are_ended_and_free_their_places(make):
+    with make(8, SCHEMA) as buffer:
+        source = buffer.source(max_lag=1)
+        for version in range(4):
+            buffer.extend(x=[version] * 4, policy_version=[version] * 4, timeout_s=0)
+        assert (len(buffer), buffer.stats().stale) == (8, 8)
+        assert set(source.plan(4, NOW).batch["policy_version"].tolist()) <= {2, 3}
+        source.published(9)
+        for _ in range(20):
+            buffer.add(x=0, policy_version=3, timeout_s=0)  # comes too old
+        assert (len(buffer), buffer.stats().stale) == (0, 32)
+        buffer.extend(x=[9] * 8, policy_version=[9] * 8, timeout_s=0)
+        assert source.plan(8, NOW).batch["x"].tolist() == [9] * 8
+
+
 @pytest.mark.parametrize(
     ("table", "keywords", "message"),
     [
@@ -197,7 +213,6 @@ def test_the_field_may_be_named_after_other_weights():
         (lambda: ReplayBuffer(10, SCHEMA), {"max_lag": -1}, "max_lag is -1"),
         (lambda: ReplayBuffer(10, SCHEMA), {"max_lag": 1.5}, "max_lag is 1.5"),
         (lambda: ReplayBuffer(10, SCHEMA), {"view": Sequences(3)}, "of several versions"),
-        (lambda: ReplayBuffer.queue(10, SCHEMA), {}, "stay in a queue for ever"),
     ],
 )
 def test_what_cannot_work_is_refused(table, keywords, message):

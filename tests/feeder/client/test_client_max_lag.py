@@ -230,7 +230,6 @@ def test_a_table_that_is_loaded_begins_with_the_versions_of_the_save(tmp_path):
         ({}, {"max_lag": -1}, "max_lag is -1"),
         ({}, {"max_lag": 1.5}, "max_lag is 1.5"),
         ({}, {"max_lag": 1, "view": Sequences(3)}, "of several versions"),
-        ({"max_times_sampled": 1}, {"max_lag": 1}, "stay in a queue for ever"),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path, made, keywords, message):
