@@ -109,7 +109,7 @@ RANKS["feeder"] = [
     "reserve_descriptor",
     "status wire.bounds wire.codes zmtp.errors shared.offer derived_settings settings_errors "
     "client.forks client.stats server.episode_values",
-    "client client.batch_structure client.notifier client.outbox server.folders "
+    "client client.batch_structure client.notifier client.old_rows client.outbox server.folders "
     "shared.weights_memory "
     "server.policy_lag server.producer_positions server.row_counts",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
