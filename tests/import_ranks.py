@@ -101,7 +101,7 @@ RANKS["feeder"] = [
     "reserve_descriptor",
     "status wire.bounds wire.codes zmtp.errors shared.offer derived_settings settings_errors "
     "client.forks client.stats server.episode_values",
-    "client client.batch_structure client.notifier client.outbox server.folders "
+    "client client.batch_structure client.notifier client.old_rows client.outbox server.folders "
     "shared.weights_memory "
     "server.policy_lag server.producer_positions server.row_counts",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
@@ -121,7 +121,7 @@ RANKS["feeder"] = [
     "server.producer_streams server.send_buffers",
     "server.table_views server.weights",
     "curve_keys listen_sockets settings",
-    "client.answer_deadline client.errors client.old_rows",
+    "client.answer_deadline client.errors",
     "client.calls client.channel client.reader_state client.sampled_leases client.slots "
     "server.insert_slots server.reader_state",
     "address_lock curve_auth client.sockets server.acceptor server.insert_queue",

@@ -645,8 +645,9 @@ class ReplayBuffer(Table):
             newest: the largest ``policy_version`` that could be drawn so far, or told by
             `published` of the source. The field may have another name that ends with ``_version``,
             if there is only one. The source has a sampler of its own then, with the settings of the
-            table's unless ``sampler`` is given. What it leaves out is counted: ``stats().stale``. A
-            step counts by the version that it came with, whatever `update` makes of the field.
+            table's unless ``sampler`` is given. What it leaves out is counted: ``stats().stale``;
+            where each item is drawn a number of times, as in a queue, it also ends there. A step
+            counts by the version that it came with, whatever `update` makes of the field.
 
         Raises
         ------

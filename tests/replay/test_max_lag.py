@@ -187,6 +187,23 @@ def test_the_field_may_be_named_after_other_weights():
     assert buffer.source(max_lag=0).draw_now(9).batch["x"].tolist() == [2] * 9
 
 
+@pytest.mark.parametrize("make", [ReplayBuffer.queue, ReplayBuffer.stack])
+def test_old_steps_of_a_queue_are_ended_and_free_their_places(make):
+    with make(8, SCHEMA) as buffer:
+        source = buffer.source(max_lag=1)
+        for version in range(4):
+            source.published(version)
+            buffer.extend(x=np.arange(4), policy_version=np.full(4, version), timeout_s=0)
+        assert (len(buffer), buffer.stats().stale) == (8, 8)
+        assert set(source.plan(4, NOW).batch["policy_version"].tolist()) <= {2, 3}
+        source.published(9)
+        for _ in range(20):
+            buffer.add(x=0, policy_version=3, timeout_s=0)  # comes too old
+        assert (len(buffer), buffer.stats().stale) == (0, 32)
+        buffer.extend(x=np.full(8, 9), policy_version=np.full(8, 9), timeout_s=0)
+        assert source.plan(8, NOW).batch["x"].tolist() == [9] * 8
+
+
 @pytest.mark.parametrize(
     ("table", "keywords", "message"),
     [

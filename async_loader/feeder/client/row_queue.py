@@ -203,6 +203,15 @@ class RowQueue:
         else:
             self.memory.give_back(buffer.slot)
 
+    def is_due(self, now: float) -> bool:
+        """Return whether what is filled so far is to be sent.
+
+        To a queue at once, unless a message is under way: others' rows would overtake these.
+        """
+        if self.fill_at is None:
+            return False
+        return now >= self.fill_at or (self.outbox.queue and not self.outbox.entries)
+
     def seal(self) -> None:
         """Make a message of what is filled so far."""
         buffer = self.buffer

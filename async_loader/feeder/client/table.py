@@ -137,9 +137,11 @@ class TableClient:
         batch_rows : int
             Rows of a message that is sent at once.
         linger_ms : float
-            After which a message with fewer rows is sent, counted from its first row.
+            After which a message with fewer rows is sent, counted from its first row; to a queue
+            it is sent at once, unless another is under way.
         buffer_bytes : int
-            Bytes of rows that are kept until they are acknowledged.
+            Bytes of rows that are kept until they are acknowledged. For a queue a writer keeps no
+            more rows than the queue takes, and one message.
         overflow : "block" | "drop_oldest"
             When there are more: let `append` wait, or drop the oldest message that was never sent.
 
@@ -263,9 +265,10 @@ class TableClient:
             As `ReplayBuffer.source`; the newest version is the one that was published to the
             feeder (of ``policy``, for the field ``policy_version``), or else the newest stored.
         prefetch : int, optional
-            Batches on their way or waiting here: 64 at most, and over a socket no more than the
-            feeder's ``in_flight_bytes``. By default 4 to 32 by size, at most 8 with weights, and
-            as many as a loader plans. With 0 a batch is drawn when `plan` waits for it.
+            Batches on their way or waiting here; those of a queue hold their places in it. 64 at
+            most, and over a socket no more than the feeder's ``in_flight_bytes``. By default 4 to
+            32 by size, at most 8 with weights, and as many as a loader plans. With 0 a batch is
+            drawn when `plan` waits for it.
         transport : "auto" | "shm" | "tcp"
             How batches come from a feeder on this machine: written into memory of this process, or
             through its sockets (ipc too). "auto" uses memory, or logs why not; "shm" raises then.

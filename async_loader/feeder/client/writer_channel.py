@@ -242,7 +242,7 @@ class WriterChannel:
         """See `Channel`."""
         probe = self._probe
         with unheld(self.lock):
-            if self.queue.fill_at is not None and now >= self.queue.fill_at:
+            if self.queue.is_due(now):
                 self.queue.seal()
             self._ask(now, port)
             if port.is_open and self._phases.state is WriterPhase.READY:

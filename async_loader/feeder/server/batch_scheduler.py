@@ -84,7 +84,7 @@ class BatchScheduler:
     def rows_ahead(self) -> int:
         """Return how many rows were sent ahead. See NOTE [rows that were sent ahead]."""
         ahead = 0
-        if self.table.queue_size is None or self.calls_wait():
+        if not self.table.is_queue or self.calls_wait():
             return 0
         for one in self._readers:
             if len(one.leases) > 1 and not (one.takes_short or one.asks):

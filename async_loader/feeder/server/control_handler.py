@@ -195,7 +195,7 @@ class ControlHandler:
             durable=0,
             window_bytes=server_state.window_bytes,
             window_rows=writer.window,
-            queue=served.table.queue_size is not None,
+            queue=session.version >= 5 and served.table.is_queue,
             resumed=resumed,
             no_priorities=served.table.no_priorities if session.version >= 3 else None,
         )

@@ -226,7 +226,7 @@ class InsertQueue:
         writer = WriterState(session, number, self, known, epoch, known.applied)
         known.writers.append(writer)
         self._open[writer] = None
-        writer.window = 0 if self.table.queue_size else self._window_rows
+        writer.window = 0 if self.table.is_queue else self._window_rows
         self._gone.pop(key, None)
         self._closed.pop(key, None)
         return writer, resumed

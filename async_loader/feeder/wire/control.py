@@ -103,8 +103,8 @@ class Writer(Control, frozen=True, kw_only=True, omit_defaults=True):
 
     INSERTs below ``applied`` are in the table, those below ``durable`` outlive the server.
 
-    Since version 3: ``no_priorities``, why the table takes none. ``queue``: the table is a queue,
-    of which a writer holds what the window says, and one message.
+    Since version 3: ``no_priorities``, why the table takes none. Since version 5: ``queue``, the
+    table is one, and a writer is to hold what the window says, and one message.
     """
 
     TYPE = Type.WRITER

@@ -139,7 +139,7 @@ class NonblockingTable:
     @property
     def takes(self) -> int | None:
         """How many items a queue takes now; ``None``: the table is no queue."""
-        if self.queue_size is None:
+        if not self.is_queue:
             return None
         with self._table_state.lock:
             limits = self._table_state.limits
@@ -147,10 +147,11 @@ class NonblockingTable:
             return max(0, limits.insertable_in_turn() - self.ahead())
 
     @property
-    def queue_size(self) -> int | None:
-        """How many items may wait in a queue; ``None``: the table is no queue."""
-        limiter = self._table_state.limiter
-        return None if limiter is None or not self.leased else limiter.queue_size
+    def is_queue(self) -> bool:
+        """Whether no item is overwritten before it was drawn as often as it may be."""
+        limiter, capacity = self._table_state.limiter, self._table_state.capacity
+        times = self._table_state.max_times_sampled
+        return limiter is not None and limiter.hands_out_all(times, capacity or 0)
 
     @property
     def sampler(self) -> Sampler:
@@ -350,11 +351,8 @@ class NonblockingTable:
             why = self._table_state.why_not_insert(
                 1, 2 if self._table_state.ready and self._table_state.step_packer.followed else 1
             )
-            if why is None and self.queue_size is not None and (ahead := self.ahead()):
-                why = (
-                    f"{ahead} of {self.queue_size} places are held by rows that learners were sent "
-                    "ahead"
-                )
+            if why is None and (ahead := self.ahead()):
+                why = f"{ahead} places are held by rows that learners were sent ahead"
             return why
 
     def balance(self, was: int | None, now: int) -> LimiterBalance | None:
