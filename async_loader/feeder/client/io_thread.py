@@ -174,7 +174,7 @@ class IoThread:
 
     def check_version(self, what: str, needed: int = 3) -> None:
         """Raise Unsupported for a feature that the session's version does not have."""
-        if self.version < needed:
+        if self.session.welcome is not None and self.version < needed:
             text = f"{what} is of version {needed} of the wire, and the feeder at {self.address}"
             raise Unsupported(f"{text} speaks version {self.version}: update the feeder")
 
