@@ -49,7 +49,7 @@ def assert_same_draw(both: tuple[Any, Any], batch: int = 50) -> None:
 
 
 def staged(buffer: Any) -> int:
-    return buffer._placed._staged.count
+    return buffer._placed._state.table.records.count
 
 
 @settings(max_examples=40)

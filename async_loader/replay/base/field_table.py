@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from async_loader.replay.array_types import Floats, Ids
+from async_loader.replay.array_types import Ids
 
 # For writing and reading: where the field lies in the table.
 ROW_ADDRESS = 0  # in row 0
@@ -23,8 +23,6 @@ READING = 8
 """Columns for reading."""
 
 NO_FIELDS: Ids = np.empty((0, WRITING), np.int64)
-NO_PRIORITIES: Floats = np.empty(0)
-"""What kernels take for steps of a table without priorities."""
 
 
 def from_step(fields: Ids, step: int) -> Ids:

@@ -169,6 +169,7 @@ def _access(bits: int) -> tuple[Any, Any]:
 
 
 peek64, poke64 = _access(64)
+peek32, _ = _access(32)
 peek8, poke8 = _access(8)
 
 
