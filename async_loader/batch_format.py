@@ -48,6 +48,8 @@ def checked(batch_format: object, device: object = None) -> BatchFormat:
     """
     if batch_format not in FORMATS:
         raise ConfigError(f"batch_format={batch_format!r}: give 'numpy', 'torch' or 'tensordict'")
+    if batch_format != "numpy" or device is not None:
+        tensors.require_torch()
     if device is not None:
         tensors.check_device(device)
     if batch_format == "tensordict":

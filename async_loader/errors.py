@@ -125,6 +125,14 @@ class MissingExtra(AsyncLoaderError, ImportError):
     """An optional library is not installed. The message names the extra that installs it."""
 
 
+def missing_requirement(library: object) -> MissingExtra:
+    """Return the error for a library that an actor's installation leaves out."""
+    return MissingExtra(
+        f"{library} is not installed: requirements-actor.txt, enough for connect, writers and "
+        "latest, leaves it out: install async_loader with what it requires, as in pip install ."
+    )
+
+
 class CorruptCheckpoint(AsyncLoaderError):
     """A damaged checkpoint.
 

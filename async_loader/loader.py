@@ -180,6 +180,7 @@ class AsyncDataLoader(Generic[B]):
         slot_bytes: int | None = None,
         into: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
+        tensors.require_torch()
         refuse_start_in_child()
         self.batch_size = whole("batch_size", batch_size, 1)
         self.num_workers = whole("num_workers", num_workers, 0)

@@ -95,7 +95,7 @@ def run_script(tmp_path: Path, *program: str, **environment: str) -> Any:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of ports in a row that are free, and that no connection is given by chance."""
+    """Return the first of free ports in a row, below those that connections are given."""
     for first in random.sample(range(20_000, 32_000, count), 100):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + count):

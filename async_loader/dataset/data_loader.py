@@ -165,6 +165,7 @@ class DataLoader(Generic[B]):
         pin_memory: bool = False,
         bulk: bool | None = None,
     ) -> None:
+        tensors.require_torch()
         _check_order(batch_size, shuffle, sampler, batch_sampler, last_batch)
         for name, value, allowed in (
             ("worker_type", worker_type, ("process", "thread")),

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import msgspec
-import yaml
 
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, missing_requirement
 from async_loader.names import hint
 from async_loader.replay.arguments import bytes_of
+
+try:
+    import yaml
+except ImportError as error:
+    raise missing_requirement("pyyaml") from error
 
 S = TypeVar("S", bound=msgspec.Struct)
 
