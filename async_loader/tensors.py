@@ -4,7 +4,7 @@ array paths run without it.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 import threading
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tree
-from async_loader.errors import ConfigError, SchemaError, missing_requirement
+from async_loader.errors import ConfigError, SchemaError
 from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.validation import check_ids
 
@@ -39,16 +39,6 @@ def loaded(name: str) -> Any:
     if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
         return None
     return module
-
-
-def require_torch() -> None:
-    """Raise MissingExtra if torch is not installed. Imports nothing."""
-    if (
-        sys.modules["torch"] is None
-        if "torch" in sys.modules
-        else importlib.util.find_spec("torch") is None
-    ):
-        raise missing_requirement("torch")
 
 
 def loaded_torch() -> Any:

@@ -154,7 +154,7 @@ def settings_of(
     lines = dict[str, int]()
     for path, text in found:
         shown, line = _as_written(path, written)
-        parts = (where, "" if line is None else f"line {line}", ".".join(shown), text)
+        parts = (where, f"line {line}" if line else "", ".".join(shown), text)
         lines[": ".join(filter(None, parts))] = line or 0
     raise ConfigError("\n".join(sorted(lines, key=lambda one: lines[one])))
 

@@ -8,7 +8,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Never, Self
 
 from async_loader.batch_format import BatchFormat, convert
-from async_loader.errors import CannotSend, ConfigError
+from async_loader.errors import CannotSend, ConfigError, require
 from async_loader.lifecycle import seconds
 from async_loader.names import (
     by_name,
@@ -129,6 +129,7 @@ class ReplayBuffer(Table):
         max_bytes: int | str | None = None,
         disk: str | os.PathLike[str] | None = None,
     ) -> None:
+        require("numba")
         sampler, remover = (
             Uniform() if sampler is None else sampler,
             Fifo() if remover is None else remover,

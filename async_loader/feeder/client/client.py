@@ -49,6 +49,7 @@ from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.process_hooks import AFTER
+from async_loader.replay.arguments import storable
 from async_loader.replay.stream_names import stream_name
 from async_loader.schema import Schema, SchemaLike
 
@@ -288,7 +289,7 @@ class Client:
         schema: SchemaLike | None,
         options: WriterOptions,
     ) -> W:
-        known = None if schema is None else without_codecs(Schema.of(schema))
+        known = None if schema is None else without_codecs(storable(Schema.of(schema)))
         name = None if stream is None else stream_name(stream)
         with SignalsDeferred():  # a channel that is not counted is never closed
             channel: WriterChannel = self._connection.add(

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from async_loader.errors import missing_requirement
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
+
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import STACK_WORDS
-
-try:
-    from llvmlite import ir
-    from numba import extending, types
-    from numba.core import cgutils
-except ImportError as error:
-    raise missing_requirement("numba") from error
 
 # its type says that what it makes is called with the typing context
 intrinsic: Any = extending.intrinsic
