@@ -98,8 +98,6 @@ class AsyncDataLoader(loader.AsyncDataLoader):
             num_workers,
             **options,
         )
-        samples = isinstance(self._source, EntriesSource)
-        self._flat = by_default and samples and options.get("into") is None
         self.chunk_size = 1 if chunk_size is None else self.chunk_size
         self.queue_maxsize = options.get("prefetch") or 2 * max(1, self.num_workers)
         log.info("Using %d workers to load data", self.num_workers)
