@@ -539,6 +539,10 @@ def _goes_on(program: Program, here: Player, there: Player, calls: Any, size: st
             for one in (here, there):
                 one.table.end_episode(stream=name)
         stale = set()
+    for name in sorted(stale - set(_open(here))):  # its last step has left the table
+        for one in (here, there):
+            one.table.end_episode(stream=name)
+        stale.discard(name)
     said: list[Any] = []
     exact = program.sampler in ("Fifo", "Lifo", "MaxHeap")
     for call in calls:
