@@ -684,6 +684,7 @@ class ReplayBuffer(Table):
         dict
             Arrays ``[found, ...]`` of your own, in the order of ``index``. Ids that are gone, or
             whose successors are not there yet, are left out: ``index`` says which ones there are.
+            With ``Sequences(whole=...)`` these are the first steps of whole episodes.
         """
         return self._by_id.get(index, view)
 
