@@ -330,28 +330,6 @@ def _reloaded(program: Program, player: Player, turn: int) -> Player:
     return player
 
 
-def over_a_feeder(program: Program, table: Any) -> None:
-    """Play a program's calls that change and draw sequences on a table of a feeder."""
-    player = Player(program, table)
-    with table.writer("one") as writer:
-        for name, said in program.calls:
-            if name not in ("add", "end", "delete", "sample"):
-                continue
-            with contextlib.suppress(AsyncLoaderError):
-                if name == "add":
-                    columns = player._columns(said, 1)
-                    writer.append({key: column[0] for key, column in columns.items()})
-                    player.newest += 1
-                elif name == "end":
-                    writer.end_episode()
-                elif name == "delete":
-                    writer.flush()
-                    table.delete(player._ids(said))
-                else:
-                    writer.flush()
-                    table.sample(said["rows"], timeout_s=0)
-
-
 # -- saves -----------------------------------------------------------------------------------------
 
 
