@@ -580,7 +580,7 @@ def main(kind: str, programs: int, seed: int) -> int:
     """Run programs, and say what was found."""
     began, found = time.monotonic(), 0
     for number in range(programs):
-        faulthandler.dump_traceback_later(120, exit=True)
+        faulthandler.dump_traceback_later(900, exit=True)
         try:
             RUNS[kind](seed, number, **({"points": POINTS} if kind == "saves" else {}))
         except Exception:
