@@ -685,6 +685,11 @@ class ReplayBuffer(Table):
             Arrays ``[found, ...]`` of your own, in the order of ``index``. Ids that are gone, or
             whose successors are not there yet, are left out: ``index`` says which ones there are.
             With ``Sequences(whole=...)`` these are the first steps of whole episodes.
+
+        Raises
+        ------
+        OutOfMemory
+            As in `sample`.
         """
         return self._by_id.get(index, view)
 
@@ -798,6 +803,8 @@ class ReplayBuffer(Table):
         ------
         OSError
             As the file system says. The save before stays.
+        ConfigError
+            For a path that names no file: bytes, an empty one.
         Timeout
             Nothing was written.
         Unsupported
