@@ -17,7 +17,6 @@ from async_loader.feeder.reach import hint
 from async_loader.feeder.wire import (
     Message,
 )
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, join
 
 _SILENT_BEATS = 3
@@ -55,7 +54,7 @@ class Connection(IoThread):
     def add(self, make: Callable[[int], Any]) -> Any:
         """Add a channel, made with a number that no other channel of this client had."""
         self.check()  # before the lock: in a fork its holder may not exist
-        with SignalsDeferred(), self._calls.lock:
+        with self._calls.lock:
             self.check()
             self._numbers += 1
             channel = self._channels[self._numbers] = make(self._numbers)
@@ -77,8 +76,7 @@ class Connection(IoThread):
     def ask(self, call: Call) -> Call:
         """As `call`, without waiting: `answer` or `forget_calls` has to follow.
 
-        Requests are sent in their order. One that Ctrl-C interrupts is not sent, or is forgotten
-        with its answer.
+        Requests are sent in their order.
         """
         self.check()
         call.sequence = self.sequence()
@@ -123,7 +121,7 @@ class Connection(IoThread):
 
         A pidfd of the server, the connection's from here on.
         """
-        with SignalsDeferred(), self._calls.lock:
+        with self._calls.lock:
             if self._failure is not None:
                 os.close(fd)
                 return

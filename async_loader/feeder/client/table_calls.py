@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -38,8 +39,6 @@ from async_loader.feeder.wire import (
     specs_of,
 )
 from async_loader.feeder.wire import Batch as WireBatch
-from async_loader.held_locks import held_lock, unheld
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds_or_none
 from async_loader.replay.arguments import per_item, per_step
 from async_loader.replay.hindsight_view import Hindsight
@@ -82,7 +81,7 @@ class TableCalls:
 
     def __init__(self, connection: Connection, table: str, timeout_s: float) -> None:
         self.connection, self.table, self.timeout_s = connection, table, timeout_s
-        self._lock = held_lock()
+        self._lock = threading.Lock()
         self._updating: ReaderChannel | None = None
         self.last_about: AboutReply | None = None
 
@@ -250,7 +249,7 @@ class TableCalls:
 
     def _priority_reader(self) -> ReaderChannel:
         """Return a reader that never asks for a batch: it sends PRIORITIES of version 2."""
-        with unheld(self._lock), SignalsDeferred():
+        with self._lock:
             if self._updating is None:
                 wanted, options = OpenReader(table=self.table, batch_size=1), ReaderOptions(0)
                 self._updating = self.connection.add(
