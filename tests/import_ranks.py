@@ -14,7 +14,7 @@ RANKS["replay"] = [
     "arguments end_names read_plan ragged",
     "codec limiter_state queues sequence_limits",
     "base base.array_address base.field_table base.goal_table base.kernel_cache "
-    "base.episode_lists base.link_table base.place_table base.row_format "
+    "base.episode_lists base.link_table base.place_table base.record_layout base.row_format "
     "base.sequence_table",
     "base.compiled",
     "kernels.machine",
@@ -34,8 +34,8 @@ RANKS["replay"] = [
     "samplers",
     "table table.batch_arrays table.field_validator table.free_rows table.inner_sampler "
     "table.storage table.undelivered table.waiters",
-    "table.compressed_ring table.readahead",
-    "stats table.episode_ends table.last_streams table.lag_sampler "
+    "table.compressed_ring table.readahead table.records",
+    "stats table.episode_ends table.lag_sampler "
     "table.reader table.sequence_sampler table.step_packer",
     "table.decompressing_reader table.hindsight_reader table.sequence_reader",
     "table.items vector_writer",
@@ -43,8 +43,7 @@ RANKS["replay"] = [
     "table.room",
     "table.write",
     "table.table",
-    "table.derived table.newest_episodes table.staged_batches",
-    "table.staged_steps",
+    "table.derived table.newest_episodes",
     "table.table_access",
     "table.table_state",
     "table.draw_checks table.insert table.readers table.source_sampler",
@@ -53,7 +52,6 @@ RANKS["replay"] = [
     "table.by_id table.table_parts",
     "table.sampler_session",
     "table.nonblocking_table",
-    "tally",
     "source writer",
     "checkpoint.arrays checkpoint.disk checkpoint.manifest checkpoint.encoding checkpoint.resizing "
     "checkpoint.settings",
@@ -114,7 +112,7 @@ RANKS["feeder"] = [
     "wire",
     "server.peer_connection",
     "addresses wire_views",
-    "client.batch_copies client.goal_batches client.session client.stream_numbers",
+    "reach client.batch_copies client.goal_batches client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.connection_ends server.receipt "
     "server.message_queues "
     "server.status_requests "
@@ -151,7 +149,8 @@ RANKS["feeder"] = [
     "client.connect",
     "feeder view_sections",
     "status_view",
-    "commands inspection",
+    "commands",
+    "inspection",
 ]
 RANKS["compat"] = [
     "compat saved_table stored_column torchrl.samplers "
@@ -216,13 +215,13 @@ RANKS["recording"] = [
     "recording",
 ]
 RANKS["scale"] = [
-    "batch_maker hosts importance limiter_shares ray_library shard_main shard_map shard_plan "
+    "batch_maker hosts importance ray_library shard_main shard_map shard_plan "
     "shares source_options stats",
     "cluster_keys cluster_settings directory local_ray membership place rules shard_process",
     "shard_connection shard_losses",
     "shard_deadline",
     "connections shard_rows shard_statuses shard_supervisor table_abouts",
-    "at_once by_id leases limiter_balance losses placement shard_actor",
+    "at_once by_id leases losses placement shard_actor",
     "directory_actor source",
     "operations ray_directory table",
     "client commands",
