@@ -127,7 +127,6 @@ RANKS["feeder"] = [
     "self_test client.io_thread",
     "client.offered_memory",
     "client.insert_memory",
-    "client.row_buffer",
     "client.row_packer",
     "client.row_queue",
     "client.writer_channel",
@@ -158,7 +157,7 @@ RANKS["compat"] = [
     "fastai.collate_errors fastai.fake_loader fastai.getattr_proxy fastai.items "
     "fastai.keep_types fastai.to_device gluon.data.arrays gluon.data.checks gluon.data.queues "
     "gluonnlp.data.buckets sb3.peer "
-    "sb3.staged_calls sb3.transitions torch.gather_pass torch.order torch_errors",
+    "sb3.transitions torch.gather_pass torch.order torch_errors",
     "ding.ragged ding.results ding.timesteps fastai.batch_maker fastai.workers "
     "gluon.data.batchify gluon.data.sampler sb3.placed_draws sb3.step_block torch.loader "
     "torchrl.arguments",

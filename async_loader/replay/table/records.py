@@ -87,8 +87,8 @@ class Rows:
         self.heads["priority"][self.are_steps] = priorities
 
     def of(self, streams: Array) -> Heads:
-        """Return the heads of records of these streams, a number for each step."""
-        heads = plain_heads(len(self)) if self.heads is None else self.heads
+        """Set the streams, a number for each step. Return the heads."""
+        heads = self.heads = plain_heads(len(self)) if self.heads is None else self.heads
         heads["stream"] = streams if self.repeats is None else np.repeat(streams, self.repeats)
         return heads
 
@@ -98,6 +98,11 @@ def plain_heads(count: int) -> Heads:
     heads = np.zeros(count, HEAD)
     heads["priority"] = np.nan
     return heads
+
+
+def finals_of(heads: Heads) -> int:
+    """Return how many records are not steps."""
+    return int(np.count_nonzero(heads["flags"] & FINAL))
 
 
 class Records:
@@ -175,21 +180,19 @@ class Records:
         self.count = at + 1
         return at
 
-    def put_rows(self, columns: Sequence[Array], heads: Heads) -> int:
-        """Add many checked records, whose heads are `RAW`. Return the place of the first."""
-        at = self.count
-        stop = at + len(heads)
-        place = slice(at, stop)
-        for view, column in zip(self.views, columns):  # noqa: B905  # they are as many
-            view[place] = column
-        self._raw[place] = heads
-        self.count = stop
-        return at
+    def put_rows(self, rows: Rows, first: int, count: int) -> None:
+        """Add ``count`` of many checked records, from ``first`` on; they have heads."""
+        assert rows.heads is not None
+        place, part = slice(self.count, self.count + count), slice(first, first + count)
+        for view, column in zip(self.views, rows.columns, strict=True):
+            view[place] = column[part]
+        self._raw[place] = rows.heads[part].view(RAW)
+        self.count += count
 
     @property
     def finals(self) -> int:
-        """How many records are final observations, not steps."""
-        return int(np.count_nonzero(self.heads["flags"][: self.count] & FINAL))
+        """How many records are not steps."""
+        return finals_of(self.heads[: self.count])
 
 
 class Batches:

@@ -39,19 +39,21 @@ class StepPacker:
     Parameters
     ----------
     schema : Schema
+    layout : RecordLayout, optional
 
     Attributes
     ----------
-    layout : RecordLayout
     pack_into : callable
         ``pack_into(memory, at, stream, flags, priority, *small)`` writes a record in frame 0.
     fits : list of FieldValidator
     followed : list of int
         Fields that a final observation has.
+    nothing : list
+        Packed zeros.
     """
 
-    def __init__(self, schema: Schema) -> None:
-        self.schema, self.layout = schema, RecordLayout.of(schema)
+    def __init__(self, schema: Schema, layout: RecordLayout | None = None) -> None:
+        self.schema, self.layout = schema, RecordLayout.of(schema) if layout is None else layout
         self.fits = [FieldValidator(field) for field in schema.fields]
         self._kinds = [
             (fit, f.dtype, f.shape, f.dtype.type if f.shape == () else None)
@@ -67,6 +69,7 @@ class StepPacker:
         self._looks: list[object] = []
         self._zeros: list[Any] = [np.zeros(field.shape, field.dtype) for field in schema.fields]
         self._arrange()
+        self.nothing = self.packed(self._zeros)
 
     def _arrange(self) -> None:
         """Compute how records are packed."""

@@ -66,7 +66,7 @@ class TableWriting(TableRoom):
             )
         ):
             return fields
-        first, heads = self.storage.base + r.HEAD_BYTES, address_of(self.records.memory)
+        first, heads = self.storage.base + r.HEAD_BYTES, records.heads.ctypes.data
         nbytes = min(packed.stride - HEAD_BYTES, layout.stride - r.HEAD_BYTES)
         small = (first, layout.stride, nbytes, heads + HEAD_BYTES, packed.stride)
         return np.array([small, *fields[list(packed.large)].tolist()], np.int64)
@@ -110,7 +110,7 @@ class TableWriting(TableRoom):
         if not 0 < 2 * count <= records.limit:
             return -1
         try:
-            packed = b"".join((heads, *columns))
+            packed = b"".join((heads, *columns))  # type: ignore[arg-type]
         except (TypeError, ValueError, BufferError):  # also of columns without a buffer, as times
             return -1
         batches = self._batches
