@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
-import yaml
 
-from async_loader.errors import AsyncLoaderError, ConfigError
+from async_loader.errors import AsyncLoaderError, ConfigError, missing_requirement
 from async_loader.feeder.plain_values import Mistake, value_text
 from async_loader.feeder.plain_values import Path as Keys
 from async_loader.names import hint
 from async_loader.replay.arguments import bytes_of
+
+try:
+    import yaml
+except ImportError as error:
+    raise missing_requirement("pyyaml") from error
 
 S = TypeVar("S", bound="Settings")
 

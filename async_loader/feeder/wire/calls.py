@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire import bounds, codes
-from async_loader.feeder.wire.bounds import U32, U64, Count, Moved, Name, Path, Text
+from async_loader.feeder.wire.bounds import U32, U64, Count, Name, Path, Text
 from async_loader.feeder.wire.codes import Type
 from async_loader.feeder.wire.control import Control, Share, TensorSpec, View, one_or_none
 from async_loader.feeder.wire.schema_codec import SchemaSpec
@@ -86,35 +86,6 @@ class Load(OfTable, frozen=True, kw_only=True):
     TYPE = Type.LOAD
     path: Path = ""
     number: U64 | None = None
-
-
-class Balance(OfTable, frozen=True, kw_only=True):
-    """Move samples between the limiters of several servers, which are to hold as one.
-
-    The answer is BALANCED. A repeated message changes nothing more.
-
-    Attributes
-    ----------
-    was : int | None
-        How many were moved to this table so far; if that is wrong, nothing is changed. ``None``:
-        only ask.
-    now : int
-        How many are from here on.
-    """
-
-    TYPE = Type.BALANCE
-    was: Moved | None = None
-    now: Moved = 0
-
-
-class Balanced(Control, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the limiter's cursor is, and its bounds, in samples; nil: there are none."""
-
-    TYPE = Type.BALANCED
-    moved: Moved = 0
-    cursor: float | None = None
-    low: float = 0.0
-    high: float = 0.0
 
 
 class Sample(OfTable, frozen=True, kw_only=True):

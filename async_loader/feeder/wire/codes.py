@@ -51,8 +51,6 @@ class Type(IntEnum):
     SAVE = 24
     SAVED = 25
     LOAD = 26
-    BALANCE = 27
-    BALANCED = 28
     INSERT = 32
     ACK = 33
     GAP = 34
