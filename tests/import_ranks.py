@@ -9,19 +9,18 @@ from lines above its own: also late, also for types.
 """
 RANKS["replay"] = [
     "array_types rate_limiter return_arguments stream_names",
-    "hindsight_view",
-    "goal_fields goal_returns hindsight_parts views",
+    "base base.array_address base.field_table base.kernel_cache base.episode_lists "
+    "base.place_table base.read_table base.row_format base.sequence_table",
+    "base.compiled hindsight_view",
+    "goal_fields hindsight_parts views",
+    "goal_returns",
     "arguments end_names read_plan ragged",
     "codec limiter_state queues sequence_limits",
-    "base base.array_address base.field_table base.goal_table base.kernel_cache "
-    "base.episode_lists base.link_table base.place_table base.row_format "
-    "base.sequence_table",
-    "base.compiled",
     "kernels.machine",
     "kernels.row_address",
-    "kernels.linked_rows kernels.places kernels.sequence_starts kernels.writing",
-    "kernels.episode_lists kernels.reading",
-    "kernels.compressed kernels.goals kernels.sequences",
+    "kernels.episode_lists kernels.item_fields kernels.places kernels.sequence_starts "
+    "kernels.walking kernels.writing",
+    "kernels.compressed kernels.goals kernels.reading",
     "kernels.items",
     "kernels",
     "samplers.sampler samplers.random_numbers samplers.schedule",
@@ -34,10 +33,10 @@ RANKS["replay"] = [
     "samplers",
     "table table.batch_arrays table.field_validator table.free_rows table.inner_sampler "
     "table.storage table.undelivered table.waiters",
-    "table.compressed_ring table.readahead",
+    "table.compressed_ring table.goal_reader table.readahead",
+    "table.compressed_values",
     "stats table.episode_ends table.last_streams table.lag_sampler "
     "table.reader table.sequence_sampler table.step_packer",
-    "table.decompressing_reader table.hindsight_reader table.sequence_reader",
     "table.items vector_writer",
     "table.streams",
     "table.room",

@@ -11,6 +11,7 @@ from async_loader import tensors
 from async_loader.errors import ConfigError
 from async_loader.names import describe
 from async_loader.replay.array_types import Array, Bools, Floats, Ids
+from async_loader.replay.hindsight_parts import ACHIEVED, EACH, GOAL, INFO, STEPS
 from async_loader.replay.hindsight_view import GoalFunction, Hindsight
 
 
@@ -93,13 +94,25 @@ def _cut_off(returns: NewReturns) -> NewReturns:
     return NewReturns(rewards, ended, steps)
 
 
-def put_returns(
-    view: Hindsight, arrays: Sequence[Array], at: ReturnPlaces, new: Ids, returns: NewReturns
+def replace_returns(
+    view: Hindsight,
+    arrays: Sequence[Array],
+    at: ReturnPlaces,
+    new: Ids,
+    parts: Mapping[str, Array],
 ) -> None:
-    """Put returns into the arrays of a batch, whose items ``new`` they belong to.
+    """Compute the returns of the items ``new`` of a batch, whose goals were replaced.
 
-    The batch has what is stored with the last step of each return.
+    ``parts``: by their names in NOTE [parts] of hindsight_parts.py.
     """
+    info = {name: parts[f"{INFO}{i}"][new] for i, name in enumerate(view.info)}
+    goals = NewGoals(parts[GOAL][new], parts[ACHIEVED][new], info, parts[STEPS][new])
+    returns = returns_of(view, goals)
+    cut = returns.steps < goals.steps
+    rows, steps = new[cut], returns.steps[cut]
+    for name, part in parts.items():
+        if name.startswith(EACH):
+            arrays[int(name.removeprefix(EACH))][rows] = part[rows, steps - 1]
     gamma = view.gamma
     arrays[at.reward][new] = returns.rewards @ gamma ** np.arange(returns.rewards.shape[1])
     if view.compute_terminated is None:
@@ -110,8 +123,8 @@ def put_returns(
         _numbers(arrays[at.terminated])[new] = last
     if at.done >= 0:
         done = _numbers(arrays[at.done])
-        cut = at.truncated >= 0 and (_numbers(arrays[at.truncated])[new] != 0)
-        done[new] = last | (cut & (done[new] != 0))
+        cut_off = at.truncated >= 0 and (_numbers(arrays[at.truncated])[new] != 0)
+        done[new] = last | (cut_off & (done[new] != 0))
 
 
 def _numbers(array: Array) -> Array:

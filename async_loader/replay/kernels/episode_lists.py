@@ -32,9 +32,8 @@ from async_loader.replay.base.row_format import (
     ROWS,
     STRIDE,
 )
-from async_loader.replay.kernels.linked_rows import neighbour
 from async_loader.replay.kernels.machine import load, prefetch
-from async_loader.replay.kernels.row_address import holds, there
+from async_loader.replay.kernels.row_address import holds, neighbour, there
 
 NONE, GONE = -1, -2
 _STEPS_AHEAD = 8

@@ -30,15 +30,13 @@ class BatchArrays:
         Of the block.
     large : list of (shape, dtype) or None
         An entry for every field: ``None`` for those in the block.
-    fields : int64 array [fields, 8]
+    fields : int64 array [fields, 10]
         What kernels want to know, with targets that are counted from where the index begins.
-    links : int64 array
-        See link_table.py.
     layout : BatchLayout | None
         Of the bytes in a block; ``None`` where not all fields lie there.
     """
 
-    __slots__ = ("_block", "_pick", "any_large", "fields", "large", "layout", "links", "rows")
+    __slots__ = ("_block", "_pick", "any_large", "fields", "large", "layout", "rows")
 
     def __init__(
         self,
@@ -47,7 +45,6 @@ class BatchArrays:
         nbytes: int,
         large: Sequence[Large | None],
         fields: Ids,
-        links: Ids,
         layout: BatchLayout | None,
     ) -> None:
         names = [str(i) for i in range(len(small))]
@@ -63,7 +60,7 @@ class BatchArrays:
             if len(names) > 1
             else lambda block: tuple(block[name] for name in names)
         )
-        self.large, self.fields, self.links, self.layout = large, fields, links, layout
+        self.large, self.fields, self.layout = large, fields, layout
         self.any_large = len(small) < len(large)
         self.rows = np.empty(count, np.int64)
 
@@ -85,10 +82,8 @@ class Target:
     ----------
     arrays : list of arrays [count, *shape]
         One per field of the reader's schema.
-    fields : int64 array [fields, 8]
+    fields : int64 array [fields, 10]
         What kernels want to know, with targets that are counted from where the index begins.
-    links : int64 array
-        See link_table.py.
     rows : int64 array [count]
         Scratch.
     parts : tuple of Target
@@ -98,7 +93,6 @@ class Target:
 
     arrays: list[Array]
     fields: Ids
-    links: Ids
     rows: Ids
     parts: tuple[Target, ...] = ()
 

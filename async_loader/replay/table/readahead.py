@@ -37,9 +37,7 @@ class Readahead:
             for i, place in enumerate(layout.places)
             if i in sources and place[1] != layout.stride
         ]
-        sequence = read_plan.sequence
-        self._before = read_plan.depth - 1
-        self._after = read_plan.lookahead if sequence is None else sequence.span
+        self._before, self._after = read_plan.depth - 1, read_plan.span
 
     def fetch(self, ids: Ids) -> None:
         """Ask for the rows of items. Waits for none of them."""
