@@ -26,7 +26,6 @@ def _chosen(
     g: Any,
     places: Any,
     lists: Any,
-    marks: Any,
     name: int,
     chance: float,
     strategy: int,
@@ -36,7 +35,7 @@ def _chosen(
 
     `NONE`: the episode has none. `GONE`: a row went meanwhile.
     """
-    head, first, visited = find_step(g, places, lists, marks, name % g[ROWS], name, following)
+    head, first, visited = find_step(g, places, lists, name % g[ROWS], name, following)
     if head < 0:
         return GONE, visited
     if strategy == EPISODE:
@@ -61,7 +60,6 @@ def _choose(
     following: bool,
     places: Any,
     lists: Any,
-    marks: Any,
     goals: Any,
 ) -> int:
     visited = 0
@@ -75,7 +73,7 @@ def _choose(
         goals[i] = NONE
         if ids[i] >= 0 and chances[i] < fraction:
             goals[i], more = _chosen(
-                g, places, lists, marks, ids[i], chances[i] / fraction, strategy, following
+                g, places, lists, ids[i], chances[i] / fraction, strategy, following
             )
             visited += more
     return visited
@@ -91,7 +89,6 @@ def choose_goals(
     following: bool,
     places: Any,
     lists: Any,
-    marks: Any,
     goals: Any,
 ) -> int:
     """Fill in the ids of the rows with the new goals of items, `NONE` for items that keep theirs,
@@ -105,10 +102,10 @@ def choose_goals(
         In [0, 1): below ``fraction`` a goal is replaced, and what it is of ``fraction`` chooses.
     following : bool
         What a step has achieved is in the row after it.
-    places, lists, marks
+    places, lists
         See base/episode_lists.py.
     """
-    return _choose(g, ids, chances, fraction, strategy, following, places, lists, marks, goals)
+    return _choose(g, ids, chances, fraction, strategy, following, places, lists, goals)
 
 
 @kernel()
@@ -121,8 +118,7 @@ def choose_far_goals(
     following: bool,
     places: Any,
     lists: Any,
-    marks: Any,
     goals: Any,
 ) -> int:
     """As `choose_goals`, where many episodes are new: releases the GIL."""
-    return _choose(g, ids, chances, fraction, strategy, following, places, lists, marks, goals)
+    return _choose(g, ids, chances, fraction, strategy, following, places, lists, goals)

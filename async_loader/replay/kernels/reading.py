@@ -26,35 +26,26 @@ from async_loader.replay.base.row_format import (
 )
 from async_loader.replay.kernels.item_fields import copy_item
 from async_loader.replay.kernels.machine import after_loads, load, peek8
-from async_loader.replay.kernels.row_address import AHEAD, fetch, get_row, holds, neighbour
+from async_loader.replay.kernels.row_address import (
+    AHEAD,
+    fetch,
+    fetch_run,
+    get_row,
+    holds,
+    neighbour,
+)
 from async_loader.replay.kernels.walking import unchanged, visit, walk_back, walk_on
-
-
-@kernel(inline=True)
-def _fetch_run(g: Any, row: int, name: int, other: int, count: int) -> None:
-    """Begin to load ``count`` rows of a stream, from the one of the id ``other`` on.
-
-    They mostly lie as far from each other as ``other`` does from ``name``.
-    """
-    if other < 0:
-        return
-    step, place = neighbour(row, name, other, g[ROWS]) - row, row
-    for _ in range(count):
-        place += step
-        if not 0 <= place < g[ROWS]:
-            break
-        fetch(g[BASE] + place * g[STRIDE], g[STRIDE])
 
 
 @kernel(inline=True)
 def _fetch_linked(g: Any, row: int, before: int, after: int) -> None:
     """Begin to load the rows that an item shows beside its own."""
-    address = g[BASE] + row * g[STRIDE]
-    name = load(address + ID) - 1
-    if after:
-        _fetch_run(g, row, name, load(address + NEXT), after)
-    if before:
-        _fetch_run(g, row, name, load(address + PREV), before)
+    address, rows, stride = g[BASE] + row * g[STRIDE], g[ROWS], g[STRIDE]
+    name, past, future = load(address + ID) - 1, load(address + PREV), load(address + NEXT)
+    if after and future >= 0:
+        fetch_run(g, row, neighbour(row, name, future, rows) - row, 1, after, stride)
+    if before and past >= 0:
+        fetch_run(g, row, neighbour(row, name, past, rows) - row, 1, before, stride)
 
 
 @kernel(inline=True)

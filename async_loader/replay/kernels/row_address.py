@@ -78,6 +78,17 @@ def fetch(address: int, stride: int) -> None:
 
 
 @kernel(inline=True)
+def fetch_run(g: Any, row: int, step: int, first: int, last: int, nbytes: int) -> None:
+    """Begin to load rows of a stream, from the ``first`` to the ``last`` after ``row``: they mostly
+    lie ``step`` rows from each other.
+    """
+    for ahead in range(first, last + 1):
+        place = row + ahead * step
+        if 0 <= place < g[ROWS]:
+            fetch(g[BASE] + place * g[STRIDE], nbytes)
+
+
+@kernel(inline=True)
 def put_row(fields: Any, block: int, i: int, row: int) -> None:
     """Copy step ``i`` of the arrays of ``fields``, ``block`` bytes after their addresses, into a
     row.

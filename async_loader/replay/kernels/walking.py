@@ -23,7 +23,7 @@ from async_loader.replay.base.row_format import (
     VERSION_ONE,
 )
 from async_loader.replay.kernels.machine import after_loads, load
-from async_loader.replay.kernels.row_address import AHEAD, fetch, holds, neighbour
+from async_loader.replay.kernels.row_address import AHEAD, fetch, fetch_run, holds, neighbour
 
 _EVEN_FROM = 5
 """Steps from which on it is tried whether all lie equally far from each other."""
@@ -131,16 +131,6 @@ def _next_episode(g: Any, after: int) -> int:
 
 
 @kernel(inline=True)
-def _fetch_on(g: Any, row: int, before: int) -> None:
-    """Begin to load the row that is visited AHEAD steps later: they mostly lie as far from each
-    other as this one does from the one before.
-    """
-    place = row + AHEAD * (row - before)
-    if 0 <= place < g[ROWS]:
-        fetch(g[BASE] + place * g[STRIDE], g[STRIDE])
-
-
-@kernel(inline=True)
 def walk_on(g: Any, plan: Any, names: Any, rows: Any, stamps: Any, begins: Any, axis: Any) -> Any:
     """Find the rows of the item whose first step is at ``BEFORE - 1``.
 
@@ -191,7 +181,7 @@ def walk_on(g: Any, plan: Any, names: Any, rows: Any, stamps: Any, begins: Any, 
             if step % dilation == 0:
                 axis[step // dilation] = place
         elif step + AHEAD < span:
-            _fetch_on(g, row, rows[place - 1])
+            fetch_run(g, row, row - rows[place - 1], AHEAD, AHEAD, g[STRIDE])
     ends = stamps[place] & ENDS != 0
     if not ends and (plan[t.WHOLE] or step < span - 1):
         return 0, place, 0
