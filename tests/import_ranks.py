@@ -31,9 +31,9 @@ RANKS["replay"] = [
     "samplers.arrivals samplers.heaps samplers.prioritized samplers.uniform samplers.value_lists",
     "samplers.balanced samplers.rank samplers.recency",
     "samplers",
-    "table table.batch_arrays table.field_validator table.free_rows table.inner_sampler "
+    "table table.field_validator table.free_rows table.inner_sampler "
     "table.storage table.undelivered table.waiters",
-    "table.compressed_ring table.goal_reader table.readahead",
+    "table.batch_arrays table.compressed_ring table.goal_reader table.readahead",
     "table.compressed_values",
     "stats table.episode_ends table.last_streams table.lag_sampler "
     "table.reader table.sequence_sampler table.step_packer",

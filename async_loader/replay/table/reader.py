@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from async_loader.batch_layout import BatchLayout, Region
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken
 from async_loader.lifecycle import Deadline
 from async_loader.replay.array_types import Array, Ids, Weights
@@ -27,11 +26,11 @@ from async_loader.replay.base.read_table import NO_GOALS
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Reading
 from async_loader.replay.samplers.random_numbers import RandomNumbers
-from async_loader.replay.table.batch_arrays import BatchArrays, Large, Small, Target, split_index
+from async_loader.replay.table.batch_arrays import BatchArrays, Target, split_index
 from async_loader.replay.table.compressed_values import CompressedValues
 from async_loader.replay.table.goal_reader import GoalReader
-from async_loader.replay.table.readahead import Readahead
-from async_loader.replay.table.storage import COLUMN_BYTES, Storage, stored_fields
+from async_loader.replay.table.readahead import read_ahead
+from async_loader.replay.table.storage import Storage, stored_fields
 from async_loader.schema import Schema, samples_of
 from async_loader.shm.array_pool import ArrayPool
 from async_loader.shm.segment import check_fits
@@ -42,7 +41,6 @@ from async_loader.source import Seed, Window
 _SHORT_BYTES = 1 << 20
 _STEP_BYTES = 88  # of an item's step, in the scratch memory
 _MANY = 1 << 20  # steps from which on that memory is checked first
-_RECORD_BYTES = 64 << 20  # of one field; numpy's records end at 2 GiB
 _ROUNDS = 64
 _LOADING_S = 30.0
 """How long a reader waits while a save is loaded into the table."""
@@ -99,7 +97,6 @@ class ReplayReader:
         # a read that may wait for a disk releases the GIL
         self._short = 0 if storage.on_disk else _SHORT_BYTES // max(1, read_plan.schema.nbytes)
         self.row_bytes = read_plan.schema.nbytes + 8
-        self._readahead = Readahead(storage, read_plan) if storage.on_disk else None
         self._plans: dict[int, BatchArrays] = {}
         self._blocks = ArrayPool()
         self._values = CompressedValues(storage, read_plan) if storage.layout.ring[1] else None
@@ -136,8 +133,8 @@ class ReplayReader:
 
     def announce(self, ids: Ids) -> None:
         """Have the rows of a batch brought in, if they are on a disk. Waits for none of them."""
-        if self._readahead is not None:
-            self._readahead.fetch(ids)
+        if self._storage.on_disk:
+            read_ahead(self._storage, self.read_plan, ids)
 
     def warm(self) -> ReplayReader:
         """Compile or load its kernels here, so that worker processes that get a copy need not."""
@@ -155,54 +152,30 @@ class ReplayReader:
 
         Small fields share a record, each large one has a block.
         """
-        plan = self._plans.get(count) or self._plan(count)
-        shared = iter(plan.fresh())
-        return Window(
-            [
-                next(shared) if of_its_own is None else self._blocks.array(*of_its_own)
-                for of_its_own in plan.large
-            ]
-        )
+        plan = self._plan(count)
+        small, large, blocks = iter(plan.fresh()), plan.large, self._blocks
+        fields = range(len(self.schema.fields))
+        return Window([blocks.array(*large[i]) if i in large else next(small) for i in fields])
 
     def _plan(self, count: int) -> BatchArrays:
-        small: list[Small] = []
-        large: list[Large | None] = []
-        starts, end = [], 0
-        for field in self.schema.fields:
-            shape = (count, *field.shape)
-            if field.nbytes >= COLUMN_BYTES or count * field.nbytes >= _RECORD_BYTES:
-                large.append((shape, field.dtype))
-                starts.append(0)
-            else:
-                large.append(None)
-                starts.append(end)
-                small.append((field.dtype, shape, end))
-                end += -(-count * field.nbytes // 16) * 16
-        fields = self._template[: self._index].copy()
-        fields[:, ARRAY_ADDRESS] = np.array(starts[: self._index], np.int64) - starts[self._index]
-        fields[:, ARRAY_STRIDE] = [field.nbytes for field in self.schema.fields[: self._index]]
-        if len(self._plans) >= 16:
-            self._plans.clear()
-        layout = None
-        if len(small) == len(large):
-            regions = [
-                Region(field.name, field.dtype, (count, *field.shape), start)
-                for field, start in zip(self.schema.fields, starts, strict=True)
-            ]
-            layout = BatchLayout(self.schema.structure, tuple(regions), max(1, end))
-        made = self._plans[count] = BatchArrays(count, small, end, large, fields, layout)
-        return made
+        plan = self._plans.get(count)
+        if plan is None:
+            if len(self._plans) >= 16:
+                self._plans.clear()
+            plan = BatchArrays(self.schema, count, self._template[: self._index])
+            self._plans[count] = plan
+        return plan
 
     def layout(self, count: int) -> BatchLayout | None:
         """How the arrays of `drawn` and `these` lie in the block that they share, which is the
         ``base`` of each.
         """
-        return (self._plans.get(count) or self._plan(count)).layout
+        return self._plan(count).layout
 
     def take(self, ids: Ids, weight: Weights | None = None) -> tuple[Window, Ids]:
         """As `fill`, into new arrays. The index is ``ids`` itself."""
-        plan = self._plans.get(len(ids)) or self._plan(len(ids))
-        if plan.any_large or self._goals is not None or self._values is not None:
+        plan = self._plan(len(ids))
+        if plan.large or self._goals is not None or self._values is not None:
             into = self.fresh(len(ids))
             return into, self.fill(ids, into, weight)
         into = Window(list(plan.fresh()))
@@ -216,15 +189,6 @@ class ReplayReader:
         """Wrap the caller's arrays ``[count, *shape]``, one for each field, in C order, as a target
         for batches.
         """
-        whole, count, most = self._target(arrays), len(arrays[self._index]), max(1, self._short)
-        if count <= most or not self.at_once(most):
-            return whole
-        cuts = [slice(at, at + most) for at in range(0, count, most)]
-        return replace(
-            whole, parts=tuple(self._target([array[cut] for array in arrays]) for cut in cuts)
-        )
-
-    def _target(self, arrays: Sequence[Array]) -> Target:
         fields, at = self._template[: self._index].copy(), self._index
         fields[:, ARRAY_ADDRESS] = [
             address_of(array) - address_of(arrays[at]) for array in arrays[:at]
@@ -242,7 +206,7 @@ class ReplayReader:
         Returns ``None`` if the sampler cannot. See samplers, NOTE [shortcuts]. Cost: about 18 us
         for 256 uniform ones of 200 bytes out of a million, of which reading takes 11.
         """
-        plan = into or self._plans.get(count) or self._plan(count)
+        plan = into or self._plan(count)
         arrays, at = plan.fresh(), self._index
         weight = arrays[at + 1] if self.read_plan.weighted else None
         there = draw_into(
@@ -254,7 +218,7 @@ class ReplayReader:
         self, rows: Ids, weight: Weights | None, into: Target | None = None
     ) -> Sequence[Array] | None:
         """Read the items in ``rows``, as `drawn`. Returns ``None`` if one could not be read."""
-        plan = into or self._plans.get(len(rows)) or self._plan(len(rows))
+        plan = into or self._plan(len(rows))
         small = plan.fresh()
         index = small[self._index]
         if self._run(self._kernels.read, rows, index, plan.fields, address_of(index), _NONE):
@@ -271,7 +235,7 @@ class ReplayReader:
             return False
         if self._goals is not None or self._values is not None:
             return False
-        return not (self._plans.get(count) or self._plan(count)).any_large
+        return not self._plan(count).large
 
     def fill(self, ids: Ids, into: Window, weight: Weights | None = None) -> Ids:
         """Read the items that are there.
@@ -327,15 +291,6 @@ class ReplayReader:
         """Draw any steps until some can be read. Return the positions of
         those, and of the others.
         """
-        found = np.empty_like(ids)
-        for _ in range(_ROUNDS):
-            self._kernels.names_of(
-                self._storage.geometry, rng.integers(0, self._storage.layout.rows, len(ids)), found
-            )
-            ids[:] = found
-            gone = self.fill(ids, into)
-            if len(gone) < len(ids):
-                return np.setdiff1d(np.arange(len(ids)), gone), gone
         for _ in range(_ROUNDS):
             held = self._held()
             if not len(held):
