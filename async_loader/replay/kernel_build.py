@@ -91,13 +91,12 @@ def _use_hindsight() -> None:
     goal = Field((3,), "float32", next="next_obs")
     schema = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "reward": "float32"}
     view = Hindsight(lambda achieved, desired, info: np.zeros(len(achieved)))
-    steps = _MANY * 32  # so far that the GIL is released
-    with ReplayBuffer(steps, schema, view=view, seed=0) as buffer:
-        goals = np.zeros((steps, 3), np.float32)
-        obs = {"achieved_goal": goals, "desired_goal": goals}
-        buffer.extend(obs=obs, reward=goals[:, 0], stream=0)
-        for _ in range(2):
-            buffer.sample(64)
+    obs = {name: np.zeros((_CAPACITY, 3), np.float32) for name in schema["obs"]}
+    with tempfile.TemporaryDirectory() as disk:
+        for folder in (None, disk):
+            with ReplayBuffer(_CAPACITY, schema, view=view, disk=folder, seed=0) as buffer:
+                buffer.extend(obs=obs, reward=np.zeros(_CAPACITY, np.float32), stream=0)
+                buffer.sample(4)
 
 
 def _use_compressed() -> None:

@@ -29,7 +29,6 @@ from async_loader.replay.kernels.items import (
 from async_loader.replay.kernels.reading import (
     find,
     find_steps,
-    names_of,
     read,
     read_any,
     read_many,
@@ -44,7 +43,6 @@ __all__ = [
     "find_steps",
     "forget",
     "lend",
-    "names_of",
     "note_priorities",
     "overwrite",
     "read",

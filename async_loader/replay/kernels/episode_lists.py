@@ -76,9 +76,9 @@ def _followed(g: Any, row: int, name: int, link: int) -> tuple[int, int]:
 
 
 @kernel(inline=True)
-def _fetch_on(g: Any, row: int, found: int, first: bool) -> None:
+def _fetch_on(g: Any, row: int, found: int, walked: bool) -> None:
     """Begin to load a row that is visited later; at the first step of a walk, all up to it."""
-    fetch_run(g, row, found - row, 2 if first else _STEPS_AHEAD, _STEPS_AHEAD, 1)
+    fetch_run(g, row, found - row, _STEPS_AHEAD if walked else 2, _STEPS_AHEAD, 1)
 
 
 @kernel(inline=True)
@@ -140,70 +140,65 @@ def _close(lists: Any, head: int) -> None:
 
 
 @kernel(inline=True)
-def _extend(g: Any, places: Any, lists: Any, head: int, following: bool) -> tuple[int, int]:
-    """Add the ids that follow the last of a list. Return the rows that were visited, and whether
-    none of those was gone.
-    """
-    name = lists[head + HEAD + lists[head + COUNT] - 1]
-    row, visited = name % g[ROWS], 0
+def _extend(g: Any, places: Any, lists: Any, head: int, following: bool) -> bool:
+    """Add the ids that follow the last of a list. Return whether none of their rows was gone."""
+    name, walked = lists[head + HEAD + lists[head + COUNT] - 1], False
+    row = name % g[ROWS]
     while True:
-        visited += 1
         flags = load(g[BASE] + row * g[STRIDE] + FLAGS)
         found, other = _followed(g, row, name, NEXT)
         if other == GONE:
-            return visited, 0
+            return False
         if flags & FINAL and not following:  # a step that became the observation after one
             lists[head + COUNT] -= 1
         if flags & FINAL or (flags & ENDS and not following):
             break
         if other == NONE:
-            return visited, 1
+            return True
         if not following and load(g[BASE] + found * g[STRIDE] + FLAGS) & FINAL:
             break
-        _fetch_on(g, row, found, visited == 1)
-        row, name = found, other
+        _fetch_on(g, row, found, walked)
+        row, name, walked = found, other, True
         head = _add(g, places, lists, head, row, name)
     _close(lists, head)
-    return visited, 1
+    return True
 
 
 @kernel(inline=True)
-def _list_before(g: Any, places: Any, lists: Any, row: int, name: int) -> tuple[int, int]:
+def _list_before(g: Any, places: Any, lists: Any, row: int, name: int) -> int:
     """Find or begin the list that an id belongs to, from an earlier id of its episode on. Return
-    its head, and the rows that were visited.
+    its head.
     """
-    visited = 0
+    walked = 0
     while True:
-        visited += 1
         found, other = _followed(g, row, name, PREV)
         if other < 0:
-            head = _begin(places, lists, HEAD + SPARE + visited)
-            return _add(g, places, lists, head, row, name), visited
-        _fetch_on(g, row, found, visited == 1)
-        row, name = found, other
+            head = _begin(places, lists, HEAD + SPARE + walked + 1)
+            return _add(g, places, lists, head, row, name)
+        _fetch_on(g, row, found, walked > 0)
+        row, name, walked = found, other, walked + 1
         head, _ = find_place(places, lists, row, name)
         if head >= 0:
-            return head, visited
+            return head
 
 
 @kernel(inline=True)
 def find_step(
     g: Any, places: Any, lists: Any, row: int, name: int, following: bool
-) -> tuple[int, int, int]:
-    """Return the head of the list of an episode's ids, the position of this one, and the rows that
-    were visited; `GONE` in place of the head where a row went.
+) -> tuple[int, int]:
+    """Return the head of the list of an episode's ids, and the position of this one; `GONE` in
+    place of the head where a row went.
 
     ``following``: the observation after the last step has a place in the list.
     """
     head, position = find_place(places, lists, row, name)
     if head >= 0 and lists[head + CLOSED]:
-        return head, position, 0
-    visited = 0
+        return head, position
     if head < 0:
-        head, visited = _list_before(g, places, lists, row, name)
-    more, whole = _extend(g, places, lists, head, following)
+        head = _list_before(g, places, lists, row, name)
+    whole = _extend(g, places, lists, head, following)
     head, position = find_place(places, lists, row, name)  # the list may have moved
-    return (head if head >= 0 and whole else GONE), position, visited + more
+    return (head if head >= 0 and whole else GONE), position
 
 
 @kernel(inline=True)

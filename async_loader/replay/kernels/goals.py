@@ -23,31 +23,24 @@ _AHEAD = 8
 
 @kernel(inline=True)
 def _chosen(
-    g: Any,
-    places: Any,
-    lists: Any,
-    name: int,
-    chance: float,
-    strategy: int,
-    following: bool,
-) -> tuple[int, int]:
-    """Return the id of the row whose achieved goal is the new one, and how many rows were visited.
-
-    `NONE`: the episode has none. `GONE`: a row went meanwhile.
+    g: Any, places: Any, lists: Any, name: int, chance: float, strategy: int, following: bool
+) -> int:
+    """Return the id of the row whose achieved goal is the new one. `NONE`: the episode has none.
+    `GONE`: a row went meanwhile.
     """
-    head, first, visited = find_step(g, places, lists, name % g[ROWS], name, following)
+    head, first = find_step(g, places, lists, name % g[ROWS], name, following)
     if head < 0:
-        return GONE, visited
+        return GONE
     if strategy == EPISODE:
         first = first_there(g, lists, head, first)
     first += following
     count = lists[head + COUNT] - first
     if count <= 0:
-        return NONE, visited
+        return NONE
     place = count - 1
     if strategy != FINAL_GOAL:
         place = min(place, int(chance * count))
-    return lists[head + HEAD + first + place], visited
+    return lists[head + HEAD + first + place]
 
 
 @kernel(inline=True)
@@ -61,8 +54,7 @@ def _choose(
     places: Any,
     lists: Any,
     goals: Any,
-) -> int:
-    visited = 0
+) -> None:
     for i in range(-2 * _AHEAD, len(ids)):
         if i + 2 * _AHEAD < len(ids):
             fetch_place(g, places, ids[i + 2 * _AHEAD])
@@ -72,11 +64,8 @@ def _choose(
             continue
         goals[i] = NONE
         if ids[i] >= 0 and chances[i] < fraction:
-            goals[i], more = _chosen(
-                g, places, lists, ids[i], chances[i] / fraction, strategy, following
-            )
-            visited += more
-    return visited
+            chance = chances[i] / fraction
+            goals[i] = _chosen(g, places, lists, ids[i], chance, strategy, following)
 
 
 @kernel(keeps_gil=True)
@@ -90,11 +79,9 @@ def choose_goals(
     places: Any,
     lists: Any,
     goals: Any,
-) -> int:
+) -> None:
     """Fill in the ids of the rows with the new goals of items, `NONE` for items that keep theirs,
     `GONE` where a row went.
-
-    Returns how many rows were visited to find the steps of episodes.
 
     Parameters
     ----------
@@ -105,11 +92,11 @@ def choose_goals(
     places, lists
         See base/episode_lists.py.
     """
-    return _choose(g, ids, chances, fraction, strategy, following, places, lists, goals)
+    _choose(g, ids, chances, fraction, strategy, following, places, lists, goals)
 
 
 @kernel()
-def choose_far_goals(
+def choose_goals_on_disk(
     g: Any,
     ids: Any,
     chances: Any,
@@ -119,6 +106,6 @@ def choose_far_goals(
     places: Any,
     lists: Any,
     goals: Any,
-) -> int:
-    """As `choose_goals`, where many episodes are new: releases the GIL."""
-    return _choose(g, ids, chances, fraction, strategy, following, places, lists, goals)
+) -> None:
+    """As `choose_goals`, where a row may have to come from a disk: releases the GIL."""
+    _choose(g, ids, chances, fraction, strategy, following, places, lists, goals)

@@ -209,14 +209,6 @@ def read_any(g: Any, numbers: Any, fields: Any, plan: Any, ids: Any, rows: Any) 
     return used if gone == 0 else 0
 
 
-@kernel(keeps_gil=True)
-def names_of(g: Any, rows: Any, out: Any) -> None:
-    """Fill in the ids of the steps in rows, -1 for an empty row and a deleted step."""
-    for i in range(len(rows)):
-        address = g[BASE] + rows[i] * g[STRIDE]
-        out[i] = -1 if load(address + FLAGS) & (FINAL | DELETED) else load(address + ID) - 1
-
-
 @kernel(inline=True)
 def row_of(g: Any, name: int) -> int:
     """Return the row of an id, -1 if it is gone.

@@ -16,9 +16,6 @@ from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.table.storage import Storage
 
-_FAR = 100_000
-"""Rows that are visited in some hundred microseconds. See compiled.kernel."""
-
 
 class GoalReader:
     """Chooses new goals, and computes the returns that they change.
@@ -48,7 +45,8 @@ class GoalReader:
 
         of = read_plan.goals
         assert of is not None
-        self._kernel, self._goals, self._storage = goals, of, storage
+        self._choose = goals.choose_goals_on_disk if storage.on_disk else goals.choose_goals
+        self._goals, self._storage = of, storage
         self.numbers, self.chances = numbers, np.empty(0)
         names = [one.name for one in read_plan.outputs]
         self._relabelled, discount = names.index("relabelled"), names.index("discount")
@@ -57,7 +55,6 @@ class GoalReader:
         self._in_parts = isinstance(of.view, HindsightParts)
         self._stacked = {i: read_plan.outputs[i].frames > 1 for i in of.goals}
         self._goal = names.index(GOAL) if self._in_parts else 0
-        self._far = storage.on_disk  # a walk that may wait for a disk releases the GIL
         self._forget_episodes()
 
     def choose(self, ids: Ids) -> Ids:
@@ -67,9 +64,8 @@ class GoalReader:
         """
         if self._emptied != self._storage.emptied:  # since the items were found, or before
             self._forget_episodes()
-        choose = self._kernel.choose_far_goals if self._far else self._kernel.choose_goals
         view, goals = self._goals.view, np.empty(len(ids), np.int64)
-        visited = choose(
+        self._choose(
             self._storage.geometry,
             ids,
             self._next_chances(len(ids)),
@@ -79,7 +75,6 @@ class GoalReader:
             *self._lists,
             goals,
         )
-        self._far = visited > _FAR or self._storage.on_disk
         return goals
 
     def finish(self, arrays: Sequence[Array], hidden: Sequence[Array], gone: Ids) -> None:

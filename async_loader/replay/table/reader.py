@@ -23,6 +23,7 @@ from async_loader.replay.base.field_table import (
     UNIT,
 )
 from async_loader.replay.base.read_table import NO_GOALS
+from async_loader.replay.base.row_format import DELETED, FINAL, FLAGS, ID
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Reading
 from async_loader.replay.samplers.random_numbers import RandomNumbers
@@ -310,15 +311,15 @@ class ReplayReader:
 
         Waits while a save is loaded into it.
         """
-        rows, deadline = self._storage.layout.rows, Deadline(_LOADING_S)
+        deadline = Deadline(_LOADING_S)
         # The mark of a load is a byte that all processes share. It has no descriptor to wait for: a
         # reader may be in any process, and gets nothing but memory. So it looks, in the rare case
         # that a whole batch was lost.
         while self._storage.loading and not deadline.expired:
             time.sleep(_LOOK_S)
-        names = np.empty(rows, np.int64)
-        self._kernels.names_of(self._storage.geometry, np.arange(rows), names)
-        held: Ids = names[names >= 0]
+        heads = self._storage.heads()
+        names, flags = heads[:, ID // 8] - 1, heads[:, FLAGS // 8]
+        held: Ids = names[(names >= 0) & (flags & (FINAL | DELETED) == 0)]
         return held
 
     def _fields(self) -> Ids:
