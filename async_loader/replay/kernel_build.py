@@ -71,6 +71,7 @@ def _use(many: int, **settings: Any) -> None:
             reward=np.zeros(_CAPACITY, np.float32),
             task=steps % 3,
             terminated=steps % 8 == 7,
+            stream=0,
         )
         buffer.sample(2)
         buffer.sample(many)
