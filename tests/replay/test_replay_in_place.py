@@ -13,7 +13,6 @@ import pytest
 
 from async_loader import (
     AsyncDataLoader,
-    Field,
     Fifo,
     Lifo,
     MinHeap,
