@@ -156,9 +156,9 @@ RANKS["feeder"] = [
 ]
 RANKS["compat"] = [
     "compat saved_table stored_column torchrl.samplers "
-    "ding.collate ding.decollate ding.entries fastai.callbacks fastai.collate "
-    "fastai.collate_errors fastai.fake_loader fastai.getattr_proxy fastai.items "
-    "fastai.keep_types fastai.to_device gluon.data.arrays gluon.data.checks gluon.data.queues "
+    "ding.collate ding.decollate ding.entries fastai.collate "
+    "fastai.parts "
+    "fastai.to_device gluon.data.arrays gluon.data.checks gluon.data.queues "
     "gluonnlp.data.buckets sb3.peer "
     "sb3.staged_calls sb3.transitions torch.gather_pass torch.order torch_errors",
     "ding.ragged ding.results ding.timesteps fastai.batch_maker fastai.workers "
