@@ -101,7 +101,7 @@ RANKS["feeder"] = [
     "reserve_descriptor",
     "status wire.bounds wire.codes zmtp.errors shared.offer "
     "client.forks client.stats server.episode_values",
-    "wire.scan client client.batch_structure client.notifier client.old_rows client.outbox "
+    "client client.batch_structure client.notifier client.old_rows client.outbox "
     "server.folders shared.weights_memory "
     "server.policy_lag server.producer_positions server.row_counts",
     "wire.data wire.header wire.schema_codec zmtp.frames shared.batch_ring "
@@ -118,7 +118,6 @@ RANKS["feeder"] = [
     "reach client.batch_copies client.goal_batches client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.connection_ends server.receipt "
     "server.message_queues "
-    "server.status_requests "
     "server.producer_streams server.send_buffers",
     "server.table_views server.weights",
     "curve_keys listen_sockets settings",
@@ -136,7 +135,7 @@ RANKS["feeder"] = [
     "client.writer_channel",
     "client.deliveries",
     "server.counters",
-    "server.dispatch server.kernel_warmup server.pending server.state",
+    "server.dispatch server.pending server.state",
     "client.connection client.reader_channel server.deferred server.insert_handler "
     "server.sample_queue server.status",
     "client.weights",
@@ -150,7 +149,7 @@ RANKS["feeder"] = [
     "client.client serving",
     "embedded",
     "client.connect",
-    "feeder view_sections",
+    "feeder",
     "status_view",
     "commands",
     "inspection",

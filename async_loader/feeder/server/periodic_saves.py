@@ -11,17 +11,15 @@ See NOTE [slow work] in background_jobs.py and NOTE [positions of a save] in pro
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from async_loader.errors import Broken, Malformed
+from async_loader.errors import Malformed
 from async_loader.feeder.server import producer_positions
-from async_loader.feeder.server.background_jobs import BackgroundJobs
+from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
 from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.producer_positions import Position, Positions
 from async_loader.feeder.server.row_counts import RowCount
@@ -187,14 +185,13 @@ class PeriodicSaves:
         self._clock = clock
         self._entries: Mapping[str, TableEntry] = {}
         self._jobs: BackgroundJobs | None = None
-        self._ring: Callable[[], None] = lambda: None
+        self._loop_calls: LoopCalls | None = None
         self._due = {
             name: clock() + one.every_s
             for name, one in self.tables.items()
             if one.every_s is not None
         }
         self._last: Deadline | None = None
-        self._asked: deque[Callable[[], None]] = deque()
 
     @classmethod
     def of(
@@ -218,10 +215,10 @@ class PeriodicSaves:
         return cls(made)
 
     def begin(
-        self, entries: Mapping[str, TableEntry], jobs: BackgroundJobs, ring: Callable[[], None]
+        self, entries: Mapping[str, TableEntry], jobs: BackgroundJobs, loop_calls: LoopCalls
     ) -> None:
-        """Take what the loop has. ``ring`` wakes it, from any thread."""
-        self._entries, self._jobs, self._ring = entries, jobs, ring
+        """Take what the loop has."""
+        self._entries, self._jobs, self._loop_calls = entries, jobs, loop_calls
         for name, one in self.tables.items():
             if one.restored.positions:
                 entries[name].insert_queue.restore(one.restored.positions)
@@ -244,8 +241,7 @@ class PeriodicSaves:
         return max(0.0, min(self._due.values()) - self._clock()) if self._due else None
 
     def step(self) -> None:
-        """Answer a save that asks for positions; begin those that are due. Never waits."""
-        self._answer()
+        """Begin the saves that are due. Never waits."""
         now = self._clock()
         for name, due in self._due.items():
             if now >= due and self._last is None:
@@ -253,18 +249,15 @@ class PeriodicSaves:
                 if not self._save(self.tables[name]):
                     self._due[name] = now + _AGAIN_S
 
-    def _answer(self) -> None:
-        while self._asked:
-            self._asked.popleft()()
-
     def end_job(self, jobs: BackgroundJobs, timeout_s: float) -> str:
         """Wait for the job that is at work: a save asks the loop, which is here, for positions.
 
         Return which tables are not saved as they are now, and why; empty: all are.
         """
         deadline = Deadline(timeout_s)
+        assert self._loop_calls is not None
         while not jobs.close(min(_TURN_S, deadline.left_or_inf())) and not deadline.expired:
-            self._answer()
+            self._loop_calls.make()
         jobs.finish()
         late = "its last save was not over in time"
         return "; ".join(
@@ -319,18 +312,8 @@ class PeriodicSaves:
 
     def _positions(self, positions: Positions, rows: int) -> list[Position]:
         """Read the notes in the loop, and wait for it. On the background thread."""
-        found: list[list[Position]] = []
-        over = threading.Event()
-
-        def answer() -> None:
-            found.append(positions.at(rows))
-            over.set()
-
-        self._asked.append(answer)
-        self._ring()
-        if not over.wait(_LOOP_S):
-            raise Broken(f"the server's loop did not answer within {_LOOP_S:g} s")
-        return found[0]
+        assert self._loop_calls is not None
+        return self._loop_calls.ask(lambda: positions.at(rows), _LOOP_S)
 
     def status(self) -> dict[str, Any]:
         """Return the status of each table by name."""

@@ -11,7 +11,7 @@
                           ▼
     [ header 64 B | body frame 0 | body frame 1 ... ]                  docs/wire.md has all of it
 
-    bounds  codes  header  scan      limits, numbers, and a check of msgpack before it is decoded
+    bounds  codes  header            limits, numbers
     schema_codec ─▶ row_layout       a schema as bytes; the exact sizes of n rows of it
     weights                          tensors as the bytes that WEIGHTS and PUBLISH carry in parts
 
