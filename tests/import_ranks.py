@@ -126,7 +126,7 @@ RANKS["feeder"] = [
     "server.insert_slots server.reader_state",
     "address_lock curve_auth client.sockets server.acceptor server.insert_queue",
     "server.batch_scheduler server.sessions server.sockets",
-    "self_test client.io_thread",
+    "client.io_thread",
     "client.offered_memory",
     "client.insert_memory",
     "client.row_buffer",

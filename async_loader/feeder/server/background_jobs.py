@@ -44,13 +44,15 @@ class BackgroundJobs:
         """Whether a job is not finished."""
         return bool(self._jobs)
 
-    def add(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def add(
+        self, work: Callable[[], Any], done: Callable[[Any], None], bounded: bool = True
+    ) -> None:
         """Queue a job: ``work`` is called on a thread, ``done`` in the loop with what it returned
         or raised.
 
-        Raises Malformed, LIMIT.
+        Raises Malformed, LIMIT, if it is ``bounded``.
         """
-        if len(self._jobs) >= MOST:
+        if bounded and len(self._jobs) >= MOST:
             text = f"{MOST} saves and loads wait here, which is the limit: ask later"
             raise Malformed(text, ErrorCode.LIMIT)
         self._jobs.append((work, done))

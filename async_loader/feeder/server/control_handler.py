@@ -20,6 +20,7 @@ from async_loader.feeder.wire import (
     CloseReader,
     CloseWriter,
     Done,
+    Drain,
     Error,
     ErrorCode,
     Hello,
@@ -30,6 +31,7 @@ from async_loader.feeder.wire import (
     Publish,
     Published,
     Reader,
+    Status,
     StatusReply,
     Type,
     Welcome,
@@ -75,7 +77,7 @@ class ControlHandler:
         self._waits, self._closes = PendingReplies(), PendingReplies()
         self._patience_s = patience_s
         self.drain_asked: list[tuple[Session, Message]] = []
-        self._answers: dict[Type, Callable[[Session, Message], Message | None]] = {
+        self._answers: dict[Type, Callable[[Session, Message, Any], Message | None]] = {
             Type.OPEN_WRITER: self._open_writer,
             Type.CLOSE_WRITER: self._close_writer,
             Type.OPEN_READER: self._open_reader,
@@ -128,7 +130,7 @@ class ControlHandler:
         if answer is None:
             raise Malformed(f"{message.type.name} is nothing for a server's control plane")
         try:
-            return answer(session, message)
+            return answer(session, message, message.body)
         except Malformed:
             raise
         except AsyncLoaderError as error:  # e.g. a schema that no table can have
@@ -136,10 +138,8 @@ class ControlHandler:
 
     # -- writers -----------------------------------------------------------------------------------
 
-    def _open_writer(self, session: Session, message: Message) -> Message:
-        body, number = message.body, message.number
-        assert isinstance(body, OpenWriter)
-        server_state = self._server_state
+    def _open_writer(self, session: Session, message: Message, body: OpenWriter) -> Message:
+        server_state, number = self._server_state, message.number
         self._check_stays()
         served = server_state.table(body.table)
         before = session.close_writer(number)
@@ -183,9 +183,7 @@ class ControlHandler:
         )
         return message.reply(reply, schema=served.insert_queue.layout.schema_id)
 
-    def _close_writer(self, session: Session, message: Message) -> None:
-        body = message.body
-        assert isinstance(body, CloseWriter)
+    def _close_writer(self, session: Session, message: Message, body: CloseWriter) -> None:
         writer = session.writers.get(message.number)
         if writer is None:
             raise Malformed(f"session has no writer {message.number}", ErrorCode.UNKNOWN_WRITER)
@@ -217,10 +215,10 @@ class ControlHandler:
 
     # -- readers -----------------------------------------------------------------------------------
 
-    def _open_reader(self, session: Session, message: Message) -> Message | None:
+    def _open_reader(
+        self, session: Session, message: Message, wanted: OpenReader
+    ) -> Message | None:
         """Open a reader. The answer waits for the table's schema: learners often come first."""
-        wanted = message.body
-        assert isinstance(wanted, OpenReader)
         self._check_stays()
         served = self._server_state.table(wanted.table)
         key = session.number, message.number
@@ -298,9 +296,8 @@ class ControlHandler:
         if reader is not None:
             reader.scheduler.close(reader)
 
-    def _close_reader(self, session: Session, message: Message) -> Message:
-        body, reader = message.body, session.readers.get(message.number)
-        assert isinstance(body, CloseReader)
+    def _close_reader(self, session: Session, message: Message, body: CloseReader) -> Message:
+        reader = session.readers.get(message.number)
         if reader is not None:
             leases = body.unused.tolist()
             reader.scheduler.settle(
@@ -311,9 +308,8 @@ class ControlHandler:
 
     # -- weights -----------------------------------------------------------------------------------
 
-    def _publish(self, session: Session, message: Message) -> Message:
-        part, weights = message.body, self._server_state.weights
-        assert isinstance(part, Publish)
+    def _publish(self, session: Session, message: Message, part: Publish) -> Message:
+        weights = self._server_state.weights
         taken = weights.publish(session.number, session.hello.client, part, message.data)
         if taken is WeightsReceipt.NEWEST:
             self._waits.news(part.name)
@@ -325,10 +321,7 @@ class ControlHandler:
             Published(newest=taken is not WeightsReceipt.STALE, version=version, run=run)
         )
 
-    def _latest(self, session: Session, message: Message) -> Message | None:
-        wanted = message.body
-        assert isinstance(wanted, Latest)
-
+    def _latest(self, session: Session, message: Message, wanted: Latest) -> Message | None:
         def answer(over: bool) -> Message | None:
             found = self._server_state.weights.answer(
                 wanted, self._server_state.limits.message_bytes
@@ -346,7 +339,7 @@ class ControlHandler:
 
     # -- what it is --------------------------------------------------------------------------------
 
-    def _tell_status(self, session: Session, message: Message) -> Message:
+    def _tell_status(self, session: Session, message: Message, body: Status) -> Message:
         return message.reply(StatusReply(self._status()))
 
     # -- later -------------------------------------------------------------------------------------
@@ -391,5 +384,5 @@ class ControlHandler:
         moments = [self._waits.left_s(now), self._closes.left_s(now)]
         return min((one for one in moments if one is not None), default=None)
 
-    def _drain(self, session: Session, message: Message) -> None:
+    def _drain(self, session: Session, message: Message, body: Drain) -> None:
         self.drain_asked.append((session, message))

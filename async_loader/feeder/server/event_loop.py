@@ -133,7 +133,8 @@ class Server:
         self._resting = DeferredMessages(server_state, self._dispatcher)
         self._bell = EventFd()
         self._sockets.watch(self._bell.fileno())
-        self._callers: set[int] = set()  # connections of learners that offer memory
+        if self._memory_acceptor is not None:
+            self._sockets.watch(self._memory_acceptor.listener.fileno())
         self._stops = 0
         self._more = False  # the next round need not wait
         self._ending: Deadline | None = None
@@ -161,8 +162,9 @@ class Server:
         with contextlib.suppress(OSError):  # closed already
             self._bell.ring()
 
-    def run(self, ready: Callable[[], None] | None = None) -> None:
-        """Serve until `stop`, a DRAIN, SIGTERM or SIGINT; then `close`.
+    def run(self, ready: Callable[[], None] | None = None) -> int:
+        """Serve until `stop`, a DRAIN, SIGTERM or SIGINT; then `close`. Return the exit code, which
+        is 1 if a table could not be saved at the end.
 
         ``ready`` is called when signals stop the server in order: before, SIGTERM ends the process
         at once.
@@ -178,30 +180,16 @@ class Server:
                     self._round()
         finally:
             self.close()
+        return 1 if self.unsaved else 0
 
     # -- the loop ----------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        left = self._left_s()
-        if self._memory_acceptor is not None:
-            self._hear_callers(self._memory_acceptor)
-        for what in self._sockets.wait(left):
+        for what in self._sockets.wait(self._left_s()):
             if what == self._bell.fileno():
                 self._bell.clear()
-            elif self._memory_acceptor is not None and what in self._callers:
-                # It may be closed now, and the next caller get its number: it is watched anew.
-                self._sockets.unwatch(what)
-                self._callers.discard(what)
-                self._memory_acceptor.handle(what)
-
-    def _hear_callers(self, memory_acceptor: SharedMemoryAcceptor) -> None:
-        callers = set(memory_acceptor.filenos())
-        if callers != self._callers:
-            for gone in self._callers - callers:
-                self._sockets.unwatch(gone)
-            for new in callers - self._callers:
-                self._sockets.watch(new)
-            self._callers = callers
+            elif self._memory_acceptor is not None:
+                self._memory_acceptor.listener.handle()
 
     def _left_s(self) -> float | None:
         """Return the seconds until something is due, whether messages come or not."""
@@ -347,7 +335,7 @@ class Server:
         finally:
             self._sockets.close()
             if self._memory_acceptor is not None:
-                self._memory_acceptor.close()
+                self._memory_acceptor.listener.close()
             self._bell.close()
             for session in self._server_state.sessions:
                 for reader in session.readers.values():

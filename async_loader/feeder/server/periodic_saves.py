@@ -14,10 +14,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from async_loader.errors import Malformed
 from async_loader.feeder.server import producer_positions
 from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
 from async_loader.feeder.server.folders import Folders
@@ -34,7 +34,6 @@ LAST_S = 300.0
 """How long the last saves may take, before a feeder ends without them."""
 _LOOP_S = 60.0
 _TURN_S = 0.02
-_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +244,10 @@ class PeriodicSaves:
         now = self._clock()
         for name, due in self._due.items():
             if now >= due and self._last is None:
-                self._due[name] = now + (self.tables[name].every_s or 0.0)
-                if not self._save(self.tables[name]):
-                    self._due[name] = now + _AGAIN_S
+                one = self.tables[name]
+                self._due[name] = now + (one.every_s or 0.0)
+                if not self._entries[name].rests:
+                    self._save(one)
 
     def end_job(self, jobs: BackgroundJobs, timeout_s: float) -> str:
         """Wait for the job that is at work: a save asks the loop, which is here, for positions.
@@ -271,28 +271,18 @@ class PeriodicSaves:
         if self._last is None:
             self._last = Deadline(LAST_S if self._due else 0.0, self._clock)
             for name in self._due:
-                one = self.tables[name]
-                one.failed, self._entries[name].rests = None, True
-                if not one.saving:
-                    self._save(one)
-        over = True
-        for name in self._due:  # a periodic one was under way, or there was no place
-            one = self.tables[name]
-            closed = self._entries[name].table.closed
-            if not closed and not one.saving and one.failed is None and one.changed():
-                over &= self._save(one)
-            over &= not one.saving
-        return over or self._last.expired
+                self.tables[name].failed, self._entries[name].rests = None, True
+        for name in self._due:  # again after a periodic one that was under way
+            if self.tables[name].failed is None:
+                self._save(self.tables[name])
+        return self._last.expired or not any(self.tables[name].saving for name in self._due)
 
-    def _save(self, one: TableSaves) -> bool:
-        """Begin a save, if the table has changed; return whether it could be done."""
+    def _save(self, one: TableSaves) -> None:
+        """Begin a save, if the table has changed and none is under way."""
         entry = self._entries[one.name]
-        if one.saving or (entry.rests and self._last is None) or entry.table.closed:
-            return False
-        counts = one.counts()
-        if not one.changed():
-            return True
-        positions = Positions(entry.insert_queue.positions())
+        if one.saving or entry.table.closed or not one.changed():
+            return
+        counts, positions = one.counts(), Positions(entry.insert_queue.positions())
         entry.insert_queue.notes = positions
 
         def done(result: Any) -> None:
@@ -300,15 +290,9 @@ class PeriodicSaves:
             one.saved(result, counts, self._clock())
 
         assert self._jobs is not None
-        try:
-            self._jobs.add(lambda: one.save(lambda rows: self._positions(positions, rows)), done)
-        except Malformed as error:
-            entry.insert_queue.notes = None
-            if self._last is None:  # at the end there is a place later
-                one.failed = str(error)
-            return False
         one.saving = True
-        return True
+        work = partial(one.save, partial(self._positions, positions))
+        self._jobs.add(work, done, bounded=False)
 
     def _positions(self, positions: Positions, rows: int) -> list[Position]:
         """Read the notes in the loop, and wait for it. On the background thread."""
