@@ -71,16 +71,15 @@ RANKS["replay"] = [
 ]
 RANKS["pipeline"] = [
     "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device "
-    "device.backend draw_place shared_calls workers",
-    "batches.host_output batches.output_buffers batches.transform device.block_views "
-    "device.pinned_memory train_queue workers.ending workers.failures workers.seeding",
-    "batches.local_collator device.cuda_queue device.torch_backend job_queue workers.work "
-    "workers.worker_slots",
-    "batches.assembler device.cuda_backend device.transfer_thread task_supplier "
-    "workers.sample_work workers.worker_main",
-    "device.backend_choice device.pinning_thread device.streamer producer workers.thread_pool "
-    "workers.worker_handle",
+    "device.backend shared_calls workers",
+    "batches.host_output batches.output_buffers batches.transform train_queue workers.ending "
+    "workers.failures workers.seeding",
+    "batches.local_collator device.transfer_thread job_queue workers.work workers.worker_slots",
+    "batches.assembler task_supplier workers.sample_work workers.worker_main",
+    "producer workers.thread_pool workers.worker_handle",
     "workers.worker_pool",
+    "device.torch_backend device.streamer",
+    "device.cuda_backend",
     "engine_core dispatch",
     "iteration",
     "iterator",
@@ -199,7 +198,7 @@ RANKS["offline"] = [
     "commands",
 ]
 RANKS["testing"] = [
-    "testing conformance debug fake_device fakes",
+    "testing conformance debug",
 ]
 RANKS["observe"] = [
     "cluster_sessions families http_server dashboard.shard_rows",

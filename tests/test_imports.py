@@ -79,8 +79,6 @@ _DELIVERY = {
     "pipeline.batches.collate",
     "pipeline.device.streamer",
     "pipeline.device.backend",
-    "pipeline.device.backend_choice",
-    "pipeline.device.block_views",
     "pipeline.device.cuda_backend",
     "pipeline.device.torch_backend",
     "pipeline.batches.arena",
@@ -124,8 +122,6 @@ ELSEWHERE = {
 """Optional and heavy libraries, and the parts that import them."""
 
 EXCEPTIONS = {
-    # device="fake", for users without an accelerator; imported late
-    ("pipeline.device.backend_choice", "testing"),
     # what a name that is not there says; imported late
     ("public_names", "errors"),
     ("public_names", "names"),
@@ -356,8 +352,8 @@ def test_every_module_has_a_floor():
         ("pipeline.batches.collate", "from torch import nn", "only inside functions"),
         ("pipeline.workers.worker_pool", "import cloudpickle", "only pipeline.codec may"),
         ("replay.buffer", "import zmq", "only feeder may"),
-        ("testing.fakes", "from async_loader import AsyncDataLoader, loader", "below the loader"),
-        ("sources.columns", "from async_loader.testing import fakes", "helpers"),
+        ("testing.conformance", "from async_loader import AsyncDataLoader, loader", "below the loader"),
+        ("sources.columns", "from async_loader.testing import conformance", "helpers"),
         ("table", "from async_loader.replay.rate_limiter import RateLimiter", "downward only"),
     ],
 )
@@ -395,7 +391,7 @@ def test_a_planted_breach_is_caught(module, code, text):
         ),
         ("pipeline.workers.work", "from .worker_pool import WorkerPool"),
         (
-            "pipeline.device.cuda_queue",
+            "pipeline.train_queue",
             "import importlib\nimportlib.import_module('async_loader.pipeline.device.streamer')",
         ),
         ("dataset.epoch", "from async_loader.dataset.data_loader import DataLoader"),
@@ -466,7 +462,7 @@ def test_a_planted_circle_of_folders_is_caught(module, code, circle):
             "pipeline.workers.worker_pool",
             "from .handle import WorkerHandle\nfrom ...errors import Closed",
         ),
-        ("testing.fakes", "from async_loader.pipeline import device"),
+        ("testing.conformance", "from async_loader.pipeline import device"),
     ],
 )
 def test_what_is_allowed_is_not_caught(module, code):
