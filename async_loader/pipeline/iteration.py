@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed, WouldDeadlock
-from async_loader.lifecycle import Deadline, Patience
+from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout, WouldDeadlock
+from async_loader.lifecycle import GAVE_UP, Deadline, Patience
 from async_loader.pipeline.batch import Failure, Outcome, StreamEnd
 from async_loader.pipeline.dispatch import InlineInput, InlineTasks, PlanDispatch, TaskDispatch
 from async_loader.pipeline.engine_core import EngineCore
@@ -216,8 +216,8 @@ class Iteration:
     def _out(self) -> int:
         return 0 if self.patience is not None else self.supply.out
 
-    def diagnosis(self) -> str:
-        """Which stage the consumer waits for, in words."""
+    def diagnosis(self, of_source: Timeout | None = None) -> str:
+        """Which stage the consumer waits for, in words; ``of_source`` is how its draw ended."""
         pool = self.core.pool
         held = pool.waiting_for() if pool is not None else None
         producer = self.producer
@@ -226,11 +226,12 @@ class Iteration:
                 return "the work: it is done in the thread that copies to the device"
             return held or "no worker has anything to do"
         reason = self.supplier.waiting_for()
+        if reason is None and of_source is not None:
+            reason = str(of_source).replace(GAVE_UP, "it waits for ")
         if reason is not None:
             return f"the source: {reason}"
-        patience = self.patience or producer.patience
-        if patience.waiting or (self.patience is not None and patience.reason):
-            return f"the source: it waits for {patience.reason}"
+        if producer.patience.waiting:
+            return f"the source: it waits for {producer.patience.reason}"
         since = self.supplier.planning_since
         if since is not None:
             return f"the source: it has been at work on one batch for {seconds_since(since)}"

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from async_loader.errors import Closed, Timeout
-from async_loader.lifecycle import Deadline
+from async_loader.lifecycle import Deadline, Patience
 from async_loader.pipeline.batch import Batch, Failure, StreamEnd
 from async_loader.pipeline.dispatch import InlineTasks, TaskDispatch
 from async_loader.pipeline.iteration import Iteration
@@ -94,6 +94,7 @@ class BatchIterator(Iterator[Any]):
         self._finish = finish
         self._fill = fill
         self._lease: object = None  # of the batch that was handed out last, until that is used
+        self._at_once = Patience(self._core.end, Deadline(0.0))
         self._pid = os.getpid()
         iteration.iterator = weakref.ref(self)
 
@@ -138,8 +139,12 @@ class BatchIterator(Iterator[Any]):
     def _next(self) -> Any:
         failed, deadline = 0, None
         while True:
-            # as a rule a batch is ready; caches are cold here: every call counts
-            item = self._queue.take() if self._iteration.patience is None else None
+            # as a rule a batch is ready, or drawn without a wait; caches are cold here: every call
+            # counts
+            if self._iteration.patience is None:
+                item = self._queue.take()
+            else:
+                item = self._draw(self._at_once)
             if item is None:
                 deadline = deadline or Deadline(self._timeout_s)
                 item = self._wait(deadline)
@@ -246,21 +251,21 @@ class BatchIterator(Iterator[Any]):
             self._exhaust()
         return batch
 
-    def _draw(self, deadline: Deadline) -> Any:
-        """Draw a batch in this thread; ``None``: the device is not there yet, or it is now the
-        producer that draws.
+    def _draw(self, patience: Patience) -> Any:
+        """Draw a batch in this thread; ``None``: the device is not there yet, or `_at_once` it
+        cannot be.
         """
         iteration, transfer = self._iteration, self._transfer
-        patience = iteration.patience
-        if patience is None:
+        self._queue.check()
+        if transfer is not None and not transfer.opened:
             return None
-        if transfer is not None:
-            self._queue.check()
-            if not transfer.opened:
+        patience.waited_s, begun = 0.0, perf_counter()
+        try:
+            item = self._supply.draw(patience, here=True)
+        except Timeout:
+            if patience is self._at_once:
                 return None
-        patience.deadline, patience.waited_s, patience.reason = deadline, 0.0, ""
-        begun = perf_counter()
-        item = self._supply.draw(patience, here=True)
+            raise
         cost = perf_counter() - begun - patience.waited_s
         if type(item) is Batch:
             if transfer is not None:
@@ -275,30 +280,33 @@ class BatchIterator(Iterator[Any]):
         part = Deadline(_WARN_AFTER_S) if not self._warned and deadline.left() is None else deadline
         while True:
             self._core.check()
-            if self._iteration.patience is None:
-                self._pay()  # a signal may have cut the last one short
+            patience, item = self._iteration.patience, None
             try:
-                item = self._draw(part)
+                if patience is not None:
+                    patience.deadline = part
+                    item = self._draw(patience)
+                else:
+                    self._pay()  # a signal may have cut the last one short
                 if item is None:
                     self._iteration.refuse_deadlock()
                     item = self._queue.get(part)
-            except Timeout:
-                self._give_up_or_warn(deadline)
+            except Timeout as error:
+                self._give_up_or_warn(deadline, error if patience is not None else None)
                 part = deadline
                 continue
             if item is not None:
                 return item
 
-    def _give_up_or_warn(self, deadline: Deadline) -> None:
+    def _give_up_or_warn(self, deadline: Deadline, of_source: Timeout | None) -> None:
         self._core.check()
+        reason = self._iteration.diagnosis(of_source)
         if deadline.expired:
-            raise Timeout(f"no batch within {self._timeout_s:g} s: {self._iteration.diagnosis()}")
+            raise Timeout(f"no batch within {self._timeout_s:g} s: {reason}")
         self._warned = True
         text = (
-            f"no batch for {_WARN_AFTER_S:g} s: {self._iteration.diagnosis()}. next() goes on "
-            "waiting; "
+            f"no batch for {_WARN_AFTER_S:g} s: {reason}. next() goes on waiting; a loader with "
+            "timeout_s= raises Timeout instead"
         )
-        text += "a loader with timeout_s= raises Timeout instead"
         warnings.warn(text, RuntimeWarning, stacklevel=6)
 
     # -- the iteration -----------------------------------------------------------------------------

@@ -84,8 +84,7 @@ class SourceTasks(TaskSupplier):
         self._batch_size = batch_size
 
     def draw(self, patience: Patience) -> Any:
-        meter, plan = self.meter, None
-        meter.work()
+        meter, plan, begun = self.meter, None, time.perf_counter()
         try:
             if self.at_once:
                 plan = cast(AnyThread, self.source).draw_now(self._batch_size)
@@ -102,7 +101,7 @@ class SourceTasks(TaskSupplier):
             raise AsyncLoaderError(f"the data source is closed: {error}") from error
         finally:
             self.planning_since = None
-            meter.wait()
+            meter.worked(begun)
 
     def waiting_for(self) -> str | None:
         return waiting_for(self.source)
