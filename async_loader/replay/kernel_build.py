@@ -117,9 +117,9 @@ def _use_places() -> None:
     """As the buffers for Stable-Baselines3 do, which may not be there."""
     from async_loader.replay.kernels import places  # late: see compiled.py
 
-    fields, staged = np.zeros((1, READING), np.int64), np.zeros((1, WRITING), np.int64)
+    fields, gathered = np.zeros((1, READING), np.int64), np.zeros((1, WRITING), np.int64)
     ring, none = np.zeros(place_table.TARGETS + 1, np.int64), np.empty(0, np.int64)
-    places.draw_places(np.zeros(PLACES, np.int64), ring, fields, staged, none)
+    places.draw_places(np.zeros(PLACES, np.int64), ring, fields, gathered, none)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ kernel's table at once.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +17,10 @@ import numpy as np
 import torch
 
 from async_loader.compat.sb3.placed_draws import PlacedDraws
-from async_loader.compat.sb3.staged_calls import StagedCalls
+from async_loader.compat.sb3.step_block import StepBlock
 from async_loader.errors import Broken
 from async_loader.replay.base.row_format import CURSOR
+from async_loader.replay.table.records import plain_heads
 from async_loader.replay.table.table_state import TableState
 
 OTHERS = (
@@ -42,41 +42,39 @@ class NewestId:
         self.id = newest
 
 
-def adder(
-    state: TableState,
-    staged: StagedCalls | None,
-    newest: NewestId,
-    begin: weakref.WeakMethod[Callable[[], bool]],
-) -> Adder:
-    """Return a function that stages a call; see `PlacedSteps.add`.
-
-    ``begin``: makes the table take staged calls. It is weak: a circle would keep the memory of a
-    table until garbage is collected.
-    """
-    if staged is None:
-        return lambda values: False
-    rows, nbytes, columns = staged.rows, staged.call_bytes, staged.columns
-    ends, ends_at, no_ends = staged.ends, staged.ends_at, bytes(rows)
-    table, waiters, fields = state.table, state.waiters, range(len(columns))
+def adder(state: TableState, block: StepBlock, newest: NewestId) -> Adder:
+    """Return a function that gathers a call; see `PlacedSteps.add`."""
+    table, waiters, rows = state.table, state.waiters, len(block.reward)
+    records = table.records
+    columns, ends, no_ends = records.views[:-1], records.views[-2], bytes(rows)
+    fields, known_to = range(len(columns)), None
 
     def add(values: Sequence[Any]) -> bool:
+        nonlocal known_to
         with state.lock:
-            if table.staged is not staged and not begin()():  # type: ignore[misc]
+            count = records.count
+            if records.limit <= rows:
                 return False
-            if table.rest is not None or state.closed:
+            if known_to is not table.streams or not records.single:
+                table.single()
+                records.heads[:] = plain_heads(records.capacity)
+                records.heads["stream"] = np.resize(block.stream_numbers(table), records.capacity)
+                known_to, count = table.streams, 0
+            elif count + rows > records.limit:
+                table.finish()
+                count = 0
+            if not count:
+                records.first = int(table.g[CURSOR])
+            if records.first + count != newest.id + rows:
                 return False
-            count = staged.count
-            if not count and int(table.g[CURSOR]) != newest.id + rows:
-                return False
-            call = count // rows
+            stop = count + rows
             for i in fields:
-                columns[i][call] = values[i]
-            at = ends_at + call * nbytes
-            if ends[at] if rows == 1 else ends[at : at + rows] != no_ends:
+                columns[i][count:stop] = values[i]
+            if ends[count] if rows == 1 else ends[count:stop].tobytes() != no_ends:
                 return False
-            staged.count = count + rows
+            records.count = stop
             newest.id += rows
-            if staged.count == staged.most or waiters.any_waits:
+            if waiters.any_waits:
                 try:
                     table.finish()
                 finally:
@@ -89,30 +87,30 @@ def adder(
 def drawer(state: TableState, draws: PlacedDraws, newest: NewestId) -> Drawer:
     """Return a function that draws transitions; see `PlacedSteps.draw`."""
     kernel, kept_for, keep, more = draws.kernel, draws.kept, draws.keep, draws.more
-    put, changing, nbytes = draws.put, draws.changing, draws.call_bytes
-    geometry, ring, fields, staged_at = draws.geometry, draws.ring, draws.fields, draws.staged_at
-    staged, n_envs, table = draws.staged, draws.n_envs, state.table
+    put, changing = draws.put, draws.changing
+    geometry, ring, fields = draws.geometry, draws.ring, draws.fields
+    gathered, n_envs, table = draws.gathered_at, draws.n_envs, state.table
+    records = table.records
     bit_generator = _legacy_random.get_bit_generator
 
     def draw(count: int, most: int, next_position: int) -> Sequence[torch.Tensor] | None:
         if count > draws.most:
             return None
         with state.lock:
-            if table.rest is not None or state.closed:
+            if records.limit == 1 or not records.single:
                 state.check_open()
                 state.catch_up()
             ids, spare = kept_for.get(count) or keep(count)
             if not spare:
                 more(count, spare)
             tensors, addresses = spare.pop()
-            behind = 0 if staged is None else staged.count
+            behind = records.count
             put(
                 changing,
                 0,
                 next_position,
                 newest.id,
                 newest.id + n_envs - behind if behind else sys.maxsize,
-                nbytes,
                 most,
                 *addresses,
             )
@@ -120,7 +118,7 @@ def drawer(state: TableState, draws: PlacedDraws, newest: NewestId) -> Drawer:
             if random is not draws.random:
                 draws.use(random)
             with random.lock:
-                gone = kernel(geometry, ring, fields, staged_at, ids)
+                gone = kernel(geometry, ring, fields, gathered, ids)
         if gone:
             raise Broken(OTHERS)
         return tensors

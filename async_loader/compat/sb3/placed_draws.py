@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from async_loader.compat.sb3.staged_calls import StagedCalls
 from async_loader.compat.sb3.transitions import TransitionFormat
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import place_table as p
@@ -19,9 +18,8 @@ from async_loader.replay.base.field_table import (
     READING,
     ROW_ADDRESS,
     ROW_STRIDE,
-    WRITING,
 )
-from async_loader.replay.table.storage import Storage
+from async_loader.replay.table.table import Table
 
 Target = tuple[list[torch.Tensor], list[int]]
 _KEPT = 8
@@ -31,7 +29,9 @@ _BYTES = 1 << 20
 
 
 class PlacedDraws:
-    """What the kernel that draws transitions by place is called with; staged ones are drawn too.
+    """What the kernel that draws transitions by place is called with.
+
+    Those that are only gathered are drawn too.
 
     The tensors of a draw, on the CPU: those of the observations, of the next observations, the
     action, the reward ``[rows, 1]``, and a float32 tensor ``[rows, 1]``, 1 where the episode
@@ -39,39 +39,37 @@ class PlacedDraws:
 
     Parameters
     ----------
-    storage : Storage
+    table : Table
         With the fields of the observations, the next observations, action, reward, ``terminated``
         and ``truncated``.
     form : TransitionFormat
     size : int
         Positions.
-    staged : StagedCalls | None
 
     Attributes
     ----------
     kernel : callable
     most : int
         Transitions that are read at once: reading keeps the GIL.
-    geometry, ring, fields, staged_at : int64 arrays
+    geometry, ring, fields, gathered_at : int64 arrays
         Its arguments, before the ids: see place_table.py and kernels/places.py.
     put, changing : callable, memoryview
         ``put(changing, 0, ...)`` writes what changes with each draw: the position that is written
-        next, the newest id, the first staged one, the bytes of a staged call, the positions that
-        can be drawn, and the addresses of the tensors.
+        next, the newest id, the first one that is only gathered, the positions that can be drawn,
+        and the addresses of the tensors.
     random : BitGenerator | None
         What numbers are drawn with.
     kept : dict
         By the size of a draw: room for ids, and tensors, with their addresses, for later draws.
     """
 
-    def __init__(
-        self, storage: Storage, form: TransitionFormat, size: int, staged: StagedCalls | None
-    ) -> None:
+    def __init__(self, table: Table, form: TransitionFormat, size: int) -> None:
         from async_loader.replay.kernels import places  # late: see compiled.py
 
         self.kernel = places.draw_places
         self.random: Any = None
-        self.geometry, self.staged, self.n_envs = storage.geometry, staged, form.n_envs
+        storage = table.storage
+        self.geometry, self.n_envs = storage.geometry, form.n_envs
         # without `truncated`: what it says is in `terminated`
         stored = storage.layout.schema.fields[:-1]
         shown = [(field.dtype, field.shape) for field in stored]
@@ -85,13 +83,9 @@ class PlacedDraws:
         self.fields[:, ARRAY_STRIDE] = [
             dtype.itemsize * int(np.prod(shape)) for dtype, shape in shown
         ]
-        self.staged_at = np.zeros((len(shown), WRITING), np.int64)
+        self.gathered_at = table.fields_of(table.records.views)[: len(shown)]
         self.ring = np.zeros(p.TARGETS + len(shown), np.int64)
         self.ring[p.SIZE], self.ring[p.ENVS] = size, form.n_envs
-        self.call_bytes = 0
-        if staged is not None:
-            self.staged_at = staged.fields[: len(shown)].copy()
-            self.call_bytes = staged.call_bytes
         self.put = struct.Struct(f"{p.TARGETS - p.NEXT + len(shown)}q").pack_into
         self.changing = self.ring[p.NEXT :].data
         self.kept: dict[int, tuple[Ids, list[Target]]] = {}

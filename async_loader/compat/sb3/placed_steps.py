@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-
 from async_loader.compat.saved_table import SavedTable, column_of
 from async_loader.compat.sb3.cold_calls import OTHERS, NewestId, adder, drawer
 from async_loader.compat.sb3.placed_draws import PlacedDraws
-from async_loader.compat.sb3.staged_calls import StagedCalls
 from async_loader.compat.sb3.step_block import StepBlock
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.errors import Broken
@@ -22,8 +19,8 @@ class PlacedSteps:
 
     The transition of environment ``e`` that was added ``k`` calls before the newest has the id
     ``newest - k * n_envs + e``, so a place ``[position, environment]`` is a row without a look-up.
-    Calls in which no episode ends are staged, and drawn from where they are staged: an algorithm
-    that draws after each step would have the table written for every step.
+    Calls in which no episode ends are gathered, and drawn from where they are gathered: an
+    algorithm that draws after each step would have the table written for every step.
 
     Parameters
     ----------
@@ -40,7 +37,7 @@ class PlacedSteps:
         What `add_block` adds.
     add : callable
         Adds a call, given its values in the order of `StepBlock.columns`, without ``truncated``.
-        Returns whether it is staged: not if an episode ends.
+        Returns whether it is gathered: not if an episode ends.
     draw : callable
         As `PlacedDraws.draw`, without the id; ``None`` if there are more than one call of the
         kernel reads.
@@ -57,30 +54,12 @@ class PlacedSteps:
         self._storage = self._state.table.storage
         self._rows = self._storage.layout.rows
         self._reader = reader_of(self._state, parts.table_sampler.read_plan(None))
-        columns = self.block.columns
-        self._staged = None
-        if StagedCalls.suits(columns):
-            self._staged = StagedCalls(self._state.step_packer, columns)
-        self._drawing = PlacedDraws(self._storage, form, size, self._staged)
+        self._drawing = PlacedDraws(self._state.table, form, size)
         with self._state.lock:  # so that a run's first steps do not wait for it
             self._state.table.load_writing()
-        self.add = adder(
-            self._state, self._staged, self._newest, weakref.WeakMethod(self.begin_staging)
-        )
+        self.add = adder(self._state, self.block, self._newest)
         self.draw = drawer(self._state, self._drawing, self._newest)
         self.draw(0, 1, 0)  # loads the kernel
-
-    def begin_staging(self) -> bool:
-        """Let the table take staged calls; return whether it does. Under the lock."""
-        state, staged = self._state, self._staged
-        if staged is None:
-            return False
-        if state.foreign or state.closed:
-            return False
-        table = state.own()
-        staged.count = 0
-        staged.streams[:] = self.block.stream_numbers(table)
-        return state.stage_in(staged)
 
     def add_block(self) -> None:
         """Add what `block` holds, a transition of each environment."""

@@ -2,7 +2,7 @@
 the arrays that it fills, one for each field.
 
 A ring has ``SIZE`` positions, and a step of each of ``ENVS`` environments at each. The newest steps
-may be staged, a call after the other; see staged_steps.py, NOTE [staged steps].
+may be gathered only, one after the other; see table/records.py, NOTE [records].
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ RANDOM, RANDOM_STATE = 2, 3
 # From here on it changes with each draw.
 NEXT = 4  # the position that is written next
 NEWEST = 5  # the id of the first environment's newest step
-STAGED_FROM = 6  # the id of the first step that is staged
-CALL_BYTES = 7  # from staged call to staged call
-MOST = 8  # positions that can be drawn
-TARGETS = 9
+GATHERED_FROM = 6  # the id of the first step that is only gathered
+MOST = 7  # positions that can be drawn
+TARGETS = 8

@@ -156,6 +156,7 @@ def _access(bits: int, real: bool = False) -> tuple[Any, Any]:
 
 
 peek64, poke64 = _access(64)
+peek32, _ = _access(32)
 peek8, poke8 = _access(8)
 peek_float, poke_float = _access(64, real=True)
 peek_float32, poke_float32 = _access(32, real=True)

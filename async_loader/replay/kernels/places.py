@@ -1,4 +1,4 @@
-"""Draws transitions by the places that a ring of calls gives them, also those that are staged."""
+"""Draws transitions by the places that a ring of calls gives them, in rows or still gathered."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def _draw_places(ring: Any, ids: Any) -> None:
 
 
 @kernel(keeps_gil=True)
-def draw_places(g: Any, ring: Any, fields: Any, staged: Any, ids: Any) -> int:
+def draw_places(g: Any, ring: Any, fields: Any, gathered: Any, ids: Any) -> int:
     """Draw places with equal probability, with replacement, and read their transitions into
     arrays. Under the table's lock, and that of the random numbers.
 
     ``ring``: see place_table.py; it has the addresses of the arrays, and ``fields [fields, 8]`` has
-    their strides. Of the last field a float32 says whether it is true. ``staged [fields, 5]``:
-    where staged steps lie. ``ids`` is filled in. Returns how many transitions are not there.
+    their strides. Of the last field a float32 says whether it is true. ``gathered [fields, 5]``:
+    where steps lie that are only gathered. ``ids`` is filled in. Returns how many are not there.
     """
     _draw_places(ring, ids)
     base, stride, rows = g[BASE], g[STRIDE], g[ROWS]
-    last, first, width = len(fields) - 1, ring[p.STAGED_FROM], ring[p.ENVS]
+    last, first = len(fields) - 1, ring[p.GATHERED_FROM]
     gone = 0
     for i in range(-AHEAD, len(ids)):
         if i + AHEAD < len(ids):
@@ -69,18 +69,13 @@ def draw_places(g: Any, ring: Any, fields: Any, staged: Any, ids: Any) -> int:
         if i < 0:
             continue
         name = ids[i]
-        if name >= first:
-            call, env = (name - first) // width, (name - first) % width
-            row = 0
-        else:
-            call, env, row = 0, 0, name % rows
-            if name < 0 or not holds(at_row(g, row), name):
-                gone += 1
-                continue
+        row = name % rows
+        if name < first and (name < 0 or not holds(at_row(g, row), name)):
+            gone += 1
+            continue
         for f in range(len(fields)):
             if name >= first:
-                source = staged[f, ARRAY_ADDRESS] + call * ring[p.CALL_BYTES]
-                source += env * staged[f, ARRAY_STRIDE]
+                source = gathered[f, ARRAY_ADDRESS] + (name - first) * gathered[f, ARRAY_STRIDE]
             else:
                 source = fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE]
             target = ring[p.TARGETS + f] + i * fields[f, ARRAY_STRIDE]
