@@ -114,7 +114,7 @@ RANKS["feeder"] = [
     "wire",
     "server.peer_connection",
     "addresses wire_views",
-    "client.batch_copies client.goal_batches client.session client.stream_numbers",
+    "reach client.batch_copies client.goal_batches client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.connection_ends server.receipt "
     "server.message_queues "
     "server.status_requests "
@@ -151,7 +151,8 @@ RANKS["feeder"] = [
     "client.connect",
     "feeder view_sections",
     "status_view",
-    "commands inspection",
+    "commands",
+    "inspection",
 ]
 RANKS["compat"] = [
     "compat saved_table stored_column torchrl.samplers "

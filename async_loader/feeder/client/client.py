@@ -47,6 +47,7 @@ from async_loader.feeder.wire import Drain, Status, StatusReply, status_in
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.process_hooks import AFTER
+from async_loader.replay.arguments import storable
 from async_loader.replay.stream_names import stream_name
 from async_loader.schema import Schema, SchemaLike
 
@@ -283,7 +284,7 @@ class Client:
         schema: SchemaLike | None,
         options: WriterOptions,
     ) -> W:
-        known = None if schema is None else without_codecs(Schema.of(schema))
+        known = None if schema is None else without_codecs(storable(Schema.of(schema)))
         name = None if stream is None else stream_name(stream)
         channel: WriterChannel = self._connection.add(
             lambda number: WriterChannel(number, table, known, options)

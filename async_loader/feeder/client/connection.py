@@ -13,6 +13,7 @@ from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.channel import Failure
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.io_thread import IoThread
+from async_loader.feeder.reach import hint
 from async_loader.feeder.wire import (
     Message,
 )
@@ -99,19 +100,21 @@ class Connection(IoThread):
         assert call.reply is not None
         return call.reply
 
-    def no_answer(self, what: str) -> str:
-        """Return the text of a Timeout."""
-        text = f"the feeder at {self.address} did not answer {what} in time ({self.state()})"
+    def no_answer(self, what: str, absent: str = "") -> str:
+        """Return the text of a Timeout. ``absent``: why no feeder was there at the beginning."""
+        unseen = absent and not self.session.opened and not self._refusal
+        state = f"it {absent}: {hint(self.address)}" if unseen else self.state()
+        text = f"the feeder at {self.address} did not answer {what} in time ({state})"
         return f"{text}: the call may be made again"
 
-    def wait_open(self, deadline: Deadline) -> None:
-        """Wait for a session.
+    def wait_open(self, deadline: Deadline, absent: str = "") -> None:
+        """Wait for a session. ``absent``: see `no_answer`.
 
         Raises
         ------
         Timeout, Unsupported, ConfigError, Broken
         """
-        self.news.until(self._greeted, deadline, lambda: self.no_answer("HELLO"))
+        self.news.until(self._greeted, deadline, lambda: self.no_answer("HELLO", absent))
 
     def follow(self, fd: int, failure: Failure) -> None:
         """End with this failure when ``fd`` is readable.
