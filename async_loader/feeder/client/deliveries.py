@@ -77,7 +77,7 @@ class Inbox:
     """
 
     waiting: deque[ReceivedBatch] = field(default_factory=deque)
-    complaint: AsyncLoaderError | None = None
+    complaint: AsyncLoaderError | OSError | None = None
     batches: int = 0
     redelivered: int = 0
 

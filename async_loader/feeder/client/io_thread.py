@@ -229,8 +229,7 @@ class IoThread:
         if followed is not None:
             self._sockets.follow(followed[0])
         over = self._sockets.wait(None if due == math.inf else max(0.0, due - self.clock()))
-        if self._sockets.rang:
-            self._waker.clear()
+        self._waker.clear(self._sockets.rang)
         cut, ended = self._sockets.cut(), self._sockets.ended  # before the last messages are read
         for plane in self._sockets.ready():
             for _ in range(_AT_ONCE):
@@ -315,8 +314,7 @@ class IoThread:
                 unsent.pop(call.sequence, None)
                 if self.version < NEWEST:
                     self.check_needs(call.body)
-                body = call.body if call.make is None else call.make()
-                self.send(call.plane, body, call.number, call.sequence, call.data)
+                self.send(call.plane, call.body, call.number, call.sequence, call.data)
             except AsyncLoaderError as error:  # a peer would refuse it, or its reader failed
                 self._calls.fail(call, error)
 

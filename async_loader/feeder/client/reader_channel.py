@@ -20,10 +20,17 @@ import threading
 import msgspec
 import numpy as np
 
-from async_loader.errors import Broken, Malformed, OutOfMemory, Timeout, Unsupported
+from async_loader.errors import (
+    AsyncLoaderError,
+    Broken,
+    Malformed,
+    OutOfMemory,
+    Timeout,
+    Unsupported,
+)
 from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request, check_opener
 from async_loader.feeder.client.deliveries import Deliveries
-from async_loader.feeder.client.errors import error_of
+from async_loader.feeder.client.errors import error_as, error_of
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.notifier import Notifier
 from async_loader.feeder.client.offered_memory import FAILURES, OfferedMemory, endpoint_of
@@ -58,6 +65,7 @@ from async_loader.lifecycle import StateTable
 
 REMIND_S = 5.0
 """After this long a PULL without a batch is sent again. Credit is absolute, so that is harmless."""
+_ENDS_A_CALL = (ErrorCode.TIMEOUT, ErrorCode.NOT_ENOUGH, ErrorCode.LIMIT)
 _log = logging.getLogger(__name__)
 
 
@@ -75,6 +83,8 @@ class ReaderChannel:
     deliveries : Deliveries
         Batches and credit.
     memory : OfferedMemory
+    wait_s : float | None
+        Of a reader for calls: how long the present one may wait.
 
     Raises
     ------
@@ -93,6 +103,7 @@ class ReaderChannel:
         self._phases = StateTable(ReaderPhase.WANTED, MOVES)
         self._request = Request()
         self._known = self._parted = False
+        self.wait_s: float | None = None
 
     # -- under the lock, any thread ----------------------------------------------------------------
 
@@ -214,7 +225,7 @@ class ReaderChannel:
         if deliveries.due or (credit.remind_at is not None and now >= credit.remind_at):
             given = np.array([] if slots is None else slots.give(), np.uint32)
             credit.told, credit.remind_at = credit.granted, now + REMIND_S
-            pull = Pull(credit.granted, credit.received, given)
+            pull = Pull(credit.granted, credit.received, given, self.wait_s or 0.0)
             port.send(Plane.PULL, pull, self.number, port.sequence())
 
     def _ask_totals(self, now: float, port: IoThread) -> float | None:
@@ -258,13 +269,16 @@ class ReaderChannel:
     # -- shared memory: the IO thread, under the lock ----------------------------------------------
 
     def _opener(self, port: IoThread) -> OpenReader:
+        wanted = self.wanted
+        if self.wait_s != wanted.wait_s:
+            wanted = msgspec.structs.replace(wanted, wait_s=self.wait_s)
         if self.options.transport == "tcp" or self.deliveries.opening.barred is not None:
-            return self.wanted
+            return wanted
         if endpoint_of(port) is None:
             text = "the feeder takes no shared memory: it listens at ipc:// only for that"
             self._bar(port, text, logging.DEBUG)
-            return self.wanted
-        return msgspec.structs.replace(self.wanted, transport="shm")
+            return wanted
+        return msgspec.structs.replace(wanted, transport="shm")
 
     def _bar(self, port: IoThread, reason: str, level: int = logging.WARNING) -> None:
         """Use tcp in this session, for a reason; fail if the user wants shared memory only."""
@@ -316,10 +330,9 @@ class ReaderChannel:
                 if self._phases.state is ReaderPhase.OPENING and self._request.is_answer(message):
                     self._opened(body)
             elif isinstance(body, End):
-                ready, credit = self._phases.state is ReaderPhase.READY, self.deliveries.credit
-                credit.ended_after = body.count if ready else credit.received
+                self._ended(body, now)
             elif isinstance(body, Error):
-                self._refused(body, now)
+                self._refused(message, body, now)
             elif isinstance(body, Done) and self._phases.state is ReaderPhase.CLOSING:
                 self._phases.to(ReaderPhase.CLOSED)
                 self._request.done()
@@ -372,9 +385,19 @@ class ReaderChannel:
         if credit.received != before:
             credit.remind_at = now + REMIND_S if credit.granted > credit.received else None
 
-    def _refused(self, error: Error, now: float) -> None:
+    def _ended(self, body: End, now: float) -> None:
+        ready, credit = self._phases.state is ReaderPhase.READY, self.deliveries.credit
+        if self.wait_s is None:
+            credit.ended_after = body.count if ready else credit.received
+        elif ready:  # a call waits for a server that is started anew
+            self._phases.to(ReaderPhase.WANTED)
+            self._request.again_at = now + LATER_S
+
+    def _refused(self, message: Message, error: Error, now: float) -> None:
         where, request = f"table {self.wanted.table!r}", self._request
         opening = self._phases.state is ReaderPhase.OPENING
+        if self.wait_s is not None and self._refused_call(message, error, where):
+            return
         if error.code == ErrorCode.UNKNOWN_READER:
             in_use = self._phases.state in (ReaderPhase.OFFERING, ReaderPhase.READY)
             if in_use and self._phases.to(ReaderPhase.WANTED):
@@ -392,3 +415,23 @@ class ReaderChannel:
             self.deliveries.complain(error_of(error, where))
         else:
             self._fail(lambda: error_of(error, where))
+
+    def _refused_call(self, message: Message, error: Error, where: str) -> bool:
+        """Take an ERROR that ends a call; return whether it does."""
+        credit, rows = self.deliveries.credit, self.wanted.batch_size
+
+        def failure() -> AsyncLoaderError:
+            found = error_as(error, where, rows)
+            return found if isinstance(found, AsyncLoaderError) else error_of(error, where)
+
+        if self._phases.state is ReaderPhase.READY and error.code != ErrorCode.UNKNOWN_READER:
+            if message.sequence == credit.received < credit.granted:
+                credit.received += 1  # in place of a batch
+                credit.remind_at = None
+                self.deliveries.inbox.complaint = failure()
+            return True
+        again = error.retryable and error.code not in _ENDS_A_CALL
+        ends = self._phases.state is ReaderPhase.OPENING and not again
+        if ends:
+            self._fail(failure)
+        return ends

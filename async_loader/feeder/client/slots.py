@@ -138,6 +138,11 @@ class ReaderSlots:
             arrays = self.layout.views(root[: self.layout.nbytes].copy())
         return arrays if rows == self._rows else [array[:rows] for array in arrays]
 
+    def drop(self, slot: int) -> None:
+        """Free a slot whose batch is not read. Any thread."""
+        if self.copies:
+            self._back.append(slot)
+
     def _may_lend(self, slot: int) -> bool:
         """Return whether a slot can be lent.
 
@@ -179,6 +184,10 @@ class FilledSlot:
     def arrays(self) -> Arrays:
         """Return the arrays, once."""
         return self.slots.arrays(self)
+
+    def __del__(self) -> None:
+        if self.root is not None:  # the call that took it was interrupted
+            self.slots.drop(self.slot)
 
 
 _all: weakref.WeakSet[ReaderSlots] = weakref.WeakSet()

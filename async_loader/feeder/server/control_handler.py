@@ -17,6 +17,7 @@ from async_loader.feeder.server.pending import (
     PendingReplies,
     PendingReply,
 )
+from async_loader.feeder.server.refusals import refused, too_late
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import fitting
@@ -86,6 +87,7 @@ class ControlHandler:
         )
         self._waits = PendingReplies()
         self._pending_closes = PendingCloses(patience_s, self.ack)
+        calls.loaded = self._waits.news
         self.drain_asked: list[tuple[Session, Message]] = []
         self._answers: dict[Type, Callable[[Session, Message], Message | None]] = {
             Type.OPEN_WRITER: self._open_writer,
@@ -122,7 +124,6 @@ class ControlHandler:
         """End a session."""
         self._server_state.sessions.drop(session)
         self._waits.forget(session)
-        self._calls.samples.forget(session)
         for writer in session.writers.values():
             self._pending_closes.drop(writer)
         self._server_state.leave(session)
@@ -224,16 +225,27 @@ class ControlHandler:
         before = self._waits.get(key)
         self._end_reader(session, message.number)
         session.check_room("readers")
-        if served.table.schema is not None:
+        if served.table.schema is not None and not served.rests:
             return self._reader(session, message, wanted)
+        wait_s, timeout_s = wanted.wait_s, wanted.timeout_s
+        if wait_s is not None:
+            timeout_s = abs(wait_s)
+            if wait_s < 0 and not served.rests and not served.table.limited:
+                raise refused(served.table.nothing(wanted.batch_size))
 
         def answer(over: bool) -> Message | None:
-            if served.table.schema is not None:
+            if served.table.schema is not None and not served.rests:
                 return self._reader(session, message, wanted)
+            if not over:
+                return None
             text = f"table {wanted.table!r} has no schema yet: the first writer brings it"
-            return message.reply(Error.of(ErrorCode.TIMEOUT, text)) if over else None
+            error = Malformed(text, ErrorCode.TIMEOUT)
+            if wait_s is not None:
+                empty = "no step has been added yet"
+                error = too_late(wait_s, "the table is being loaded" if served.rests else empty)
+            return message.reply(Error.of_malformed(error))
 
-        until = None if wanted.timeout_s is None else self._server_state.clock() + wanted.timeout_s
+        until = None if timeout_s is None else self._server_state.clock() + timeout_s
         if before is not None and before.message.body == wanted:
             until = before.until  # asked for again: the time that it may take goes on
         self._wait(session, served, message, answer, until, key)

@@ -18,7 +18,6 @@ from async_loader.feeder.wire import (
     OpenReader,
     OpenWriter,
     Plane,
-    Sample,
     Type,
 )
 
@@ -76,7 +75,8 @@ class DeferredMessages:
     def _table_of(self, session: Session, message: Message) -> TableEntry | None:
         body, kind = message.body, message.type
         if isinstance(body, OfTable | OpenReader | OpenWriter):
-            return None if isinstance(body, Sample) else self._server_state.tables.get(body.table)
+            call = isinstance(body, OpenReader) and body.wait_s is not None
+            return None if call else self._server_state.tables.get(body.table)
         for table in self._server_state.tables.values():
             if kind in _OF_WRITERS:
                 writer = session.writers.get(message.number)
@@ -84,7 +84,8 @@ class DeferredMessages:
                     return table
             elif kind in _OF_READERS:
                 reader = session.readers.get(message.number)
-                if reader is not None and reader.scheduler is table.scheduler:
+                call = kind is Type.PULL and reader is not None and reader.wait_s is not None
+                if reader is not None and reader.scheduler is table.scheduler and not call:
                     return table
         return None
 

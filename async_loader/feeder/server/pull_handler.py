@@ -94,7 +94,8 @@ class PullHandler:
                 return
             if len(body.returned):
                 reader.take_back(body.returned.tolist())
-            reader.grant(body.granted, body.received if message.sequence > reader.opening else 0)
+            received = body.received if message.sequence > reader.opening else 0
+            reader.grant(body.granted, received, body.wait_s, session.heard)
             reader.scheduler.want(reader, session.heard)
         elif reader is not None and isinstance(body, Priorities):
             self._dispatcher.answer(session, Plane.PULL, message.reply(self._applied(reader, body)))
@@ -129,9 +130,9 @@ class PullHandler:
         self._bytes = sent = 0
         while True:
             came = insert_queue.blocked and insert_queue.advance()
-            if not scheduler.has_credit and not self._calls.samples.wanted(table):
+            if not scheduler.has_credit:
                 return False
-            went = self._serve(table, now)
+            went = scheduler.serve(self._deliver, now, 1)
             sent += went
             if self._full is not None:
                 self._tell(self._full)
@@ -141,22 +142,6 @@ class PullHandler:
                 return True
             if not went and not came:
                 return False
-
-    def _serve(self, table: TableEntry, now: float) -> int:
-        """Send a batch to a reader or a call; return how many.
-
-        See NOTE [whose turn] in batch_scheduler.py.
-        """
-        scheduler, calls = table.scheduler, self._calls.samples
-        first = calls.oldest(table)
-        if first is None:
-            return scheduler.serve(self._deliver, now, 1)
-        since = scheduler.oldest
-        if not table.table.uses_up or since is None:
-            return calls.serve(table) + scheduler.serve(self._deliver, now, 1)
-        if first <= since:
-            return calls.serve(table)
-        return scheduler.serve(self._deliver, now, 1) + calls.serve(table, may_draw=False)
 
     def _deliver(self, reader: ReaderState, outgoing_batch: OutgoingBatch) -> bool:
         if self._server_state.sessions.get(reader.session) is None:
@@ -244,17 +229,13 @@ class PullHandler:
         """Send errors to readers that waited too long, and to readers that can never be served."""
         now = self._server_state.clock()
         for table in self._server_state.tables.values():
-            if table.rests:
-                continue
-            for reader, reason in table.scheduler.failed():
-                self._error(reader, ErrorCode.UNSUPPORTED, reason)
-            for reader, reason in table.scheduler.overdue(now):
-                self._error(reader, ErrorCode.TIMEOUT, reason)
-
-    def _error(self, reader: ReaderState, code: ErrorCode, reason: str) -> None:
-        session = self._server_state.sessions.get(reader.session)
-        if session is not None:
-            self._dispatcher.error(session, Plane.PULL, reader.number, reader.sent, code, reason)
+            for reader, error in table.scheduler.refusals(now, table.rests):
+                session = self._server_state.sessions.get(reader.session)
+                if session is not None:
+                    self._dispatcher.error(
+                        session, Plane.PULL, reader.number, reader.refuse(),
+                        ErrorCode(error.code), str(error), error.expected,
+                    )  # fmt: skip
 
     def end(self, table: TableEntry, reason: str) -> None:
         """Send END to all readers of a table."""
@@ -334,7 +315,7 @@ class SharedMemoryAcceptor:
     def _reader(self, offer: Offer) -> ReaderState:
         session = self._sessions.get(offer.session)
         reader = None if session is None else session.readers.get(offer.number)
-        if reader is None or not reader.takes_memory:
+        if reader is None or not reader.shared:
             raise Malformed(
                 f"there is no reader {offer.number} of this session that takes memory: open it "
                 "first"

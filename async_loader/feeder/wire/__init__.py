@@ -4,7 +4,7 @@
 
     frames ──decode──▶ Message(body, session, sequence, ...) ──encode──▶ frames
                           │
-         control, calls   │ HELLO WELCOME OPEN_WRITER ... SAMPLE ...   one msgpack map
+         control, calls   │ HELLO WELCOME OPEN_WRITER ... GET ...      one msgpack map
          data             │ ACK GAP PULL PRIORITIES RETURN ...         fixed structs, arrays
          rows             │ INSERT                                     packed rows, large fields
          batches          │ BATCH                                      blocks of arrays
@@ -55,8 +55,6 @@ from async_loader.feeder.wire.calls import (
     Load,
     OfTable,
     Prioritize,
-    Sample,
-    Sampled,
     Save,
     Saved,
     Update,
@@ -204,8 +202,6 @@ __all__ = [
     "Reader",
     "Return",
     "RowLayout",
-    "Sample",
-    "Sampled",
     "Save",
     "Saved",
     "SchemaSpec",

@@ -61,8 +61,6 @@ class Type(IntEnum):
     PRIORITIES = 50
     APPLIED = 51
     RETURN = 52
-    SAMPLE = 53
-    SAMPLED = 54
     GET = 55
     GOT = 56
     UPDATE = 57
@@ -73,8 +71,8 @@ class Type(IntEnum):
 
 
 SINCE_3 = frozenset(
-    {Type.ABOUT, Type.ABOUT_REPLY, Type.CLEAR, Type.SAVE, Type.SAVED, Type.LOAD, Type.SAMPLE,
-     Type.SAMPLED, Type.GET, Type.GOT, Type.UPDATE, Type.DELETE, Type.PRIORITIZE}
+    {Type.ABOUT, Type.ABOUT_REPLY, Type.CLEAR, Type.SAVE, Type.SAVED, Type.LOAD,
+     Type.GET, Type.GOT, Type.UPDATE, Type.DELETE, Type.PRIORITIZE}
 )  # fmt: skip
 """Messages that sessions of version 2 do not have: the calls of a table."""
 SINCE_5 = frozenset({Type.BALANCE, Type.BALANCED, Type.TOTALS, Type.TOTALS_REPLY})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import msgspec
@@ -21,11 +20,6 @@ KINDS = [
 DECODERS = {kind.TYPE: msgspec.msgpack.Decoder(kind) for kind in KINDS}
 _encoder = msgspec.msgpack.Encoder()
 _plain_values = msgspec.msgpack.Decoder(dict[str, Any])
-_OFTEN = (Type.SAMPLE, Type.SAMPLED)
-"""Kinds whose bodies repeat: decoding one costs more than the call itself."""
-_SHORT = 512
-"""Bytes of a body that is cached, at most."""
-_REMEMBERED = 256
 
 
 def pack(body: Control) -> bytes:
@@ -35,12 +29,6 @@ def pack(body: Control) -> bytes:
     ------
     Malformed
     """
-    if body.TYPE in _OFTEN and getattr(body, "schema", None) is None:
-        return _packed_often(body)
-    return _packed(body)
-
-
-def _packed(body: Control) -> bytes:
     try:
         data = _encoder.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -59,18 +47,8 @@ def unpack(kind: Type, frame: memoryview, most: int = bounds.CONTROL_BYTES) -> C
     """
     _bounded(kind, frame.nbytes, most)
     data = frame.tobytes()
-    if kind in _OFTEN and len(data) <= _SHORT:
-        return _read_often(kind, data)
-    return _read(kind, data)
-
-
-def _read(kind: Type, data: bytes) -> Control:
     scan.check(data)
     return _decode(kind, data)
-
-
-_packed_often = functools.lru_cache(_REMEMBERED)(_packed)
-_read_often = functools.lru_cache(_REMEMBERED)(_read)
 
 
 def _decode(kind: Type, data: bytes) -> Control:

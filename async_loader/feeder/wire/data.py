@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -21,7 +22,7 @@ Python has no name for it before 3.12.
 
 _ACK = struct.Struct("<4Q")
 _APPLIED = struct.Struct("<2Q")
-_GRANTED = struct.Struct("<2Q")
+_GRANTED = struct.Struct("<2Qd")
 _CLOSED = struct.Struct("<2Q")
 _SLOT = struct.Struct("<4I")
 
@@ -110,13 +111,15 @@ class Applied(Data, frozen=True):
 class Pull(Data, frozen=True):
     """Absolute credit: batches that may be sent, counted from the reader's opening.
 
-    With the number of received batches, whose memory can be reused, and free slots.
+    With the number of received batches, whose memory can be reused, and free slots. ``wait_s``: of
+    a reader for calls, how long its call may wait; see `OpenReader`.
     """
 
     TYPE = Type.PULL
     granted: int
     received: int
     returned: NDArray[np.uint32]
+    wait_s: float = 0.0
 
     @property
     def count(self) -> int:
@@ -124,7 +127,7 @@ class Pull(Data, frozen=True):
 
     def pack(self) -> list[Buffer]:
         return [
-            _GRANTED.pack(self.granted, self.received)
+            _GRANTED.pack(self.granted, self.received, self.wait_s)
             + numbers(self.returned, "<u4", "slots").tobytes()
         ]
 
@@ -289,8 +292,11 @@ def _pull(rows: int, frame: memoryview) -> Pull:
         raise Malformed(
             f"PULL has a body of {frame.nbytes} bytes, it takes {_GRANTED.size} and 4 for each slot"
         )
-    granted, received = _GRANTED.unpack_from(frame)
-    return Pull(granted, received, vector(frame[_GRANTED.size :], np.dtype("<u4"), rows, "slots"))
+    granted, received, wait_s = _GRANTED.unpack_from(frame)
+    if not math.isfinite(wait_s):
+        raise Malformed(f"PULL has a wait of {wait_s} s: give a number")
+    slots = vector(frame[_GRANTED.size :], np.dtype("<u4"), rows, "slots")
+    return Pull(granted, received, slots, wait_s)
 
 
 def _closed(count: int, frame: memoryview) -> CloseReader:
