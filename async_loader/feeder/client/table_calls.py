@@ -21,8 +21,6 @@ from async_loader.feeder.client.reader_state import ReaderOptions
 from async_loader.feeder.wire import (
     About,
     AboutReply,
-    Balance,
-    Balanced,
     BatchForm,
     ById,
     Control,
@@ -140,20 +138,6 @@ class TableCalls:
         assert isinstance(reply, AboutReply)
         if reply.schema is not None:
             self.last_about = reply
-        return reply
-
-    def balance(self, was: int | None = None, now: int = 0, timeout_s: Timeout = None) -> Balanced:
-        """Move samples to this table's limiter, or from it: see docs/wire.md."""
-        return self.balance_of(self.ask_balance(was, now), self.deadline(timeout_s))
-
-    def ask_balance(self, was: int | None = None, now: int = 0) -> Call:
-        """As `balance`, without waiting: `balance_of` has to follow."""
-        return self.connection.ask(self._call(Balance(table=self.table, was=was, now=now)))
-
-    def balance_of(self, call: Call, deadline: Deadline) -> Balanced:
-        """Wait for the answer to `ask_balance`."""
-        reply = self.connection.answer(call, deadline).body
-        assert isinstance(reply, Balanced)
         return reply
 
     def known(self, timeout_s: Timeout = None) -> AboutReply:
