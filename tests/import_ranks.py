@@ -99,15 +99,16 @@ RANKS["dataset"] = [
 ]
 RANKS["feeder"] = [
     "reserve_descriptor",
-    "status wire.bounds wire.codes zmtp.errors shared.offer derived_settings settings_errors "
+    "status wire.bounds wire.codes zmtp.errors shared.offer "
     "client.forks client.stats server.episode_values",
-    "client client.batch_structure client.notifier client.old_rows client.outbox server.folders "
-    "shared.weights_memory "
+    "wire.scan client client.batch_structure client.notifier client.old_rows client.outbox "
+    "server.folders shared.weights_memory "
     "server.policy_lag server.producer_positions server.row_counts",
-    "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring "
+    "wire.data wire.header wire.schema_codec zmtp.frames shared.batch_ring "
     "shared.listener client.publish_turns client.waker client.whereabouts",
-    "table_settings",
-    "wire.control wire.row_layout zmtp.curve zmtp.mechanism zmtp.null shared plain_values",
+    "plain_values",
+    "settings_reader table_settings",
+    "wire.control wire.row_layout zmtp.curve zmtp.mechanism zmtp.null shared",
     "wire.calls wire.rows wire.weights zmtp.connection server.outgoing_batches",
     "wire.batches wire.control_codec zmtp",
     "wire.message",

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from client_rig import OBS, PATIENCE_S, FakeFeeder
+from client_rig import PATIENCE_S, FakeFeeder
 from test_client_shared import LARGE, SMALL, patience, queue, rows, serving
 
 from async_loader import AsyncDataLoader
@@ -201,7 +201,7 @@ def test_a_client_that_closes_waits_until_the_feeder_knows_what_its_calls_used(a
             feeder.batch(message.number, number)
         return True
 
-    with FakeFeeder(address, version=wire.NEWEST) as feeder:
+    with FakeFeeder(address) as feeder:
         feeder.leases = None
         feeder.hooks[Type.PULL], feeder.hooks[Type.RETURN] = draw, lambda *_: True
         for calls in range(1, 4):
