@@ -117,13 +117,13 @@ RANKS["feeder"] = [
     "addresses wire_views",
     "reach client.batch_copies client.goal_batches client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.connection_ends server.receipt "
-    "server.message_queues "
+    "server.message_queues server.refusals "
     "server.status_requests "
     "server.producer_streams server.send_buffers",
     "server.table_views server.weights",
     "curve_keys listen_sockets settings",
     "client.answer_deadline client.errors",
-    "client.calls client.channel client.reader_state client.sampled_leases client.slots "
+    "client.calls client.channel client.reader_state client.slots "
     "server.insert_slots server.reader_state",
     "address_lock curve_auth client.sockets server.acceptor server.insert_queue",
     "server.batch_scheduler server.sessions server.sockets",
@@ -137,14 +137,13 @@ RANKS["feeder"] = [
     "client.deliveries",
     "server.counters",
     "server.dispatch server.kernel_warmup server.pending server.state",
-    "client.connection client.reader_channel server.deferred server.insert_handler "
-    "server.sample_queue server.status",
+    "client.connection client.reader_channel server.deferred server.insert_handler server.status",
     "client.weights",
-    "client.arguments client.priority_updates client.row_sink client.sample_channel "
-    "server.call_handler",
+    "client.arguments client.row_sink server.call_handler",
     "client.asked_by_id",
     "client.source client.table_calls client.traffic client.writer server.control_handler "
     "server.periodic_saves server.pull_handler",
+    "client.sample_readers",
     "client.owner server.event_loop",
     "client.table server",
     "client.client serving",

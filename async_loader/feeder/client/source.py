@@ -19,7 +19,6 @@ from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.deliveries import Lease, ReceivedBatch
 from async_loader.feeder.client.goal_batches import structure_of
-from async_loader.feeder.client.priority_updates import update
 from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.reader_state import (
     AHEAD_LEAST,
@@ -91,6 +90,7 @@ class RemoteSource:
         self._wait_s: float | None = None  # of the present call, see `call`
         self._on_open: Callable[[ReaderChannel], None] = lambda channel: None
         self._update: Callable[..., Applied] | None = None  # the table's
+        self._prioritize: Callable[..., Applied] | None = None
         # See `Finishing`.
         self.finishes: Callable[[Any], Any] | None = None
 
@@ -152,9 +152,11 @@ class RemoteSource:
 
     def _attempt(self, channel: ReaderChannel) -> Plan | None:
         """Return the next batch or the end, or raise the next error; ``None``: none of them yet."""
-        deliveries = channel.deliveries
+        deliveries, ready = channel.deliveries, None
         with channel.lock:
             received = self._next(channel)
+        if isinstance(received, ReceivedBatch):
+            ready = self._ready(channel, received)
         if deliveries.due or deliveries.owes:
             now = time.monotonic()
             hurries = now - self._asked_at < IN_A_HURRY_S
@@ -163,10 +165,8 @@ class RemoteSource:
             else:
                 self._connection.wake()
             self._asked_at = now
-        if isinstance(received, ReceivedBatch):
-            return self._ready(channel, received)
-        if received is None:
-            return None
+        if ready is not None or received is None:
+            return ready
         self._over = True
         if deliveries.owes:
             self._connection.wake()
@@ -175,8 +175,7 @@ class RemoteSource:
     def _next(self, channel: ReaderChannel) -> Any:
         """As `_attempt`, under the channel's lock."""
         deliveries = channel.deliveries
-        received = deliveries.next()
-        if received is not None:
+        if (received := deliveries.next()) is not None:
             return received
         if deliveries.ended:
             return END
@@ -382,12 +381,22 @@ class RemoteSource:
         """
         if self._closed:
             raise Closed("this source is closed")
-        if self._channel is None:
+        channel = self._channel
+        if channel is None:
             text = "there is nothing to give new priorities to"
             raise ConfigError(f"update_priorities before the first batch: {text}")
-        eta, deadline = self._channel.deliveries.opening.eta, Deadline(self._timeout_s)
+        eta, deadline = channel.deliveries.opening.eta, Deadline(self._timeout_s)
         values: Any = priority if eta is None else per_item(priority, np.size(index), eta)
-        return update(self._connection, self._channel, index, values, deadline)
+        self._connection.check()
+        channel.news.until(  # the reader's own sampler has to be there
+            lambda: channel.phase not in (ReaderPhase.WANTED, ReaderPhase.OPENING),
+            deadline,
+            lambda: self._connection.no_answer("OPEN_READER"),
+        )
+        if channel.failure is not None:
+            raise channel.failure()
+        assert self._prioritize is not None
+        return self._prioritize(index, values, deadline)
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set new values of some fields, by id: see `TableClient.update`."""
@@ -482,6 +491,8 @@ class RemoteSource:
         if opening.leased:
             self._connection.old_rows.look(channel.wanted.table, schema, columns)
         batch = structure.batch(columns, received.server)
+        with channel.lock:
+            channel.deliveries.taken(received)
         if self._goals is None and type(body) is FilledSlot and (buffer := body.buffer) is not None:
             layout = body.slots.layout
             return ReadySlot(batch, lent=True, lease=lease, buffer=buffer, layout=layout)

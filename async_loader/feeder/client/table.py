@@ -247,7 +247,7 @@ class TableClient:
 
     def _source_of_calls(self, view: View | None) -> RemoteSource:
         source = self._opened_source(view, None, 1, None, 0, 1, None, 0, "auto", None)
-        source._owner = source._update = None  # it is kept by the client
+        source._owner = source._update = source._prioritize = None  # it is kept by the client
         return source
 
     @explain_wrong_names
@@ -330,6 +330,7 @@ class TableClient:
             goals_of(view),
         )  # fmt: skip
         source._on_open, source._update = self._client._has_read, self.update
+        source._prioritize = self._prioritize
         source.finishes = Ragged.of(view)
         self._client._keep(source)
         return source
@@ -363,7 +364,9 @@ class TableClient:
         ------
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
-        deadline = self._calls.deadline(timeout_s)
+        return self._prioritize(index, priority, self._calls.deadline(timeout_s))
+
+    def _prioritize(self, index: Any, priority: Any, deadline: Deadline) -> Applied:
         return self._ask_priorities(index, priority, deadline).answer(deadline)
 
     def _ask_priorities(self, index: Any, priority: Any, deadline: Deadline) -> AskedById:

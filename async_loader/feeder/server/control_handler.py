@@ -271,14 +271,20 @@ class ControlHandler:
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
         scheduler = self._server_state.table(wanted.table).scheduler
         shared = wanted.transport == "shm" and self._server_state.memory is not None
-        reader = session.readers[message.number] = scheduler.open(
-            session.number,
-            message.number,
-            wanted,
-            message.sequence,
-            shared,
-            self._server_state.weights.newest_version,
-        )
+        try:
+            reader = scheduler.open(
+                session.number,
+                message.number,
+                wanted,
+                message.sequence,
+                shared,
+                self._server_state.weights.newest_version,
+            )
+        except AsyncLoaderError as error:
+            if wanted.wait_s is None:
+                raise
+            raise refused(error) from error  # in the words of the call
+        session.readers[message.number] = reader
         transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
         reply = Reader(
             schema=spec_of(reader.schema),

@@ -24,7 +24,7 @@ from async_loader.feeder.wire import (
 MOST = 1 << 12
 _OF_WRITERS, _OF_READERS = (
     (Type.CLOSE_WRITER,),
-    (Type.CLOSE_READER, Type.PULL, Type.PRIORITIES, Type.RETURN, Type.TOTALS),
+    (Type.CLOSE_READER, Type.PULL, Type.RETURN, Type.TOTALS),
 )
 
 

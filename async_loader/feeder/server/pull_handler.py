@@ -1,11 +1,11 @@
-"""The pull plane: PULL, PRIORITIES and RETURN in, batches out; and learners' offers of memory."""
+"""The pull plane: PULL and RETURN in, batches out; and learners' offers of memory."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 
-from async_loader.errors import AsyncLoaderError, ConfigError, Malformed
+from async_loader.errors import ConfigError, Malformed
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.insert_queue import WriterState
@@ -25,7 +25,6 @@ from async_loader.feeder.shared import (
 )
 from async_loader.feeder.wire import (
     REDELIVERED,
-    Applied,
     Batch,
     End,
     ErrorCode,
@@ -33,7 +32,6 @@ from async_loader.feeder.wire import (
     Message,
     OfTable,
     Plane,
-    Priorities,
     Pull,
     Return,
     SlotBatches,
@@ -85,7 +83,7 @@ class PullHandler:
         if isinstance(body, Totals):
             self._dispatcher.answer(session, Plane.PULL, message.reply(_totals(reader)))
             return
-        if isinstance(body, Pull | Priorities | Return) and reader is None:
+        if isinstance(body, Pull | Return) and reader is None:
             raise Malformed(
                 f"session has no reader {message.number}: open it (again)", ErrorCode.UNKNOWN_READER
             )
@@ -97,19 +95,10 @@ class PullHandler:
             received = body.received if message.sequence > reader.opening else 0
             reader.grant(body.granted, received, body.wait_s, session.heard)
             reader.scheduler.want(reader, session.heard)
-        elif reader is not None and isinstance(body, Priorities):
-            self._dispatcher.answer(session, Plane.PULL, message.reply(self._applied(reader, body)))
         elif reader is not None and isinstance(body, Return):
             reader.scheduler.give_back(reader, body.leases.tolist())
         else:
             raise Malformed(f"{message.type.name} is not a message for a server's pull plane")
-
-    def _applied(self, reader: ReaderState, body: Priorities) -> Applied:
-        try:
-            done = reader.scheduler.table.prioritize(body.ids, body.values)
-        except AsyncLoaderError as error:
-            raise Malformed(str(error), ErrorCode.UNSUPPORTED) from error
-        return Applied(done.applied, done.stale)
 
     def flow(self, table: TableEntry) -> bool:
         """Send batches and insert rows, as the limiter allows. Return whether there may be more."""

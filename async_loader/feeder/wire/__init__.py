@@ -5,7 +5,7 @@
     frames ──decode──▶ Message(body, session, sequence, ...) ──encode──▶ frames
                           │
          control, calls   │ HELLO WELCOME OPEN_WRITER ... GET ...      one msgpack map
-         data             │ ACK GAP PULL PRIORITIES RETURN ...         fixed structs, arrays
+         data             │ ACK GAP PULL RETURN ...                    fixed structs, arrays
          rows             │ INSERT                                     packed rows, large fields
          batches          │ BATCH                                      blocks of arrays
                           ▼
@@ -104,7 +104,6 @@ from async_loader.feeder.wire.data import (
     InSlot,
     Ping,
     Pong,
-    Priorities,
     Pull,
     Return,
     SlotBatches,
@@ -183,7 +182,6 @@ __all__ = [
     "Ping",
     "Plane",
     "Pong",
-    "Priorities",
     "Prioritize",
     "Publish",
     "Published",

@@ -56,7 +56,6 @@ class Type(IntEnum):
     GAP = 34
     PULL = 48
     BATCH = 49
-    PRIORITIES = 50
     APPLIED = 51
     RETURN = 52
     GET = 55

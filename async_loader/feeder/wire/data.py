@@ -167,25 +167,6 @@ class SlotBatches(Data, frozen=True):
         return [b"".join([_SLOT.pack(*place) for place in self.places])]
 
 
-class Priorities(Data, frozen=True):
-    """New priorities, finite and not negative, by id."""
-
-    TYPE = Type.PRIORITIES
-    ids: NDArray[np.int64]
-    values: NDArray[np.float64]
-
-    @property
-    def count(self) -> int:
-        return len(self.ids)
-
-    def pack(self) -> list[Buffer]:
-        ids, values = numbers(self.ids, "<i8", "ids"), numbers(self.values, "<f8", "priorities")
-        if len(ids) != len(values):
-            raise Malformed(f"{len(ids)} ids came with {len(values)} priorities: give one for each")
-        _finite(values)
-        return [ids, values]
-
-
 class CloseReader(Data, frozen=True):
     """The end of a reader and its leases.
 
@@ -245,16 +226,6 @@ def unpack(kind: Type, rows: int, frames: Sequence[memoryview]) -> Data:
         return _pull(rows, _only(kind, frames))
     if kind is Type.CLOSE_READER:
         return _closed(rows, _only(kind, frames))
-    if kind is Type.PRIORITIES:
-        if len(frames) != 2:
-            raise Malformed(
-                f"PRIORITIES came in {len(frames)} frames: there is one of ids and one of "
-                "priorities"
-            )
-        ids = vector(frames[0], np.dtype("<i8"), rows, "ids")
-        values = vector(frames[1], np.dtype("<f8"), rows, "priorities")
-        _finite(values)
-        return Priorities(ids, values)
     if kind is Type.RETURN:
         return Return(vector(_only(kind, frames), np.dtype("<u8"), rows, "leases"))
     if kind is Type.BATCH:
@@ -289,13 +260,6 @@ def numbers(values: NDArray[Any], dtype: str, what: str) -> NDArray[Any]:
             "numpy.ascontiguousarray"
         )
     return values
-
-
-def _finite(values: NDArray[np.float64]) -> None:
-    fine = (values >= 0) & (values < np.inf)
-    if not fine.all():
-        bad = int(np.argmin(fine))
-        raise Malformed(f"priority {bad} is {values[bad]}: priorities are finite and not negative")
 
 
 def _pull(rows: int, frame: memoryview) -> Pull:
