@@ -116,16 +116,6 @@ class ReaderChannel:
         """Whether batches have to be returned, as far as is known."""
         return self.deliveries.opening.leased
 
-    @property
-    def batches(self) -> int:
-        """Batches received so far."""
-        return self.deliveries.inbox.batches
-
-    @property
-    def redelivered(self) -> int:
-        """Received batches with rows that a learner may have had before."""
-        return self.deliveries.inbox.redelivered
-
     def ask(self) -> None:
         """With prefetch=0, grant one credit when a consumer starts to wait."""
         credit = self.deliveries.credit
@@ -262,9 +252,7 @@ class ReaderChannel:
     # -- shared memory: the IO thread, under the lock ----------------------------------------------
 
     def _opener(self, port: IoThread) -> OpenReader:
-        wanted = self.wanted
-        if self.wait_s != wanted.wait_s:
-            wanted = msgspec.structs.replace(wanted, wait_s=self.wait_s)
+        wanted = msgspec.structs.replace(self.wanted, wait_s=self.wait_s)
         if self.options.transport == "tcp" or self.deliveries.opening.barred is not None:
             return wanted
         if endpoint_of(port) is None:
@@ -323,7 +311,11 @@ class ReaderChannel:
                 if self._phases.state is ReaderPhase.OPENING and self._request.is_answer(message):
                     self._opened(body)
             elif isinstance(body, End):
-                self._ended(body, now)
+                ready, credit = self._phases.state is ReaderPhase.READY, self.deliveries.credit
+                if self.wait_s is None:
+                    credit.ended_after = body.count if ready else credit.received
+                elif ready and self._phases.to(ReaderPhase.WANTED):  # a call waits for a server
+                    self._request.again_at = now + LATER_S
             elif isinstance(body, Error):
                 self._refused(message, body, now)
             elif isinstance(body, Done) and self._phases.state is ReaderPhase.CLOSING:
@@ -378,14 +370,6 @@ class ReaderChannel:
         if credit.received != before:
             credit.remind_at = now + REMIND_S if credit.granted > credit.received else None
 
-    def _ended(self, body: End, now: float) -> None:
-        ready, credit = self._phases.state is ReaderPhase.READY, self.deliveries.credit
-        if self.wait_s is None:
-            credit.ended_after = body.count if ready else credit.received
-        elif ready:  # a call waits for a server that is started anew
-            self._phases.to(ReaderPhase.WANTED)
-            self._request.again_at = now + LATER_S
-
     def _refused(self, message: Message, error: Error, now: float) -> None:
         where, request = f"table {self.wanted.table!r}", self._request
         opening = self._phases.state is ReaderPhase.OPENING
@@ -424,7 +408,7 @@ class ReaderChannel:
                 self.deliveries.inbox.complaint = failure()
             return True
         again = error.retryable and error.code not in _ENDS_A_CALL
-        ends = self._phases.state is ReaderPhase.OPENING and not again
-        if ends:
-            self._fail(failure)
-        return ends
+        if self._phases.state is not ReaderPhase.OPENING or again:
+            return False
+        self._fail(failure)
+        return True

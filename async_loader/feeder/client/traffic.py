@@ -64,5 +64,6 @@ def _sum(channels: Iterable[WriterChannel | ReaderChannel]) -> Counter[str]:
             total.update({name: getattr(counts, name) for name in Counts.__slots__})
             total["rows_added"] += one.queue.steps()
         else:
-            total.update({"batches": one.batches, "batches_redelivered": one.redelivered})
+            inbox = one.deliveries.inbox
+            total.update({"batches": inbox.batches, "batches_redelivered": inbox.redelivered})
     return total
