@@ -336,7 +336,7 @@ class Client:
     def _end_reads(self, deadline: Deadline) -> None:
         """Wait until the feeder knows which batches of sources that are no more were used."""
         for one in self._traffic.open_reads():
-            if not one.leased:
+            if not one.deliveries.opening.leased:
                 continue
             with contextlib.suppress(Timeout):
                 one.news.until(functools.partial(self._is_over, one), deadline, str)

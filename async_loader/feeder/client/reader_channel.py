@@ -111,19 +111,10 @@ class ReaderChannel:
         """Where the reader is."""
         return self._phases.state
 
-    @property
-    def leased(self) -> bool:
-        """Whether batches have to be returned, as far as is known."""
-        return self.deliveries.opening.leased
-
     def ask(self) -> None:
         """With prefetch=0, grant one credit when a consumer starts to wait."""
-        credit = self.deliveries.credit
-        if (
-            not credit.ahead
-            and self._phases.state is ReaderPhase.READY
-            and credit.granted == credit.received
-        ):
+        credit, ready = self.deliveries.credit, self._phases.state is ReaderPhase.READY
+        if ready and not credit.ahead and credit.granted == credit.received:
             credit.granted += 1
 
     def close(self, used: bool) -> None:
@@ -165,17 +156,12 @@ class ReaderChannel:
             self.news.ring()  # a client that closes waits for no feeder that is lost
             return None
         with self.lock:
-            before, slots = self.phase, self.memory.slots
+            before, slots, leased = self.phase, self.memory.slots, self.deliveries.opening.leased
             if before is ReaderPhase.CLOSING:
                 self.memory.forget()
             elif before is ReaderPhase.OFFERING:
                 self._offer(port)
-            elif (
-                slots is not None
-                and slots.worn
-                and not self.deliveries.opening.leased
-                and before is ReaderPhase.READY
-            ):
+            elif before is ReaderPhase.READY and slots is not None and slots.worn and not leased:
                 self._phases.to(ReaderPhase.WANTED)  # with new memory
             self._ask(now, port)
             ready = self._phases.state is ReaderPhase.READY
@@ -198,7 +184,7 @@ class ReaderChannel:
         with self.lock:
             self.memory.forget()
             failed = self._phases.state is ReaderPhase.FAILED and self._known and port.is_open
-            if failed and self.leased and not self._parted:
+            if failed and self.deliveries.opening.leased and not self._parted:
                 return
             port.forget(self)
             if failed:
