@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire import bounds, calls, control, scan
+from async_loader.feeder.wire import bounds, calls, control
 from async_loader.feeder.wire.codes import ErrorCode, Type
 from async_loader.feeder.wire.control import Control
 
@@ -17,6 +17,8 @@ KINDS = [
 ]
 DECODERS = {kind.TYPE: msgspec.msgpack.Decoder(kind) for kind in KINDS}
 _encoder = msgspec.msgpack.Encoder()
+FAILURES = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+"""What msgspec raises, whatever the bytes are."""
 
 
 def pack(body: Control) -> bytes:
@@ -43,16 +45,14 @@ def unpack(kind: Type, frame: memoryview, most: int = bounds.CONTROL_BYTES) -> C
         Names the wrong field.
     """
     _bounded(kind, frame.nbytes, most)
-    data = frame.tobytes()
-    scan.check(data)
-    return _decode(kind, data)
+    return _decode(kind, frame.tobytes())
 
 
 def _decode(kind: Type, data: bytes) -> Control:
     _bounded(kind, len(data), bounds.CONTROL_BYTES)
     try:
         body: Control = DECODERS[kind].decode(data)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+    except FAILURES as error:
         raise Malformed(f"{kind.name}: {error}") from None
     return body
 
