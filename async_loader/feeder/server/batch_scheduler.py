@@ -311,6 +311,7 @@ class BatchScheduler:
 
     def _give_up(self, reader: ReaderState, error: Malformed) -> None:
         self._leave_ready_queue(reader)
+        reader.granted = reader.sent
         self._failed.append((reader, error))
 
     def _next(self, reader: ReaderState, may_draw: bool) -> OutgoingBatch | None:

@@ -149,7 +149,6 @@ class ReaderState:
         if self.wait_s is not None:
             self.sent += 1
             self.refused += 1
-        self.granted = self.sent
         return sequence
 
     def take_back(self, slots: Sequence[int]) -> None:
