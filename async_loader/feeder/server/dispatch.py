@@ -149,13 +149,6 @@ class Dispatcher:
         self._send(plane, route, reply.reply(Error.of_malformed(refusal)), is_answer=True)
         return False
 
-    def has_room(self, session: Session, plane: Plane, nbytes: int) -> bool:
-        """Return whether a message of ``nbytes`` can wait to be sent. If not, the loop makes a
-        round when some of what waits was sent.
-        """
-        route = session.routes.get(plane)
-        return route is None or self.ports.has_room(plane, route, nbytes)
-
     def send(self, session: Session, plane: Plane, message: Message) -> bool:
         """Send over the session's route; return whether it was taken. Raises Malformed."""
         route = session.routes.get(plane)
@@ -186,8 +179,15 @@ class Dispatcher:
         return self.send(session, plane, Message(body, session.number, sequence, number, schema))
 
     def error(
-        self, session: Session, plane: Plane, number: int, sequence: int, code: ErrorCode, text: str
+        self,
+        session: Session,
+        plane: Plane,
+        number: int,
+        sequence: int,
+        code: ErrorCode,
+        text: str,
+        expected: int | None = None,
     ) -> None:
         """Send an ERROR that is not an answer."""
         self.counters.refused(code)
-        self.tell(session, plane, number, sequence, Error.of(code, text))
+        self.tell(session, plane, number, sequence, Error.of(code, text, expected))

@@ -585,21 +585,6 @@ def test_a_peer_that_cannot_be_answered_is_ended_so_that_it_asks_again(ports, pe
     assert not ports._links
 
 
-def test_a_wait_ends_when_a_message_that_had_no_room_has_it(ports, peer):
-    slow = peer(PULL, opening() + framed([b"x"]))
-    ((route, _),) = turn(ports, PULL)
-    block = np.zeros(1 << 16, np.uint8)
-    while ports.has_room(PULL, route, block.nbytes):
-        assert ports.send(PULL, route, [block], block.nbytes)
-    deadline = Deadline(PATIENCE_S)
-    with contextlib.suppress(BlockingIOError):
-        while slow.recv(1 << 20):
-            continue
-    ports.wait(PATIENCE_S)  # which no message ends
-    assert not deadline.expired
-    assert ports.has_room(PULL, route, block.nbytes)
-
-
 def test_a_peer_that_asks_and_does_not_read_grows_no_memory(ports, peer):
     deaf = peer()
     turn(ports)

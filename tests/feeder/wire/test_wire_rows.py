@@ -217,7 +217,7 @@ def test_a_message_beyond_the_limits_is_refused():
 # -- the other bodies without msgpack --------------------------------------------------------------
 
 FIXED = [
-    "ACK", "GAP", "PULL", "BATCH in shared memory", "INSERT in shared memory", "PRIORITIES",
+    "ACK", "GAP", "PULL", "BATCH in shared memory", "INSERT in shared memory",
     "APPLIED", "RETURN",
 ]  # fmt: skip
 
@@ -246,21 +246,18 @@ def test_bodies_of_another_length_are_refused(name):
                 )
 
 
-@pytest.mark.parametrize("name", ["PULL", "PRIORITIES", "RETURN", "BATCH in shared memory"])
+@pytest.mark.parametrize("name", ["PULL", "RETURN", "BATCH in shared memory"])
 @pytest.mark.parametrize("rows", [0, 1, 3, 2**32 - 1])
 def test_counts_that_lie_are_refused(name, rows):
     with pytest.raises(Malformed):
         wire.decode(reheaded(raw(examples()[name]), rows=rows))
 
 
-@pytest.mark.parametrize("value", [np.nan, -1.0, np.inf])
-def test_priorities_are_finite_and_not_negative(value):
-    ids, values = np.arange(2), np.array([1.0, value])
-    with pytest.raises(Malformed, match="priority 1 is"):
-        wire.encode(wire.Message(wire.Priorities(ids, values)))
-    frames = raw(examples()["PRIORITIES"])
-    with pytest.raises(Malformed, match="priority 1 is"):
-        wire.decode([*frames[:2], values.tobytes()])
+@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
+def test_the_wait_of_a_pull_is_finite(value):
+    pull = wire.Pull(1, 0, np.zeros(0, "u4"), value)
+    with pytest.raises(Malformed, match="PULL has a wait of"):
+        wire.decode(raw(wire.Message(pull)))
 
 
 @pytest.mark.parametrize(
@@ -270,9 +267,8 @@ def test_priorities_are_finite_and_not_negative(value):
         wire.Return(np.arange(8, dtype="u8")[::2]),
         wire.Return(np.zeros((2, 2), "u8")),
         wire.Pull(1, 0, [1, 2]),
-        wire.Priorities(np.arange(2), np.ones(3)),
     ],
-    ids=["dtype", "strided", "matrix", "list", "lengths"],
+    ids=["dtype", "strided", "matrix", "list"],
 )
 def test_arrays_that_would_be_misread_are_not_sent(body):
     with pytest.raises(Malformed):

@@ -98,7 +98,6 @@ def examples() -> dict[str, wire.Message]:
         "BATCH in shared memory": wire.SlotBatches(
             [wire.InSlot(2, 9, 256), wire.InSlot(0, 1, 256, 2)]
         ),
-        "PRIORITIES": wire.Priorities(np.array([3, 70], np.int64), np.array([0.5, 2.0])),
         "APPLIED": wire.Applied(1, 1),
         "RETURN": wire.Return(np.array([11, 12], np.uint64)),
         "ABOUT": wire.About(table="replay"),
@@ -116,11 +115,6 @@ def examples() -> dict[str, wire.Message]:
             kind="full", number=1, nbytes=4096, duration_s=0.25, pause_s=0.001, rows=3
         ),
         "LOAD": wire.Load(table="replay", path="nightly", number=1),
-        "SAMPLE": wire.Sample(
-            table="replay", batch_size=256, timeout_s=2.0, waits=False, slots=(1,)
-        ),
-        "SAMPLED": wire.Sampled(rows=256, slot=1),
-        "SAMPLED over a socket": wire.Sampled(rows=1, schema=wire.spec_of(INDEXED), lease=5),
         "GET": wire.Get(table="replay", count=2),
         "GOT": wire.Got(rows=1, schema=wire.spec_of(INDEXED)),
         "GOT nothing": wire.Got(rows=0, schema=wire.spec_of(INDEXED)),
@@ -167,7 +161,6 @@ def examples() -> dict[str, wire.Message]:
         "UPDATE": ids + np.array([0.5, 2], np.float32).tobytes(),
         "PRIORITIZE": ids + np.array([0.5, 2.0]).tobytes(),
         "GOT": block,
-        "SAMPLED over a socket": block,
     }
     return {
         name: wire.Message(
