@@ -216,16 +216,14 @@ RANKS["recording"] = [
     "recording",
 ]
 RANKS["scale"] = [
-    "batch_maker hosts importance ray_library shard_main shard_map shard_plan "
-    "shares source_options stats",
-    "cluster_keys cluster_settings directory local_ray membership place rules shard_process",
-    "shard_connection shard_losses",
-    "shard_deadline",
-    "connections shard_rows shard_statuses shard_supervisor table_abouts",
-    "at_once by_id leases losses placement shard_actor",
-    "directory_actor source",
-    "operations ray_directory table",
-    "client commands",
+    "batch_maker draws ray_library shards stats",
+    "cluster_keys cluster_settings local_ray ray_shards shard_connection",
+    "connections shard_actor shard_rows",
+    "fan_out operations",
+    "by_id placement",
+    "source",
+    "table",
+    "client",
     "cluster",
-    "live_commands scale",
+    "commands live_commands scale",
 ]

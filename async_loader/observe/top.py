@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _STYLES = {"bad": "bold red", "wait": "bold yellow", "flow": "green", "idle": "dim"}
-_ORDER = {"lost": 0, "silent": 0, "draining": 1}
+_ORDER = {"silent": 0, "draining": 1}
 _LEAST_SHARDS = 4
 _SHARD = ["shard", "state", "items", "in/s", "out/s", "writers", "readers", "memory", "waits"]
 
