@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -48,18 +49,19 @@ def doctor(
     from rich.console import Console
     from rich.table import Table
 
-    from async_loader.doctor import examine
+    from async_loader.doctor import examine, verdict
 
     with errors_as_lines():
         if as_json:
             typer.echo(json.dumps([dataclasses.asdict(finding) for finding in examine()]))
             return
         table = Table("what", "fact", "remedy", header_style="bold")
-        for finding in examine():
+        for finding in (findings := examine()):
             table.add_row(
                 finding.what, finding.fact, finding.remedy, style="yellow" if finding.remedy else ""
             )
         Console().print(table)
+        typer.echo(verdict(findings))
 
 
 ADDRESS = typer.Argument(
@@ -108,12 +110,10 @@ def serve(
 
     SIGTERM, Ctrl-C and 'async-loader drain' end it.
     """
-    from rich.console import Console
-
     with errors_as_lines():
         from async_loader.feeder import commands
         from async_loader.feeder.settings import ServerSettings
-        from async_loader.feeder.settings_errors import as_yaml
+        from async_loader.feeder.settings_reader import as_yaml
 
         if print_config and config is None and not table:
             table = ["replay:1000000"]  # an example
@@ -128,10 +128,12 @@ def serve(
         if print_config:
             typer.echo(as_yaml(settings), nl=False)
             return
-        commands.log_to(console := Console(stderr=True))
         from async_loader.observe.beside import observed
 
-        raise typer.Exit(commands.serve(settings, console, observed))
+        logging.basicConfig(
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
+        )
+        raise typer.Exit(commands.serve(settings, observed))
 
 
 @app.command()

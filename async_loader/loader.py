@@ -16,13 +16,12 @@ import numpy as np
 
 from async_loader import process_hooks, tensors, tree
 from async_loader.batch_format import BatchFormat, checked, finisher
-from async_loader.errors import CannotSend, ConfigError, Unsupported
+from async_loader.errors import CannotSend, ConfigError, Unsupported, require
 from async_loader.lifecycle import State, seconds, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.pipeline.iterator import OnError
 from async_loader.pipeline.source_engine import SourceEngine
-from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.pipeline.workers.work import WorkerType
 from async_loader.public_names import set_public_names
 from async_loader.source import Applied, Foresighted, Source, Updating, finishes
@@ -180,6 +179,7 @@ class AsyncDataLoader(Generic[B]):
         slot_bytes: int | None = None,
         into: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
+        require("torch")
         refuse_start_in_child()
         self.batch_size = whole("batch_size", batch_size, 1)
         self.num_workers = whole("num_workers", num_workers, 0)
@@ -253,14 +253,10 @@ class AsyncDataLoader(Generic[B]):
         iterator = self._batches
         begun = perf_counter()
         try:
-            iterator.hold()
-        finally:
-            iterator.meter.waited(begun)
-        try:  # see NOTE [handed out once] in iterator.py
-            batch: B = iterator.held
+            batch: B = next(iterator)
             return batch
         finally:
-            iterator.held, iterator.copy = NOTHING, None
+            iterator.meter.waited(begun)
 
     @property
     def end_flag(self) -> bool:
@@ -469,7 +465,7 @@ def _buffers(into: object, backend: Any, batch_format: BatchFormat) -> OutputBuf
 def _backend(device: str | torch.device) -> Any:
     if str(device) == "cpu" or getattr(device, "type", None) == "cpu":
         return None
-    from async_loader.pipeline.device.backend_choice import backend_for
+    from async_loader.pipeline.device.cuda_backend import backend_for
 
     return backend_for(device)
 

@@ -109,7 +109,7 @@ class Operator:
         network, secrets = self._settings.network, dict[str, bytes]()
         if network.keys is not None:
             secrets = keys_for(Path(network.keys), f"shard-{number}", network.roles)
-        encoded = msgspec.msgpack.encode(self._settings, enc_hook=int)  # sizes are ints of a kind
+        encoded = msgspec.msgpack.encode(self._settings)
         return ShardPlan(
             encoded=encoded, number=number, secrets=secrets, removed=frozenset(removed)
         )

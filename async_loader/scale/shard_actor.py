@@ -30,7 +30,7 @@ from async_loader.errors import Broken, Timeout
 from async_loader.feeder import addresses
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import SecuritySettings, ServerSettings
-from async_loader.feeder.settings_errors import settings_of
+from async_loader.feeder.settings_reader import settings_of
 from async_loader.lifecycle import join
 from async_loader.scale import ray_library
 from async_loader.scale.cluster_settings import ClusterSettings

@@ -16,7 +16,7 @@ from async_loader.feeder import connect
 from async_loader.feeder.curve_keys import make_keys
 from async_loader.feeder.server import insert_queue
 from async_loader.feeder.serving import FeederProcess
-from async_loader.feeder.settings import SecuritySettings, ServerSettings, TableSettings
+from async_loader.feeder.settings import SecuritySettings, ServerSettings
 
 PATIENCE_S = 60.0
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 @contextlib.contextmanager
 def serving(tmp_path, keys=None):
     security = SecuritySettings(keys=None if keys is None else str(keys))
-    tables = {name: TableSettings(capacity=1000) for name in ("replay", "other")}
+    tables = {name: {"capacity": 1000} for name in ("replay", "other")}
     one = FeederProcess(
         ServerSettings(bind=f"ipc://{tmp_path}/s", tables=tables, security=security)
     )
@@ -128,7 +128,7 @@ def test_owners_of_producers_are_not_remembered_for_longer_than_the_producers(
 ):
     monkeypatch.setattr(insert_queue, "GONE", 3)
     monkeypatch.setattr(insert_queue, "CLOSED", 3)
-    owners = server._authenticator._owners
+    owners = server._server_state.authenticator._owners
     with connect(server.address, keys=folder / "alice.secret", timeout_s=PATIENCE_S) as client:
         for i in range(10):
             with client.table("replay").writer() as writer:

@@ -95,9 +95,8 @@ class SampleQueue:
             table.calls_waiting = functools.partial(self.waiting, table)
             table.scheduler.calls_wait = functools.partial(self.wanted, table)
 
-    def add(self, session: Session, message: Message, table: TableEntry) -> None:
-        body, now = message.body, self._server_state.clock()
-        assert isinstance(body, Sample)
+    def add(self, session: Session, message: Message, table: TableEntry, body: Sample) -> None:
+        now = self._server_state.clock()
         reader = session.readers.get(message.number)
         if reader is not None and reader.batch_ring is not None and body.slots:
             reader.take_back(body.slots)
@@ -196,7 +195,7 @@ class SampleQueue:
             lease = reader.sent
         known = one.body.known == reader.form.schema_id
         schema = None if known else spec_of(reader.schema)
-        eta = None if known or one.session.version < 4 else reader.drawing.eta
+        eta = None if known else reader.drawing.eta
         body = Sampled(
             rows=outgoing_batch.rows,
             schema=schema,

@@ -11,14 +11,14 @@
                           ▼
     [ header 64 B | body frame 0 | body frame 1 ... ]                  docs/wire.md has all of it
 
-    bounds  codes  header  scan      limits, numbers, and a check of msgpack before it is decoded
+    bounds  codes  header            limits, numbers
     schema_codec ─▶ row_layout       a schema as bytes; the exact sizes of n rows of it
     weights                          tensors as the bytes that WEIGHTS and PUBLISH carry in parts
 
 # NOTE [errors are for all ages]
-A side whose version is too new or too old, or that sends an unknown type or a flag that must be
-understood, is answered with an ERROR. So that it can read it, an ERROR is decoded whatever version
-and flags its header has, and its body never changes. It is never answered with an ERROR.
+A side of another version, or that sends an unknown type or flag, is answered with an ERROR. So that
+it can read it, an ERROR is decoded whatever version and flags its header has, and its body never
+changes. It is never answered with an ERROR.
 
 # NOTE [two steps]
 An INSERT is decoded without its rows, which takes microseconds for any size: the header says
@@ -58,7 +58,6 @@ from async_loader.feeder.wire.calls import (
     Save,
     Saved,
     Update,
-    needs,
 )
 from async_loader.feeder.wire.codes import (
     ACK_NOW,
@@ -68,8 +67,6 @@ from async_loader.feeder.wire.codes import (
     SENT_BEFORE,
     SHARED,
     SHOWN,
-    SINCE_3,
-    SINCE_5,
     TERMINATED,
     TRUNCATED,
     ErrorCode,
@@ -91,7 +88,6 @@ from async_loader.feeder.wire.control import (
     Published,
     Reader,
     SequenceView,
-    StatusReply,
     TensorSpec,
     TotalsReply,
     View,
@@ -99,7 +95,6 @@ from async_loader.feeder.wire.control import (
     Welcome,
     Writer,
 )
-from async_loader.feeder.wire.control_codec import pack_status, status_in
 from async_loader.feeder.wire.data import (
     Ack,
     Applied,
@@ -116,9 +111,10 @@ from async_loader.feeder.wire.data import (
     Return,
     SlotBatches,
     Status,
+    StatusReply,
     Totals,
 )
-from async_loader.feeder.wire.header import NEWEST, OLDEST, agree
+from async_loader.feeder.wire.header import VERSION
 from async_loader.feeder.wire.message import Message, decode, encode, refuse
 from async_loader.feeder.wire.row_layout import RowLayout
 from async_loader.feeder.wire.rows import Insert, SlotInsert, Steps, insert, read_insert
@@ -131,112 +127,3 @@ from async_loader.feeder.wire.schema_codec import (
     spec_of,
 )
 from async_loader.feeder.wire.weights import bytes_of, specs_of, tensors_of
-
-__all__ = [
-    "ACK_NOW",
-    "BFLOAT16",
-    "CONTROL_BYTES",
-    "DIMENSIONS",
-    "FIELDS",
-    "FINAL",
-    "MESSAGE_BYTES",
-    "MOST_AHEAD",
-    "MOST_NEWEST",
-    "MOST_ROWS",
-    "NAME_CHARACTERS",
-    "NEWEST",
-    "OLDEST",
-    "REDELIVERED",
-    "SENT_BEFORE",
-    "SHARED",
-    "SHOWN",
-    "SINCE_3",
-    "SINCE_5",
-    "STREAMS",
-    "TERMINATED",
-    "TRUNCATED",
-    "About",
-    "AboutReply",
-    "Ack",
-    "Applied",
-    "Batch",
-    "BatchBlock",
-    "BatchForm",
-    "ById",
-    "Clear",
-    "CloseReader",
-    "CloseWriter",
-    "Control",
-    "Data",
-    "Delete",
-    "Done",
-    "Drain",
-    "End",
-    "Error",
-    "ErrorCode",
-    "Gap",
-    "Get",
-    "Got",
-    "Hello",
-    "HindsightView",
-    "InSlot",
-    "Insert",
-    "Latest",
-    "Limits",
-    "Load",
-    "Malformed",
-    "Message",
-    "OfTable",
-    "OpenReader",
-    "OpenWriter",
-    "Ping",
-    "Plane",
-    "Pong",
-    "Priorities",
-    "Prioritize",
-    "Publish",
-    "Published",
-    "Pull",
-    "Reader",
-    "Return",
-    "RowLayout",
-    "Sample",
-    "Sampled",
-    "Save",
-    "Saved",
-    "SchemaSpec",
-    "SequenceView",
-    "SlotBatches",
-    "SlotInsert",
-    "Status",
-    "StatusReply",
-    "Steps",
-    "TensorSpec",
-    "Totals",
-    "TotalsReply",
-    "Type",
-    "Update",
-    "View",
-    "Weights",
-    "Welcome",
-    "Writer",
-    "agree",
-    "bytes_of",
-    "check_id",
-    "check_travels",
-    "decode",
-    "encode",
-    "insert",
-    "name_fault",
-    "needs",
-    "pack_status",
-    "read_insert",
-    "refuse",
-    "schema_id",
-    "schema_of",
-    "spec_of",
-    "specs_of",
-    "status_in",
-    "tensors_of",
-    "worth_retrying",
-]

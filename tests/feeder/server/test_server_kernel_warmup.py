@@ -12,7 +12,7 @@ import zmq
 from server_rig import SCHEMA, Peer
 
 from async_loader import ReplayBuffer
-from async_loader.feeder.server import Server, kernel_warmup
+from async_loader.feeder.server import Server, deferred
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import (
     Ack,
@@ -24,7 +24,6 @@ from async_loader.feeder.wire import (
     Pong,
     Publish,
     Published,
-    Status,
     TensorSpec,
     Welcome,
     Writer,
@@ -37,9 +36,9 @@ from async_loader.feeder.wire.codes import dtype_code
 def kernels(monkeypatch):
     """Loaded when this is set."""
     loaded = threading.Event()
-    monkeypatch.setattr(kernel_warmup, "is_warm", lambda: False)
-    monkeypatch.setattr(kernel_warmup, "is_kept", lambda: True)
-    monkeypatch.setattr(kernel_warmup, "warm", lambda: loaded.wait(30))
+    monkeypatch.setattr(deferred, "is_warm", lambda: False)
+    monkeypatch.setattr(deferred, "is_kept", lambda: True)
+    monkeypatch.setattr(deferred, "warm", lambda: loaded.wait(30))
     yield loaded
     loaded.set()
 
@@ -63,7 +62,7 @@ def served(kernels):
 
 def test_it_answers_at_once_and_does_the_rest_when_it_can(kernels, served):
     with zmq.Context() as context, Peer(context, served.endpoints) as peer:
-        hello = Hello(client=peer.client, pid=1, host="h", oldest=2, newest=2)
+        hello = Hello(client=peer.client, pid=1, host="h")
         welcome = peer.ask(Plane.CONTROL, hello, session=0)
         assert isinstance(welcome.body, Welcome)
         peer.session = welcome.session
@@ -77,7 +76,7 @@ def test_it_answers_at_once_and_does_the_rest_when_it_can(kernels, served):
         )
         peer.insert(0, range(5))
         assert isinstance(peer.ask(Plane.CONTROL, Ping()).body, Pong), "before the writer"
-        assert peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]["rows_in"] == 0
+        assert peer.status()["tables"]["t"]["rows_in"] == 0
         kernels.set()
         assert isinstance(peer.receive(Plane.CONTROL).body, Writer)
         assert "no table 'none'" in peer.receive(Plane.CONTROL).body.text
@@ -87,9 +86,7 @@ def test_it_answers_at_once_and_does_the_rest_when_it_can(kernels, served):
 
 
 def greeted(peer):
-    welcome = peer.ask(
-        Plane.CONTROL, Hello(client=peer.client, pid=1, host="h", oldest=2, newest=2), session=0
-    )
+    welcome = peer.ask(Plane.CONTROL, Hello(client=peer.client, pid=1, host="h"), session=0)
     peer.session = welcome.session
     return peer
 
@@ -133,9 +130,9 @@ def test_a_constructor_that_is_interrupted_while_it_compiles_leaves_nothing_open
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kernel_warmup, "is_warm", lambda: False)
-    monkeypatch.setattr(kernel_warmup, "is_kept", lambda: False)
-    monkeypatch.setattr(kernel_warmup, "warm", interrupted)
+    monkeypatch.setattr(deferred, "is_warm", lambda: False)
+    monkeypatch.setattr(deferred, "is_kept", lambda: False)
+    monkeypatch.setattr(deferred, "warm", interrupted)
     endpoints = {plane: f"ipc://{tmp_path}/{plane.value}" for plane in Plane}
     with pytest.raises(KeyboardInterrupt):
         Server({"t": ReplayBuffer(100, SCHEMA)}, endpoints, memory=str(tmp_path / "memory"))
@@ -146,9 +143,9 @@ def test_kernels_that_cannot_be_loaded_end_it(monkeypatch):
     def broken() -> None:
         raise OSError("no compiler")
 
-    monkeypatch.setattr(kernel_warmup, "is_warm", lambda: False)
-    monkeypatch.setattr(kernel_warmup, "is_kept", lambda: True)
-    monkeypatch.setattr(kernel_warmup, "warm", broken)
+    monkeypatch.setattr(deferred, "is_warm", lambda: False)
+    monkeypatch.setattr(deferred, "is_kept", lambda: True)
+    monkeypatch.setattr(deferred, "warm", broken)
     server = Server({"t": ReplayBuffer(100, SCHEMA)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"))
     with pytest.raises(OSError, match="no compiler"):
         server.run()
