@@ -185,16 +185,9 @@ RANKS["sources"] = [
 ]
 RANKS["offline"] = [
     "bad_data shown_tables",
-    "episode_ends h5_files",
-    "episode",
-    "filling table_episodes",
-    "fill",
-    "hdf5 npz lerobot.parquet lerobot.frame_cache lerobot.video",
-    "minari_data lerobot.layout",
-    "lerobot.columns",
-    "lerobot.reader",
-    "lerobot.source",
-    "lerobot",
+    "episode lerobot_files",
+    "fill table_episodes lerobot",
+    "hdf5 npz minari_data",
     "offline",
     "commands",
 ]
@@ -210,7 +203,7 @@ RANKS["observe"] = [
     "beside observe top",
 ]
 RANKS["recording"] = [
-    "env_schema resets",
+    "env_schema",
     "episode_stream opening",
     "parallel_recorder recorder vector_recorder",
     "recording",

@@ -30,6 +30,7 @@ from async_loader.feeder.wire.schema_codec import spec_of
 from async_loader.replay import samplers
 from async_loader.replay.arguments import storable
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.end_names import check_end_names
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.queues import check_stack
 from async_loader.replay.rate_limiter import RateLimiter
@@ -112,6 +113,8 @@ class _Table(Settings, frozen=True, kw_only=True):
                 "view=Sequences(100, whole='ragged')): here say whole: true"
             )
         schema = self.step_schema()
+        if schema is not None:
+            check_end_names(schema, made.view)
         if self.stack is not None:
             check_stack(schema)
         linked = [] if schema is None else [field.name for field in schema.fields if field.linked]
