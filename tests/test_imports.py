@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parent.parent / "async_loader"
 # those in SAME_FLOOR.
 FLOORS = [
     {"public_names"},
-    {"errors", "interrupts"},
+    {"errors", "interrupts", "other_names"},
     {
         "held_locks",
         "process_hooks",
