@@ -37,7 +37,9 @@ LEAVE_OUT = {
 }
 """Keywords without a replacement in a callable of ours, and the reason or the remedy."""
 
-ATTRIBUTES = [(words.split(), *rest) for words, *rest in _rows(other_names.ATTRIBUTES)]
+ATTRIBUTES = [
+    (words.split(), needed, remedy) for words, needed, remedy in _rows(other_names.ATTRIBUTES)
+]
 
 PUBLIC: dict[str, dict[str, str]] = {}
 """Names that a user might expect in a module, and what to write in their place."""

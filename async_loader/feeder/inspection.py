@@ -9,8 +9,8 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.feeder.client.batch_structure import SERVER_BITS
-from async_loader.feeder.client.connect import connect
 from async_loader.feeder.client.table import TableClient
+from async_loader.feeder.commands import asking
 from async_loader.feeder.status_view import clean
 from async_loader.feeder.wire import MOST_NEWEST, About, AboutReply, schema_of
 from async_loader.offline.shown_tables import bars_of, fields_of, fields_table, rows_table
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from async_loader.feeder.client.client import Client
-
-_SINCE = 5
-"""The version of the wire from which on a feeder looks at its newest steps."""
 
 
 def inspect(
@@ -43,10 +40,9 @@ def inspect(
         For a table that is not there.
     Timeout, Broken, Unsupported
     """
-    with connect(address, on_disconnect="raise", timeout_s=10.0, keys=keys, name="inspect") as of:
+    with asking(address, keys, "inspect") as of:
         found = of.table(_named(of, table))
-        looks = of._connection.version >= _SINCE
-        said = _asked(found, looks)
+        said = found._calls.ask(About(table=found.name, newest=MOST_NEWEST), AboutReply)
         if as_json:
             console.out(json.dumps(_facts(found.name, said)), highlight=False)
         else:
@@ -62,11 +58,6 @@ def _named(client: Client, table: str | None) -> str:
     names = ", ".join(map(clean, known)) or "none"
     asked = "name one of its tables" if table is None else f"there is no table {table!r} here"
     raise ConfigError(f"{asked}, there are: {names}")
-
-
-def _asked(table: TableClient, looks: bool) -> AboutReply:
-    body = About(table=table.name, newest=MOST_NEWEST if looks else 0)
-    return table._calls.ask(body, AboutReply)
 
 
 def _facts(name: str, said: AboutReply) -> dict[str, Any]:
@@ -103,11 +94,7 @@ def _print(table: TableClient, said: AboutReply, console: Console) -> None:
         console.out("it has no schema yet: the first writer brings it", highlight=False)
         return
     console.print(fields_table(facts["schema"]))
-    if said.episodes is None:
-        text = "this feeder is older than inspect: update it, or save() the table and inspect that"
-        console.out(text, highlight=False)
-        return
-    console.out("\n".join(_episode_lines(said.episodes)), highlight=False)
+    console.out("\n".join(_episode_lines(said.episodes or {})), highlight=False)
     batch = _rows(table, schema, said)
     if batch is not None:
         console.print(rows_table(schema, batch))

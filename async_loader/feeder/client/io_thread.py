@@ -33,7 +33,6 @@ from async_loader.errors import (
     Malformed,
     Unsupported,
 )
-from async_loader.feeder import addresses
 from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.channel import Channel, Failure, failure_of, guarded
 from async_loader.feeder.client.errors import error_of, state_of
@@ -45,8 +44,6 @@ from async_loader.feeder.client.waker import Waker
 from async_loader.feeder.client.whereabouts import FixedAddress, Whereabouts
 from async_loader.feeder.curve_keys import ClientKeys
 from async_loader.feeder.wire import (
-    NEWEST,
-    OLDEST,
     Control,
     Data,
     End,
@@ -61,7 +58,6 @@ from async_loader.feeder.wire import (
     Welcome,
     decode,
     encode,
-    needs,
 )
 from async_loader.feeder.wire.data import Buffer
 
@@ -73,18 +69,6 @@ _LAST_WORDS_S = 1.0
 """After the session's END: the ends of its readers come over another connection, perhaps later."""
 _AT_ONCE = 256
 """Messages of one plane that are read before the others have their turn."""
-
-
-def _never_heard(address: str) -> str:
-    """Say that no feeder has answered at an address, and where one of this user's is."""
-    text = "it was never heard of: does it run there? 'async-loader serve' starts one"
-    try:
-        usual = addresses.default()
-    except ConfigError:
-        return text
-    if str(usual) == address or not os.path.exists(usual.path):
-        return text
-    return f"{text}; one of yours serves at {usual}, which connect() without an address reaches"
 
 
 class IoThread:
@@ -163,25 +147,7 @@ class IoThread:
 
     def state(self) -> str:
         """Return the state of the connection in words."""
-        if self.session.heard_at is None and not self._refusal:
-            return _never_heard(self.address)
-        return state_of(self.session, self.clock(), self._refusal)
-
-    @property
-    def version(self) -> int:
-        """The session's version of the wire. There is a session, or was."""
-        return OLDEST if self.session.welcome is None else self.session.welcome.version
-
-    def check_version(self, what: str, needed: int = 3) -> None:
-        """Raise Unsupported for a feature that the session's version does not have."""
-        if self.session.welcome is not None and self.version < needed:
-            text = f"{what} is of version {needed} of the wire, and the feeder at {self.address}"
-            raise Unsupported(f"{text} speaks version {self.version}: update the feeder")
-
-    def check_needs(self, body: object) -> None:
-        """As `check_version`, for a message."""
-        needed, what = needs(body)
-        self.check_version(what, needed)
+        return state_of(self.session, self.clock(), self._refusal, self.address)
 
     @property
     def is_open(self) -> bool:
@@ -282,11 +248,9 @@ class IoThread:
                 client=self.client,
                 pid=self._pid,
                 host=hosts.gethostname()[:256] or "?",
-                oldest=OLDEST,
-                newest=NEWEST,
                 user_agent=agent,
             )
-            self._sockets.send(Plane.CONTROL, encode(Message(hello, version=OLDEST)))
+            self._sockets.send(Plane.CONTROL, encode(Message(hello)))
         elif action is Action.LEAVE:
             self._sockets.leave()
             self._where.lost()
@@ -306,16 +270,12 @@ class IoThread:
     ) -> None:
         """Send in order, as soon as possible. IO thread, while there is a session."""
         self.session.sent(self.clock())
-        message = Message(
-            body, self.session.number, sequence, number, version=self.version, data=data
-        )
+        message = Message(body, self.session.number, sequence, number, data=data)
         self._sockets.send(plane, encode(message))
 
     def send_insert(self, body: Data, number: int, sequence: int, schema: int, flags: int) -> bool:
         """Send now; return False if the socket is full. IO thread, while there is a session."""
-        frames = encode(
-            Message(body, self.session.number, sequence, number, schema, flags, self.version)
-        )
+        frames = encode(Message(body, self.session.number, sequence, number, schema, flags))
         if not self._sockets.send_now(Plane.INSERT, frames):
             return False
         self.session.sent(self.clock())
@@ -328,8 +288,6 @@ class IoThread:
                 if call.ready is not None and not call.ready():
                     continue
                 unsent.pop(call.sequence, None)
-                if self.version < NEWEST:
-                    self.check_needs(call.body)
                 body = call.body if call.make is None else call.make()
                 self.send(call.plane, body, call.number, call.sequence, call.data)
             except AsyncLoaderError as error:  # a peer would refuse it, or its reader failed

@@ -14,14 +14,10 @@ from async_loader.feeder.client.batch_structure import local_ids, remote_ids
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.goal_batches import structure_of
-from async_loader.feeder.client.priority_updates import ServerReplaced, update
-from async_loader.feeder.client.reader_channel import ReaderChannel
-from async_loader.feeder.client.reader_state import ReaderOptions
+from async_loader.feeder.client.priority_updates import ServerReplaced
 from async_loader.feeder.wire import (
     About,
     AboutReply,
-    Balance,
-    Balanced,
     BatchForm,
     ById,
     Control,
@@ -29,7 +25,6 @@ from async_loader.feeder.wire import (
     Get,
     Got,
     Message,
-    OpenReader,
     Plane,
     Prioritize,
     Update,
@@ -38,8 +33,6 @@ from async_loader.feeder.wire import (
     specs_of,
 )
 from async_loader.feeder.wire import Batch as WireBatch
-from async_loader.held_locks import held_lock, unheld
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds_or_none
 from async_loader.replay.arguments import per_item, per_step
 from async_loader.replay.hindsight_view import Hindsight
@@ -82,8 +75,6 @@ class TableCalls:
 
     def __init__(self, connection: Connection, table: str, timeout_s: float) -> None:
         self.connection, self.table, self.timeout_s = connection, table, timeout_s
-        self._lock = held_lock()
-        self._updating: ReaderChannel | None = None
         self.last_about: AboutReply | None = None
 
     def deadline(self, timeout_s: Timeout) -> Deadline:
@@ -141,20 +132,6 @@ class TableCalls:
         assert isinstance(reply, AboutReply)
         if reply.schema is not None:
             self.last_about = reply
-        return reply
-
-    def balance(self, was: int | None = None, now: int = 0, timeout_s: Timeout = None) -> Balanced:
-        """Move samples to this table's limiter, or from it: see docs/wire.md."""
-        return self.balance_of(self.ask_balance(was, now), self.deadline(timeout_s))
-
-    def ask_balance(self, was: int | None = None, now: int = 0) -> Call:
-        """As `balance`, without waiting: `balance_of` has to follow."""
-        return self.connection.ask(self._call(Balance(table=self.table, was=was, now=now)))
-
-    def balance_of(self, call: Call, deadline: Deadline) -> Balanced:
-        """Wait for the answer to `ask_balance`."""
-        reply = self.connection.answer(call, deadline).body
-        assert isinstance(reply, Balanced)
         return reply
 
     def known(self, timeout_s: Timeout = None) -> AboutReply:
@@ -220,10 +197,6 @@ class TableCalls:
         self, ids: Ids, values: npt.NDArray[np.float64], timeout_s: Timeout
     ) -> AskedById:
         """Set priorities by id, without waiting for the answer."""
-        if self.connection.version < 3:
-            reader, deadline = self._priority_reader(), self.deadline(timeout_s)
-            done = update(self.connection, reader, ids, values, deadline)
-            return AskedById(self.connection, iter(()), len(ids), done.applied)
         try:
             priority_rules.check_sent(values)
         except ConfigError:
@@ -247,16 +220,6 @@ class TableCalls:
         """Raise the table's Unsupported if it has no priorities: update the one of no row."""
         data = b"".join((_GONE.tobytes(), np.zeros(1).tobytes()))
         self.send(Prioritize(table=self.table, count=1), timeout_s, Plane.PULL, data)
-
-    def _priority_reader(self) -> ReaderChannel:
-        """Return a reader that never asks for a batch: it sends PRIORITIES of version 2."""
-        with unheld(self._lock), SignalsDeferred():
-            if self._updating is None:
-                wanted, options = OpenReader(table=self.table, batch_size=1), ReaderOptions(0)
-                self._updating = self.connection.add(
-                    lambda number: ReaderChannel(number, wanted, options)
-                )
-            return self._updating
 
     def ask_update(self, ids: Ids, schema: Schema | None, fields: Mapping[str, Any]) -> AskedById:
         """Set values of some fields by id. ``schema``: the table's."""
@@ -298,8 +261,7 @@ def stats_of(said: AboutReply) -> TableStats:
     known = {name: value for name, value in said.stats.items() if name in names}
     known |= {"capacity": said.capacity, "nbytes": said.nbytes}
     texts = said.stats.get("waiting", ())
-    since = said.stats.get("waited_s") or [0.0] * len(texts)  # an older feeder has none
-    pairs = zip(texts, since, strict=True)
+    pairs = zip(texts, said.stats.get("waited_s", ()), strict=True)
     waiting = tuple(_waiting_of(text, waited_s) for text, waited_s in pairs)
     return TableStats(**{**dict.fromkeys(_COUNTS, 0), **known, "waiting": waiting})
 

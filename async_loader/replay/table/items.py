@@ -99,9 +99,6 @@ class TableItems:
         self._none = np.full(256, np.nan)
         self.inserted = self.counted = self.deleted = 0
         self.cleared = 0  # items that were inserted before the last `clear`
-        self.moved = (
-            0  # samples that tables of other processes gave, or took: see TableAccess.balance
-        )
         self.carried = (
             0  # samples of a limiter's account that the one before left: see LimiterState
         )

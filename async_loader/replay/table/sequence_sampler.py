@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,12 +22,27 @@ _FOUND = 4096
 """Sequences that are noted in one call of a kernel, where no step completes more."""
 
 
+class SteppedTable(Protocol):
+    """What is asked of a table.
+
+    Attributes
+    ----------
+    g : int64 array
+        The geometry.
+    given : float64 array [rows]
+        The priorities of steps: what they came with, or were given since; NaN without one.
+    """
+
+    g: Ids
+    given: Priorities
+
+
 class SequenceSampler(InnerSampler):
     """Keeps track of which sequences there are, and has a sampler choose among them.
 
     It is told of steps, as any sampler of the table is. Its items are sequences, each in the row of
     its first step; ``sampler`` is told of these. Thread rule: that of a `Sampler`. Cost: those of
-    ``sampler``, and about 10 ns more for each step that is added; 25 bytes for each row, 33 with
+    ``sampler``, and about 10 ns more for each step that is added; 17 bytes for each row, 25 with
     priorities.
 
     Parameters
@@ -37,8 +52,8 @@ class SequenceSampler(InnerSampler):
         Bound to no table.
     items : Items
         Of the table.
-    geometry : callable
-        Returns the geometry of the table, as it is now.
+    table : callable
+        Returns the table, as it is now.
     seed : SeedSequence
     """
 
@@ -47,12 +62,12 @@ class SequenceSampler(InnerSampler):
         view: Sequences,
         sampler: Sampler,
         items: Items,
-        geometry: Callable[[], Ids],
+        table: Callable[[], SteppedTable],
         seed: np.random.SeedSequence,
     ) -> None:
         from async_loader.replay.kernels import sequence_starts  # late: see compiled.py
 
-        self._k, self._geometry = sequence_starts, geometry
+        self._k, self._table = sequence_starts, table
         self.view = view
         super().__init__(sampler, items, seed)
         rows = items.rows
@@ -67,8 +82,6 @@ class SequenceSampler(InnerSampler):
         self._shape[q.GOES_ON] = view.crosses
         self._seen = np.full(rows, -1, np.int64)
         self._position = np.empty(rows, np.int64)
-        self._start = np.empty(rows, np.int64)
-        self._given = np.full(rows if self.prioritized else 0, np.nan)
         self._any_given = False
         # of sequences, since they were added
         self._updated = np.full(rows if self.prioritized else 0, np.nan)
@@ -76,7 +89,6 @@ class SequenceSampler(InnerSampler):
     def insert(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.insert`. ``rows`` are steps."""
         if self.prioritized:
-            self._given[rows] = priority
             self._any_given |= not bool(np.isnan(priority).all())
         self._add(self._found(rows))
 
@@ -99,7 +111,7 @@ class SequenceSampler(InnerSampler):
 
     def _found(self, rows: Rows) -> Rows:
         """Return the sequences that are complete with steps; one may come twice."""
-        g, done, parts = self._geometry(), 0, []
+        g, done, parts = self._table().g, 0, []
         room = len(rows) + int(self._shape[q.MOST])
         found, count = (
             np.empty(min(room, max(_FOUND, int(self._shape[q.MOST]))), np.int64),
@@ -107,7 +119,7 @@ class SequenceSampler(InnerSampler):
         )
         while done < len(rows):
             done = self._k.find_starts(
-                g, rows, done, self._shape, self._seen, self._position, self._start, found, count
+                g, rows, done, self._shape, self._seen, self._position, found, count
             )
             if done < 0:
                 raise Broken(
@@ -125,8 +137,9 @@ class SequenceSampler(InnerSampler):
             new = self._begin(rows)
             priority = np.full(len(new), np.nan)
             if self._any_given:
+                table = self._table()
                 self._k.first_priorities(
-                    self._geometry(), new, self._given, self._shape, self.view.eta, priority
+                    table.g, new, table.given, self._shape, self.view.eta, priority
                 )
             if len(new):
                 self.sampler.insert(new, priority)
@@ -148,12 +161,13 @@ class SequenceSampler(InnerSampler):
         """See `Sampler.update`. Rows in which no sequence begins are left out."""
         if self.prioritized:
             self._updated[rows] = priority
+            self._any_given = True
         super().update(rows, priority)
 
     def forget(self) -> None:
         """Forget which steps came: ids may return as those of other steps."""
         self._seen[:] = -1
-        self._given[:] = self._updated[:] = np.nan
+        self._updated[:] = np.nan
 
     def saved(self, ids: Ids) -> dict[str, Any]:
         """Return what a save holds beside `state`, by the ids of steps.

@@ -215,7 +215,6 @@ class Table(TableWriting):
             "inserted": self.inserted,
             "sampled": self.sampled,
             "deleted": self.deleted,
-            "moved": self.moved,
             "carried": self.carried,
             "cleared": self.cleared,
             "window": self.window,
@@ -254,7 +253,7 @@ class Table(TableWriting):
         if self._most:
             left = int((self._most - self.times[alive != 0]).sum())
             self._lost[0] = self.inserted * self._most - self.sampled - left
-        self.moved, self.cleared = counters["moved"], counters["cleared"]
+        self.cleared = counters["cleared"]
         self.carried = counters["carried"]
 
     def lend_as_saved(self, counters: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
-from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
 from async_loader.replay.codec import Lz4
 from async_loader.replay.end_names import check_end_names
@@ -188,12 +187,12 @@ class TableState(TableAccess):
         self.table.across |= view.crosses
         of_this = weakref.ref(self)  # the memory of a table is freed with its last reference
 
-        def geometry() -> Ids:
+        def table() -> Table:
             table_state = of_this()
             assert table_state is not None
-            return table_state.table.g
+            return table_state.table
 
-        return SequenceSampler(view, sampler, self.table.items, geometry, seeds)
+        return SequenceSampler(view, sampler, self.table.items, table, seeds)
 
     def _check_sequences(self, view: Sequences, table: Table) -> None:
         """Raise ConfigError if the table cannot show these sequences."""

@@ -82,7 +82,6 @@ def test_a_batch_is_given_back_when_its_consumer_asks_for_another_and_not_when_i
     ready.settle(second.lease)
     ready.settle(second.lease)
     ready.settle(third.lease)  # which was never handed out
-    assert not ready.hand_out(second.lease), "it was used"
     feeder.do(lambda feeder: feeder.batch(1, 3, 30))
     ready.plan(BATCH, patience())
     feeder.until(lambda: feeder.seen[Type.RETURN] == 1)
@@ -207,7 +206,7 @@ def test_a_client_that_closes_waits_until_the_feeder_knows_what_its_calls_used(a
         feeder.say(plane, route, message.reply(body, schema=form.schema_id, data=block))
         return True
 
-    with FakeFeeder(address, version=wire.NEWEST) as feeder:
+    with FakeFeeder(address) as feeder:
         feeder.hooks[Type.SAMPLE], feeder.hooks[Type.RETURN] = draw, lambda *_: True
         for clients in range(1, 4):
             feeder.seen[Type.SAMPLE] = 0
