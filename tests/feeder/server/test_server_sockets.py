@@ -677,7 +677,7 @@ def test_where_not_even_a_refusal_is_possible_doors_rest(timed, clock, monkeypat
 
     with connected(timed):
         monkeypatch.setattr(timed._acceptor, "accept", fails)
-        timed._handle(timed._acceptor.filenos()[0], 1, clock.now)
+        timed._handle(next(iter(timed._acceptor._listeners)), 1, clock.now)
         monkeypatch.undo()
         assert timed.wait(0.0) == []
         assert not timed._links
