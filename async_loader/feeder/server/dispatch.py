@@ -53,7 +53,9 @@ class Dispatcher:
         nbytes = count = 0
         for route, frames in self.ports.receive(plane, most):
             count += 1
-            nbytes += self.counters.count_received(plane, frames)
+            size = sum(map(len, frames))
+            nbytes += size
+            self.counters.passed(plane, "in", size)
             self._one(plane, route, frames, handle)
             if nbytes >= most_bytes:
                 return False
@@ -163,7 +165,7 @@ class Dispatcher:
         )
         if not self.ports.send(plane, route, frames, nbytes, is_answer):
             return False
-        self.counters.went_out(plane, nbytes)
+        self.counters.passed(plane, "out", nbytes)
         return True
 
     def tell(

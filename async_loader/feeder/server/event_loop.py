@@ -273,7 +273,7 @@ class Server:
 
     def _end_all(self, sessions: list[Session]) -> None:
         for session in sessions:
-            self.counters.session_ended(session.end)
+            self.counters.ended[session.end] += 1
             self._control_handler.leave(session)
 
     def _end_table(self, table: TableEntry) -> None:

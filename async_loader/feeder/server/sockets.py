@@ -206,7 +206,7 @@ class ServerSockets:
         link.watch(known if link.known else self._strangers, mask)
 
     def _drop(self, link: PeerConnection) -> None:
-        """End a connection. Its received messages can still be taken."""
+        """End a connection. Received messages of one with a session can still be taken."""
         if link.ended:
             return
         self._poll(link, 0)
@@ -215,9 +215,7 @@ class ServerSockets:
         link.close()
         if link.known:
             self.parted = self._wakes = True
-        if link.listed:
-            self._queues.keep_ended(link)
-        else:
+        if not (link.listed and link.known):
             link.forget()
         self._weigh(link)
 

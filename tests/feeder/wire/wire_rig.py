@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from async_loader import Field, Schema, tree
 from async_loader.feeder import wire
 from async_loader.feeder.wire import codes
+from tests.insert_rows import insert
 
 SMALL = Schema.of({"obs": Field((2,), "f4", next="next_obs"), "action": "i8", "reward": "f4"})
 PIXELS = Schema.of(
@@ -89,7 +90,7 @@ def examples() -> dict[str, wire.Message]:
             wire.ErrorCode.FENCED, "epoch 1 is fenced off by epoch 2: stop this writer", 2
         ),
         "END": wire.End(reason="the table is closed", count=12),
-        "INSERT": wire.insert(small, three_steps()),
+        "INSERT": insert(small, three_steps()),
         "ACK": wire.Ack(1, 0, 1 << 24, 4096),
         "GAP": wire.Gap(1, 0, 1 << 24, 4096),
         "PULL": wire.Pull(4, 1, np.array([0, 2], np.uint32)),
