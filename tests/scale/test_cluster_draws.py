@@ -320,11 +320,3 @@ def test_tables_that_differ_and_samplers_that_have_no_whole_are_refused(tmp_path
         own = client.table("t").source(sampler=Uniform())
         assert len(drawn(own, 4)["x"]) == 4
         own.close()
-
-
-def test_batches_of_shards_on_this_host_come_in_shared_memory(tmp_path):
-    with cluster_of(tmp_path, [filled(0, 9), filled(1, 9)]) as (_, _, client):
-        source = client.table("t").source(transport="shm")
-        drawn(source, 8)
-        assert source.transports == {"shard-0": "shm", "shard-1": "shm"}
-        source.close()
