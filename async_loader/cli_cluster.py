@@ -86,9 +86,9 @@ def cluster_dashboard(
 ) -> None:
     """Serve a page that shows all shards live, as one and each by itself. Ctrl-C ends it."""
     with errors_as_lines():
-        from async_loader.scale import live_commands
+        from async_loader.scale import commands
 
-        live_commands.dashboard(addresses or [], config, ray, keys, port)
+        commands.dashboard(addresses or [], config, ray, keys, port)
 
 
 @cluster.command("top")
@@ -102,9 +102,9 @@ def cluster_top(
     from rich.console import Console
 
     with errors_as_lines():
-        from async_loader.scale import live_commands
+        from async_loader.scale import commands
 
-        live_commands.top(addresses or [], config, ray, keys, Console())
+        commands.top(addresses or [], config, ray, keys, Console())
 
 
 @cluster.command("drain")

@@ -48,8 +48,6 @@ class SourceOptions:
         For a batch; ``None``: as long as the loader waits.
     weighted, queue : bool
         What is known of the sampler before a shard is asked for rows.
-    fresh : bool
-        Draw all rows of a batch when it is asked for.
     """
 
     words: tuple[int, ...]
@@ -58,7 +56,6 @@ class SourceOptions:
     timeout_s: float | None = None
     weighted: bool = False
     queue: bool = False
-    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +103,7 @@ class ClusterSource:
         self._queue = options.queue
         self._batch_size = self._batches = 0
         self._bell: EventFd | None = None
-        self._closed = self._at_once = False
+        self._closed = self._fresh = self._immediate = False
         self._at: list[ShardRows] = []
         self._begin()
 
@@ -166,7 +163,7 @@ class ClusterSource:
             if not self._begun and len(known) < len(totals):
                 self._at = [one for one, said in zip(here, totals, strict=True) if said is None]
                 return None  # the first batch waits for all that answer
-            if self._at_once and not any(one.items or one.uses_up for one in known):
+            if self._immediate and not any(one.items or one.uses_up for one in known):
                 text = f"cannot draw {batch_size} items, the shards hold none that can be drawn"
                 raise NotEnoughData(f"{text}: add steps first, or give timeout_s", batch_size, 0)
             draws = self._agreed(here)
@@ -250,7 +247,7 @@ class ClusterSource:
 
     def _at_end(self) -> Plan | None:
         """Return END; ``None`` for `ClusterTable.sample`, which waits for shards that come anew."""
-        return None if self._options.fresh else END
+        return None if self._fresh else END
 
     def _check(self, batch_size: int) -> None:
         self._check_open()
@@ -278,7 +275,7 @@ class ClusterSource:
         chunk, ahead = chunks_of(self._batch_size, shards, most_age)
         if queue:
             chunk = self._batch_size
-        elif options.fresh:
+        elif self._fresh:
             chunk = max(1, self._batch_size // shards)
         rows = ShardRows(
             shard,
@@ -319,13 +316,14 @@ class ClusterSource:
         text = f"rows of {names or 'any shard'} of the cluster"
         return f"{text} (lost: {', '.join(lost)})" if lost else text
 
-    def begin_afresh(self, at_once: bool) -> None:
+    def begin_afresh(self, immediate: bool) -> None:
         """Forget what the shards have drawn and said: the next batch is of this moment.
 
-        ``at_once``: raise NotEnoughData if they are empty, and no limiter is to be waited for.
+        ``immediate``: raise NotEnoughData if they are empty, and no limiter is to be waited for.
         """
         with self._lock:
-            self._counts, self._begun, self._at_once = None, False, at_once
+            self._fresh, self._immediate = True, immediate
+            self._counts, self._begun = None, False
             for one in self._shards.values():
                 one.begin_afresh()
 

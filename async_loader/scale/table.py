@@ -207,7 +207,7 @@ class ClusterTable:
         kind: _Kind = (size, view)
         with self._lock:
             found = self._idle.pop(kind, None)  # no other call uses it
-        source = found or self._source(view=view, prefetch=0, fresh=True)
+        source = found or self.source(view=view, prefetch=0)
         try:
             batch = self._sampled(source, size, limit)
         finally:
@@ -222,7 +222,7 @@ class ClusterTable:
         return made
 
     def _sampled(self, source: ClusterSource, size: int, limit: float | None) -> Batch:
-        source.begin_afresh(at_once=limit is None)
+        source.begin_afresh(immediate=limit is None)
         patience = Patience(deadline=Deadline(self._timeout_s if limit is None else limit))
         plan: Any = source.plan(size, patience)
         while plan.lease is not None and not source.hand_out(plan.lease):
@@ -270,27 +270,6 @@ class ClusterTable:
         ------
         ConfigError, Unsupported, Timeout
         """
-        return self._source(
-            view=view, sampler=sampler, min_size=min_size, seed=seed, rank=rank,
-            world_size=world_size, max_lag=max_lag, prefetch=prefetch, transport=transport,
-            timeout_s=timeout_s,
-        )  # fmt: skip
-
-    def _source(
-        self,
-        *,
-        view: View | None = None,
-        sampler: Sampler | None = None,
-        min_size: int = 1,
-        seed: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        max_lag: int | None = None,
-        prefetch: int | None = None,
-        transport: Transport = "auto",
-        timeout_s: float | None = None,
-        fresh: bool = False,
-    ) -> ClusterSource:
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
         about = self._about()
@@ -304,7 +283,6 @@ class ClusterTable:
             timeout_s=seconds_or_none("timeout_s", timeout_s),
             weighted=said.startswith("Prioritized("),
             queue=said.startswith("Fifo("),
-            fresh=fresh,
         )
 
         if prefetch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import numpy as np
@@ -247,6 +248,26 @@ def test_a_sample_that_waits_stops_no_other_call_and_ends_with_the_client(tmp_pa
             table.source()
 
 
+def test_ctrl_c_ends_the_call_that_it_interrupts_and_the_client_goes_on(tmp_path):
+    tables = [filled(0, 0), filled(1, 0)]
+    with cluster_of(tmp_path, tables) as (_, _, client):
+        table = client.table("t")
+        calls = (
+            lambda: table.sample(4, timeout_s=PATIENCE_S),
+            lambda: client.latest("policy", timeout_s=PATIENCE_S),
+        )
+        for call in calls:
+            timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                call()
+            timer.join()
+        for number, one in enumerate(tables):
+            add(one, number, 50)
+        assert {*table.sample(64, timeout_s=PATIENCE_S)["shard"].tolist()} == {0, 1}
+        assert client.publish("policy", {"w": np.zeros(1)}, 1)
+
+
 def test_sources_of_samples_are_used_again_and_few_are_kept(tmp_path):
     with cluster_of(tmp_path, [filled(0, 50), filled(1, 50)]) as (_, _, client):
         table, kept = client.table("t"), 8
@@ -320,11 +341,3 @@ def test_tables_that_differ_and_samplers_that_have_no_whole_are_refused(tmp_path
         own = client.table("t").source(sampler=Uniform())
         assert len(drawn(own, 4)["x"]) == 4
         own.close()
-
-
-def test_batches_of_shards_on_this_host_come_in_shared_memory(tmp_path):
-    with cluster_of(tmp_path, [filled(0, 9), filled(1, 9)]) as (_, _, client):
-        source = client.table("t").source(transport="shm")
-        drawn(source, 8)
-        assert source.transports == {"shard-0": "shm", "shard-1": "shm"}
-        source.close()

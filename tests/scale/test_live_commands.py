@@ -19,7 +19,7 @@ from async_loader.cli import app
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import Deadline
 from async_loader.observe import Dashboard
-from async_loader.scale import Cluster, live_commands
+from async_loader.scale import Cluster, commands
 
 COUNTS = ("size", "inserted", "sampled", "deleted", "writers", "readers")
 
@@ -85,8 +85,8 @@ def test_the_page_has_the_values_of_the_status_and_goes_on_while_a_shard_is_away
         )
         writer.extend(x=np.arange(10), shard=np.ones(10, np.int64))
         writer.flush()
-        watcher = stack.enter_context(live_commands.watched(addresses(shards), None, None, None))
-        page = stack.enter_context(Dashboard(lambda: live_commands.status_of(watcher), port=0))
+        watcher = stack.enter_context(commands.watched(addresses(shards), None, None, None))
+        page = stack.enter_context(Dashboard(lambda: commands.status_of(watcher), port=0))
         frame = frame_in_which(page.url, lambda one: states(one) == ["serving", "serving"])
         check_equal(frame, client.status())
         assert frame["tables"][0]["size"] == 160
@@ -145,8 +145,8 @@ def test_top_shows_both_shards(tmp_path, monkeypatch):
             add(shards[1].table, 1, 5, first=50)
             console.print(*top_view(status(), found, 24))
 
-        monkeypatch.setattr(live_commands, "redraw", redraw)
-        live_commands.top(addresses(shards), None, None, None, console)
+        monkeypatch.setattr(commands, "redraw", redraw)
+        commands.top(addresses(shards), None, None, None, console)
     text = console.file.getvalue()
     for said in (
         "cluster, 2 of 2 shards answer",
@@ -169,8 +169,8 @@ def test_the_command_serves_the_page_until_it_is_interrupted(tmp_path, monkeypat
             pages.append(self)
             frame_in_which(self.url, lambda one: len(one["shards"]) == 2)
 
-    monkeypatch.setattr(live_commands, "readable", interrupted)
-    monkeypatch.setattr(live_commands, "Dashboard", Noted)
+    monkeypatch.setattr(commands, "readable", interrupted)
+    monkeypatch.setattr(commands, "Dashboard", Noted)
     with two_shards(tmp_path) as shards:
         arguments = ["cluster", "dashboard", *addresses(shards), "--port", "0"]
         result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
@@ -197,7 +197,7 @@ def test_of_a_file_the_cluster_is_found_with_the_operators_keys(tmp_path, monkey
     config.write_text(
         "name: pong\nnetwork: {listen: node, keys: cluster-keys}\nfeeder: {tables: {t: 100}}\n"
     )
-    monkeypatch.setattr(live_commands.Cluster, "connect", found)
+    monkeypatch.setattr(commands.Cluster, "connect", found)
     for keys in ([], ["--keys", "mine.secret"]):
         arguments = ["cluster", "top", "--config", str(config), "--ray", "node1:6379", *keys]
         assert CliRunner().invoke(app, arguments).exit_code == 2
