@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "async_loader"
 # those in SAME_FLOOR.
 FLOORS = [
     {"public_names"},
-    {"errors", "interrupts"},
+    {"errors", "interrupts", "other_names"},
     {
         "held_locks",
         "process_hooks",
@@ -103,7 +103,6 @@ ELSEWHERE = {
     "prometheus_client": {"observe.exporter"},
     "gymnasium": {
         "recording.recorder",
-        "recording.resets",
         "recording.vector_recorder",
     },
     "ray": {"scale.ray_library"},
@@ -112,7 +111,7 @@ ELSEWHERE = {
     "accelerate": {"compat.accelerate"},
     "stable_baselines3": {"compat.sb3.peer"},
     "cloudpickle": {"pipeline.codec"},
-    "h5py": {"offline.h5_files"},
+    "h5py": {"offline.hdf5"},
     "minari": {"offline.minari_data"},
     "numba": {"replay.base.compiled", "replay.base.kernel_cache", "replay.kernels"},
     "llvmlite": {"replay.kernels"},
