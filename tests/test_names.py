@@ -162,7 +162,7 @@ def test_a_reason_of_one_callable_is_given_for_that_callable_alone():
 @explain_wrong_attributes
 class Cistern:
     level = 3
-    stats = None
+    sample = None
 
 
 def test_a_wrong_attribute_is_answered_with_ours():

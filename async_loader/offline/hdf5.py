@@ -119,8 +119,8 @@ def _arrays(path: str, extra: Sequence[str], place: Place) -> dict[str, Any]:
     if missing := [name for name in (*_NEEDED, *extra) if name not in arrays]:
         raise place.error(
             NAMES.get(missing[0], missing[0]), f"the array {missing[0]} is missing, there are "
-            f"{', '.join(map(str, names[:20])) or 'none'}: correct it in extra=, or leave it out; "
-            f"D4RL's layout has {', '.join(_NEEDED)}, and from_minari reads Minari's"
+            f"{', '.join(map(str, names[:20])) or 'none'}: correct it in extra=, or "
+            f"leave it out; D4RL's layout has {', '.join(_NEEDED)}, and from_minari reads Minari's"
         )  # fmt: skip
     for name, array in arrays.items():
         if len(array) != len(arrays["rewards"]):

@@ -29,7 +29,7 @@ def serve(request):
 
 
 def port_of(server) -> int:
-    return server._server.server_port
+    return getattr(server, "_server", server).server_port
 
 
 class Trickle:
