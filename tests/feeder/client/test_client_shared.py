@@ -266,7 +266,11 @@ def test_a_reopened_reader_is_granted_as_much_as_before_though_batches_wait(addr
     feeder.until(lambda: feeder.granted[1] == 2)
     feeder.do(lambda feeder: [feeder.batch(1, i, 100 * i) for i in range(2)])
     line = source._channel
-    line.news.until(lambda: line.batches == 2, Deadline(30), lambda: "two batches have not come")
+    line.news.until(
+        lambda: line.deliveries.inbox.batches == 2,
+        Deadline(30),
+        lambda: "two batches have not come",
+    )
     feeder.forget_sessions()
     feeder.until(lambda: feeder.seen[wire.Type.OPEN_READER] == 2)
     assert [source.plan(4, patience()).batch["index"][0] for _ in range(2)] == [0, 100]
