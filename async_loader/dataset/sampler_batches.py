@@ -11,7 +11,7 @@ from async_loader import tensors
 from async_loader.dataset.batch_order import Batches, LastBatch, Snapshots
 from async_loader.dataset.bookmarks import Bookmark
 from async_loader.dataset.generator_state import generator_state, global_state, set_generator
-from async_loader.dataset.sampler_pass import SamplerPass, mark_of
+from async_loader.dataset.sampler_pass import SamplerPass
 from async_loader.source import END
 
 
@@ -58,12 +58,12 @@ class SamplerBatches(Batches):
             return self._cut(walk)
         if loaded is not None and loaded.get("left") is not None:
             # to the end of an epoch, from the state that it had behind the last batch
-            walk.finish(mark_of(loaded["left"]))
+            walk.finish(Bookmark.from_state(loaded["left"]))
         mark, passed = None, start
         if loaded is not None:
             self._restore(loaded)
             if loaded["sampler"] is not None:
-                mark, passed = mark_of(loaded["sampler"]), 0
+                mark, passed = Bookmark.from_state(loaded["sampler"]), 0
         snapshots.generator, snapshots.entered = self._generator_state(), self._carried_state()
         if self._track and (mark is not None or walk.stated):
             walk.begin(mark)  # at once: its state may be asked for before the first task

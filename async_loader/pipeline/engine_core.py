@@ -29,7 +29,7 @@ from typing import Protocol
 
 from async_loader.errors import Broken, CannotSend, Closed
 from async_loader.interrupts import SignalsDeferred
-from async_loader.lifecycle import Deadline, EndFlag, State, StateMachine
+from async_loader.lifecycle import MOVES, Deadline, EndFlag, State, StateTable
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
@@ -118,7 +118,7 @@ class EngineCore:
     def __init__(self, settings: CoreSettings, output: HostOutput, end: EndFlag | None) -> None:
         self.settings = settings
         self.pid = os.getpid()
-        self.life = StateMachine()
+        self.life = StateTable(State.NEW, MOVES)
         self.end = end
         self.broken: Broken | None = None
         self.live: set[int] = set()

@@ -171,15 +171,8 @@ class WorkerState:
     def knows(self, iteration: int) -> bool:
         return iteration in self._known
 
-    def forget_before(self, oldest: int) -> None:
-        """Iterations below this number are over."""
-        for number in [n for n in self._known if n < oldest]:
-            del self._known[number]
-
     def keep(self, live: Collection[int]) -> None:
-        """All iterations but these are over: also later ones than an iteration that is held
-        open.
-        """
+        """All iterations but these are over."""
         for number in [n for n in self._known if n not in live]:
             del self._known[number]
 
@@ -211,9 +204,7 @@ class WorkerState:
         if seeds:  # the number of the task would depend on when the other streams end
             seeding.seed_globals((spec.seed, self._config.number, spec.asked))
         spec.asked += 1
-        batch = END
-        for batch in spec.do:  # noqa: B007 - not next(): what a loop assigns was not lost before, whenever a signal comes
-            break
+        batch = next(spec.do, END)
         if batch is END:
             spec.ended, spec.do = True, None
         return batch
