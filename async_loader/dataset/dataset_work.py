@@ -15,8 +15,7 @@ from async_loader.dataset.array_dataset import Columns, Index, as_index
 from async_loader.dataset.bookmarks import Bookmark, has_state, upto
 from async_loader.errors import Broken
 from async_loader.pipeline.batches import arena
-from async_loader.pipeline.workers.ending import NEVER, Ending, while_open
-from async_loader.pipeline.workers.work import Kind, WorkContext
+from async_loader.pipeline.workers.work import NEVER, Ending, Kind, WorkContext, while_open
 from async_loader.source import END
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from async_loader import tensors
 from async_loader.dataset.batch_order import Batches, LastBatch, Snapshots
 from async_loader.dataset.bookmarks import Bookmark
-from async_loader.dataset.generator_state import generator_state, global_state, set_generator
 from async_loader.dataset.sampler_pass import SamplerPass
 from async_loader.source import END
 
@@ -178,3 +177,27 @@ def _note(number: int, walk: SamplerPass, snapshots: Snapshots) -> None:
     snapshots.left = own
     kept = {"sampler": own, "generator": snapshots.generator, "carried": snapshots.entered}
     snapshots.kept.append((number, kept))
+
+
+# -- states of torch's generators ------------------------------------------------------------------
+
+
+def generator_state(generator: object) -> list[int] | None:
+    """Of a torch generator, as JSON can hold it; ``None`` where there is no such generator."""
+    return generator.get_state().tolist() if hasattr(generator, "get_state") else None
+
+
+def set_generator(generator: object, state: list[int]) -> None:
+    """The opposite of `generator_state`."""
+    import torch
+
+    if hasattr(generator, "set_state"):
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))
+
+
+def global_state() -> list[int]:
+    """Of torch's global generator."""
+    import torch
+
+    state: list[int] = torch.get_rng_state().tolist()
+    return state

@@ -8,7 +8,7 @@ wait for.
 the leases.
 3. Threads are joined: streamers, which synchronise their copies before they unlock pages; the pool,
 whose workers end
-   after the job at hand (`workers/ending.py`), are killed after half a second, and are all reaped;
+   after the job at hand (`workers/work.py`), are killed after half a second, and are all reaped;
 producers, which may wait for a data source.
 4. Descriptors are closed when no thread can wait on them any more. A thread that does not end (a
 data source that blocks

@@ -17,8 +17,7 @@ from async_loader.compat.torch_errors import as_torchs
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.iterator import BatchIterator
-from async_loader.pipeline.workers.ending import Ending, while_open
-from async_loader.pipeline.workers.work import WorkContext
+from async_loader.pipeline.workers.work import Ending, WorkContext, while_open
 
 _OF_AN_EPOCH = {"_rng", "_undrawn", "it", "_idxs", "_workers"}
 """Attributes that every epoch sends, or that do not matter to a worker."""

@@ -22,7 +22,7 @@ from async_loader.dataset.batch_order import Batches
 from async_loader.dataset.bookmarks import stated
 from async_loader.dataset.dataset_work import TrackedMapWork
 from async_loader.dataset.epoch_progress import EpochProgress
-from async_loader.dataset.generator_state import generator_state, set_generator
+from async_loader.dataset.sampler_batches import generator_state, set_generator
 
 log = logging.getLogger("async_loader")
 

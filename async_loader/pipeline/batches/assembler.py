@@ -19,9 +19,8 @@ from async_loader.pipeline.batches import collate
 from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator, join
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
-from async_loader.pipeline.codec import Encoded
+from async_loader.pipeline.codec import Encoded, shared
 from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
-from async_loader.pipeline.shared_calls import shared
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema, samples_of
 from async_loader.shm.fd_channel import Record

@@ -25,9 +25,8 @@ from async_loader.pipeline import codec
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.batches.arena import Arena
 from async_loader.pipeline.codec import Encoded
-from async_loader.pipeline.workers.ending import EndSeen
 from async_loader.pipeline.workers.failures import report
-from async_loader.pipeline.workers.work import END, WorkerConfig, WorkerState
+from async_loader.pipeline.workers.work import END, EndSeen, WorkerConfig, WorkerState
 from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
 from async_loader.shm.fd_channel import FdChannel, Record, from_fd
 from async_loader.shm.segment import Segment
