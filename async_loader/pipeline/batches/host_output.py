@@ -57,13 +57,13 @@ class HostOutput:
         return outcome
 
     def hand_out(self, batch: Batch) -> Any:
-        """The value, on its slot while slots may be lent. Safe to repeat."""
+        """The value, on its slot while slots may be lent."""
         buffer = batch.buffer
         if buffer is not None and buffer.ring is not None and not buffer.ring.lend(buffer.slot):
             self.copied_short += 1
             batch.value = UNMADE
             self._copy_out(batch)
-        if batch.value is UNMADE:  # here, or in a call that a signal interrupted
+        if batch.value is UNMADE:
             batch.value = self._value(batch)
         return batch.value
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from async_loader.replay.array_types import Floats, Ids
+from async_loader.replay.array_types import Ids
 
 # For writing and reading: where the field lies in the table.
 ROW_ADDRESS = 0  # in row 0
@@ -17,14 +17,21 @@ WRITING = 5
 """Columns for writing."""
 # For reading only.
 FRAMES = 5  # rows that the field shows
-ANCHOR = 6  # the row of an item at which they end; see views.py
+SHOWN = 6  # which row of an item they end at, or what is computed; see below
 ZERO_PADDED = 7  # 1: frames before the episode's start are zeros; 0: its first frame
-READING = 8
+TIMES = 8  # places of a time axis; 0: the field has none
+UNIT = 9  # bytes of a number that is summed up
+READING = 10
 """Columns for reading."""
 
+STEP, AFTER, LAST, GOAL = range(4)
+"""Rows: the item's step, the one after its last step, its last step, the one of its new goal. With
+a time axis the first two are those of each step.
+"""
+RETURN, DISCOUNT, MASK, IS_FIRST, STEP_INDEX, RELABELLED, STEPS = range(4, 11)
+"""What is computed. See `ReadPlan`."""
+
 NO_FIELDS: Ids = np.empty((0, WRITING), np.int64)
-NO_PRIORITIES: Floats = np.empty(0)
-"""What kernels take for steps of a table without priorities."""
 
 
 def from_step(fields: Ids, step: int) -> Ids:

@@ -27,24 +27,15 @@ from async_loader.replay.kernels.items import (
     use_up,
 )
 from async_loader.replay.kernels.reading import (
-    copy_items,
-    copy_many_items,
     find,
     find_steps,
-    names_of,
     read,
     read_any,
     read_many,
-    read_rows,
-    returns,
-    walk,
-    walk_on_disk,
 )
 from async_loader.replay.kernels.writing import end_stream, overwrite, write
 
 __all__ = [
-    "copy_items",
-    "copy_many_items",
     "drop_pending",
     "end_stream",
     "expire_old",
@@ -52,20 +43,15 @@ __all__ = [
     "find_steps",
     "forget",
     "lend",
-    "names_of",
     "note_priorities",
     "overwrite",
     "read",
     "read_any",
     "read_many",
-    "read_rows",
     "remove",
     "retire_steps",
-    "returns",
     "room",
     "turn_version",
     "use_up",
-    "walk",
-    "walk_on_disk",
     "write",
 ]
