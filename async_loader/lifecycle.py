@@ -1,4 +1,4 @@
-"""Starting, waiting and ending: Deadline, EndFlag, EventFd, Patience, StateMachine.
+"""Starting, waiting and ending: Deadline, EndFlag, EventFd, Patience, StateTable.
 
 Waits here are on file descriptors and have an end; there is no polling and no sleeping.
 """
@@ -343,7 +343,7 @@ class StateTable(Generic[S]):
 
 
 class State(enum.Enum):
-    """State of a loader. `_MOVES` holds the legal moves."""
+    """State of a loader. `MOVES` holds the legal moves."""
 
     NEW = "new"
     RUNNING = "running"
@@ -352,19 +352,10 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-_MOVES: dict[State, set[State]] = {
+MOVES: dict[State, set[State]] = {
     State.NEW: {State.RUNNING, State.CLOSING},
     State.RUNNING: {State.BROKEN, State.CLOSING},
     State.BROKEN: {State.CLOSING},
     State.CLOSING: {State.CLOSED},
     State.CLOSED: set(),
 }
-
-
-class StateMachine(StateTable[State]):
-    """The life of a loader."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(State.NEW, _MOVES)

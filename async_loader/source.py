@@ -308,8 +308,6 @@ class Leasing(Protocol):
         """Start the consumer's use of this batch.
 
         False if it was redelivered elsewhere and must be dropped.
-
-        Idempotent: a ``next`` interrupted by a signal calls it again.
         """
 
     def settle(self, lease: object) -> None:

@@ -220,6 +220,13 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return imported.from_numpy(array)
 
 
+def copied(value: Any) -> Any:
+    """Return an array or a tensor on memory of its own; return everything else unchanged."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value.detach().clone() if is_tensor(value) else value
+
+
 def copy_on_cpu(target: torch.Tensor, values: torch.Tensor) -> None:
     """Copy ``values`` into ``target``, of the same shape and dtype, in this thread alone.
 
@@ -344,10 +351,8 @@ def reduced(obj: object) -> Any:
     if not isinstance(obj, torch.Tensor):
         return _reduced_storage(obj, torch)
     if type(obj) in (torch.Tensor, torch.nn.Parameter):
-        if obj.is_meta:
-            return _meta, (tuple(obj.shape), obj.stride(), obj.dtype, type(obj), obj.requires_grad)
-        if obj.is_nested:
-            return _reduced_nested(obj, torch)
+        if obj.is_meta or obj.is_nested:
+            return NotImplemented  # torch's own
         if obj.requires_grad:
             return _with_gradient, (obj.detach(), type(obj))
         if type(obj) is torch.nn.Parameter:
@@ -366,20 +371,6 @@ def reduced(obj: object) -> Any:
         return from_subclass, (type(obj), *to_parts(obj.as_subclass(torch.Tensor)), vars(obj))
 
 
-def _meta(
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    kind: type[torch.Tensor],
-    requires_grad: bool,
-) -> Any:
-    """Rebuild a tensor from shape and dtype alone: meta tensors have no memory."""
-    import torch
-
-    tensor = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-    return _with_gradient(tensor, kind, requires_grad)
-
-
 def _with_gradient(
     tensor: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool = True
 ) -> Any:
@@ -392,36 +383,6 @@ def _with_gradient(
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, requires_grad)
     return tensor.requires_grad_(requires_grad)
-
-
-def _reduced_nested(obj: torch.Tensor, torch: ModuleType) -> Any:
-    """Reduce to the values in one buffer, out of band, and the offsets of the parts;
-    as torch's own workers do.
-    """
-    if obj.layout is torch.jagged:
-        return NotImplemented
-    plain = obj.detach()
-    where = (
-        plain._nested_tensor_size(),
-        plain._nested_tensor_strides(),
-        plain._nested_tensor_storage_offsets(),
-    )
-    return _nested, (plain.values(), *where, obj.requires_grad)
-
-
-def _nested(
-    values: torch.Tensor,
-    sizes: torch.Tensor,
-    strides: torch.Tensor,
-    offsets: torch.Tensor,
-    requires_grad: bool,
-) -> Any:
-    import torch as untyped
-
-    torch: Any = untyped
-    return torch._nested_view_from_buffer(values, sizes, strides, offsets).requires_grad_(
-        requires_grad
-    )
 
 
 def _reduced_sparse(obj: torch.Tensor, torch: ModuleType) -> Any:

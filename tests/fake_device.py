@@ -3,9 +3,8 @@
 Operations run as late as the device's rules allow.
 
 Use it in place of a loader's device: ``AsyncDataLoader(source, 64, device=FakeBackend())``, or
-``device="fake"`` in tests. Its arrays are read with ``.cpu()`` or `FakeBackend.launch`, which go
-through the consumer's current stream as kernels on a real device do. The model is strict about
-these rules:
+``device="fake"``. Its arrays are read with ``.cpu()`` or `FakeBackend.launch`, which go through the
+consumer's current stream as kernels on a real device do. The model is strict about these rules:
 
 * A copy runs when its stream is advanced, by a test or by a waiting thread, and reads page-locked
   memory then.
@@ -380,7 +379,11 @@ class FakeBackend:
         with self._lock:
             self.wait(self._push_event(FakeEvent(stream)))
 
-    def write(self, target: FakeArray, values: FakeArray | torch.Tensor) -> None:
+    def write(self, pairs: list[tuple[FakeArray, FakeArray | torch.Tensor]]) -> None:
+        for target, values in pairs:
+            self._write(target, values)
+
+    def _write(self, target: FakeArray, values: FakeArray | torch.Tensor) -> None:
         """Queue a copy on the current stream, which keeps neither array alive. A tensor on the CPU
         is read at once.
         """

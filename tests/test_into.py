@@ -20,7 +20,6 @@ from async_loader import (
     ReplayBuffer,
     Sequences,
     connect,
-    tensors,
 )
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
@@ -124,16 +123,6 @@ def test_what_is_not_given_comes_beside_on_memory_of_its_own():
     assert list(into) == ["x"]
 
 
-def test_an_entry_of_a_batch_that_is_replaced_changes_nothing_later():
-    into = given_tensors()
-    with AsyncDataLoader(columns(), B, into=into) as loader:
-        batch = next(loader)
-        batch["x"] = batch["x"] / 255
-        batch["more"] = 1
-        assert next(loader)["x"] is into["x"]
-        assert list(into) == ["x", "i"]
-
-
 def test_nested_fields_and_text_beside():
     count = itertools.count()
 
@@ -221,14 +210,6 @@ def test_a_graph_that_needs_an_overwritten_batch_is_refused_by_torch(width):
         next(loader)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
-
-
-@pytest.mark.parametrize("width", [1, 5000], ids=["small", "copied in one thread"])
-def test_a_gradient_of_what_is_copied_does_not_reach_the_given_tensors(width):
-    into = torch.zeros(B, width)
-    tensors.copy_on_cpu(into, torch.ones(B, width, requires_grad=True))
-    assert into.eq(1).all()
-    assert not into.requires_grad
 
 
 def test_a_dtype_that_numpy_lacks():
@@ -387,12 +368,6 @@ def test_a_callable_is_checked_at_its_first_batch():
     ) as loader:
         with pytest.raises(SchemaError, match="a batch that is no dict"):
             next(loader)
-
-
-def test_names_of_other_libraries_are_explained():
-    wrong = {"out": given_tensors()}
-    with pytest.raises(TypeError, match="say into"):
-        AsyncDataLoader(columns(), B, **wrong)
 
 
 # -- on a device -----------------------------------------------------------------------------------

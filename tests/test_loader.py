@@ -10,8 +10,7 @@ import operator
 import os
 import random
 import threading
-from collections import Counter, namedtuple
-from pathlib import Path
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from waiting_rig import until
 import async_loader
 from async_loader import END, AsyncDataLoader
 from async_loader.errors import Broken, CannotSend, ConfigError, JobFailed, SchemaError, Unsupported
-from async_loader.pipeline import codec
 from async_loader.source import Applied, Jobs, Samples
 
 Step = namedtuple("Step", "obs reward")
@@ -230,30 +228,6 @@ def test_columns_give_rows_that_belong_together_and_their_index(workers, batch_s
             assert batch["f"].is_contiguous()
 
 
-def test_columns_under_every_start_method_travel_in_one_segment(start_method):
-    with AsyncDataLoader(
-        columns(), 512, num_workers=2, multiprocessing_context=start_method, timeout_s=60
-    ) as loader:
-        for batch in take(loader, 4):
-            check_columns(batch, 512)
-        if start_method != "fork":
-            lines = [
-                line
-                for h in loader._engine.core.pool.handles
-                for line in Path(f"/proc/{h.pid}/maps").read_text().splitlines()
-            ]
-            mapped = Counter(line.split()[4] for line in lines if "memfd:async_loader" in line)
-            assert 2 in mapped.values()  # an inode mapped by both
-
-
-def test_a_thousand_columns_arrive_although_they_exceed_one_record():
-    with AsyncDataLoader(
-        {f"column {i}": np.full(10, i) for i in range(1000)}, 4, num_workers=2
-    ) as loader:
-        batch = next(loader)
-    assert all((batch[f"column {i}"] == i).all() for i in range(1000))
-
-
 def test_columns_are_drawn_uniformly():
     rows, draws = 50, 20_000
     with AsyncDataLoader({"x": np.arange(rows)}, 1000, seed=1) as loader:
@@ -275,14 +249,6 @@ def test_the_same_seed_draws_the_same_batches_with_any_workers():
     assert torch.equal(first, drawn(3, num_workers=2, chunk_size=8))
     assert not torch.equal(first, drawn(4))
     assert not torch.equal(drawn(None), drawn(None))
-
-
-def test_a_dataset_that_is_changed_afterwards_does_not_change_lent_batches():
-    data = {"x": np.zeros((64, 4096), np.float32)}
-    with AsyncDataLoader(data, 16) as loader:
-        batch = next(loader)
-        data["x"][:] = 1
-        assert not batch["x"].any()
 
 
 def test_columns_with_a_collate_fn_are_samples():
@@ -347,57 +313,7 @@ def test_a_collate_fn_may_return_any_object(workers, nbytes):
             assert step.obs.tolist() == [0, 1, 2]
 
 
-def test_an_identity_collate_fn_gives_the_samples():
-    with AsyncDataLoader(
-        dicts_in_order(lambda i: {"i": i}), 3, collate_fn=lambda samples: samples
-    ) as loader:
-        assert next(loader) == [{"i": 0}, {"i": 1}, {"i": 2}]
-
-
 # -- functions that pickle does not know -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_lambdas_and_closures_work_as_source_job_and_collate_fn(method):
-    offset = np.int64(100)
-
-    class Local:
-        def __init__(self, i):
-            self.i = i
-
-        def __call__(self):
-            return {"v": self.i + offset}
-
-    with AsyncDataLoader(
-        lambda n: [Local(i) if i % 2 else (lambda i=i: {"v": i + offset}) for i in range(n)],
-        4,
-        collate_fn=lambda samples: np.stack([s["v"] for s in samples]) - offset,
-        num_workers=2,
-        multiprocessing_context=method,
-        timeout_s=60,
-    ) as loader:
-        assert next(loader).tolist() == [0, 1, 2, 3]
-
-
-class Dataset:
-    """An item would have 136 KB if the dataset were sent with each."""
-
-    def __init__(self):
-        self.data = np.arange(17_000)
-
-    def __getitem__(self, i):
-        return {"x": int(self.data[i])}
-
-
-def test_items_of_a_dataset_are_sent_with_the_dataset_once_per_chunk():
-    dataset = Dataset()
-    one = codec.encode([functools.partial(dataset.__getitem__, 0)])
-    many = codec.encode([functools.partial(dataset.__getitem__, i) for i in range(64)])
-    assert len(one.head) > 130_000
-    assert len(many.head) < len(one.head) + 64 * 100
-    source = lambda n: [functools.partial(dataset.__getitem__, i) for i in range(n)]  # noqa: E731
-    with AsyncDataLoader(source, 64, num_workers=2) as loader:
-        assert next(loader)["x"].tolist() == list(range(64))
 
 
 def test_an_unpicklable_job_fails_its_batch_by_name_and_others_arrive():
@@ -451,15 +367,6 @@ def test_a_collate_fn_that_cannot_be_sent_is_refused_by_name():
 
 
 # -- the general path ------------------------------------------------------------------------------
-
-
-@WORKERS
-def test_strings_stay_lists(workers):
-    source = lambda n: [functools.partial(dict, name=str(i), x=i) for i in range(n)]  # noqa: E731
-    with AsyncDataLoader(source, 4, num_workers=workers) as loader:
-        for batch in take(loader, 3):
-            assert batch["name"] == ["0", "1", "2", "3"]
-            assert batch["x"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("device", ["cpu", "fake"])
@@ -587,24 +494,6 @@ def test_mixed_dtypes_are_promoted_alike_for_every_chunk_size(workers, chunk_siz
 
 def wrap(value):
     return {"v": value}
-
-
-@WORKERS
-def test_a_scalar_for_an_image_fails_its_batch_only(workers):
-    count = itertools.count()
-
-    def source(n):
-        odd = next(count) % 2
-        return [
-            functools.partial(np.zeros, (2, 2)),
-            (lambda: 7.0) if odd else functools.partial(np.ones, (2, 2)),
-        ]
-
-    with AsyncDataLoader(source, 2, chunk_size=1, num_workers=workers) as loader:
-        for _ in range(3):
-            assert next(loader).sum((1, 2)).tolist() == [0, 4]
-            with pytest.raises(SchemaError, match="has shapes"):
-                next(loader)
 
 
 # -- random numbers --------------------------------------------------------------------------------
@@ -823,16 +712,6 @@ def test_a_user_defined_source_gets_feedback():
 # -- layout, slots, numbers ------------------------------------------------------------------------
 
 
-def transition(i):
-    rng = np.random.default_rng(i)
-    return {
-        "obs": rng.random(17, np.float32),
-        "action": rng.random(6),
-        "done": bool(i % 2),
-        "r": float(i),
-    }
-
-
 @WORKERS
 def test_a_batch_that_outgrows_slot_bytes_says_so_with_both_numbers(workers):
     with AsyncDataLoader(
@@ -845,16 +724,6 @@ def test_a_batch_that_outgrows_slot_bytes_says_so_with_both_numbers(workers):
             ConfigError, match=r"a batch needs 156\.\d KiB, a slot holds 8\.0 KiB: raise slot_bytes"
         ):
             take(loader, 3)
-
-
-@WORKERS
-def test_slot_bytes_need_not_be_whole_pages(workers):
-    for collate_fn in (None, lambda samples: {"x": np.stack([s["x"] for s in samples])}):
-        source = lambda n: [functools.partial(filled, 50_000, 1)] * n  # noqa: E731
-        with AsyncDataLoader(
-            source, 4, slot_bytes=200_001, num_workers=workers, collate_fn=collate_fn
-        ) as loader:
-            assert all(b["x"].all() for b in take(loader, 4))
 
 
 def test_stats_count_batches_and_slots():
@@ -924,17 +793,6 @@ def test_skipped_batches_are_counted(workers):
     with AsyncDataLoader(source, 1, num_workers=workers, on_error="skip") as loader:
         assert [next(loader).item() for _ in range(6)] == pytest.approx([1, 0.5, 1 / 3] * 2)
         assert loader.stats().skipped == 2
-
-
-@WORKERS
-def test_a_job_error_keeps_its_type_and_later_batches_arrive(workers):
-    count = itertools.count()
-    source = lambda n: [functools.partial(operator.truediv, 1, next(count) % 3)] * n  # noqa: E731
-    with AsyncDataLoader(source, 1, num_workers=workers) as loader:
-        for _ in range(3):
-            with pytest.raises(ZeroDivisionError, match="division by zero"):
-                next(loader)
-            assert [next(loader).item() for _ in range(2)] == [1, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -1090,14 +948,6 @@ def test_a_bad_argument_is_refused_before_anything_starts(case, monkeypatch):
     with pytest.raises(ConfigError, match=text):
         AsyncDataLoader(**{"data_source": GOOD, "batch_size": 8, "num_workers": 2, **arguments})
     assert not started
-
-
-def test_numpy_integers_are_accepted():
-    with AsyncDataLoader(
-        GOOD, np.int64(8), chunk_size=np.int32(4), num_workers=np.int8(0), seed=np.uint32(3)
-    ) as loader:
-        assert next(loader)["x"].shape == (8,)
-        assert type(loader.batch_size) is int
 
 
 def test_public_attributes_have_their_values():

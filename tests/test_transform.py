@@ -267,13 +267,6 @@ def wipe(batch: dict) -> dict:
     return batch
 
 
-def test_the_items_of_a_queue_are_transformed():
-    with ReplayBuffer.queue(64) as queue:
-        queue.extend(x=columns()["x"][:32])
-        with AsyncDataLoader(queue, 8, transform=wipe) as loader:
-            assert not any(batch["x"].any() for batch in take(loader, 4))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_a_feeder_are_transformed_where_they_arrive(workers):
     with connect("embedded", tables={"replay": {"capacity": 128}}) as client:
@@ -359,9 +352,3 @@ def test_what_is_no_function_is_refused_at_once():
         AsyncDataLoader(columns(), 8, transform=3)
     with pytest.raises(ConfigError, match="transform is the class dict: give an instance"):
         AsyncDataLoader(columns(), 8, transform=dict)
-
-
-def test_names_of_other_libraries_are_answered():
-    wrong = {"transforms": change}
-    with pytest.raises(TypeError, match="has no transforms: say transform"):
-        AsyncDataLoader(columns(), 8, **wrong)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +48,9 @@ class Bookmark:
         )
 
     @classmethod
-    def from_state(cls, state: dict[str, Any] | Sequence[Any]) -> Bookmark:
-        """The opposite of `to_state`. Version 1 of the loaders' states has (given, state of one of
-        the two).
-        """
-        if isinstance(state, dict):
-            return cls(state["given"], state["ended"], state["whole"], state["items"])
-        given, items = state
-        return cls(given, items=items)
+    def from_state(cls, state: dict[str, Any]) -> Bookmark:
+        """The opposite of `to_state`."""
+        return cls(**state)
 
     def to_state(self) -> dict[str, Any]:
         """JSON can hold it where it can hold the two states."""
@@ -78,9 +73,6 @@ class Bookmark:
                 items.load_state_dict(self.items)
         elif not has_state(iterable):
             deque(upto(items, self.given * per_given), maxlen=0)
-        elif self.items is not None:  # version 1 does not say whose state it is
-            iterable.load_state_dict(self.items)
-            items = iter(iterable)
         resumed: Iterator[Any] = items
         return resumed
 

@@ -68,7 +68,6 @@ set_public_names(globals())
 CLOSE_TIMEOUT_S = 10.0
 
 _STATE_VERSION = 2
-_STATE_VERSIONS = (1, 2)
 
 
 @explain_wrong_attributes
@@ -409,7 +408,7 @@ class DataLoader(Generic[B]):
             The state is of another kind of loader, or of an iterable dataset with another number of
             workers.
         """
-        if not isinstance(state, dict) or state.get("version") not in _STATE_VERSIONS:
+        if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
             raise ConfigError(
                 f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: "
                 f"{_brief(state)}"

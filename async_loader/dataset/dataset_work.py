@@ -15,8 +15,7 @@ from async_loader.dataset.array_dataset import Columns, Index, as_index
 from async_loader.dataset.bookmarks import Bookmark, has_state, upto
 from async_loader.errors import Broken
 from async_loader.pipeline.batches import arena
-from async_loader.pipeline.workers.ending import NEVER, Ending, while_open
-from async_loader.pipeline.workers.work import Kind, WorkContext
+from async_loader.pipeline.workers.work import NEVER, Ending, Kind, WorkContext, while_open
 from async_loader.source import END
 
 
@@ -286,19 +285,15 @@ class StreamWork:
             return _Tracked(self, items, here, mark)
         return _Stream(self, items)
 
-    def batch(self, items: Iterator[Any], begun: list[Any]) -> tuple[Any, bool]:
-        """The next batch, END for none, and whether it was the last.
-
-        ``begun`` keeps what was taken for it, so that a call which a signal interrupts can be made
-        again.
-        """
+    def batch(self, items: Iterator[Any]) -> tuple[Any, bool]:
+        """The next batch, END for none, and whether it was the last."""
         size = self._size or 1
         with arena.within(None):
-            begun.extend(upto(items, size - len(begun)))
+            begun = list(upto(items, size))
         short = len(begun) < size
         if not begun or (self._drop and short and self._size is not None):
             return END, True
-        return self._collate(begun[0] if self._size is None else list(begun)), short
+        return self._collate(begun[0] if self._size is None else begun), short
 
 
 class _Stream(Iterator[Any]):
@@ -307,35 +302,23 @@ class _Stream(Iterator[Any]):
     def __init__(self, work: StreamWork, items: Iterator[Any]) -> None:
         self.work, self.items, self.ended = work, items, False
         self._torn = False
-        self._begun: list[Any] = []
 
     def __next__(self) -> Any:
         if self.ended:
             raise StopIteration
-        batch, self.ended = self._batch()
-        self._begun = []
-        if batch is END:
-            raise StopIteration
-        return batch
-
-    def _batch(self) -> tuple[Any, bool]:
-        torn, begun = self._torn, len(self._begun)
         try:
-            batch, ended = self.work.batch(self.items, self._begun)
-        except Exception:
-            self._begun = []
+            batch, self.ended = self.work.batch(self.items)
+        except BaseException as error:
+            self._torn = not isinstance(error, Exception)
             raise
-        except BaseException:
-            self._torn = True
-            raise
-        if torn and ended and len(self._begun) == begun:
-            self.ended = True
+        if batch is not END:
+            return batch
+        if self._torn:
             raise Broken(
                 "a signal (Ctrl-C) ended the dataset's iterator: the rest of this pass is lost, "
                 "begin another"
             )
-        self._torn = False
-        return batch, ended
+        raise StopIteration
 
 
 class _Tracked(Iterator[StreamResult]):
@@ -360,9 +343,7 @@ class _Tracked(Iterator[StreamResult]):
             self._began = True
             return StreamResult(END, self._where())
         ended = self._stream.ended
-        batch = END
-        for batch in self._stream:  # noqa: B007 - not next(): what a loop assigns was not lost before, whenever a signal comes
-            break
+        batch = next(self._stream, END)
         if batch is END and ended:
             raise StopIteration
         self.given += batch is not END

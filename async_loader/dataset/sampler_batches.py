@@ -10,8 +10,7 @@ from typing import Any
 from async_loader import tensors
 from async_loader.dataset.batch_order import Batches, LastBatch, Snapshots
 from async_loader.dataset.bookmarks import Bookmark
-from async_loader.dataset.generator_state import generator_state, global_state, set_generator
-from async_loader.dataset.sampler_pass import SamplerPass, mark_of
+from async_loader.dataset.sampler_pass import SamplerPass
 from async_loader.source import END
 
 
@@ -58,12 +57,12 @@ class SamplerBatches(Batches):
             return self._cut(walk)
         if loaded is not None and loaded.get("left") is not None:
             # to the end of an epoch, from the state that it had behind the last batch
-            walk.finish(mark_of(loaded["left"]))
+            walk.finish(Bookmark.from_state(loaded["left"]))
         mark, passed = None, start
         if loaded is not None:
             self._restore(loaded)
             if loaded["sampler"] is not None:
-                mark, passed = mark_of(loaded["sampler"]), 0
+                mark, passed = Bookmark.from_state(loaded["sampler"]), 0
         snapshots.generator, snapshots.entered = self._generator_state(), self._carried_state()
         if self._track and (mark is not None or walk.stated):
             walk.begin(mark)  # at once: its state may be asked for before the first task
@@ -178,3 +177,27 @@ def _note(number: int, walk: SamplerPass, snapshots: Snapshots) -> None:
     snapshots.left = own
     kept = {"sampler": own, "generator": snapshots.generator, "carried": snapshots.entered}
     snapshots.kept.append((number, kept))
+
+
+# -- states of torch's generators ------------------------------------------------------------------
+
+
+def generator_state(generator: object) -> list[int] | None:
+    """Of a torch generator, as JSON can hold it; ``None`` where there is no such generator."""
+    return generator.get_state().tolist() if hasattr(generator, "get_state") else None
+
+
+def set_generator(generator: object, state: list[int]) -> None:
+    """The opposite of `generator_state`."""
+    import torch
+
+    if hasattr(generator, "set_state"):
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))
+
+
+def global_state() -> list[int]:
+    """Of torch's global generator."""
+    import torch
+
+    state: list[int] = torch.get_rng_state().tolist()
+    return state

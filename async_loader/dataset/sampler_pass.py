@@ -118,13 +118,3 @@ class SamplerPass:
         if has_state(inner):
             return Bookmark(self._given, self._ended, whole=inner.state_dict())
         return None
-
-
-def mark_of(state: object) -> Bookmark:
-    """Version 1 of the loaders' states has the state of the sampler, or of its iterator, alone."""
-    if isinstance(state, dict) and state.keys() == _MARK_KEYS:
-        return Bookmark.from_state(state)
-    return Bookmark(items=state)
-
-
-_MARK_KEYS = Bookmark().to_state().keys()

@@ -10,7 +10,7 @@
    │                                                                                   │
    ├─ Batch ◀── ChunkAssembler.load, assemble ◀── answers ◀── Worker ◀── WorkerPool ◀──┘
    ▼
- TrainQueue ─▶ [Streamer ─▶ CudaQueue | PinningThread] ─▶ BatchIterator
+ TrainQueue ─▶ [Streamer | PinningThread ─▶ TrainQueue] ─▶ BatchIterator
 
 Slots are leased when a batch begins and go back when the last tensor on them dies; `Credits` bound
 how many batches are under way. An `Engine` lives as long as its loader and runs any number of

@@ -9,12 +9,10 @@ from time import perf_counter
 from typing import Any
 
 from async_loader.errors import AsyncLoaderError, Closed
-from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, Outcome, StreamEnd
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.job_queue import NO_PAYLOAD, Chunk, IterationSpec, Job
-from async_loader.pipeline.producer import NO_WAIT, Supply
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.sample_work import LocalReaders, SampleTasks
 from async_loader.pipeline.workers.thread_pool import ThreadPool
@@ -47,6 +45,7 @@ class InlineTasks:
             return state.do(spec.number, spec.first + seq, task, stream=spec.stream)
 
     def do(self, seq: int, task: object, worker: int | None) -> Outcome:
+        """As `batch`, with the word of the end."""
         batch = self.batch(seq, task)
         return StreamEnd(0) if batch is END else Batch(tree=batch)
 
@@ -58,7 +57,7 @@ class InlineTasks:
 
 
 class TaskDispatch:
-    """Tasks of any kind, for the workers of a pool. See `Dispatch`."""
+    """Tasks of any kind, for the workers of a pool."""
 
     def __init__(
         self,
@@ -75,6 +74,7 @@ class TaskDispatch:
         self._ready = ready
 
     def do(self, seq: int, task: object, worker: int | None) -> None:
+        """Send a task; its outcome goes to the train queue. Raises CannotSend, OutOfMemory."""
         chunk = self.chunk(seq, task, worker, self._ready)
         self.jobs.append(chunk.job)
         self._pool.submit([chunk])
@@ -88,10 +88,7 @@ class TaskDispatch:
 
 
 class PlanDispatch:
-    """Plans of a source: rows and jobs for workers where there are any, all else for this thread.
-
-    See `Dispatch`.
-    """
+    """Plans of a source: rows and jobs for workers if there are any, all else for this thread."""
 
     def __init__(
         self,
@@ -113,6 +110,10 @@ class PlanDispatch:
         self._readers: LocalReaders | None = None
 
     def do(self, seq: int, plan: Plan, worker: int | None) -> Outcome | None:
+        """The batch of a plan; ``None``: it was sent, and its outcome goes to the train queue.
+
+        Raises what its work raises, CannotSend, OutOfMemory.
+        """
         if isinstance(plan, Rows) and self._reader is None:
             self._meet_reader()
         if self._pool is not None and isinstance(plan, Rows | Jobs):
@@ -152,25 +153,3 @@ class PlanDispatch:
         )
         self._readers = LocalReaders([reader, *others])
         self._reader = reader
-
-
-class InlineInput:
-    """What a transfer thread takes from where the work is done inline: it does the tasks, one for
-    each credit.
-
-    There is no producer thread: that would be a second hand-over beside a busy learner.
-    """
-
-    def __init__(self, supply: Supply) -> None:
-        self._supply = supply
-
-    def get(self, deadline: Deadline) -> Any:
-        """The next outcome, or END. Raises Closed, Timeout."""
-        supply = self._supply
-        supply.credits.wait(supply.seq, deadline)
-        seq = supply.seq
-        outcome = supply.draw(NO_WAIT)
-        if outcome is END or isinstance(outcome, StreamEnd):
-            return END
-        outcome.seq = seq
-        return outcome

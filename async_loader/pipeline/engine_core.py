@@ -8,7 +8,7 @@ wait for.
 the leases.
 3. Threads are joined: streamers, which synchronise their copies before they unlock pages; the pool,
 whose workers end
-   after the job at hand (`workers/ending.py`), are killed after half a second, and are all reaped;
+   after the job at hand (`workers/work.py`), are killed after half a second, and are all reaped;
 producers, which may wait for a data source.
 4. Descriptors are closed when no thread can wait on them any more. A thread that does not end (a
 data source that blocks
@@ -29,7 +29,7 @@ from typing import Protocol
 
 from async_loader.errors import Broken, CannotSend, Closed
 from async_loader.interrupts import SignalsDeferred
-from async_loader.lifecycle import Deadline, EndFlag, State, StateMachine
+from async_loader.lifecycle import MOVES, Deadline, EndFlag, State, StateTable
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
@@ -118,7 +118,7 @@ class EngineCore:
     def __init__(self, settings: CoreSettings, output: HostOutput, end: EndFlag | None) -> None:
         self.settings = settings
         self.pid = os.getpid()
-        self.life = StateMachine()
+        self.life = StateTable(State.NEW, MOVES)
         self.end = end
         self.broken: Broken | None = None
         self.live: set[int] = set()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout, WouldDeadlock
 from async_loader.lifecycle import GAVE_UP, Deadline, Patience
 from async_loader.pipeline.batch import Failure, Outcome, StreamEnd
-from async_loader.pipeline.dispatch import InlineInput, InlineTasks, PlanDispatch, TaskDispatch
+from async_loader.pipeline.dispatch import InlineTasks, PlanDispatch, TaskDispatch
 from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.job_queue import IterationSpec, Job
 from async_loader.pipeline.producer import Credits, DrawCosts, Producer, Supply
@@ -87,9 +87,7 @@ class Iteration:
         self.transfer: TransferThread | None = None
         if transfer is not None:
             self.queue = TrainQueue(ready.in_order)
-            self.transfer = transfer(
-                ready if here is None else InlineInput(self.supply), self.queue
-            )
+            self.transfer = transfer(ready if here is None else self.supply, self.queue)
         self.inline = here if self.transfer is None else None
         self.producer: Producer | None = None
         if isinstance(tasks, PlanDispatch):

@@ -92,11 +92,6 @@ class IterationSpec:
         self.state, self.payload = state, codec.encode(state)
         self.revision += 1
 
-    @property
-    def oldest(self) -> int:
-        """Iterations below this number are over."""
-        return min(self.live.copy(), default=self.number)
-
 
 @dataclass(slots=True, eq=False)
 class Chunk:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from async_loader.errors import Broken, Closed, Timeout, WouldDeadlock
 from async_loader.lifecycle import AutoResetEvent, Deadline, EndFlag, Patience, join
-from async_loader.pipeline.batch import Failure, Outcome
+from async_loader.pipeline.batch import Failure, Outcome, StreamEnd
+from async_loader.pipeline.dispatch import InlineTasks, PlanDispatch, TaskDispatch
 from async_loader.pipeline.task_supplier import TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
@@ -110,15 +111,6 @@ class DrawCosts:
         return cost > self._hand_over_s
 
 
-class Dispatch(Protocol):
-    """Where the work of a task is done."""
-
-    def do(self, seq: int, task: Any, worker: int | None) -> Outcome | None:
-        """Do a task in this thread; or send it to workers, and return ``None``: its outcome goes
-        to the train queue. Raises what the work raises, CannotSend, OutOfMemory.
-        """
-
-
 class Supply:
     """Draws the tasks of one iteration and has them done, one at a time, in the thread that calls.
 
@@ -135,7 +127,11 @@ class Supply:
     """
 
     def __init__(
-        self, supplier: TaskSupplier, dispatch: Dispatch, credits: Credits, ready: TrainQueue
+        self,
+        supplier: TaskSupplier,
+        dispatch: InlineTasks | TaskDispatch | PlanDispatch,
+        credits: Credits,
+        ready: TrainQueue,
     ) -> None:
         self.supplier = supplier
         self.credits = credits
@@ -204,6 +200,22 @@ class Supply:
             self._ready.put(seq, outcome)
         if self.ended:
             self._ready.end(self.seq)
+
+    def get(self, deadline: Deadline) -> Any:
+        """The next outcome, or END, for a transfer thread that takes from here where the work is
+        done inline: a producer would be a second hand-over beside a busy learner.
+
+        Raises
+        ------
+        Closed, Timeout
+        """
+        self.credits.wait(self.seq, deadline)
+        seq = self.seq
+        outcome = self.draw(NO_WAIT)
+        if outcome is END or isinstance(outcome, StreamEnd):
+            return END
+        outcome.seq = seq
+        return outcome
 
     def fill(self) -> None:
         """Draw tasks while there are credits. In the consumer's thread. Raises Closed."""

@@ -6,7 +6,6 @@ import copy
 import json
 
 import hypothesis.strategies as st
-import pytest
 from dataset_rig import CountingIterator
 from hypothesis import given
 
@@ -132,18 +131,6 @@ def test_a_bookmark_says_whose_states_it_has():
         mark = Bookmark.of(one, iter(one), 0, ended=False)
         assert (mark.whole is not None, mark.items is not None) == has
         assert stated([mark]) == any(has)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_version_1_saved_is_understood(kind):
-    one, other = kind(), kind()
-    items = iter(one)
-    list(upto(items, 2))
-    holder = items if hasattr(items, "state_dict") else one
-    state = holder.state_dict() if hasattr(holder, "state_dict") else None
-    assert list(upto(Bookmark.from_state([2, state]).resume(other), None)) == list(
-        upto(items, None)
-    )
 
 
 def test_items_that_are_passed_over_are_counted_in_batches():

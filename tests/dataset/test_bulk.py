@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
 from async_loader import DataLoader
-from async_loader.dataset.array_dataset import Columns, columns_of
+from async_loader.dataset.array_dataset import columns_of
 from async_loader.errors import ConfigError
 
 DTYPES = ["?", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "f2", "f4", "f8", "c8", "c16"]
@@ -86,11 +86,6 @@ def test_it_gives_what_item_by_item_gives(dataset, batch_size, shuffle, last, da
 def test_tensors_that_are_strided_are_gathered_whatever_their_dtype(dtype):
     data = torch.from_numpy(np.arange(12).astype(dtype))[::2]
     same(list(DataLoader(data, 4, bulk=True)), [data[:4], data[4:]])
-
-
-def test_conjugated_tensors_are_gathered_as_they_read():
-    data = torch.tensor([1 + 2j, 3 - 1j]).conj()
-    same(list(DataLoader(data, 2, bulk=True)), [torch.tensor([1 - 2j, 3 + 1j])])
 
 
 def test_tensors_of_dtypes_that_numpy_lacks_are_gathered_too():
@@ -179,8 +174,3 @@ def test_worker_init_fn_is_called_for_arrays_too(worker_type):
         list(loader)
     with DataLoader(np.arange(4), 2, worker_init_fn=_refuse, bulk=True) as loader:
         assert len(list(loader)) == 2  # it is called in workers alone
-
-
-def test_columns_can_be_made_by_hand():
-    made = Columns([np.arange(5), np.arange(5) * 2], tuple)
-    same(made.gather(np.array([4, -5])), (torch.tensor([4, 0]), torch.tensor([8, 0])))

@@ -11,11 +11,10 @@ import threading
 import time
 
 import pytest
-from fault_rig import SLACK_S, Batches, Script, block, fail, first, plain, thread, until, wide
+from fault_rig import SLACK_S, Batches, Script, block, first, plain, thread, until, wide
 
 from async_loader import END, AsyncDataLoader, DataLoader
 from async_loader.errors import Closed
-from async_loader.lifecycle import State
 from async_loader.pipeline import iteration
 from async_loader.pipeline.workers import worker_pool
 from async_loader.pipeline.workers.worker_handle import WorkerHandle
@@ -66,13 +65,6 @@ def test_after_close_next_is_the_end(workers):
         next(loader)
 
 
-def test_close_twice(workers):
-    loader = load(num_workers=workers)
-    loader.close()
-    loader.close()
-    assert loader._engine.core.life.state is State.CLOSED
-
-
 def test_close_from_another_thread_ends_a_waiting_next(workers, told):
     loader = load(Batches({0: functools.partial(block, told.path)}), num_workers=2)
     told.pid()
@@ -114,28 +106,6 @@ def test_close_from_many_threads_at_once(workers):
         assert c()
 
 
-def test_close_inside_an_exception_and_inside_with(workers):
-    with pytest.raises(LookupError, match="mine"):  # noqa: PT012
-        with load(num_workers=workers) as loader:
-            first(next(loader))
-            raise LookupError("mine")
-    assert loader.end_flag
-
-
-def test_close_after_next_has_raised(workers):
-    loader = load(Batches({0: functools.partial(fail, ValueError)}), num_workers=workers)
-    with pytest.raises(ValueError):  # noqa: PT011
-        next(loader)
-    loader.close()
-
-
-def test_close_after_the_end(workers):
-    loader = load(Batches(last=2), num_workers=workers)
-    assert [first(b) for b in loader] == [0, 4]
-    assert list(loader) == []
-    loader.close()
-
-
 def test_a_data_source_may_close_its_loader(workers):
     def source(n):
         if made:
@@ -153,24 +123,6 @@ def test_a_data_source_may_close_its_loader(workers):
     built.set()
     assert [first(b) for b in loader] in ([0], [])
     loader.close()
-
-
-@pytest.mark.slow
-def test_a_signal_handler_may_close_the_loader(tmp_path):
-    body = """\
-        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2,
-                multiprocessing_context="fork")
-        signal.signal(signal.SIGTERM, lambda *_: loader.close())
-        first(next(loader))
-        say("ready")
-        say("got", *(first(b) for b in loader))
-    """
-    with Script(tmp_path, body) as script:
-        script.read("ready")
-        script.read("busy")
-        script.process.terminate()
-        assert script.read("got") == []
-        assert script.end() == (0, "")
 
 
 def test_close_meets_its_deadline_while_workers_are_busy_and_kills_them(told, caplog, monkeypatch):
@@ -261,31 +213,6 @@ def test_a_dropped_loader_warns_and_leaves_nothing(workers, start_method):
         gc.collect()
 
 
-def test_a_loader_dropped_in_a_reference_cycle_leaves_nothing(workers):
-    loader = load(num_workers=workers)
-    first(next(loader))
-    loader.myself = [loader]
-    with pytest.warns(ResourceWarning, match="dropped without close"):  # noqa: PT031
-        del loader
-        gc.collect()
-
-
-def test_batches_that_are_held_outlive_a_dropped_loader():
-    loader = load(Batches(make=wide), num_workers=2)
-    held = [next(loader) for _ in range(6)]
-    with pytest.warns(ResourceWarning):  # noqa: PT031
-        del loader
-        gc.collect()
-    assert [first(b) for b in held] == [0, 4, 8, 12, 16, 20]
-
-
-def test_a_closed_loader_does_not_warn():
-    loader = load()
-    loader.close()
-    del loader
-    gc.collect()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "number", "ending", "code"),
@@ -309,19 +236,6 @@ def test_the_interpreter_ends_cleanly_without_close(tmp_path, ending, code, meth
         assert script.end() == (code, "")
         script.wait_until_gone()
         assert os.listdir(script.tmp) == []
-
-
-def test_the_interpreter_ends_with_the_exception_of_a_program_that_does_not_close(tmp_path):
-    body = """\
-        loader = AsyncDataLoader(Batches(), 4, num_workers=2, multiprocessing_context="fork")
-        next(loader)
-        raise LookupError("mine")
-    """
-    with Script(tmp_path, body) as script:
-        code, err = script.end()
-        assert code == 1
-        assert err.splitlines()[-1] == "LookupError: mine"
-        assert err.count("Traceback") == 1
 
 
 def test_the_interpreter_ends_while_a_user_thread_waits_in_next(tmp_path):

@@ -49,21 +49,6 @@ def test_ctrl_c_in_next(tmp_path, method, whole_group):
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_next_and_the_loader_was_never_closed(tmp_path):
-    body = """\
-        loader = AsyncDataLoader(Batches({0: blocked}), 4, num_workers=2,
-                multiprocessing_context="fork")
-        say("ready")
-        next(loader)
-    """
-    with Script(tmp_path, body) as script:
-        script.read("busy")
-        script.read("ready")
-        interrupt(script)
-        assert_ended(script)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_ctrl_c_in_the_constructor_with_half_of_the_workers_born(tmp_path, method):
     body = """\
@@ -142,30 +127,6 @@ def test_ctrl_c_in_close_while_a_data_source_blocks(tmp_path):
     with Script(tmp_path, body) as script:
         script.read("busy")
         script.read("ready")
-        interrupt(script)
-        assert_ended(script)
-
-
-@pytest.mark.slow
-def test_ctrl_c_twice_once_in_next_and_once_in_the_close_that_follows(tmp_path):
-    body = """\
-        def source(n):
-            say("busy")
-            threading.Event().wait()
-
-        loader = AsyncDataLoader(source, 4, num_workers=2, multiprocessing_context="fork")
-        try:
-            say("ready")
-            next(loader)
-        finally:
-            say("closing")
-            loader.close(1e6)
-    """
-    with Script(tmp_path, body) as script:
-        script.read("busy")
-        script.read("ready")
-        interrupt(script)
-        script.read("closing")
         interrupt(script)
         assert_ended(script)
 

@@ -129,17 +129,6 @@ def test_a_hundred_gigabytes_are_refused_and_not_taken():
 # -- how workers start -----------------------------------------------------------------------------
 
 
-def test_every_start_method_gives_the_same_batches(start_method):
-    with AsyncDataLoader(
-        Batches(make=wide),
-        4,
-        num_workers=2,
-        multiprocessing_context=start_method,
-        timeout_s=SLACK_S,
-    ) as loader:
-        assert [first(next(loader)) for _ in range(6)] == [0, 4, 8, 12, 16, 20]
-
-
 @pytest.mark.slow
 def test_an_unguarded_script_is_told_in_one_sentence_what_it_lacks(tmp_path):
     body = """\
@@ -194,18 +183,6 @@ def test_a_function_that_was_defined_after_the_workers_started(tmp_path, method)
     with Script(tmp_path, body, method) as script:
         assert script.read("got") == ["100", "100", "100"]
         assert script.end() == (0, "")
-
-
-def test_closures_travel(start_method):
-    offset = 5
-    with AsyncDataLoader(
-        lambda n: [lambda i=i: {"x": np.float32(i + offset)} for i in range(n)],
-        4,
-        num_workers=2,
-        multiprocessing_context=start_method,
-        timeout_s=SLACK_S,
-    ) as loader:
-        assert next(loader)["x"].tolist() == [5, 6, 7, 8]
 
 
 def test_nothing_is_left_of_a_worker_that_was_made_while_another_limit_was_hit(monkeypatch):

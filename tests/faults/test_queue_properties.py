@@ -76,18 +76,6 @@ def test_every_outcome_is_delivered_once_and_in_order_whatever_the_order_of_the_
 
 
 @settings(deadline=None, max_examples=60)
-@given(histories())
-def test_the_same_holds_for_a_consumer_that_waits_meanwhile(history):
-    outcomes, moves, in_order = history
-    queue = TrainQueue(in_order)
-    with thread(drain, queue) as result:
-        play(queue, outcomes, moves)
-        urgent, ordinary = result()
-    assert sorted(urgent + ordinary) == list(range(len(outcomes)))
-    assert not in_order or ordinary == sorted(ordinary)
-
-
-@settings(deadline=None, max_examples=60)
 @given(histories(), st.integers(0, 16), st.integers(1, 3))
 def test_close_at_any_moment_wakes_every_waiter_and_keeps_nothing(history, at, waiters):
     outcomes, moves, in_order = history
@@ -122,15 +110,6 @@ def test_a_timeout_loses_nothing():
             queue.get(Deadline(0.01))
     queue.put(0, Batch(tree=0))
     assert [queue.get(Deadline(0.0)).tree for _ in range(2)] == [0, 1]
-
-
-def test_nudges_do_not_pile_up():
-    queue = TrainQueue()
-    for _ in range(1000):
-        queue.wake()
-    assert queue.get(Deadline(0.0)) is None
-    with pytest.raises(Timeout):
-        queue.get(Deadline(0.0))
 
 
 @settings(deadline=None, max_examples=40)

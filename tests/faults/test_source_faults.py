@@ -118,28 +118,6 @@ def test_a_source_that_gives_too_few_or_the_wrong_thing_is_told_what_it_should_g
         assert first(next(loader)) == 8
 
 
-def test_jobs_that_return_nothing_to_collate_fail_their_batch(workers):
-    with load(Batches({5: lambda i: None}), workers) as loader:
-        assert first(next(loader)) == 0
-        with pytest.raises(SchemaError):
-            next(loader)
-        assert first(next(loader)) == 8
-
-
-def test_a_source_that_fails_for_ever_does_not_run_ahead():
-    calls = []
-
-    def source(n):
-        calls.append(n)
-        raise LookupError
-
-    with load(source, prefetch=3) as loader:
-        for _ in range(5):
-            with pytest.raises(LookupError):
-                next(loader)
-        assert len(calls) <= 5 + 3
-
-
 # -- waits -----------------------------------------------------------------------------------------
 
 
@@ -277,20 +255,6 @@ def test_a_wait_for_another_process_is_named_with_the_words_of_the_source(source
                 next(loader)
 
 
-def test_so_it_is_in_the_warning_of_a_loader_without_a_timeout(monkeypatch):
-    monkeypatch.setattr(iterator, "_WARN_AFTER_S", 0.2)
-    source = Remote()
-    with load(source, timeout_s=None) as loader, warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", RuntimeWarning)
-        with thread(next, loader) as result:
-            until(lambda: seen)
-            source.fill()
-            assert result()["i"].tolist() == [0, 1, 2, 3]
-        (warning,) = seen
-        assert "no batch for 0.2 s: the source: it waits for water." in str(warning.message)
-
-
 def test_a_loader_without_workers_names_none():
     entered, let_go = threading.Event(), threading.Event()
 
@@ -334,20 +298,6 @@ def test_a_wait_that_only_this_thread_could_end_raises_at_once_and_can_be_taken_
                 next(loader)
         source.fill()
         assert first(next(loader)) == 0
-
-
-@alone
-@pytest.mark.usefixtures("no_strangers")
-def test_a_wait_that_begins_later_is_noticed_too():
-    source = Thirsty()
-    source.filled = True
-    with load(source, timeout_s=None, prefetch=1) as loader:
-        first(next(loader))
-        source.bell.clear()
-        source.filled = False
-        with pytest.raises(WouldDeadlock):  # noqa: PT012
-            for _ in range(3):
-                first(next(loader))
 
 
 @alone
@@ -449,14 +399,3 @@ def test_closing_a_loader_whose_source_waits_through_patience_is_quick(caplog, m
         loader.close(SLACK_S)
         assert isinstance(result(), StopIteration)
     assert not caplog.records
-
-
-def test_arrays_that_a_source_reuses_are_copied(workers):
-    reused = np.zeros((4, 3), np.float32)
-
-    def source(n):
-        reused[...] += 1
-        return {"x": reused}
-
-    with load(source, workers, prefetch=3) as loader:
-        assert [next(loader)["x"][0, 0].item() for _ in range(5)] == [1, 2, 3, 4, 5]

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -37,26 +36,6 @@ def test_signals_that_come_while_they_are_held_back_are_handled_at_the_end():
         section()
     assert done == ["all of it"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_signal_is_held_back_also_if_another_thread_gets_it():
-    sent = threading.Event()
-
-    def send():
-        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        sent.set()
-
-    done = []
-
-    def section():
-        with SignalsDeferred():
-            threading.Thread(target=send).start()
-            assert sent.wait(SLACK_S)
-            done.append("all of it")
-
-    with pytest.raises(KeyboardInterrupt):
-        section()
-    assert done == ["all of it"]
 
 
 def loader_of(**how):

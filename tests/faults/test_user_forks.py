@@ -77,32 +77,6 @@ def test_later_batches_of_the_parent_never_show_up_in_the_childs_tensors(tmp_pat
     assert said["lent"] == ["0", "3"]
 
 
-def test_a_child_that_drops_its_copies_does_not_return_the_parents_slots(tmp_path, workers):
-    body = """\
-        batch = next(loader)
-        ring = loader._engine.core.slots.ring
-        lease, root = ring.lease()  # a slot that is not lent, and so is not retired
-
-        def child():
-            globals().pop("root")
-            globals().pop("batch")
-            gc.collect()
-            return 0 if ring.free else 6  # as if it went on with the ring
-
-        held = ring._leases[lease]
-        say("child", forked(child))
-        assert (root == root).all()
-        ring.free  # looks which leases have died
-        assert ring._leases[lease] is held
-        del root
-        gc.collect()
-        ring.free
-        assert ring._leases.get(lease) is not held
-        loader.close()
-    """
-    assert run(tmp_path, workers, body)["child"] == ["0"]
-
-
 @pytest.mark.slow
 def test_whatever_a_child_does_with_its_copy_the_parents_loader_goes_on(tmp_path, workers):
     body = """\
@@ -175,21 +149,6 @@ def test_slots_that_many_forks_retire_are_made_up_for(tmp_path):
         loader.close()
     """
     assert run(tmp_path, 2, body)["lent"][1] != "0"
-
-
-def test_a_multiprocessing_pool_beside_the_loader(tmp_path):
-    body = """\
-        import multiprocessing
-        held = [next(loader) for _ in range(2)]
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            assert pool.map(abs, range(-20, 0)) == list(range(20, 0, -1))
-            assert [first(next(loader)) for _ in range(10)] == list(range(8, 48, 4))
-        pool.join()
-        assert [first(b) for b in held] == [0, 4]
-        say("replaced", loader.stats().workers_replaced)
-        loader.close()
-    """
-    assert run(tmp_path, 2, body)["replaced"] == ["0"]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -135,17 +135,6 @@ def test_workers_that_have_ended_can_still_be_asked_while_another_thread_starts_
     assert not set(workers) & set(multiprocessing.active_children())
 
 
-def test_workers_that_crash_again_and_again_do_not_hang_the_loader():
-    class Cursed(dict):
-        def get(self, number, default):
-            return functools.partial(die, signal.SIGKILL) if number % 4 == 1 else default
-
-    with load(Batches(Cursed())) as loader:
-        for _ in range(6):
-            with pytest.raises(WorkerDied):
-                next(loader)
-
-
 def test_what_a_worker_had_finished_before_it_died_is_not_lost(told):
     """It dies with a part that it has not read yet: the kernel reports that ahead of the results
     that are still there.
@@ -211,34 +200,6 @@ def test_a_replacement_that_hangs_before_its_first_line_is_replaced_too(
         assert (tmp_path / "hung").exists()
 
 
-def test_all_workers_killed_at_once(told):
-    jobs = {0: functools.partial(block, told.path), 2: functools.partial(block, told.path)}
-    with load(Batches(jobs)) as loader:
-        for pid in {told.pid(), told.pid()}:
-            os.kill(pid, signal.SIGKILL)
-        # Both were at work on the same batch, which fails once.
-        with pytest.raises(WorkerDied, match="batch 0"):
-            next(loader)
-        assert [first(next(loader)) for _ in range(4)] == [4, 8, 12, 16]
-
-
-def test_killing_workers_at_random_moments_loses_only_what_is_reported():
-    with load(Batches(make=wide, last=60), prefetch=3) as loader:
-        seen, lost, turn = [], 0, 0
-        while True:
-            turn += 1
-            if turn % 9 == 0:
-                os.kill(pids(loader)[turn // 9 % 2], signal.SIGKILL)
-            try:
-                seen.append(first(next(loader)))
-            except StopIteration:
-                break
-            except WorkerDied:
-                lost += 1
-        assert seen == sorted(set(seen))
-        assert len(seen) + lost == 60
-
-
 # -- stopped ---------------------------------------------------------------------------------------
 
 
@@ -289,13 +250,6 @@ def test_close_meets_its_deadline_when_a_worker_is_stopped(told, caplog, monkeyp
     loader.close(20.0)
     assert not os.path.exists(f"/proc/{pid}")
     assert not caplog.records
-
-
-def test_a_very_short_close_still_ends_a_stopped_worker(told):
-    loader = load(Batches({8: functools.partial(stop_then, told.path, plain)}))
-    told.pid()
-    loader.close(0.01)
-    assert loader._engine.core.pool.join(SLACK_S)
 
 
 def test_a_stopped_worker_that_is_continued_writes_into_nobodys_batch(told):
@@ -409,16 +363,6 @@ def raise_made(make, i):
     raise make()
 
 
-@pytest.mark.parametrize("error", [StopIteration, SystemExit, KeyboardInterrupt])
-def test_without_workers_too_a_stop_iteration_of_a_job_is_not_the_end(error):
-    with load(Batches({5: functools.partial(raise_made, error)}), num_workers=0) as loader:
-        assert first(next(loader)) == 0
-        with pytest.raises(JobFailed) as caught:
-            next(loader)
-        assert caught.value.type_name == error.__name__
-        assert first(next(loader)) == 8
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_closed_raised_by_a_job_is_not_the_end_either(workers):
     from async_loader.errors import Closed
@@ -450,21 +394,6 @@ def test_a_sample_that_does_not_unpickle_fails_its_batch_only():
             next(loader)
         assert "returned for rows 0 to 2 of batch 1" in caught.value.__cause__.__notes__[0]
         assert first(next(loader)) == 8
-
-
-def test_a_result_with_very_many_buffers_arrives():
-    """Its table alone is larger than a record."""
-    with AsyncDataLoader(
-        Batches(),
-        12_000,
-        num_workers=2,
-        collate_fn=list,
-        multiprocessing_context="fork",
-        timeout_s=SLACK_S,
-    ) as loader:
-        samples = next(loader)
-        assert [s["i"] for s in samples] == list(range(12_000))
-        assert (samples[-1]["x"] == 11_999).all()
 
 
 def test_too_little_memory_for_a_result_is_this_batchs_failure():

@@ -65,7 +65,7 @@ class Rig:
             known.add_layout(1, job.layout)
         rows = (chunk.start, chunk.stop)
         task = TaskRecord(
-            0, chunk.kind, job.seq, chunk.number, *rows, job.whole, ring, slot, layout, 0, 0
+            0, chunk.kind, job.seq, chunk.number, *rows, job.whole, ring, slot, layout, 0
         )
         kind, answer = self._worker.run((task, codec.decode(chunk.payload.head), known))
         self.kinds.append(kind)

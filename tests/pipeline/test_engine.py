@@ -26,7 +26,7 @@ from async_loader.errors import (
 )
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.engine import Engine
-from async_loader.pipeline.workers.work import END, WorkContext
+from async_loader.pipeline.workers.work import WorkContext
 
 Point = collections.namedtuple("Point", "x y")
 KINDS = ["inline", "thread", "process"]
@@ -416,17 +416,6 @@ def same(one, two):
         assert one == two
 
 
-def test_a_batch_that_is_kept_is_never_written_again():
-    with Engine(Numbers(), 2, prefetch=3) as pool:
-        kept = list(pool.iterate(tasks(15, 30_000)))
-        list(pool.iterate([(99, 30_000)] * 15))
-        assert (
-            [int(batch.min()) for batch in kept]
-            == [int(batch.max()) for batch in kept]
-            == list(range(15))
-        )
-
-
 def test_a_task_that_cannot_travel_fails_alone(processes):
     iteration = processes.iterate([(0, 1), threading.Lock(), (2, 1)])
     next(iteration)
@@ -507,9 +496,3 @@ def test_arguments_that_cannot_work_are_refused():
             Engine(Numbers(), **{"workers": 1, **wrong})
     with pytest.raises(TypeError, match="cannot be pickled"):
         __import__("pickle").dumps(Engine(Numbers()))
-
-
-def test_the_end_is_the_same_everywhere():
-    from async_loader.source import END as here
-
-    assert END is here

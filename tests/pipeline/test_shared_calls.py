@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from async_loader.pipeline import codec
 from async_loader.pipeline.batches.assembler import _encode_calls
-from async_loader.pipeline.shared_calls import SharedCalls, shared
+from async_loader.pipeline.codec import SharedCalls, shared
 
 
 class Frames:

@@ -36,16 +36,6 @@ def test_memory_stays_with_the_last_view():
     assert (view == 7).all()
 
 
-def test_a_tensor_on_it_keeps_it():
-    torch = pytest.importorskip("torch")
-    blocks = ArrayPool()
-    tensor = torch.from_numpy(blocks.array(SHAPE, DTYPE))[5]
-    tensor[:] = 7
-    for _ in range(4):
-        blocks.array(SHAPE, DTYPE)[:] = 1
-    assert (tensor == 7).all()
-
-
 def test_no_more_than_two_blocks_of_a_size_are_kept():
     blocks = ArrayPool()
     arrays = [blocks.array(SHAPE, DTYPE) for _ in range(5)]
@@ -83,11 +73,3 @@ def test_a_forked_child_writes_into_pages_of_its_own():
         os._exit(0)
     os.waitpid(pid, 0)
     assert (array == 7).all()
-
-
-def test_sizes_that_came_first_are_forgotten_first():
-    blocks = ArrayPool(sizes=2)
-    for n in (600_000, 700_000, 800_000, 900_000):
-        blocks.array((n,), DTYPE)
-    assert list(blocks._free) == [800_000, 900_000]
-    assert len(blocks.array((600_000,), DTYPE)) == 600_000

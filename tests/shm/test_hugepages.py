@@ -9,7 +9,6 @@ import pytest
 
 from async_loader import ReplayBuffer
 from async_loader.shm import hugepages
-from async_loader.shm.segment import Segment
 from async_loader.testing.debug import debug_state
 
 pytestmark = pytest.mark.skipif(
@@ -113,22 +112,6 @@ def test_where_it_takes_long_it_is_given_up(kernel, monkeypatch):
     assert len(kernel.asked) == 3
     assert not pages.wanted
     del room
-
-
-def test_a_mapping_that_is_not_aligned_is_left_alone(kernel):
-    pages = hugepages.HugePages(4096, 8 * MIB)
-    assert not pages.wanted
-    pages.under(0, 8 * MIB)
-    assert not kernel.asked
-
-
-def test_a_segment_looks_the_same_from_every_mapping():
-    segment = Segment.create(5 * MIB, "a test", commit=False)
-    other = Segment.attach(os.dup(segment.fileno()), 5 * MIB)
-    segment.view(MIB, 4)[:] = b"ring"
-    assert bytes(other.bytes(MIB, 4)) == b"ring"
-    for one in (segment, other):
-        one.close()
 
 
 def test_a_table_takes_huge_pages_as_it_fills(kernel):

@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from async_loader.dataset.batch_order import Snapshots
-from async_loader.dataset.generator_state import generator_state
-from async_loader.dataset.sampler_batches import SamplerBatches
+from async_loader.dataset.sampler_batches import SamplerBatches, generator_state
 
 
 class Drawn(SamplerBatches):

@@ -22,12 +22,11 @@ from async_loader.dataset.batch_order import Batches
 from async_loader.dataset.bookmarks import stated
 from async_loader.dataset.dataset_work import TrackedMapWork
 from async_loader.dataset.epoch_progress import EpochProgress
-from async_loader.dataset.generator_state import generator_state, set_generator
+from async_loader.dataset.sampler_batches import generator_state, set_generator
 
 log = logging.getLogger("async_loader")
 
 _VERSION = 2
-_VERSIONS = (1, 2)
 
 _ENDED = "_iterator_finished"
 """Added to a state by accelerate, which takes one batch more than it delivers:
@@ -152,7 +151,7 @@ class StatefulDataLoader(DataLoader[T_co]):
             If it is not a state of this class.
         """
         if state_dict != {} and (
-            not isinstance(state_dict, dict) or state_dict.get("version") not in _VERSIONS
+            not isinstance(state_dict, dict) or state_dict.get("version") != _VERSION
         ):
             raise ValueError(f"this is no state_dict of a StatefulDataLoader of version {_VERSION}")
         self._start, self._held, self._latest = dict(state_dict), None, None

@@ -19,9 +19,8 @@ from async_loader.pipeline.batches import collate
 from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator, join
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
-from async_loader.pipeline.codec import Encoded
+from async_loader.pipeline.codec import Encoded, shared
 from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
-from async_loader.pipeline.shared_calls import shared
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema, samples_of
 from async_loader.shm.fd_channel import Record
@@ -36,8 +35,8 @@ are not made anew each time.
 class ChunkAssembler:
     """`cut` belongs to the thread that draws tasks, `load` and `assemble` to the pool's.
 
-    `_schema` and `_whole` are written by the latter and read by the former without a lock: a stale
-    value is slower and not wrong, since the worker's answer says how it was written.
+    `_schema` and `_whole` are set by the latter, and read by the former once for each batch: a
+    stale value is slower and not wrong, since the worker's answer says how it was written.
 
     Parameters
     ----------
@@ -111,7 +110,7 @@ class ChunkAssembler:
         rows = len(plan)
         job = Job(seq, rows, None, self._whole, ready)
         self._place(job, plan, reader)
-        size = rows if self._whole else min(self._chunk_size, rows)
+        size = rows if job.whole else min(self._chunk_size, rows)
         bounds = [(start, min(start + size, rows)) for start in range(0, rows, size)]
         job.chunks = len(bounds)
         return [
@@ -120,7 +119,7 @@ class ChunkAssembler:
         ]
 
     def _place(self, job: Job, plan: Rows | Jobs, reader: Reader | None) -> None:
-        if self._whole:
+        if job.whole:
             job.buffer = self._slots.spare_slot()
             return
         schema = self._schema
@@ -184,8 +183,8 @@ class ChunkAssembler:
             batch = results[0][1]
             return batch if type(batch) is Batch else Batch(tree=batch)
         if kinds == {"chunk"} and len({value[0] for _, value in results}) == 1:
-            self._schema = results[0][1][0]
-            layout = self._slots.layout(self._schema, job.rows)
+            schema = self._schema = results[0][1][0]
+            layout = self._slots.layout(schema, job.rows)
             assert self._collator is not None
             return self._collator.arrays(layout, join([value for _, value in results]))
         return self._mixed(job, results)

@@ -57,13 +57,13 @@ class HostOutput:
         return outcome
 
     def hand_out(self, batch: Batch) -> Any:
-        """The value, on its slot while slots may be lent. Safe to repeat."""
+        """The value, on its slot while slots may be lent."""
         buffer = batch.buffer
         if buffer is not None and buffer.ring is not None and not buffer.ring.lend(buffer.slot):
             self.copied_short += 1
             batch.value = UNMADE
             self._copy_out(batch)
-        if batch.value is UNMADE:  # here, or in a call that a signal interrupted
+        if batch.value is UNMADE:
             batch.value = self._value(batch)
         return batch.value
 
@@ -90,7 +90,7 @@ class HostOutput:
         if batch.packed is not None:
             batch.tree = _decode_copy(batch.packed[0], buffer.root, batch.packed[1])
         else:
-            batch.tree = tree.transform(batch.tree, _copy)
+            batch.tree = tree.transform(batch.tree, tensors.copied)
         batch.buffer = batch.packed = None
 
     def _value(self, batch: Batch) -> Any:
@@ -120,9 +120,3 @@ def _decode_copy(
     block = np.empty(end - start, np.uint8)
     block[:] = root[start:end]
     return codec.decode(head, [block[o - start : o - start + n] for o, n in table])
-
-
-def _copy(value: object) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return value.clone() if tensors.is_tensor(value) else value

@@ -79,7 +79,7 @@ class LocalCollator:
         found = [a for a in arrays if a is not None and supported(a.dtype)]
         if not found or len(found) != len(arrays):
             rebuild = tree.rebuild_batch if type(batch) is tree.Fields else tree.rebuild
-            return Batch(tree=rebuild(structure, map(_own, values)))
+            return Batch(tree=rebuild(structure, map(tensors.copied, values)))
         fields = tuple(
             Field(a.shape, a.dtype, name=n)
             for n, a in zip(tree.names(structure), found, strict=True)
@@ -143,7 +143,9 @@ class LocalCollator:
             return self._placed(result, buffer, layout.nbytes) or self.ready(result)
         if compact:
             return self.ready(result)
-        return Batch(tree=tree.transform(result, lambda one: one if id(one) in kept else _own(one)))
+        return Batch(
+            tree=tree.transform(result, lambda one: one if id(one) in kept else tensors.copied(one))
+        )
 
     def _placed(self, result: object, buffer: BatchBuffer, used: int) -> Batch | None:
         """The result on the block of the batch that it was made of; ``None`` if that is too small,
@@ -180,12 +182,6 @@ def _flat(batch: object) -> list[tuple[Any, ...]] | None:
             return None
         found.append((name, value.dtype, value.shape))
     return found
-
-
-def _own(value: object) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return value.detach().clone() if tensors.is_tensor(value) else value
 
 
 def join(parts: Sequence[tuple[Schema, list[npt.NDArray[Any]]]]) -> list[npt.NDArray[Any]]:

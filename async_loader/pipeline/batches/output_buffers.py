@@ -10,7 +10,7 @@ next. Where the consumer has changed to another stream since, that one first wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -45,11 +45,11 @@ class BufferWriter(Protocol):
     def follow(self, stream: Any) -> None:
         """Let this thread's current stream wait for all that ``stream`` was given so far."""
 
-    def write(self, target: Any, values: Any) -> None:
-        """Copy ``values`` into ``target``, of the same shape and dtype, on the current stream.
+    def write(self, pairs: Pairs) -> None:
+        """Copy (target, values) each, of the same shape and dtype, on the current stream.
 
-        On a `StagingBackend` they may be a tensor on the CPU, of `STAGED_BYTES` at most, which may
-        change as soon as this returns.
+        On a `StagingBackend` values may be a tensor on the CPU, of `STAGED_BYTES` at most, which
+        may change as soon as this returns.
         """
 
 
@@ -68,8 +68,9 @@ class HostWriter:
     def follow(self, stream: Any) -> None:
         """There is nothing to wait for."""
 
-    def write(self, target: Any, values: Any) -> None:
-        tensors.copy_on_cpu(target, values)
+    def write(self, pairs: Pairs) -> None:
+        for target, values in pairs:
+            tensors.copy_on_cpu(target, values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,7 +167,6 @@ class OutputBuffers:
         # what made the tensors may still be at work on this stream
         self._streams = [writer.current()] * len(self._buffers)
         self._covered: tuple[BatchLayout, bool] | None = None
-        self._write_each: Callable[[Pairs], None] | None = getattr(writer, "write_each", None)
 
     def _planned(self, into: object) -> list[dict[Any, Targets]]:
         several = isinstance(into, list | tuple)
@@ -253,13 +253,8 @@ class OutputBuffers:
         if stream != former:
             writer.follow(former)
             self._streams[turn] = stream
-        if self._write_each is not None:
-            self._write_each(
-                [(target.array, values) for target, values in pairs if target.writer is writer]
-            )
-        for target, values in pairs:
-            if self._write_each is None or target.writer is not writer:
-                target.writer.write(target.array, values)
+        for one in {target.writer for target, _ in pairs}:
+            one.write([(target.array, values) for target, values in pairs if target.writer is one])
         return made
 
     def _match(self, value: Any, buffer: Targets, pairs: list[tuple[Target, Any]]) -> Any:
@@ -289,13 +284,7 @@ class OutputBuffers:
 
 def _own(value: object) -> Any:
     """On memory of its own, so that the batch's slot is free."""
-    return tree.transform(value, _copy, leave=is_ignored)
-
-
-def _copy(value: object) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return value.clone() if tensors.is_tensor(value) else value
+    return tree.transform(value, tensors.copied, leave=is_ignored)
 
 
 def _target(value: Any, path: tuple[Any, ...], label: str, writer: BufferWriter) -> Target:

@@ -202,10 +202,8 @@ class Streamer(TransferThread):
         for name, value in zip(
             tree.names(structure), tree.leaves(batch.tree, structure), strict=True
         ):
-            if name in self._host_fields:
-                values.append(_own(value))
-            elif any(map(is_ignored, name.split("."))):
-                values.append(value.copy() if isinstance(value, np.ndarray) else _own(value))
+            if name in self._host_fields or any(map(is_ignored, name.split("."))):
+                values.append(tensors.copied(value))
             elif _movable(value):
                 blocks.append(self._backend.upload_leaf(value))
                 values.append(blocks[-1])
@@ -384,8 +382,3 @@ def _movable(value: object) -> bool:
     import torch
 
     return bool(value.device.type == "cpu" and value.layout == torch.strided)
-
-
-def _own(value: object) -> Any:
-    """A tensor of its own, for the slot from which it comes is recycled."""
-    return value.clone() if tensors.is_tensor(value) else value

@@ -200,11 +200,7 @@ class TorchBackend:
     def follow(self, stream: Any) -> None:
         self._consumers().wait_stream(stream)
 
-    def write(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        self.write_each([(target, values)])
-
-    def write_each(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """As `write`, of each target and its values."""
+    def write(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         import torch
 
         alike: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}

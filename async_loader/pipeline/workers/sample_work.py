@@ -22,11 +22,9 @@ from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
 from async_loader.pipeline.batches.transform import Transform
-from async_loader.pipeline.codec import Encoded
-from async_loader.pipeline.shared_calls import SharedCalls
-from async_loader.pipeline.workers.ending import NEVER, Ending, while_open
+from async_loader.pipeline.codec import Encoded, SharedCalls
 from async_loader.pipeline.workers.seeding import seed_globals
-from async_loader.pipeline.workers.work import Kind, WorkContext
+from async_loader.pipeline.workers.work import NEVER, Ending, Kind, WorkContext, while_open
 from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
 from async_loader.schema import Schema, samples_of
 from async_loader.shm.batch_buffer import ReadyBlock, ReadySlot

@@ -155,7 +155,6 @@ class ThreadPool:
 
     def _do(self, chunk: Chunk, number: int, state: WorkerState) -> Batch | StreamEnd | Failure:
         spec = chunk.spec
-        state.forget_before(spec.oldest)
         if not state.knows(spec.number):
             state.keep(spec.live.copy())
             state.tell(spec.number, spec.seed, spec.first, lambda: spec.state)

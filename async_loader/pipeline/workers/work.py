@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import random
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from async_loader.errors import Closed
 from async_loader.pipeline.workers import seeding
-from async_loader.pipeline.workers.ending import NEVER, Ending
 from async_loader.source import END
 
 WorkerType = Literal["process", "thread"]
@@ -34,6 +34,49 @@ __all__ = [
     "WorkerState",
     "WorkerType",
 ]
+
+
+T = TypeVar("T")
+
+
+class Ending(Protocol):
+    """Says, without a system call, whether the loader closes."""
+
+    def is_set(self) -> bool: ...
+
+
+class EndSeen:
+    """The end flag of the loader's process as a thread of a worker process has seen it."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen = False
+
+    def set(self) -> None:
+        self._seen = True
+
+    def is_set(self) -> bool:
+        return self._seen
+
+
+NEVER: Ending = EndSeen()
+"""Where the consumer does the work itself: its own call ends it."""
+
+
+def while_open(jobs: Iterable[T], ending: Ending) -> Iterator[T]:
+    """The jobs one by one.
+
+    Raises
+    ------
+    Closed
+        In place of a job: the loader closes. The job at hand comes to its end: it may be in the
+        middle of writing a file.
+    """
+    for job in jobs:
+        if ending.is_set():
+            raise Closed("the loader was closed between two jobs of a batch")
+        yield job
 
 
 class NumberedTask(NamedTuple):
@@ -171,15 +214,8 @@ class WorkerState:
     def knows(self, iteration: int) -> bool:
         return iteration in self._known
 
-    def forget_before(self, oldest: int) -> None:
-        """Iterations below this number are over."""
-        for number in [n for n in self._known if n < oldest]:
-            del self._known[number]
-
     def keep(self, live: Collection[int]) -> None:
-        """All iterations but these are over: also later ones than an iteration that is held
-        open.
-        """
+        """All iterations but these are over."""
         for number in [n for n in self._known if n not in live]:
             del self._known[number]
 
@@ -211,9 +247,7 @@ class WorkerState:
         if seeds:  # the number of the task would depend on when the other streams end
             seeding.seed_globals((spec.seed, self._config.number, spec.asked))
         spec.asked += 1
-        batch = END
-        for batch in spec.do:  # noqa: B007 - not next(): what a loop assigns was not lost before, whenever a signal comes
-            break
+        batch = next(spec.do, END)
         if batch is END:
             spec.ended, spec.do = True, None
         return batch

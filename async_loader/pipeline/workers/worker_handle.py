@@ -18,14 +18,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.context import BaseContext
-from typing import Any, NamedTuple
+from typing import Any
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, ResourceLimit
 from async_loader.interrupts import SignalsAllowed, signals_blocked
 from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec
-from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.job_queue import Chunk, IterationSpec
 from async_loader.pipeline.workers import worker_main
 from async_loader.pipeline.workers.work import WorkerConfig
@@ -38,32 +37,6 @@ _REAP_S = 5.0
 _SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # one chunk at work, one in the socket, so that a worker never waits for the pool's turn on the GIL
 _DEPTH = 2
-
-
-_TOGETHER = 32 << 10
-"""Bytes of an iteration's state and a task that travel in one record."""
-
-
-class _News(NamedTuple):
-    """What a worker is told of an iteration.
-
-    Attributes
-    ----------
-    facts : tuple
-        Number, seed, number of the first task, and the numbers of the iterations that are not over.
-    revision : int
-        Of the state.
-    state : Encoded
-    """
-
-    facts: tuple[int, int, int, set[int]]
-    revision: int
-    state: Encoded
-
-    def fits(self, task: Encoded) -> bool:
-        """Whether it may travel with this task."""
-        return not self.state.fds and len(self.state.head) + len(task.head) <= _TOGETHER
-
 
 _undaemonic = threading.RLock()
 
@@ -278,11 +251,7 @@ class WorkerHandle:
         return self.alive and not self.full and len(self.assigned) < _DEPTH
 
     def send(self, chunk: Chunk) -> None:
-        """Send a chunk, and before it the ring and the layout it refers to.
-
-        What the worker is told of a new iteration travels in the same record, unless it is large: a
-        record of its own would wake the worker once more before its first task.
-        """
+        """Send a chunk, and before it the ring, the layout and the iteration it refers to."""
         job, buffer = chunk.job, chunk.job.buffer
         ring = layout = slot = -1
         if buffer is not None and buffer.ring is not None:
@@ -290,11 +259,7 @@ class WorkerHandle:
             if job.layout is not None:
                 layout = self._send_layout(job.layout)
         spec, payload = chunk.spec, chunk.payload
-        news = self._news_of(spec)
-        if news is not None and not news.fits(payload):
-            self.channel.send(("iteration", *news.facts), news.state.head, news.state.fds)
-            self._told(spec, news)
-            news = None
+        self._send_iteration(spec)
         task = TaskRecord(
             id(chunk),
             chunk.kind,
@@ -307,14 +272,10 @@ class WorkerHandle:
             slot,
             layout,
             spec.number,
-            spec.oldest,
         )
-        # as plain tuples, which are pickled and read in a third of the time
-        told = None if news is None else (*news.facts, news.state.head)
         self.assigned[id(chunk)] = chunk
-        self.channel.send(("task", tuple(task), told), payload.head, payload.fds)
-        if news is not None:
-            self._told(spec, news)
+        # as a plain tuple, which is pickled and read in a third of the time
+        self.channel.send(("task", tuple(task)), payload.head, payload.fds)
 
     def _send_ring(self, ring: SlotRing) -> int:
         number = id(ring)
@@ -336,19 +297,16 @@ class WorkerHandle:
                 self._layouts.popitem(last=False)
         return number
 
-    def _news_of(self, spec: IterationSpec) -> _News | None:
-        """What the worker is to be told of an iteration; ``None``: it knows all of it."""
+    def _send_iteration(self, spec: IterationSpec) -> None:
         known = self.iterations.get(spec.number)
         if known is not None and known[1] >= spec.revision:
-            return None
+            return
         # in this order: a state that is set meanwhile is told again with the next chunk
-        revision, state = spec.revision, spec.payload
-        return _News((spec.number, spec.seed, spec.first, spec.live.copy()), revision, state)
-
-    def _told(self, spec: IterationSpec, news: _News) -> None:
-        live = news.facts[-1]
+        revision, state, live = spec.revision, spec.payload, spec.live.copy()
+        facts = (spec.number, spec.seed, spec.first, live)
+        self.channel.send(("iteration", *facts), state.head, state.fds)
         others = {n: other for n, other in self.iterations.items() if n in live}
-        self.iterations = others | {spec.number: (spec, news.revision)}
+        self.iterations = others | {spec.number: (spec, revision)}
 
     def kill(self) -> None:
         """SIGKILL, which also ends a stopped process."""

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from async_loader import tensors
@@ -25,9 +25,8 @@ from async_loader.pipeline import codec
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.batches.arena import Arena
 from async_loader.pipeline.codec import Encoded
-from async_loader.pipeline.workers.ending import EndSeen
 from async_loader.pipeline.workers.failures import report
-from async_loader.pipeline.workers.work import END, WorkerConfig, WorkerState
+from async_loader.pipeline.workers.work import END, EndSeen, WorkerConfig, WorkerState
 from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
 from async_loader.shm.fd_channel import FdChannel, Record, from_fd
 from async_loader.shm.segment import Segment
@@ -153,13 +152,10 @@ class Worker:
         self._slots.add_layout(number, layout)
 
     def _on_iteration(self, record: Record) -> None:
-        self._begin(record.message[1:], record.payload, record.fds)
-
-    def _begin(self, facts: tuple[Any, ...], payload: Any, fds: Sequence[int] = ()) -> None:
-        number, seed, first, live = facts
+        _, number, seed, first, live = record.message
         self._state.keep(live)
         try:
-            state = codec.decode(payload, fds=fds)
+            state = codec.decode(record.payload, fds=record.fds)
         except BaseException as error:  # raised by the tasks that need it
             self._state.tell(number, seed, first, functools.partial(_refuse, error))
         else:
@@ -168,10 +164,7 @@ class Worker:
     # -- tasks -------------------------------------------------------------------------------------
 
     def _on_task(self, record: Record) -> None:
-        _, fields, told = record.message
-        if told is not None:
-            self._begin(told[:-1], told[-1])
-        task = TaskRecord(*fields)
+        task = TaskRecord(*record.message[1])
         began = time.perf_counter()
         try:
             what = codec.decode(record.payload, fds=record.fds)
@@ -194,7 +187,6 @@ class Worker:
             self._answer(task, began, "error", report(error))
 
     def _do(self, task: TaskRecord, what: object) -> tuple[str, Encoded | None]:
-        self._state.forget_before(task.oldest)
         slots = self._slots
         slots.arena = Arena(slots.root(task)) if task.whole and task.ring >= 0 else None
         if task.kind in ("jobs", "rows"):

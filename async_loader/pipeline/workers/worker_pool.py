@@ -18,7 +18,7 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
-from typing import Any, Protocol
+from typing import Any
 
 from async_loader.errors import AsyncLoaderError, Broken, CannotSend, WorkerDied
 from async_loader.interrupts import SignalsDeferred
@@ -26,7 +26,8 @@ from async_loader.lifecycle import Deadline, EndFlag, join, readable
 from async_loader.names import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Failure, StreamEnd
-from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job, JobQueue
+from async_loader.pipeline.batches.assembler import ChunkAssembler
+from async_loader.pipeline.job_queue import Chunk, IterationSpec, JobQueue
 from async_loader.pipeline.workers.failures import from_report, guarded
 from async_loader.pipeline.workers.work import WorkerConfig
 from async_loader.pipeline.workers.worker_handle import WorkerHandle, unguarded
@@ -49,16 +50,6 @@ One that ends by itself will do so again: that is enough.
 log = logging.getLogger("async_loader")
 
 
-class Assembler(Protocol):
-    """Puts finished chunks together."""
-
-    def load(self, chunk: Chunk, record: Record, where: tuple[Any, ...] | None) -> Any:
-        """What a worker sent, on the memory in which it sent it."""
-
-    def assemble(self, job: Job) -> Any:
-        """The outcome of a job, whose chunks have all been answered."""
-
-
 class WorkerPool:
     """``size`` worker processes.
 
@@ -66,7 +57,7 @@ class WorkerPool:
     ----------
     config : callable
         Returns the config of worker number n.
-    assembler : Assembles
+    assembler : ChunkAssembler
     on_broken : callable
         Told when the pool cannot go on.
     """
@@ -76,7 +67,7 @@ class WorkerPool:
         size: int,
         context: BaseContext,
         end: EndFlag,
-        assembler: Assembler,
+        assembler: ChunkAssembler,
         config: Callable[[int], WorkerConfig],
         on_broken: Callable[[BaseException], None],
     ) -> None:

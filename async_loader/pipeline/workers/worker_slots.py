@@ -35,8 +35,7 @@ class TaskRecord(NamedTuple):
         The only chunk: it may use all of the slot.
     ring, slot, layout : int
         Numbers of what was sent before, -1 for none.
-    iteration, oldest : int
-        Iterations below ``oldest`` are over.
+    iteration : int
     """
 
     number: int
@@ -50,7 +49,6 @@ class TaskRecord(NamedTuple):
     slot: int
     layout: int
     iteration: int
-    oldest: int
 
 
 class WorkerSlots:
