@@ -204,10 +204,7 @@ def test_a_data_set_of_minari_that_lacks_something_is_refused(tmp_path):
     with pytest.raises(BadData, match="step 0 has nan") as found:
         from_minari(bad)
     assert (found.value.episode, found.value.field) == (2, "reward")
-<<<<<<< HEAD
-=======
     bad = minari_file(tmp_path / "cut")
->>>>>>> bea924c0e90e4e13fb223c7747155cc1aab9e128
     bad.write_bytes(bad.read_bytes()[:1000])
     with pytest.raises(BadData, match="Minari cannot"):
         from_minari(bad)

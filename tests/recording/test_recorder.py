@@ -390,8 +390,4 @@ def test_ctrl_c_in_a_step_breaks_the_episode_off_and_a_reset_goes_on(monkeypatch
         env.step(7)
         env.close()
     assert held(table)[-1] == made(game)[-1]
-<<<<<<< HEAD
-    assert len(held(table)) == 2  # what came after the interrupted step is not known
-=======
     assert len(held(table)) == 2  # the interrupted step was given up
->>>>>>> bea924c0e90e4e13fb223c7747155cc1aab9e128
