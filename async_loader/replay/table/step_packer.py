@@ -177,19 +177,14 @@ class StepPacker:
 
     def columns(self, batch: Mapping[str, Any]) -> list[Array]:
         """Check many steps. Return their columns, in the fields' dtypes."""
-        if len(batch) == self._batch_width and type(batch) is dict:
-            try:
-                columns = list(self._get_columns(batch))
-            except KeyError:
-                columns = self.schema.leaves(batch)
-        else:
-            columns = self.schema.leaves(batch)
         try:
-            looks = list(map(_look, columns))
-        except AttributeError:  # a list, a number
+            values = self._get_columns(batch) if type(batch) is dict else ()
+            looks = list(map(_look, values)) if len(batch) == self._batch_width else []
+            if looks and looks == self._looks:
+                return list(values)
+        except (KeyError, AttributeError):  # a field is missing; a list, a number
             looks = []
-        if looks == self._looks and looks:
-            return columns
+        columns = self.schema.leaves(batch)
         exact = bool(looks)
         for i, (fit, dtype, shape, _) in enumerate(self._kinds):
             value = columns[i]
@@ -220,8 +215,12 @@ class StepPacker:
             Flags beside those that the fields ``terminated``, ``truncated`` and ``done`` hold.
         """
         columns, repeats = self.columns(batch), None
-        if said is None and final_obs is None and not self.may_end(columns):
-            return Rows(columns)
+        if said is None and final_obs is None:
+            for i in self.ends:
+                if columns[i].tobytes().strip(b"\0"):  # a third of what `any()` takes
+                    break
+            else:
+                return Rows(columns)
         flags = self.column_ends(columns, said)
         has_final, finals = np.zeros(len(flags), np.bool_), None
         if final_obs is not None:
@@ -259,13 +258,6 @@ class StepPacker:
                 "(without it, end_episode() of a writer gives up the last step)"
             )
         return flags
-
-    def may_end(self, columns: Sequence[Array]) -> bool:
-        """Return whether a step of these columns may end its episode."""
-        for i in self.ends:  # noqa: SIM110  # a generator takes longer
-            if columns[i].tobytes().strip(b"\0"):  # a third of what `any()` takes
-                return True
-        return False
 
     def column_ends(self, columns: Sequence[Array], said: Ids | None = None) -> Ids:
         """Return the flags of many steps: those of their fields, and ``said``."""
