@@ -65,8 +65,8 @@ class StepPacker:
         every = list(tree.paths(schema.structure))
         self._paths = [every[i] for i in self.followed]
         self._tops = list(dict.fromkeys(path[0] for path in self._paths))
-        # Of the last batch whose columns were stored as they were: such need no checks.
-        self._looks: list[object] = []
+        # Of the last batch: such need checks in these columns only.
+        self._seen: tuple[list[object], list[int]] = [], []
         self._zeros: list[Any] = [np.zeros(field.shape, field.dtype) for field in schema.fields]
         self._arrange()
         self.nothing = self.packed(self._zeros)
@@ -177,16 +177,20 @@ class StepPacker:
 
     def columns(self, batch: Mapping[str, Any]) -> list[Array]:
         """Check many steps. Return their columns, in the fields' dtypes."""
+        columns: list[Any]
         try:
             values = self._get_columns(batch) if type(batch) is dict else ()
             looks = list(map(_look, values)) if len(batch) == self._batch_width else []
-            if looks and looks == self._looks:
-                return list(values)
+            known, others = self._seen
+            if looks and looks == known:
+                columns = list(values)
+                for i in others:
+                    columns[i] = self._column(i, columns[i])
+                return columns
         except (KeyError, AttributeError):  # a field is missing; a list, a number
             looks = []
-        columns = self.schema.leaves(batch)
-        exact = bool(looks)
-        for i, (fit, dtype, shape, _) in enumerate(self._kinds):
+        columns, others = self.schema.leaves(batch), []
+        for i, (_, dtype, shape, _) in enumerate(self._kinds):
             value = columns[i]
             if (
                 type(value) is not np.ndarray
@@ -194,12 +198,14 @@ class StepPacker:
                 or not value.ndim
                 or value.shape[1:] != shape
             ):
-                columns[i] = fit.column(value).astype(dtype, copy=False)
-                exact = False
+                columns[i] = self._column(i, value)
+                others.append(i)
         length_of(self.schema, columns)
-        if exact:
-            self._looks = looks
+        self._seen = looks, others
         return columns
+
+    def _column(self, i: int, value: object) -> Array:
+        return self.fits[i].column(value).astype(self.schema.fields[i].dtype, copy=False)
 
     def rows(
         self,
