@@ -211,28 +211,28 @@ class VectorWriter:
             fields = {**_with_narrow_reward(fields), "next_obs": after}
         elif about.stores_next:
             fields["next_obs"] = after
-        if goes_on and self._resetting.tobytes() == none:
-            return self._writer._extend_together(
-                fields,
-                self._each,
-                terminated=over,
-                truncated=cut,
-                final_obs=None,
-                priority=None if priority is None else tensors.to_array(priority),
-                timeout_s=timeout_s,
-            )
-        ends, keep = over | cut, ~self._resetting
-        then = ends & keep if self._mode == "nextstep" else self._resetting
-        if not keep.any():  # a call that only resets
-            self._resetting = then
-            return np.empty(0, np.int64)
+        final, then = None, self._resetting
+        streams: Sequence[Hashable] = self._each
+        given = None if priority is None else tensors.to_array(priority)
+        if not goes_on or self._resetting.tobytes() != none:
+            ends, keep = over | cut, ~self._resetting
+            if self._mode == "nextstep":
+                then = ends & keep
+            if not keep.any():  # a call that only resets
+                self._resetting = then
+                return np.empty(0, np.int64)
+            if about.linked and ends[keep].any():
+                final = _pick(after, keep)
+            fields, over, cut = _pick(fields, keep), over[keep], cut[keep]
+            given = None if given is None else given[keep]
+            streams = [name for name, kept in zip(self.streams, keep, strict=True) if kept]
         ids = self._writer._extend_together(
-            _pick(fields, keep),
-            [stream for stream, kept in zip(self.streams, keep, strict=True) if kept],
-            terminated=over[keep],
-            truncated=cut[keep],
-            final_obs=_pick(after, keep) if about.linked and ends[keep].any() else None,
-            priority=None if priority is None else tensors.to_array(priority)[keep],
+            fields,
+            streams,
+            terminated=over,
+            truncated=cut,
+            final_obs=final,
+            priority=given,
             timeout_s=timeout_s,
         )
         self._resetting = then

@@ -287,7 +287,8 @@ def test_ctrl_c_in_the_middle_of_an_add_leaves_a_whole_table(
     buffer = ReplayBuffer(
         4, {"x": np.int64}, sampler=Fifo(), remover=Lifo() if remover == "Lifo" else Fifo()
     )
-    debug_state(buffer).state.may_stage = False
+    debug_state(buffer).state.served = True
+    debug_state(buffer).state.gather()
     table = debug_state(buffer).state.table
     for n in range(6):
         buffer.add(x=n)

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from async_loader.errors import ConfigError
 from async_loader.feeder.client.insert_memory import LEAST_BYTES, InsertMemory, InsertSlot
 from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED, Insert, RowLayout, SlotInsert
-from async_loader.replay.arguments import floats_of, one_float
+from async_loader.replay.arguments import one_float
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.table.episode_ends import Ends
 from async_loader.replay.table.records import Records, Rows
@@ -81,7 +80,7 @@ class RowPacker(StepPacker):
         rows = self.rows(batch, self._said.into_columns(batch, terminated, truncated), final_obs)
         rows.of(streams)["flags"] &= np.uint32(_ENDS | FINAL)
         if priority is not None:
-            priorities = given_priorities(priority, rows.steps)
+            priorities = priority_rules.column_of(priority, rows.steps)
             priority_rules.check_sent(priorities)
             rows.prioritize(priorities)
         return rows
@@ -196,17 +195,5 @@ def ended(rows: Rows) -> list[int]:
 def checked_priority(priority: object) -> float:
     """Return one priority. Raises ConfigError if ``priority`` is not one."""
     given = one_float(priority, "priority")
-    if not 0 <= given[0] <= priority_rules.LARGEST:
-        priority_rules.check_sent(given)
+    priority_rules.check_sent(given)
     return float(given[0])
-
-
-def given_priorities(priority: object, count: int) -> npt.NDArray[np.float64]:
-    """Return priorities of ``count`` rows.
-
-    Raises ConfigError unless there is one for each row.
-    """
-    given = floats_of(priority, "priority")
-    if given.size != count:
-        raise ConfigError(f"priority has shape {given.shape} for {count} rows: one number for each")
-    return given

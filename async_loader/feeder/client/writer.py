@@ -14,7 +14,6 @@ from async_loader.feeder.client.row_packer import (
     RowPacker,
     checked_priority,
     ended,
-    given_priorities,
 )
 from async_loader.feeder.client.row_sink import RowSink
 from async_loader.feeder.client.stream_numbers import OWN, StreamNumbers
@@ -27,6 +26,7 @@ from async_loader.names import (
     misplaced_fields,
 )
 from async_loader.replay.arguments import count_of, one_float, one_of, schema_of_columns
+from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import fresh_stream, stream_name, stream_names
 from async_loader.replay.table.episode_ends import Ends, how_ended
 from async_loader.replay.table.records import Rows
@@ -270,7 +270,7 @@ class RemoteWriter:
             return schema_of_columns(first)
 
         if priority is not None and not self._channel.takes_priorities:
-            given_priorities(priority, count)
+            priority_rules.column_of(priority, count)
             self._sink.check_priorities(deadline)
         packer = self._queue.packer or self._sink.agree(proposed, made, deadline)
         return packer, made(packer)

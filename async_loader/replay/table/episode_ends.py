@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,32 +73,13 @@ class Ends:
         ``None`` is False; but a first step for which neither was said, and with a field that seems
         to say it under another name, gets no such fields: the table looks at those names then.
         """
-        flags = 0
-        if (
-            type(terminated) in _PLAIN
-            and type(truncated) in _PLAIN
-            and not (terminated or truncated)
-        ):
-            if self.known:  # as below, in a third of the time
-                for name, value in self._goes_on:
-                    if name not in step:
-                        step[name] = value
-                return flags
-            if terminated is None and truncated is None and _says_end(step):
-                return flags
-        for name, flag, given in (
-            ("terminated", TERMINATED, terminated),
-            ("truncated", TRUNCATED, truncated),
-        ):
-            said = False if given is None else given
-            if name in self.stored:
+        plain = type(terminated) in _PLAIN and type(truncated) in _PLAIN
+        if plain and self.known and not (terminated or truncated):  # in a third of the time
+            for name, value in self._goes_on:
                 if name not in step:
-                    step[name] = self.value(name, said is not False and _one_ended(name, said))
-            elif said is not False and _one_ended(name, said):
-                flags |= flag
-        if self.done and "done" not in step:
-            step["done"] = self.value("done", _one_ended("terminated", terminated))
-        return flags
+                    step[name] = value
+            return 0
+        return self._into(step, terminated, truncated, _one_ended, self.value) or 0
 
     def into_columns(
         self, batch: dict[str, Any], terminated: object, truncated: object
@@ -113,25 +95,38 @@ class Ends:
         int64 array [rows] | None
             The flags beside the fields; ``None``: no flags.
         """
-        flags: Ids | None = None
-        if not self.known and terminated is None and truncated is None and _says_end(batch):
-            return flags
-        for name, flag, given in (
-            ("terminated", TERMINATED, terminated),
-            ("truncated", TRUNCATED, truncated),
+
+        def ended(name: str, said: object) -> Bools:
+            return _ended(name, said, count_of(batch))
+
+        flags: Ids | None = self._into(batch, terminated, truncated, ended, self._column)
+        return flags
+
+    def _into(
+        self,
+        values: dict[str, Any],
+        terminated: object,
+        truncated: object,
+        ended: Callable[[str, object], Any],
+        shaped: Callable[[str, Any], Any],
+    ) -> Any:
+        """As `into`, with the ends of a step or of many; ``None``: no flags."""
+        if not self.known and terminated is None and truncated is None and _says_end(values):
+            return None
+        flags = None
+        for name, of, flag, said in (
+            ("terminated", "terminated", TERMINATED, terminated),
+            ("truncated", "truncated", TRUNCATED, truncated),
+            ("done", "terminated", 0, terminated),
         ):
-            said = False if given is None else given
-            if name in self.stored:
-                if name not in batch:
-                    batch[name] = self._column(name, _ended(name, said, count_of(batch)))
-            elif said is not False:
-                ended = _ended(name, said, count_of(batch))
-                if ended.tobytes().strip(b"\0"):
-                    flagged = ended * np.int64(flag)
-                    flags = flagged if flags is None else flags | flagged
-        if self.done and "done" not in batch:
-            ended = _ended("terminated", terminated is not None and terminated, count_of(batch))
-            batch["done"] = self._column("done", ended)
+            given = False if said is None else said
+            if name in self._shapes:
+                if name not in values:
+                    values[name] = shaped(name, ended(of, given))
+            elif flag and given is not False:
+                over = ended(of, given)
+                if np.count_nonzero(over):
+                    flags = over * np.int64(flag) if flags is None else flags | over * flag
         return flags
 
 

@@ -4,8 +4,9 @@ allows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from async_loader.errors import Closed, ConfigError, Timeout, Unsupported, Would
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.replay.arguments import one_float, schema_of_columns, storable
 from async_loader.replay.array_types import Floats, Ids
-from async_loader.replay.base.field_table import NO_FIELDS, from_step
+from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.base.row_format import CURSOR, FINAL
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import EachStream, StreamName, stream_name, stream_names
@@ -26,7 +27,7 @@ from async_loader.source import Applied
 
 _NAN = float("nan")
 _INT64 = np.dtype(np.int64)
-_AS_THEY_ARE = (EachStream, range, int, str, StreamName)
+T = TypeVar("T")
 
 
 class _Streams(NamedTuple):
@@ -36,7 +37,7 @@ class _Streams(NamedTuple):
     ``heads``: of steps of these streams within their episodes.
     """
 
-    given: object
+    key: object
     known_to: Mapping[Hashable, int]
     numbers: Ids
     heads: bytes
@@ -84,6 +85,7 @@ class Inserter:
         try:
             if table_state._limits is None:
                 with table_state.lock:
+                    table = table_state.table  # another one, after a load
                     records = table.records
                     number, at = table.streams.get(stream), records.count
                     if (
@@ -101,15 +103,13 @@ class Inserter:
                             records.count = at + 1
                         return records.first + at
                     return self._put(stream, values, flags, given, last)
-            ids: list[int] = []
-            self._when_insertable(
-                lambda: ids.append(self._put(stream, values, flags, given, last)),
+            return self._when_insertable(
+                lambda: self._put(stream, values, flags, given, last),
                 1,
                 timeout_s,
                 1 if last is None else 2,
                 stream,
             )
-            return ids[0]
         except NOT_PACKED:
             table.packer.pack_unusual(step, said, final is not None)  # raises what is wrong
             raise
@@ -141,16 +141,16 @@ class Inserter:
         if final is not None:
             records.put(final, number, FINAL, _NAN)
         if records.count >= records.limit or table_state.waiters.any_waits:
-            id_ = int(self._write(table, at, 1)[0])
+            self._write(table)
+            return int(table.ids_at(at, 1)[0])
         return id_
 
-    def _write(self, table: Table, at: int, count: int) -> Ids:
-        """Write what was gathered. Return the ids of ``count`` records from place ``at`` on."""
+    def _write(self, table: Table) -> None:
+        """Write what was gathered, and wake waiting calls."""
         try:
-            table.write_records()
+            table.finish()
         finally:
             self._table_state.waiters.ring()
-        return table.ids_at(at, count)
 
     def extend(
         self,
@@ -193,15 +193,9 @@ class Inserter:
             names = stream_names(stream, rows.steps, table_state.own().streams)
         if not whole:
             return self._one_by_one(rows, names, timeout_s)
-        ids: list[Ids] = []
-        self._when_insertable(
-            lambda: ids.append(self._put_rows(rows, stream)),
-            rows.steps,
-            timeout_s,
-            len(rows),
-            names,
+        return self._when_insertable(
+            lambda: self._put_rows(rows, stream), rows.steps, timeout_s, len(rows), names
         )
-        return ids[0]
 
     def _put_rows(self, rows: Rows, stream: object) -> Ids:
         """Add many records. Return the ids of their steps. Under the lock."""
@@ -211,36 +205,29 @@ class Inserter:
         if records.limit == 1:
             table_state.own()
         streams = self._numbers(table, stream, rows.steps)
-        heads = None
-        packed = streams.heads
-        if rows.heads is not None or rows.repeats is not None:
-            heads = rows.of(streams.numbers)
-            packed = heads.tobytes()
+        packed = streams.heads if rows.heads is None else rows.of(streams.numbers).tobytes()
         place = table.gather_batch(rows.columns, packed)
-        if place < 0:
+        if place >= 0:
+            ids = table.ids_at(place, len(rows))
+        else:
             table.finish()
             columns = [np.ascontiguousarray(column) for column in rows.columns]
             ids = np.empty(len(rows), np.int64)
-            heads = rows.of(streams.numbers) if heads is None else heads
-            table.write(RowSource.of(table.fields_of(columns), heads), len(ids), ids)
-        elif table_state.waiters.any_waits:
-            ids = self._write(table, place, len(rows))
-        else:
-            ids = table.ids_at(place, len(rows))
+            source = RowSource.of(table.fields_of(columns), rows.of(streams.numbers))
+            table.write(source, len(ids), ids)
         if table_state.waiters.any_waits:
-            table_state.waiters.ring()
+            self._write(table)
         return ids if rows.repeats is None else ids[rows.are_steps]
 
     def _numbers(self, table: Table, stream: object, steps: int) -> _Streams:
         """Return the streams of a batch. Under the lock."""
-        last = self._last
-        if (
-            last is not None
-            and last.known_to is table.streams
-            and len(last.numbers) == steps
-            and (stream is last.given or _is_same(last.given, stream))
-        ):
-            return last
+        last, key = self._last, _key(stream)
+        if last is not None and last.known_to is table.streams and len(last.numbers) == steps:
+            try:
+                if type(key) is type(last.key) and key == last.key:
+                    return last
+            except ValueError:  # a list with arrays
+                pass
         names = stream_names(stream, steps, table.streams)
         if isinstance(names, list):
             numbers = table.numbers(names)
@@ -248,7 +235,8 @@ class Inserter:
             numbers = np.full(steps, table.stream(names), np.int64)
         heads = plain_heads(steps)
         heads["stream"] = numbers
-        self._last = _Streams(_kept(stream), table.streams, numbers, heads.tobytes())
+        key = key.copy() if isinstance(key, list) else key
+        self._last = _Streams(key, table.streams, numbers, heads.tobytes())
         return self._last
 
     def _begin_with(
@@ -276,28 +264,20 @@ class Inserter:
         self, rows: Rows, names: Hashable | list[Hashable], timeout_s: float | None
     ) -> Ids:
         """Insert each step as soon as the limiter allows it; other threads may insert between."""
-        table_state, count = self._table_state, rows.steps
-        columns = [np.ascontiguousarray(column) for column in rows.columns]
-        fields = table_state.table.fields_of(columns)
-        heads, ids = rows.of(np.zeros(count, np.int64)), np.empty(len(rows), np.int64)
-        stop = 0
+        ids: list[Ids] = []
+        count, stop = rows.steps, 0
         for i in range(count):
-            start, stop = stop, stop + (1 if rows.repeats is None else int(rows.repeats[i]))
-            part, name = slice(start, stop), names[i] if isinstance(names, list) else names
-
-            def write(part: slice = part, name: Hashable = name) -> None:
-                table = table_state.own()
-                heads["stream"][part] = table.stream(name)
-                source = RowSource.of(from_step(fields, part.start), heads[part])
-                table.write(source, part.stop - part.start, ids[part])
-
+            part = rows.part(stop, i)
+            stop += len(part)
+            name = names[i] if isinstance(names, list) else names
+            write = functools.partial(self._put_rows, part, name)
             try:
-                self._when_insertable(write, 1, timeout_s, stop - start, name)
+                ids.append(self._when_insertable(write, 1, timeout_s, len(part), name))
             except (Timeout, WouldDeadlock, Closed) as error:
                 made = type(error)(f"{i} of {count} steps are in: {error}")
                 made.steps_in = i  # type: ignore[union-attr]
                 raise made from None
-        return ids[rows.are_steps]
+        return np.concatenate(ids) if ids else np.empty(0, np.int64)
 
     def end_episodes(
         self,
@@ -361,16 +341,17 @@ class Inserter:
 
     def _when_insertable(
         self,
-        write: Callable[[], None],
+        write: Callable[[], T],
         count: int,
         timeout_s: float | None,
         rows: int,
         names: Hashable | list[Hashable],
-    ) -> None:
+    ) -> T:
         """Call ``write`` under the lock as soon as the limiter allows ``count`` items and ``rows``
-        rows are free.
+        rows are free. Return what it returns.
         """
         table_state = self._table_state
+        made: list[T] = []
 
         def streams() -> set[int]:
             table = table_state.table
@@ -385,7 +366,7 @@ class Inserter:
                 self._check_ever(count, rows)
                 return False
             try:
-                write()
+                made.append(write())
             finally:
                 table_state.waiters.ring()
             return True
@@ -393,6 +374,7 @@ class Inserter:
         table_state.waiters.until(
             attempt, "insert", lambda: table_state.why_not_insert(count, rows, streams()), timeout_s
         )
+        return made[0]
 
     def _check_ever(self, count: int, rows: int) -> None:
         """Raise ConfigError if ``count`` steps, in ``rows`` rows, can never be inserted at once."""
@@ -417,7 +399,9 @@ class Inserter:
         if priority is None:
             return self.checked(np.full(count, _NAN))
         self._check_used()
-        return self.checked(priority_rules.column_of(priority, count))
+        given = priority_rules.column_of(priority, count)
+        priority_rules.check_given(given)
+        return self.checked(given)
 
     def _check_used(self) -> None:
         """Raise Unsupported for a table without priorities."""
@@ -441,22 +425,10 @@ class Inserter:
         return priority
 
 
-def _kept(stream: Any) -> object:
-    """Return a copy of names that is cheap to compare, an object that equals nothing for others."""
-    if type(stream) in _AS_THEY_ARE:
+def _key(stream: Any) -> object:
+    """Return what is cheap to compare with the streams of another batch."""
+    if type(stream) in (EachStream, range, list, int, str, StreamName):
         return stream
     if type(stream) is np.ndarray and stream.dtype is _INT64 and stream.ndim == 1:
         return stream.tobytes()
-    if type(stream) is list and all(type(one) in _AS_THEY_ARE for one in stream):
-        return stream.copy()
     return object()
-
-
-def _is_same(kept: object, stream: Any) -> bool:
-    """Return whether ``stream`` gives the names of which `_kept` has returned ``kept``."""
-    kind = type(stream)
-    if kind is list:
-        return type(kept) is list and kept == stream
-    if kind is np.ndarray:
-        return type(kept) is bytes and stream.dtype is _INT64 and kept == stream.tobytes()
-    return kind is type(kept) and kind in _AS_THEY_ARE and bool(kept == stream)

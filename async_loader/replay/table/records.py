@@ -80,6 +80,13 @@ class Rows:
         are = np.ones(len(self), np.bool_)
         return are if self.heads is None else self.heads["flags"] & FINAL == 0
 
+    def part(self, start: int, step: int) -> Rows:
+        """Return the records of one step, which begin at ``start``."""
+        repeats = None if self.repeats is None else self.repeats[step : step + 1]
+        place = slice(start, start + (1 if repeats is None else int(repeats[0])))
+        heads = None if self.heads is None else self.heads[place]
+        return Rows([column[place] for column in self.columns], heads, repeats)
+
     def prioritize(self, priorities: Floats) -> None:
         """Set the priorities of the steps."""
         if self.heads is None:

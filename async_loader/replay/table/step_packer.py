@@ -65,8 +65,8 @@ class StepPacker:
         every = list(tree.paths(schema.structure))
         self._paths = [every[i] for i in self.followed]
         self._tops = list(dict.fromkeys(path[0] for path in self._paths))
-        # Of the last batch whose columns were stored as they were: such need no checks.
-        self._looks: list[object] = []
+        # Of the last batch: such need checks in these columns only.
+        self._seen: tuple[list[object], list[int]] = [], []
         self._zeros: list[Any] = [np.zeros(field.shape, field.dtype) for field in schema.fields]
         self._arrange()
         self.nothing = self.packed(self._zeros)
@@ -177,21 +177,20 @@ class StepPacker:
 
     def columns(self, batch: Mapping[str, Any]) -> list[Array]:
         """Check many steps. Return their columns, in the fields' dtypes."""
-        if len(batch) == self._batch_width and type(batch) is dict:
-            try:
-                columns = list(self._get_columns(batch))
-            except KeyError:
-                columns = self.schema.leaves(batch)
-        else:
-            columns = self.schema.leaves(batch)
+        columns: list[Any]
         try:
-            looks = list(map(_look, columns))
-        except AttributeError:  # a list, a number
+            values = self._get_columns(batch) if type(batch) is dict else ()
+            looks = list(map(_look, values)) if len(batch) == self._batch_width else []
+            known, others = self._seen
+            if looks and looks == known:
+                columns = list(values)
+                for i in others:
+                    columns[i] = self._column(i, columns[i])
+                return columns
+        except (KeyError, AttributeError):  # a field is missing; a list, a number
             looks = []
-        if looks == self._looks and looks:
-            return columns
-        exact = bool(looks)
-        for i, (fit, dtype, shape, _) in enumerate(self._kinds):
+        columns, others = self.schema.leaves(batch), []
+        for i, (_, dtype, shape, _) in enumerate(self._kinds):
             value = columns[i]
             if (
                 type(value) is not np.ndarray
@@ -199,12 +198,14 @@ class StepPacker:
                 or not value.ndim
                 or value.shape[1:] != shape
             ):
-                columns[i] = fit.column(value).astype(dtype, copy=False)
-                exact = False
+                columns[i] = self._column(i, value)
+                others.append(i)
         length_of(self.schema, columns)
-        if exact:
-            self._looks = looks
+        self._seen = looks, others
         return columns
+
+    def _column(self, i: int, value: object) -> Array:
+        return self.fits[i].column(value).astype(self.schema.fields[i].dtype, copy=False)
 
     def rows(
         self,
@@ -220,8 +221,12 @@ class StepPacker:
             Flags beside those that the fields ``terminated``, ``truncated`` and ``done`` hold.
         """
         columns, repeats = self.columns(batch), None
-        if said is None and final_obs is None and not self.may_end(columns):
-            return Rows(columns)
+        if said is None and final_obs is None:
+            for i in self.ends:
+                if columns[i].tobytes().strip(b"\0"):  # a third of what `any()` takes
+                    break
+            else:
+                return Rows(columns)
         flags = self.column_ends(columns, said)
         has_final, finals = np.zeros(len(flags), np.bool_), None
         if final_obs is not None:
@@ -259,13 +264,6 @@ class StepPacker:
                 "(without it, end_episode() of a writer gives up the last step)"
             )
         return flags
-
-    def may_end(self, columns: Sequence[Array]) -> bool:
-        """Return whether a step of these columns may end its episode."""
-        for i in self.ends:  # noqa: SIM110  # a generator takes longer
-            if columns[i].tobytes().strip(b"\0"):  # a third of what `any()` takes
-                return True
-        return False
 
     def column_ends(self, columns: Sequence[Array], said: Ids | None = None) -> Ids:
         """Return the flags of many steps: those of their fields, and ``said``."""
