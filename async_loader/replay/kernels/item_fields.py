@@ -25,7 +25,7 @@ _EIGHT = 0x0101010101010101
 """Eight bools that are true."""
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def _copy_frames(fields: Any, k: int, target: int, visited: Any, begin: int, end: int) -> None:
     """Copy a stack whose newest frame is at the place ``end``, of an episode that begins at the
     place ``begin`` at the earliest; padded before the episode's start.
@@ -58,7 +58,7 @@ def _copy_frames(fields: Any, k: int, target: int, visited: Any, begin: int, end
         place += together
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def _run(visited: Any, k: int, there: int, on: int, regular: int) -> Any:
     """Return how many rows from the step ``k`` on lie equally far from each other, and how far.
 
@@ -80,7 +80,7 @@ def _run(visited: Any, k: int, there: int, on: int, regular: int) -> Any:
     return together, apart
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def _copy_steps(fields: Any, k: int, target: int, visited: Any, there: int, regular: int) -> None:
     """Copy a field of each step, and zeros where there are none."""
     count, row_bytes, frames = fields[k, f.NBYTES], fields[k, f.ROW_STRIDE], fields[k, f.FRAMES]
@@ -118,7 +118,7 @@ def _add_up(fields: Any, k: int, target: int, plan: Any, rows: Any, steps: int) 
             poke_float(target + number, summed)
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def _describe(g: Any, kind: int, times: int, target: int, visited: Any, there: int) -> None:
     """Fill in the mask, where episodes begin, or the ids of the steps."""
     if kind == f.STEP_INDEX:

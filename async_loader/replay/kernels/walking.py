@@ -49,7 +49,7 @@ class Visited(NamedTuple):
     axis: Any
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def visit(g: Any, visited: Any, name: int, row: int, place: int) -> bool:
     """Record the version of a row that is being read.
 
@@ -61,7 +61,7 @@ def visit(g: Any, visited: Any, name: int, row: int, place: int) -> bool:
     return holds(address, name) and visited.stamps[place] & VERSION_ONE == 0
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def _linked(g: Any, visited: Any, place: int, link: int) -> Any:
     """Return the id that the row at a place links to, negative without one, and where it is."""
     row = visited.rows[place]
@@ -69,7 +69,7 @@ def _linked(g: Any, visited: Any, place: int, link: int) -> Any:
     return other, neighbour(row, visited.names[place], other, g[ROWS])
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def walk_back(g: Any, visited: Any, depth: int) -> bool:
     """Find the steps before the one at ``depth - 1``, as far as the episode goes; -1 before its
     start.
@@ -83,7 +83,7 @@ def walk_back(g: Any, visited: Any, depth: int) -> bool:
     return True
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def _walk_evenly(g: Any, visited: Any, first: int, count: int) -> int:
     """Find the rows of ``count`` steps from the place ``first`` on, which has been visited, if they
     lie equally far from each other, as those of a stream mostly do, and no episode ends before the
@@ -114,7 +114,7 @@ def _walk_evenly(g: Any, visited: Any, first: int, count: int) -> int:
     return apart if wrong == 0 and flags & (ENDS | VERSION_ONE) == 0 else 0
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def _visit_after(g: Any, visited: Any, place: int) -> Any:
     """Visit the row after the one at a place; without one, the same row is shown again.
 
@@ -146,7 +146,7 @@ def _next_episode(g: Any, after: int) -> int:
             return -1
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def walk_on(g: Any, plan: Any, visited: Any) -> Any:
     """Find the rows of the item whose first step is at ``BEFORE - 1``.
 
@@ -213,7 +213,7 @@ def walk_on(g: Any, plan: Any, visited: Any) -> Any:
     return step + 1, place, apart
 
 
-@kernel(inline=True)
+@kernel(inline=True, always=True)
 def unchanged(g: Any, plan: Any, visited: Any, last: int, apart: int) -> bool:
     """Return whether no row up to the place ``last`` was written since it was visited. See NOTE
     [row lock]. ``apart``: as `walk_on` says.
