@@ -39,12 +39,12 @@ class DebugState(NamedTuple):
 def debug_state(buffer: ReplayBuffer) -> DebugState:
     """Return the parts of a buffer, for a test that looks inside.
 
-    Steps that are staged are written before; those that are added later may be staged.
+    Steps that were gathered are written before; those that are added later may be gathered.
     """
     parts = parts_of(buffer)
     lock = parts.state.own_lock
     held = is_held_of(lock)()  # by the caller
-    if parts.state.staged is not None and not held and lock.acquire(blocking=False):
+    if parts.state.ready and not held and lock.acquire(blocking=False):
         try:
             parts.state.catch_up()
         finally:

@@ -56,7 +56,7 @@ def compare(table: Table) -> None:
 
     A table in the middle of a change that was interrupted, and one that is being loaded, differ.
     """
-    unsettled = table._changes.any() or table.rest is not None or table._patching is not None
+    unsettled = table._changes.any() or table._patching is not None
     if unsettled or table.storage.loading or table.storage.layout.rows > MOST_ROWS:
         return
     kept, wanted = carried(table), from_rows(table)

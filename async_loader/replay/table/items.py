@@ -94,7 +94,6 @@ class TableItems:
         # PASSED.
         self._changes = np.zeros(5, np.int64)
         self._unsettled = self._changes.data
-        self.rest: tuple[Any, ...] | None = None  # see write.py, NOTE [interrupted calls]
         self._patching: Ids | None = None
         self._none = np.full(256, np.nan)
         self.inserted = self.counted = self.deleted = 0
@@ -330,7 +329,7 @@ class TableItems:
         self.settle()
 
     def finish(self) -> None:
-        """Complete what an interrupted call has left. See write.py, NOTE [interrupted calls]."""
+        """Write what was gathered, and complete what an interrupted call has left."""
         raise NotImplementedError
 
     @property

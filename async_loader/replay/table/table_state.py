@@ -23,7 +23,6 @@ from async_loader.replay.samplers.binding import like
 from async_loader.replay.sequence_limits import check_sequences
 from async_loader.replay.table.lag_sampler import REASONS, LagSampler
 from async_loader.replay.table.sequence_sampler import SequenceSampler
-from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_access import TableAccess
@@ -59,8 +58,9 @@ class TableState(TableAccess):
         with self.lock:
             if self.foreign:
                 return
-            self.stop_staging()
+            self.catch_up()
             self.closed = True
+            self.gather()
             self.waiters.ring()
 
     def start(self, schema: Schema) -> None:
@@ -116,10 +116,10 @@ class TableState(TableAccess):
         if not loaded:
             self._see(table, schema)
         self.sampler.bind(table.items, for_sampler)
-        self._step_packer = StepPacker(layout, storage.base)
         self.capacity, self.schema = layout.capacity, schema
         self._link(table)
         self._table = table
+        self.gather()
 
     def _check_compressed(self, layout: StorageLayout) -> None:
         """Raise for a table that cannot keep compressed values. Nothing is allocated yet."""
@@ -136,7 +136,6 @@ class TableState(TableAccess):
                 "compress need, and this table may lose no item before it was drawn: leave "
                 "max_bytes out (memory is taken as values come), or leave the codec out"
             )
-        self.may_stage = False
 
     def _see(self, table: Table, schema: Schema) -> None:
         if self.view is not None:
@@ -267,7 +266,6 @@ class TableState(TableAccess):
 
     def begin_again(self) -> Table:
         """Make an empty table in the same memory, with the same samplers. Under the lock."""
-        self.stop_staging()
         before = self.table
         for one in before.samplers:
             if isinstance(one, SequenceSampler | LagSampler):
@@ -288,6 +286,7 @@ class TableState(TableAccess):
             successor_of=before,
         )
         self._table, self.default_thread, self._ending = table, 0, None
+        self.gather()
         return table
 
     def go_on(self, lookahead: int) -> None:
