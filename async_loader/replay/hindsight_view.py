@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.replay.return_arguments import check_field_name, check_return
+from async_loader.replay.return_arguments import check_return, field_name, share
 
 GoalFunction = Callable[[Any, Any, dict[str, Any]], Any]
 Strategy = Literal["future", "final", "episode"]
@@ -102,34 +102,20 @@ class Hindsight:
                 f"strategy={strategy!r}: it is one of "
                 f"{', '.join(repr(one) for one in get_args(Strategy))}"
             )
-        if (
-            isinstance(relabel_fraction, bool | str)
-            or not hasattr(relabel_fraction, "__float__")
-            or not 0 <= relabel_fraction <= 1
-        ):
-            raise ConfigError(
-                f"relabel_fraction={relabel_fraction!r}: the share of steps that get another goal "
-                "is 0 to 1, as 0.8 for four of five"
-            )
-        check_field_name("goal", goal)
-        check_field_name("achieved", achieved)
-        check_return(n_steps, gamma, reward)
-        fields = (info,) if isinstance(info, str) else tuple(info)
-        for name in fields:
-            check_field_name("info", name)
-        for name, value in (
-            ("compute_reward", compute_reward),
-            ("strategy", strategy),
-            ("relabel_fraction", float(relabel_fraction)),
+        what = "the share of steps that get another goal, as 0.8 for four of five,"
+        share("relabel_fraction", relabel_fraction, what)
+        info = (info,) if isinstance(info, str) else tuple(info)
+        for parameter, name in (
             ("goal", goal),
             ("achieved", achieved),
-            ("n_steps", n_steps),
-            ("gamma", gamma),
-            ("reward", reward),
-            ("info", fields),
-            ("compute_terminated", compute_terminated),
+            *(("info", i) for i in info),
         ):
-            object.__setattr__(self, name, value)
+            field_name(parameter, name)
+        check_return(n_steps, gamma, reward)
+        relabel_fraction = float(relabel_fraction)
+        given = locals()
+        for name in Hindsight.__slots__:
+            object.__setattr__(self, name, given[name])
 
 
 def _check_function(parameter: str, function: object) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.replay.hindsight_view import Hindsight
-from async_loader.replay.return_arguments import check_return
+from async_loader.replay.return_arguments import check_return, share, steps
 from async_loader.schema import Schema
 from async_loader.validation import within_floats
 
@@ -56,8 +56,9 @@ class Transitions:
     @explain_wrong_names
     def __init__(self, n_steps: int = 1, gamma: float = 0.99, *, reward: str = "reward") -> None:
         check_return(n_steps, gamma, reward)
-        for name, value in (("n_steps", n_steps), ("gamma", gamma), ("reward", reward)):
-            object.__setattr__(self, name, value)
+        given = locals()
+        for name in Transitions.__slots__:
+            object.__setattr__(self, name, given[name])
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -142,39 +143,32 @@ class Sequences:
         whole: bool | Literal["ragged"] = False,
         eta: float = ETA,
     ) -> None:
-        counts = (
-            ("length", length, 1),
-            ("burn_in", burn_in, 0),
-            ("stride", length if stride is None else stride, 1),
-            ("bootstrap", bootstrap, 0),
-            ("dilation", dilation, 1),
-        )
-        for name, value, least in counts:
-            object.__setattr__(self, name, _steps(name, value, least))
-        within_floats("steps from a sequence's first to its last", self.span)
+        stride = length if stride is None else stride
+        steps("length", length)
+        steps("burn_in", burn_in, 0)
+        steps("stride", stride)
+        steps("bootstrap", bootstrap, 0)
+        steps("dilation", dilation)
         if boundary not in get_args(Boundary):
             raise ConfigError(f"boundary={boundary!r}: it is one of 'stop', 'pad', 'cross'")
         if not isinstance(whole, bool) and whole != "ragged":
             raise ConfigError(f"whole={whole!r}: it is True, False or 'ragged'")
         if whole and boundary == "cross":
             raise ConfigError(f"whole={whole!r} ends with each episode: leave out boundary='cross'")
-        if whole and (burn_in or bootstrap or dilation > 1 or stride not in (None, length)):
+        if whole and (burn_in or bootstrap or dilation > 1 or stride != length):
             raise ConfigError(
                 f"whole={whole!r} shows each episode once, with all of its steps: leave out "
                 "burn_in, stride, bootstrap and dilation"
             )
-        names = (state,) if isinstance(state, str) else tuple(state)
-        if not all(isinstance(name, str) and name for name in names):
+        state = (state,) if isinstance(state, str) else tuple(state)
+        if not all(isinstance(name, str) and name for name in state):
             raise ConfigError(f"state={state!r}: give names of fields, as in 'state' or ('h', 'c')")
-        if isinstance(eta, bool | str) or not hasattr(eta, "__float__") or not 0 <= eta <= 1:
-            raise ConfigError(f"eta={eta!r}: the share of the largest error is 0 to 1")
-        for name, given in (
-            ("boundary", boundary),
-            ("state", names),
-            ("whole", whole),
-            ("eta", float(eta)),
-        ):
-            object.__setattr__(self, name, given)
+        share("eta", eta, "the share of the largest error")
+        eta = float(eta)
+        given = locals()
+        for name in Sequences.__slots__:
+            object.__setattr__(self, name, given[name])
+        within_floats("steps from a sequence's first to its last", self.span)
 
     @property
     def steps(self) -> int:
@@ -207,12 +201,6 @@ class Sequences:
 
 
 View: TypeAlias = Transitions | Sequences | Hindsight
-
-
-def _steps(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r}: it is a Python int, {least} or more")
-    return within_floats(name, value)
 
 
 def within(view: View | None, rows: int) -> View | None:

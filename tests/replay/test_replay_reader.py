@@ -78,6 +78,7 @@ def full(capacity: int, schema: Any) -> ReplayBuffer:
 def reader_of(buffer: ReplayBuffer) -> ReplayReader:
     made = buffer.source().reader()
     assert made is not None
+    len(buffer)  # what was gathered is written
     return made
 
 
@@ -337,12 +338,13 @@ def test_a_reader_travels_and_sees_what_is_added_later(method: str) -> None:
     context = multiprocessing.get_context(method)
     buffer = full(32, SMALL)
     here, there = context.Pipe()
-    process = context.Process(target=_read_all, args=(buffer.source().reader(), there), daemon=True)
+    process = context.Process(target=_read_all, args=(reader_of(buffer), there), daemon=True)
     process.start()
     there.close()
     here.send(np.arange(32))
     assert here.recv() == (list(range(32)), 0)
     buffer.extend(checked(32, 100, 16), stream=0)
+    assert len(buffer) == 32
     here.send(np.arange(100, 132))
     assert here.recv() == (list(range(100, 132)), 0)
     here.send(None)

@@ -43,31 +43,6 @@ def _chosen(
     return lists[head + HEAD + first + place]
 
 
-@kernel(inline=True)
-def _choose(
-    g: Any,
-    ids: Any,
-    chances: Any,
-    fraction: float,
-    strategy: int,
-    following: bool,
-    places: Any,
-    lists: Any,
-    goals: Any,
-) -> None:
-    for i in range(-2 * _AHEAD, len(ids)):
-        if i + 2 * _AHEAD < len(ids):
-            fetch_place(g, places, ids[i + 2 * _AHEAD])
-        if 0 <= i + _AHEAD < len(ids):
-            fetch_list(g, places, lists, ids[i + _AHEAD])
-        if i < 0:
-            continue
-        goals[i] = NONE
-        if ids[i] >= 0 and chances[i] < fraction:
-            chance = chances[i] / fraction
-            goals[i] = _chosen(g, places, lists, ids[i], chance, strategy, following)
-
-
 @kernel(keeps_gil=True)
 def choose_goals(
     g: Any,
@@ -92,20 +67,14 @@ def choose_goals(
     places, lists
         See base/episode_lists.py.
     """
-    _choose(g, ids, chances, fraction, strategy, following, places, lists, goals)
-
-
-@kernel()
-def choose_goals_on_disk(
-    g: Any,
-    ids: Any,
-    chances: Any,
-    fraction: float,
-    strategy: int,
-    following: bool,
-    places: Any,
-    lists: Any,
-    goals: Any,
-) -> None:
-    """As `choose_goals`, where a row may have to come from a disk: releases the GIL."""
-    _choose(g, ids, chances, fraction, strategy, following, places, lists, goals)
+    for i in range(-2 * _AHEAD, len(ids)):
+        if i + 2 * _AHEAD < len(ids):
+            fetch_place(g, places, ids[i + 2 * _AHEAD])
+        if 0 <= i + _AHEAD < len(ids):
+            fetch_list(g, places, lists, ids[i + _AHEAD])
+        if i < 0:
+            continue
+        goals[i] = NONE
+        if ids[i] >= 0 and chances[i] < fraction:
+            chance = chances[i] / fraction
+            goals[i] = _chosen(g, places, lists, ids[i], chance, strategy, following)

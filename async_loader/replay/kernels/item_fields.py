@@ -25,10 +25,8 @@ _EIGHT = 0x0101010101010101
 """Eight bools that are true."""
 
 
-@kernel(inline=True)
-def _copy_frames(
-    fields: Any, k: int, target: int, names: Any, rows: Any, begin: int, end: int
-) -> None:
+@kernel(inline=True, always=True)
+def _copy_frames(fields: Any, k: int, target: int, visited: Any, begin: int, end: int) -> None:
     """Copy a stack whose newest frame is at the place ``end``, of an episode that begins at the
     place ``begin`` at the earliest; padded before the episode's start.
     """
@@ -39,59 +37,51 @@ def _copy_frames(
     )
     place = end - fields[k, f.FRAMES] + 1
     first = max(begin, place)
-    while names[first] < 0:
+    while visited.names[first] < 0:
         first += 1
     while place < first:
         if fields[k, f.ZERO_PADDED]:
             memzero(target, count)
         else:
-            copy(target, source + rows[first] * row_bytes, count)
+            copy(target, source + visited.rows[first] * row_bytes, count)
         target += count
         place += 1
     while place <= end:
-        row, together = rows[place], 1
+        row, together = visited.rows[place], 1
         # a column: rows that lie one behind the other are one copy, which takes two thirds of the
         # time
         if row_bytes == count:
-            while place + together <= end and rows[place + together] == row + together:
+            while place + together <= end and visited.rows[place + together] == row + together:
                 together += 1
         copy(target, source + row * row_bytes, together * count)
         target += together * count
         place += together
 
 
-@kernel(inline=True)
-def _run(rows: Any, axis: Any, k: int, there: int, on: int, regular: int) -> Any:
+@kernel(inline=True, always=True)
+def _run(visited: Any, k: int, there: int, on: int, regular: int) -> Any:
     """Return how many rows from the step ``k`` on lie equally far from each other, and how far.
 
     ``on``: 1 for the rows after the steps. ``regular``: how many do from the first step on.
     """
-    row, together = rows[axis[k] + on], 1
+    row, together = visited.rows[visited.axis[k] + on], 1
     if k + 1 >= there:
         return 1, 1
-    apart = rows[axis[k + 1] + on] - row
+    apart = visited.rows[visited.axis[k + 1] + on] - row
     if k == 0 and on == 0 and regular:
         return min(regular, there), apart
     while (
         k + together < there
-        and rows[axis[k + together] + on] - rows[axis[k + together - 1] + on] == apart
+        and visited.rows[visited.axis[k + together] + on]
+        - visited.rows[visited.axis[k + together - 1] + on]
+        == apart
     ):
         together += 1
     return together, apart
 
 
-@kernel(inline=True)
-def _copy_steps(
-    fields: Any,
-    k: int,
-    target: int,
-    names: Any,
-    rows: Any,
-    begins: Any,
-    axis: Any,
-    there: int,
-    regular: int,
-) -> None:
+@kernel(inline=True, always=True)
+def _copy_steps(fields: Any, k: int, target: int, visited: Any, there: int, regular: int) -> None:
     """Copy a field of each step, and zeros where there are none."""
     count, row_bytes, frames = fields[k, f.NBYTES], fields[k, f.ROW_STRIDE], fields[k, f.FRAMES]
     on = 1 if fields[k, f.SHOWN] == f.AFTER else 0
@@ -99,11 +89,11 @@ def _copy_steps(
     empty, step = fields[k, f.TIMES] - there, 0
     while step < there:
         if frames > 1:
-            end, together = axis[step] + on, 1
-            _copy_frames(fields, k, target, names, rows, begins[end], end)
+            end, together = visited.axis[step] + on, 1
+            _copy_frames(fields, k, target, visited, visited.begins[end], end)
         else:
-            together, apart = _run(rows, axis, step, there, on, regular)
-            source = fields[k, f.ROW_ADDRESS] + rows[axis[step] + on] * row_bytes
+            together, apart = _run(visited, step, there, on, regular)
+            source = fields[k, f.ROW_ADDRESS] + visited.rows[visited.axis[step] + on] * row_bytes
             copy_run(target, source, apart * row_bytes, together, count)
         target += together * frames * count
         step += together
@@ -128,22 +118,12 @@ def _add_up(fields: Any, k: int, target: int, plan: Any, rows: Any, steps: int) 
             poke_float(target + number, summed)
 
 
-@kernel(inline=True)
-def _describe(
-    g: Any,
-    kind: int,
-    times: int,
-    target: int,
-    names: Any,
-    rows: Any,
-    begins: Any,
-    axis: Any,
-    there: int,
-) -> None:
+@kernel(inline=True, always=True)
+def _describe(g: Any, kind: int, times: int, target: int, visited: Any, there: int) -> None:
     """Fill in the mask, where episodes begin, or the ids of the steps."""
     if kind == f.STEP_INDEX:
         for k in range(there):
-            poke64(target + 8 * k, names[axis[k]])
+            poke64(target + 8 * k, visited.names[visited.axis[k]])
         for k in range(there, times):
             poke64(target + 8 * k, -1)
         return
@@ -155,10 +135,10 @@ def _describe(
         for k in range(full, there):
             poke8(target + k, 1)
         return
-    if load(g[BASE] + rows[axis[0]] * g[STRIDE] + PREV) < 0:
+    if load(g[BASE] + visited.rows[visited.axis[0]] * g[STRIDE] + PREV) < 0:
         poke8(target, 1)
     for k in range(1, there):
-        if begins[axis[k]] > axis[k - 1]:
+        if visited.begins[visited.axis[k]] > visited.axis[k - 1]:
             poke8(target + k, 1)
 
 
@@ -169,10 +149,7 @@ def copy_item(
     plan: Any,
     i: int,
     block: int,
-    names: Any,
-    rows: Any,
-    begins: Any,
-    axis: Any,
+    visited: Any,
     steps: int,
     apart: int,
     goal: int,
@@ -198,8 +175,8 @@ def copy_item(
         if shown <= f.GOAL:
             if times:
                 if regular < 0:
-                    regular, _ = _run(rows, axis, 0, there, 0, 0)
-                _copy_steps(fields, k, target, names, rows, begins, axis, there, regular)
+                    regular, _ = _run(visited, 0, there, 0, 0)
+                _copy_steps(fields, k, target, visited, there, regular)
                 continue
             end = first
             if shown == f.GOAL:
@@ -210,11 +187,15 @@ def copy_item(
             elif shown != f.STEP:
                 end = first + steps - (shown == f.LAST)
             if fields[k, f.FRAMES] == 1:
-                copy(target, fields[k, f.ROW_ADDRESS] + rows[end] * fields[k, f.ROW_STRIDE], count)
+                copy(
+                    target,
+                    fields[k, f.ROW_ADDRESS] + visited.rows[end] * fields[k, f.ROW_STRIDE],
+                    count,
+                )
             else:
-                _copy_frames(fields, k, target, names, rows, 0, end)
+                _copy_frames(fields, k, target, visited, 0, end)
         elif shown == f.RETURN:
-            _add_up(fields, k, target, plan, rows, steps)
+            _add_up(fields, k, target, plan, visited.rows, steps)
         elif shown == f.DISCOUNT:
             place = plan.ctypes.data + 8 * (t.NUMBERS + steps)
             poke_float32(target, 0.0 if ended else peek_float(place))
@@ -223,4 +204,4 @@ def copy_item(
         elif shown == f.STEPS:
             poke64(target, steps if goal >= 0 else 0)
         else:
-            _describe(g, shown, times, target, names, rows, begins, axis, there)
+            _describe(g, shown, times, target, visited, there)

@@ -34,7 +34,7 @@ from async_loader.replay.kernels.row_address import (
     holds,
     neighbour,
 )
-from async_loader.replay.kernels.walking import unchanged, visit, walk_back, walk_on
+from async_loader.replay.kernels.walking import Visited, unchanged, visit, walk_back, walk_on
 
 
 @kernel(inline=True)
@@ -87,11 +87,7 @@ def _read_item(
     i: int,
     fields: Any,
     plan: Any,
-    names: Any,
-    rows: Any,
-    stamps: Any,
-    begins: Any,
-    axis: Any,
+    visited: Any,
     block: int,
     goal: int,
 ) -> int:
@@ -100,24 +96,24 @@ def _read_item(
     ``goal``: the id of the row with its new goal; -1: it keeps its own, -2: that row is gone.
     """
     first = plan[t.BEFORE] - 1
-    if goal < -1 or name < 0 or not visit(g, name, row, first, names, rows, stamps):
+    if goal < -1 or name < 0 or not visit(g, visited, name, row, first):
         return 0
-    if stamps[first] & FINAL or not walk_back(g, first + 1, names, rows, stamps):
+    if visited.stamps[first] & FINAL or not walk_back(g, visited, first + 1):
         return 0
-    steps, last, apart = walk_on(g, plan, names, rows, stamps, begins, axis)
+    steps, last, apart = walk_on(g, plan, visited)
     if steps == 0:
         return 0
     # it terminated without an observation after it: what it achieved is unknown
-    if goal >= 0 and not (plan[t.FOLLOWING] and names[last] == names[last - 1]):
+    if goal >= 0 and not (plan[t.FOLLOWING] and visited.names[last] == visited.names[last - 1]):
         last += 1
-        if not visit(g, goal, goal % g[ROWS], last, names, rows, stamps):
+        if not visit(g, visited, goal, goal % g[ROWS], last):
             return 0
     else:
         goal = -1
-    ended = stamps[first + steps - 1] & TERMINATED != 0
-    copy_item(g, fields, plan, i, block, names, rows, begins, axis, steps, apart, goal, last, ended)
+    ended = visited.stamps[first + steps - 1] & TERMINATED != 0
+    copy_item(g, fields, plan, i, block, visited, steps, apart, goal, last, ended)
     after_loads()
-    return steps if unchanged(g, plan, last, apart, names, rows, stamps) else 0
+    return steps if unchanged(g, plan, visited, last, apart) else 0
 
 
 @kernel(inline=True)
@@ -129,9 +125,13 @@ def _read_linked(
     ahead = AHEAD if after < AHEAD else 1  # items
     after = min(after, AHEAD)
     size, at = plan[t.PLACES], len(plan) - 5 * plan[t.PLACES]
-    names, visited = plan[at : at + size], plan[at + size : at + 2 * size]
-    stamps, begins = plan[at + 2 * size : at + 3 * size], plan[at + 3 * size : at + 4 * size]
-    axis = plan[at + 4 * size :]
+    visited = Visited(
+        plan[at : at + size],
+        plan[at + size : at + 2 * size],
+        plan[at + 2 * size : at + 3 * size],
+        plan[at + 3 * size : at + 4 * size],
+        plan[at + 4 * size :],
+    )
     for i in range(-2 * ahead, len(ids)):
         if i + 2 * ahead < len(ids):
             fetch(base + _row_of(g, rows, ids, i + 2 * ahead) * stride, stride)
@@ -145,9 +145,7 @@ def _read_linked(
         if len(rows):
             ids[i] = load(base + row * stride + ID) - 1
         goal = goals[i] if len(goals) else -1
-        steps = _read_item(
-            g, row, ids[i], i, fields, plan, names, visited, stamps, begins, axis, block, goal
-        )
+        steps = _read_item(g, row, ids[i], i, fields, plan, visited, block, goal)
         if len(taken):
             taken[i] = steps
         gone += steps == 0

@@ -5,7 +5,7 @@ See base/read_table.py for their places.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from async_loader.replay.base import read_table as t
 from async_loader.replay.base.compiled import kernel
@@ -29,51 +29,69 @@ _EVEN_FROM = 5
 """Steps from which on it is tried whether all lie equally far from each other."""
 
 
-@kernel(inline=True)
-def visit(g: Any, name: int, row: int, place: int, names: Any, rows: Any, stamps: Any) -> bool:
+class Visited(NamedTuple):
+    """The rows that an item shows.
+
+    Attributes
+    ----------
+    names, rows, stamps : int64 arrays [places]
+        Their ids, negative before the episode's start; where they are, and their versions.
+    begins : int64 array [places]
+        The place at which the episode of each begins.
+    axis : int64 array [places]
+        The place of each step on the time axis.
+    """
+
+    names: Any
+    rows: Any
+    stamps: Any
+    begins: Any
+    axis: Any
+
+
+@kernel(inline=True, always=True)
+def visit(g: Any, visited: Any, name: int, row: int, place: int) -> bool:
     """Record the version of a row that is being read.
 
     Return whether it is there and not being patched.
     """
     address = g[BASE] + row * g[STRIDE]
-    names[place], rows[place] = name, row
-    stamps[place] = load(address + FLAGS)
-    return holds(address, name) and stamps[place] & VERSION_ONE == 0
+    visited.names[place], visited.rows[place] = name, row
+    visited.stamps[place] = load(address + FLAGS)
+    return holds(address, name) and visited.stamps[place] & VERSION_ONE == 0
 
 
-@kernel(inline=True)
-def _next(g: Any, place: int, names: Any, rows: Any) -> Any:
-    """Return the id of the row after the one at a place, negative without one, and where it is."""
-    after = load(g[BASE] + rows[place] * g[STRIDE] + NEXT)
-    return after, neighbour(rows[place], names[place], after, g[ROWS])
+@kernel(inline=True, always=True)
+def _linked(g: Any, visited: Any, place: int, link: int) -> Any:
+    """Return the id that the row at a place links to, negative without one, and where it is."""
+    row = visited.rows[place]
+    other = load(g[BASE] + row * g[STRIDE] + link)
+    return other, neighbour(row, visited.names[place], other, g[ROWS])
 
 
-@kernel(inline=True)
-def walk_back(g: Any, depth: int, names: Any, rows: Any, stamps: Any) -> bool:
+@kernel(inline=True, always=True)
+def walk_back(g: Any, visited: Any, depth: int) -> bool:
     """Find the steps before the one at ``depth - 1``, as far as the episode goes; -1 before its
     start.
     """
     for place in range(depth - 1, 0, -1):
-        before = -1
-        if names[place] >= 0:
-            before = load(g[BASE] + rows[place] * g[STRIDE] + PREV)
-        names[place - 1] = -1
-        if before >= 0:
-            row = neighbour(rows[place], names[place], before, g[ROWS])
-            if not visit(g, before, row, place - 1, names, rows, stamps):
+        visited.names[place - 1] = -1
+        if visited.names[place] >= 0:
+            before, row = _linked(g, visited, place, PREV)
+            if before >= 0 and not visit(g, visited, before, row, place - 1):
                 return False
     return True
 
 
-@kernel(inline=True)
-def _walk_evenly(g: Any, first: int, count: int, names: Any, rows: Any, stamps: Any) -> int:
+@kernel(inline=True, always=True)
+def _walk_evenly(g: Any, visited: Any, first: int, count: int) -> int:
     """Find the rows of ``count`` steps from the place ``first`` on, which has been visited, if they
     lie equally far from each other, as those of a stream mostly do, and no episode ends before the
     last. Returns how far, 0 if not.
 
     No load waits for the one before, as it does from link to link: a third of the time.
     """
-    name, row = names[first], rows[first]
+    name, row = visited.names[first], visited.rows[first]
     apart = load(g[BASE] + row * g[STRIDE] + NEXT) - name
     end = row + apart * (count - 1)
     if apart <= 0 or end >= g[ROWS]:
@@ -91,23 +109,21 @@ def _walk_evenly(g: Any, first: int, count: int, names: Any, rows: Any, stamps: 
         else:
             flags |= stamp & ~ENDS
         place = first + k
-        names[place], rows[place], stamps[place] = name, row, stamp
+        visited.names[place], visited.rows[place], visited.stamps[place] = name, row, stamp
         name, row, address = name + apart, row + apart, address + step
     return apart if wrong == 0 and flags & (ENDS | VERSION_ONE) == 0 else 0
 
 
-@kernel(inline=True)
-def _visit_after(g: Any, place: int, names: Any, rows: Any, stamps: Any) -> Any:
+@kernel(inline=True, always=True)
+def _visit_after(g: Any, visited: Any, place: int) -> Any:
     """Visit the row after the one at a place; without one, the same row is shown again.
 
     Return whether it could be visited, and its id, negative without one.
     """
-    after, row = _next(g, place, names, rows)
+    after, row = _linked(g, visited, place, NEXT)
     if after >= 0:
-        return visit(g, after, row, place + 1, names, rows, stamps), after
-    names[place + 1], rows[place + 1] = names[place], rows[place]
-    stamps[place + 1] = stamps[place]
-    return True, after
+        return visit(g, visited, after, row, place + 1), after
+    return visit(g, visited, visited.names[place], visited.rows[place], place + 1), after
 
 
 @kernel(inline=True)
@@ -130,8 +146,8 @@ def _next_episode(g: Any, after: int) -> int:
             return -1
 
 
-@kernel(inline=True)
-def walk_on(g: Any, plan: Any, names: Any, rows: Any, stamps: Any, begins: Any, axis: Any) -> Any:
+@kernel(inline=True, always=True)
+def walk_on(g: Any, plan: Any, visited: Any) -> Any:
     """Find the rows of the item whose first step is at ``BEFORE - 1``.
 
     Returns how many steps there are from the first on, 0 if some are missing, the place of the
@@ -144,78 +160,78 @@ def walk_on(g: Any, plan: Any, names: Any, rows: Any, stamps: Any, begins: Any, 
     place = first = plan[t.BEFORE] - 1
     span, followed, across = plan[t.SPAN], plan[t.FOLLOWED], plan[t.ACROSS]
     dilation = plan[t.DILATION]
-    if plan[t.WHOLE] and load(g[BASE] + rows[first] * g[STRIDE] + PREV) >= 0:
+    if plan[t.WHOLE] and load(g[BASE] + visited.rows[first] * g[STRIDE] + PREV) >= 0:
         return 0, place, 0  # it begins within an episode
     apart, step = 0, 0
     if span >= _EVEN_FROM:
-        apart = _walk_evenly(g, first, span, names, rows, stamps)
+        apart = _walk_evenly(g, visited, first, span)
         if apart:
             step = span - 1
             place = first + step
     if across:  # these are of one episode
         for k in range(step + 1):
-            begins[first + k] = 0
+            visited.begins[first + k] = 0
         for k in range(step // dilation + 1):
-            axis[k] = first + k * dilation
+            visited.axis[k] = first + k * dilation
     begin = 0
     while step < span - 1:
-        ends = stamps[place] & ENDS != 0
+        ends = visited.stamps[place] & ENDS != 0
         if ends and not across:
             break
-        after, row = _next(g, place, names, rows)
+        after, row = _linked(g, visited, place, NEXT)
         if ends:
             if followed:
-                there, after = _visit_after(g, place, names, rows, stamps)
+                there, after = _visit_after(g, visited, place)
                 place += 1
-                begins[place] = begin
+                visited.begins[place] = begin
                 if not there:
                     return 0, place, 0
             begin, after = place + 1, _next_episode(g, after)
             row = after % g[ROWS]
         place += 1
-        if after < 0 or not visit(g, after, row, place, names, rows, stamps):
+        if after < 0 or not visit(g, visited, after, row, place):
             return 0, place, 0
         step += 1
         if across:
-            begins[place] = begin
+            visited.begins[place] = begin
             if step % dilation == 0:
-                axis[step // dilation] = place
+                visited.axis[step // dilation] = place
         elif step + AHEAD < span:
-            fetch_run(g, row, row - rows[place - 1], AHEAD, AHEAD, g[STRIDE])
-    ends = stamps[place] & ENDS != 0
+            fetch_run(g, row, row - visited.rows[place - 1], AHEAD, AHEAD, g[STRIDE])
+    ends = visited.stamps[place] & ENDS != 0
     if not ends and (plan[t.WHOLE] or step < span - 1):
         return 0, place, 0
     if step // dilation + 1 < plan[t.LEAST]:
         return 0, place, 0
     if followed:
-        flags = stamps[place]
-        there, after = _visit_after(g, place, names, rows, stamps)
+        flags = visited.stamps[place]
+        there, after = _visit_after(g, visited, place)
         place += 1
-        begins[place] = begin
+        visited.begins[place] = begin
         if not there or (after < 0 and flags & TERMINATED == 0):
             return 0, place, 0
     return step + 1, place, apart
 
 
-@kernel(inline=True)
-def unchanged(g: Any, plan: Any, last: int, apart: int, names: Any, rows: Any, stamps: Any) -> bool:
+@kernel(inline=True, always=True)
+def unchanged(g: Any, plan: Any, visited: Any, last: int, apart: int) -> bool:
     """Return whether no row up to the place ``last`` was written since it was visited. See NOTE
     [row lock]. ``apart``: as `walk_on` says.
     """
     place, wrong = 0, 0
     while place <= last:
         if apart and place == plan[t.BEFORE] - 1:
-            name = names[place] + 1
-            address, step = g[BASE] + rows[place] * g[STRIDE], apart * g[STRIDE]
+            name = visited.names[place] + 1
+            address, step = g[BASE] + visited.rows[place] * g[STRIDE], apart * g[STRIDE]
             for k in range(plan[t.SPAN]):
                 wrong |= load(address + ID) ^ name
-                wrong |= load(address + FLAGS) ^ stamps[place + k]
+                wrong |= load(address + FLAGS) ^ visited.stamps[place + k]
                 name, address = name + apart, address + step
             place += plan[t.SPAN]
             continue
-        if names[place] >= 0:
-            address = g[BASE] + rows[place] * g[STRIDE]
-            wrong |= load(address + ID) ^ (names[place] + 1)
-            wrong |= load(address + FLAGS) ^ stamps[place]
+        if visited.names[place] >= 0:
+            address = g[BASE] + visited.rows[place] * g[STRIDE]
+            wrong |= load(address + ID) ^ (visited.names[place] + 1)
+            wrong |= load(address + FLAGS) ^ visited.stamps[place]
         place += 1
     return wrong == 0

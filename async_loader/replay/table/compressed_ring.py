@@ -53,31 +53,21 @@ class Packed(NamedTuple):
 
     Attributes
     ----------
-    starts, counts : list of int
-        Of each value: where it begins in the ring's scratch memory, and its bytes.
-    firsts : list of int
-        For each row in order: its first value.
     fields : int64 array [fields, 5]
         The steps' table of fields, with locators in place of values.
-    locators : list of int64 array [steps, 2]
+    locators : int64 array [steps, values, 2]
         What this table points to.
-    owners : list of (int, int)
-        Of each value: which of ``locators``, and the step.
-    positions : list of int
-        Of each value, in the ring.
+    starts : list of int
+        Where each value begins in the ring's scratch memory.
     end : int
         The position after the last value.
     stop : int
         The step after the last one.
     """
 
-    starts: list[int]
-    counts: list[int]
-    firsts: list[int]
     fields: Ids
-    locators: list[Ids]
-    owners: list[tuple[int, int]]
-    positions: list[int]
+    locators: Ids
+    starts: list[int]
     end: int
     stop: int
 
@@ -137,20 +127,29 @@ class CompressedRing:
 
     def pack(self, fields: Ids, start: int, stop: int) -> Packed:
         """Compress the records from ``start`` on, up to ``stop`` or as many as fit at once."""
-        coded = self._coded_in(fields)
-        locators = [np.zeros((stop - start, 2), np.int64) for _ in coded]
-        made = Packed([], [], [], fields.copy(), locators, [], [], 0, stop)
-        used, i = 0, start
+        coded, compress, most = self._coded_in(fields), self._codec.compress, self._codec.most
+        locators = np.zeros((stop - start, len(coded), 2), np.int64)
+        starts: list[int] = []
+        used, head, i = 0, self.head, start
         while i < stop and used <= self._at_once:
-            used = self._pack_row(made, coded, i, i - start, used)
+            for which, (_, address, stride, nbytes) in enumerate(coded):
+                room = self._view[used : used + most(nbytes)]
+                count = compress(address + i * stride, nbytes, room)
+                if head % self.size + count > self.size:
+                    head += self.size - head % self.size
+                locators[i - start, which] = head, count
+                starts.append(used)
+                taken = -(-count // 8) * 8
+                used, head = used + taken, head + taken
+                self.raw_bytes += nbytes
+                self.put_bytes += count
             i += 1
+        made, stride = fields.copy(), locators.strides[0]
         for which, (f, *_) in enumerate(coded):
             # kernels count from record 0
-            address = locators[which].ctypes.data - start * LOCATOR_BYTES
-            made.fields[f, ARRAY_ADDRESS], made.fields[f, ARRAY_STRIDE] = address, LOCATOR_BYTES
-            made.fields[f, NBYTES] = LOCATOR_BYTES
-        positions, end = self._positions(made.counts)
-        return made._replace(positions=positions, end=end, stop=i)
+            address = locators.ctypes.data + which * LOCATOR_BYTES - start * stride
+            made[f, [ARRAY_ADDRESS, ARRAY_STRIDE, NBYTES]] = address, stride, LOCATOR_BYTES
+        return Packed(made, locators[: i - start], starts, head, i)
 
     def _coded_in(self, fields: Ids) -> list[tuple[int, int, int, int]]:
         """Return the fields with a codec: which, the address and the stride of the steps' values,
@@ -164,27 +163,6 @@ class CompressedRing:
                 found.append((f, address, stride, nbytes))
         return found
 
-    def _pack_row(
-        self,
-        made: Packed,
-        sources: list[tuple[int, int, int, int]],
-        i: int,
-        step: int,
-        used: int,
-    ) -> int:
-        """Compress the values of a row behind those of others. Return the bytes of all."""
-        made.firsts.append(len(made.starts))
-        compress, most = self._codec.compress, self._codec.most
-        for at, (_, address, stride, nbytes) in enumerate(sources):
-            count = compress(address + i * stride, nbytes, self._view[used : used + most(nbytes)])
-            made.starts.append(used)
-            made.counts.append(count)
-            made.owners.append((at, step))
-            used += -(-count // 8) * 8
-            self.raw_bytes += nbytes
-            self.put_bytes += count
-        return used
-
     def expired(self, packed: Packed, cursor: int, window: int) -> tuple[int, int]:
         """Return the steps that have to leave the table for these: the first id, and the one after
         the last.
@@ -197,8 +175,8 @@ class CompressedRing:
         return first, stop
 
     def put(self, packed: Packed, cursor: int) -> None:
-        """Put the values into the ring, and their positions into the locators. The rows that show
-        them are written next, from id ``cursor`` on; then comes `commit`.
+        """Put the values into the ring. The rows that show them are written next, from id
+        ``cursor`` on; then comes `commit`.
         """
         self._put = packed, cursor
         end = packed.end
@@ -208,16 +186,8 @@ class CompressedRing:
         if floor > self.floor:
             self._raise(floor)
         self._give_back(floor, end)
-        positions = np.array(packed.positions, np.int64)
-        counts = np.array(packed.counts, np.int64)
-        starts = np.array(packed.starts, np.int64)
-        self._k.put_values(
-            self._ring, self.size, positions, self._scratch.ctypes.data, starts, counts
-        )
-        for position, count, (which, step) in zip(
-            packed.positions, packed.counts, packed.owners, strict=True
-        ):
-            packed.locators[which][step] = position, count
+        positions, counts = packed.locators.reshape(-1, 2).T
+        self.put_back(self._scratch, positions, np.array(packed.starts, np.int64), counts)
 
     def commit(self, cursor: int) -> None:
         """Note where the values are that were put last, unless their rows were not written: the
@@ -227,9 +197,8 @@ class CompressedRing:
             return
         packed, at = self._put
         if cursor > at:
-            for row, first in enumerate(packed.firsts):
-                begin = packed.positions[first] if first < len(packed.positions) else packed.end
-                self._begins[(at + row) % self._rows] = begin
+            rows = (at + np.arange(len(packed.locators))) % self._rows
+            self._begins[rows] = packed.locators[:, 0, 0] if packed.starts else packed.end
             self.head = self._words[HEAD] = packed.end
         self._put = None
 
@@ -257,7 +226,7 @@ class CompressedRing:
         return self.head
 
     def put_back(self, source: Bytes, positions: Ids, starts: Ids, counts: Ids) -> None:
-        """Copy saved values, which begin at ``starts`` in ``source``, to positions in the ring."""
+        """Copy values, which begin at ``starts`` in ``source``, to positions in the ring."""
         self._k.put_values(
             self._ring,
             self.size,
@@ -271,16 +240,6 @@ class CompressedRing:
         """Note where the values of rows lie that were put back, and where the next one goes."""
         self._begins[rows] = begins
         self.head = self._words[HEAD] = head
-
-    def _positions(self, counts: list[int]) -> tuple[list[int], int]:
-        """Return the positions of the next values, by their bytes, and the one after them."""
-        head, size, found = self.head, self.size, []
-        for count in counts:
-            if head % size + count > size:
-                head += size - head % size
-            found.append(head)
-            head += -(-count // 8) * 8
-        return found, head
 
     def _raise(self, floor: int) -> None:
         self._k.raise_floor(self._words.ctypes.data + 8 * FLOOR, floor)

@@ -45,7 +45,7 @@ class GoalReader:
 
         of = read_plan.goals
         assert of is not None
-        self._choose = goals.choose_goals_on_disk if storage.on_disk else goals.choose_goals
+        self._choose = goals.choose_goals
         self._goals, self._storage = of, storage
         self.numbers, self.chances = numbers, np.empty(0)
         names = [one.name for one in read_plan.outputs]
