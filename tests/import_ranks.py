@@ -25,15 +25,15 @@ RANKS["replay"] = [
     "kernels.items",
     "kernels",
     "samplers.sampler samplers.random_numbers samplers.schedule",
+    "samplers.priority_rules",
     "samplers.binding samplers.seeded samplers.random_rows samplers.order samplers.heap_kernels "
     "samplers.tree_kernels samplers.value_list_kernels",
-    "samplers.heap samplers.ordered samplers.tree samplers.priority_rules "
-    "samplers.prioritized_kernels",
+    "samplers.heap samplers.ordered samplers.tree samplers.prioritized_kernels",
     "samplers.arrivals samplers.heaps samplers.prioritized samplers.uniform samplers.value_lists",
     "samplers.balanced samplers.rank samplers.recency",
     "samplers",
     "table table.batch_arrays table.field_validator table.free_rows table.inner_sampler "
-    "table.storage table.undelivered table.waiters",
+    "table.storage table.waiters",
     "table.compressed_ring table.readahead",
     "stats table.episode_ends table.last_streams table.lag_sampler "
     "table.reader table.sequence_sampler table.step_packer",
@@ -53,11 +53,8 @@ RANKS["replay"] = [
     "table.by_id table.table_parts",
     "table.sampler_session",
     "table.nonblocking_table",
-    "tally",
     "source writer",
-    "checkpoint.arrays checkpoint.disk checkpoint.manifest checkpoint.encoding checkpoint.resizing "
-    "checkpoint.settings",
-    "checkpoint.sequences",
+    "checkpoint.disk checkpoint.manifest checkpoint.encoding checkpoint.settings",
     "checkpoint.folder",
     "checkpoint.reading",
     "checkpoint.compressed",

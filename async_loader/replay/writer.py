@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Never, Self
 
+import numpy as np
+
 from async_loader.errors import CannotSend, Closed
 from async_loader.lifecycle import seconds_or_none
 from async_loader.names import (
@@ -19,17 +21,17 @@ from async_loader.replay.stream_names import MANY_STREAMS, stream_name, stream_n
 from async_loader.replay.table.episode_ends import Ends, how_ended
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.tally import Tally
 from async_loader.schema import Schema
 from async_loader.table import Ids, Streams
+
+_NO_IDS: Ids = np.empty(0, np.int64)
 
 
 @explain_wrong_attributes
 class LocalWriter:
     """Adds the steps of an actor in the table's process. Made by `ReplayBuffer.writer`.
 
-    Threads: one at a time. A call that Ctrl-C interrupts has added its step or has not, and `steps`
-    says which.
+    Threads: one at a time.
 
     Parameters
     ----------
@@ -43,7 +45,7 @@ class LocalWriter:
         self._closed = False
         self._ends = Ends(None)
         self._table_state, self._in = table_state, inserter
-        self._tally = Tally(table_state)
+        self._steps = 0
         # Named streams, whose episodes `close` ends too.
         self._others: dict[Hashable, None] = {}
         self._many = MANY_STREAMS
@@ -56,7 +58,7 @@ class LocalWriter:
     @property
     def steps(self) -> int:
         """Steps that this writer has added. It never falls."""
-        return self._tally.steps
+        return self._steps
 
     @by_name
     def append(
@@ -111,10 +113,8 @@ class LocalWriter:
         values = fields if step is None else dict(one_of(step, fields, "step"))
         flags = ends.into(values, terminated, truncated)
         name = self.stream if stream is None else self._named(stream)
-        tally = self._tally
-        ids = tally.begin_one()
-        new = self._in.add(values, name, flags, priority, timeout_s, final_obs, ids)
-        tally.end_one()
+        new = self._in.add(values, name, flags, priority, timeout_s, final_obs)
+        self._steps += 1
         return new
 
     @by_name
@@ -217,12 +217,21 @@ class LocalWriter:
         timeout_s: float | None,
         whole: bool = False,
     ) -> Ids:
-        tally = self._tally
-        ids = self._in.extend(
-            values, names, priority, timeout_s, final_obs, flags, ids=tally.begin, whole=whole
-        )
-        tally.end(len(ids))
-        return ids
+        made = [_NO_IDS]
+
+        def new(count: int) -> Ids:
+            made[0] = np.full(count, -1, np.int64)
+            return made[0]
+
+        one_by_one = self._table_state.limiter is not None and not whole
+        try:
+            made[0] = self._in.extend(
+                values, names, priority, timeout_s, final_obs, flags,
+                ids=new if one_by_one else None, whole=whole,
+            )  # fmt: skip
+        finally:
+            self._steps += int(np.count_nonzero(made[0] >= 0)) if one_by_one else len(made[0])
+        return made[0]
 
     def _end_episodes(self, streams: Sequence[Hashable]) -> None:
         """End the open episodes of these streams, as `end_episode` without arguments does."""

@@ -63,7 +63,7 @@ def adder(
         with state.lock:
             if table.staged is not staged and not begin()():  # type: ignore[misc]
                 return False
-            if table.rest is not None or state.closed:
+            if table.unfinished or state.closed:
                 return False
             count = staged.count
             if not count and int(table.g[CURSOR]) != newest.id + rows:
@@ -98,7 +98,7 @@ def drawer(state: TableState, draws: PlacedDraws, newest: NewestId) -> Drawer:
         if count > draws.most:
             return None
         with state.lock:
-            if table.rest is not None or state.closed:
+            if table.unfinished or state.closed:
                 state.check_open()
                 state.catch_up()
             ids, spare = kept_for.get(count) or keep(count)

@@ -17,7 +17,6 @@ models?", MSPC 2012, figure 6), so this also holds where the machine reorders ac
 from async_loader.replay.kernels.compressed import retire_steps
 from async_loader.replay.kernels.items import (
     drop_pending,
-    expire_old,
     forget,
     lend,
     note_priorities,
@@ -47,7 +46,6 @@ __all__ = [
     "copy_many_items",
     "drop_pending",
     "end_stream",
-    "expire_old",
     "find",
     "find_steps",
     "forget",

@@ -39,7 +39,7 @@ from async_loader.replay.kernels.machine import (
     store,
 )
 from async_loader.replay.kernels.row_address import at, there
-from async_loader.replay.kernels.writing import deactivate, end_item, note, retire
+from async_loader.replay.kernels.writing import deactivate, end_item, note
 
 
 @kernel(keeps_gil=True)
@@ -123,13 +123,6 @@ def lend(g: Any, count: int, newest: int) -> None:
 
 
 @kernel(keeps_gil=True)
-def expire_old(g: Any, changes: Any) -> None:
-    """End the items before the newest CAPACITY rows: a loaded table may have kept more."""
-    for name in range(max(0, g[CURSOR] - g[ROWS]), g[CURSOR] - g[CAPACITY]):
-        retire(g, name, name % g[ROWS], changes)
-
-
-@kernel(keeps_gil=True)
 def use_up(times: Any, dirty: Any, rows: Any, most: int, kept: Any, sampled: Any) -> None:
     """Count a draw of ``rows``, in order; set ``kept[i]`` to ``i`` if the item had a draw left.
 
@@ -162,9 +155,9 @@ def forget(g: Any, rows: Any, changes: Any) -> None:
 
 @kernel(inline=True)
 def note_priority(g: Any, row: int, priority: float) -> bool:
-    """Store the new priority of a step. Return whether the step is an item."""
+    """Store the new priority of a step, see GIVEN. Return whether the step is an item."""
     if g[GIVEN]:
-        poke_float(g[GIVEN] + 8 * row, priority)
+        poke_float(g[GIVEN] + 8 * row, -priority)
     note(g, row, STATE_CHANGED)
     return peek8(g[ALIVE] + row) != 0
 

@@ -359,9 +359,9 @@ def overwrite(
     ids: Any,
     changes: Any,
 ) -> None:
-    """Write step ``i`` into a free row, under the row's next id, which goes into ``ids[i]``."""
-    old = load(at_row(g, row) + ID) - 1
-    name = row if old < 0 else old + g[ROWS]
+    """Write step ``i`` into a free row, under its next id, which goes into ``ids[i]``."""
+    name = g[CURSOR] + (row - g[CURSOR]) % g[ROWS]
+    g[CURSOR] = name + 1
     store(at_row(g, row) + ID, 0)
     before_stores()
     g[TOP] = max(g[TOP], row + 1)

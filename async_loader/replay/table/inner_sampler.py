@@ -38,10 +38,7 @@ class InnerSampler:
         sampler.bind(self.own_items, seed)
 
     def _begin(self, rows: Rows) -> Rows:
-        """Note items in these rows. Return those that were none, each once, in their order.
-
-        The count changes by the flags that change, so that it is what there is to draw.
-        """
+        """Note items in these rows. Return those that were none, each once, in their order."""
         items = self.own_items
         new: Rows = rows[items.alive[rows] == 0]
         if len(new) > 1:  # a row may be found twice, by the last step and by the end of its episode
@@ -59,6 +56,19 @@ class InnerSampler:
         items.alive[gone] = 0
         items.count -= len(gone)
         return gone
+
+    def reset(self) -> None:
+        """Forget all items."""
+        items = self.own_items
+        items.alive[:], items.count, items.top = 0, 0, 0
+        reset = getattr(self.sampler, "reset", None)
+        if reset is None:
+            self.sampler.remove(np.arange(items.rows))
+        else:
+            reset()
+
+    def forget(self) -> None:
+        """Forget what is known of steps: the contents of the table are replaced."""
 
     def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
         """Do nothing: it was made for its table."""

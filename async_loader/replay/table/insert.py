@@ -51,7 +51,6 @@ class Inserter:
         priority: object,
         timeout_s: float | None,
         final: object,
-        new: Ids | None = None,
     ) -> int:
         """Insert one step and return its id.
 
@@ -59,19 +58,15 @@ class Inserter:
         ----------
         said : int
             Flags that tell how the episode stands, beside the step's own fields.
-        new : int64 array [1], optional
-            Where the id is stored when the step is in; -1 before.
         """
         table_state = self._table_state
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         if type(stream) is not int and type(stream) is not str and type(stream) is not StreamName:
             stream = stream_name(stream)
-        if new is None:
-            new = _NO_ID.copy()
         staged = table_state.staged
         if staged is not None and final is None and priority is None:
-            number = staged.add(table_state.table, step, stream, said, new)
+            number = staged.add(table_state.table, step, stream, said)
             if number != NOT_STAGED:
                 return number
         if not table_state.ready:
@@ -81,6 +76,7 @@ class Inserter:
             )
         step_packer = table_state.step_packer
         values, ends, flags, given = self._one(step_packer, step, said, priority, final)
+        new = _NO_ID.copy()
 
         def write() -> None:
             table = table_state.own()

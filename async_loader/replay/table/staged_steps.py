@@ -18,6 +18,7 @@ holds rows, and the samplers are those of this package. All other steps are writ
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -26,7 +27,6 @@ import numpy as np
 
 from async_loader import tree
 from async_loader.errors import ConfigError
-from async_loader.held_locks import HeldLock, held_error, is_held_of
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.array_address import address_of
@@ -61,7 +61,6 @@ _FORMATS = {np.dtype(name).char: sign for name, sign in (
     ("float16", "e"), ("float32", "f"), ("float64", "d"),
 )}  # fmt: skip
 """Formats of `struct` for numbers. It refuses what a field does not hold, as `FieldValidator`."""
-_NO_MATTER = np.zeros(1, np.int64)
 NOT_STAGED = -1
 """What `StagedSteps.add` returns for a step that has to be written at once."""
 
@@ -72,7 +71,7 @@ class StagedSteps:
     Parameters
     ----------
     step_packer : StepPacker
-    lock, waiters : HeldLock, Waiters
+    lock, waiters : Lock, Waiters
         Of the table.
 
     Attributes
@@ -93,7 +92,6 @@ class StagedSteps:
         "_get",
         "_get_batch",
         "_heads",
-        "_is_held",
         "_lock",
         "_memory",
         "_pack_into",
@@ -108,9 +106,9 @@ class StagedSteps:
         "stopped",
     )
 
-    def __init__(self, step_packer: StepPacker, lock: HeldLock, waiters: Waiters) -> None:
+    def __init__(self, step_packer: StepPacker, lock: threading.Lock, waiters: Waiters) -> None:
         self._step_packer = step_packer
-        self._lock, self._is_held, self._waiters = lock, is_held_of(lock), waiters
+        self._lock, self._waiters = lock, waiters
         fields = step_packer.schema.fields
         self._width = len(fields)
         # A step whose end is an array is written at once: here it would be compared as bytes.
@@ -181,7 +179,6 @@ class StagedSteps:
         step: Mapping[str, Any],
         stream: Hashable,
         said: int,
-        new: Ids = _NO_MATTER,
     ) -> int:
         """Stage one step and return its id; `NOT_STAGED` if it has to be written at once, or to be
         refused. Takes the lock.
@@ -210,11 +207,9 @@ class StagedSteps:
         else:
             if said:
                 said = self._step_packer.check_end(said, False)
-        if self._is_held():
-            raise held_error()
         with self._lock:
             number = table.streams.get(stream)
-            if number is None or self.stopped or table.rest is not None:
+            if number is None or self.stopped or table.unfinished:
                 return NOT_STAGED
             place = self.count
             if self._are_batches:
@@ -228,7 +223,7 @@ class StagedSteps:
             if not place:
                 self._first = int(table.g[r.CURSOR])
             id_ = self._first + place
-            self.count, new[0] = place + 1, id_  # no call between: see NOTE [interrupted calls]
+            self.count = place + 1
             if place + 1 == _MOST or self._waiters.any_waits:
                 try:
                     table.finish()
@@ -271,14 +266,12 @@ class StagedSteps:
             flags = batches.flags(values, said)
         rows = batches.rows
         new = None if ids is None else ids(rows)
-        if self._is_held():
-            raise held_error()
         with self._lock:
             if (
                 self._batches is not batches
                 or batches.known_to is not table.streams
                 or self.stopped
-                or table.rest is not None
+                or table.unfinished
             ):
                 return None
             if self.count and not self._are_batches:
@@ -292,7 +285,6 @@ class StagedSteps:
             made = batches.ids[place:after]
             if new is None:
                 new = made
-            # no call between: see NOTE [interrupted calls]
             self.count, self._are_batches, new[:] = after, True, made
             if after == batches.most or self._waiters.any_waits:
                 try:

@@ -1,4 +1,4 @@
-"""Writes steps into a table, and completes an interrupted call."""
+"""Writes steps into a table."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ class Staged(Protocol):
     count: int
 
     def taken(self) -> tuple[Any, ...]:
-        """Return the steps as `TableWriting.rest` has them: the arguments of `TableWriting.write`,
-        and after the first how many steps lie in a block, and the bytes from block to block.
-        """
+        """Return the arguments of `TableWriting._write` after the first."""
 
 
 class TableWriting(TableRoom):
@@ -31,13 +29,8 @@ class TableWriting(TableRoom):
 
     staged: Staged | None = None
     """Steps that `finish` writes. See staged_steps.py, NOTE [staged steps]."""
-
-    # NOTE [interrupted calls]
-    # Ctrl-C may come between any two calls, but not within a kernel. One kernel writes and links
-    # steps, and notes the changes for samplers; `settle` tells them, and may be repeated. Work of
-    # several kernels is noted in `rest` before the first. So an interrupted call has either not
-    # begun or is completed, at the latest by `finish`, which every access to the table calls first.
-    # The ids of steps that are in are 0 or more.
+    _staged_at = -1
+    """The id of the first of these, while they are written."""
 
     def write(
         self,
@@ -50,26 +43,13 @@ class TableWriting(TableRoom):
         ids: Ids,
         keep: object = None,
     ) -> None:
-        """Write ``count`` steps whose sources ``fields`` describes (see `kernels.write`): all of
-        them or, after Ctrl-C, none.
+        """Write ``count`` steps whose sources ``fields`` describes (see `kernels.write`).
 
         ``ids``: where their ids go, -1 each before. ``keep``: what the sources lie in.
         """
         if self._stale:
             self.begin_anew(streams.tolist())
-        if self.free is None and count <= self._burst and self.ring is None:
-            self._ready(2 * count)
-            self._k.write(
-                self.g, fields, 0, count, count, 0, final, streams, flags, given, ids, self._changes
-            )
-            self.settle()
-            return
-        self.rest = fields, (count, 0), final, count, streams, flags, given, ids, keep
-        try:
-            self._write_rest()
-        except BaseException:
-            self._write_rest_again()
-            raise
+        self._write(0, fields, (count, 0), final, count, streams, flags, given, ids, keep)
 
     def load_writing(self) -> None:
         """Load the kernel that writes, which the first steps would wait for: 0.3 s."""
@@ -78,41 +58,40 @@ class TableWriting(TableRoom):
             self.g, NO_FIELDS, 0, 0, 1, 0, NO_FIELDS, none, none, NO_PRIORITIES, none, self._changes
         )
 
-    def _write_rest_again(self) -> None:
-        try:
-            self._write_rest()
-        except Exception:  # not Ctrl-C: it would fail for ever
-            self.rest = None
-            raise
-
-    def _write_rest(self) -> None:
-        """Write the steps of `rest` that are not in the table yet."""
-        if self.rest is None:
-            return
-        fields, (per, between), final, count, streams, flags, given, ids, _ = self.rest
-        self._settle_taken()
-        self.settle()
-        self._commit_compressed()
-        burst, start = self._burst, int(np.count_nonzero(ids >= 0))
+    def _write(
+        self,
+        start: int,
+        fields: Ids,
+        block: tuple[int, int],
+        final: Ids,
+        count: int,
+        streams: Ids,
+        flags: Ids,
+        given: Floats,
+        ids: Ids,
+        keep: object,
+    ) -> None:
+        """As `write`, from step ``start`` on; ``block``: ``per`` and ``between`` of the kernel."""
         while start < count:
             if self.free is not None:
                 stop = start + 1
                 self._overwrite(self.free, fields, start, streams, flags, given, ids)
             else:
-                stop = min(count, start + burst)
+                stop = min(count, start + self._burst)
                 source, last = fields, final
+                self.unfinished = True
                 if self.ring is not None:
                     packed = self.ring.pack(fields, final, start, stop, flags)
                     source, last, stop = packed.fields, packed.final, packed.stop
                     self._put_compressed(self.ring, packed)
                 self._ready(2 * (stop - start))
+                self.unfinished = True
                 self._k.write(
                     self.g,
                     source,
                     start,
                     stop,
-                    per,
-                    between,
+                    *block,
                     last,
                     streams,
                     flags,
@@ -123,13 +102,13 @@ class TableWriting(TableRoom):
             self._commit_compressed()
             self.settle()
             start = stop
-        self.rest = None
 
     def _put_compressed(self, ring: CompressedRing, packed: Packed) -> None:
         """Put compressed values into the ring. The oldest steps leave the table if it is full."""
         cursor = int(self.g[r.CURSOR])
         first, stop = ring.expired(packed, cursor, self.window)
         if stop > first:
+            self.unfinished = True
             self._k.retire_steps(self.g, first, stop, self._changes)
             self.settle()
         ring.put(packed, cursor)
@@ -156,36 +135,38 @@ class TableWriting(TableRoom):
     def _overwrite(
         self, free: FreeRows, fields: Ids, i: int, streams: Ids, flags: Ids, given: Floats, ids: Ids
     ) -> None:
-        if not free.ready():
+        if not free.left():
             self.remove(self.remover.draw(1).rows)
+        self.unfinished = True
         priority = float(given[i]) if len(given) else np.nan
         self._ready(1)
         row = free.take()
         self._k.overwrite(
             self.g, fields, i, row, int(streams[i]), int(flags[i]), priority, ids, self._changes
         )
-        free.settle(True)
-
-    def _settle_taken(self) -> None:
-        """Settle a row that was taken and, if Ctrl-C came then, not written."""
-        free = self.free
-        if free is not None and free.taken >= 0:
-            free.settle(bool(self.items.alive[free.taken]))
 
     def finish(self) -> None:
-        """Complete what an interrupted call has left. See NOTE [interrupted calls]."""
-        if self.ring is not None:
-            self._commit_compressed()
-        unsettled = self._unsettled
-        if unsettled[0] or unsettled[1] or unsettled[4]:
-            self.settle()
+        """Rebuild what an interrupted call left half done, and write staged steps."""
+        if self.unfinished:
+            self.rebuild()
         staged = self.staged
         if staged is not None and staged.count:
-            self.rest, staged.count = staged.taken(), 0  # no call between the two
-        if self.rest is not None:
-            self._write_rest_again()
-        if self._patching is not None:
-            self._end_patch()
+            cursor = int(self.g[r.CURSOR])
+            if self._staged_at < 0:
+                self._staged_at = cursor
+            # those that an interrupted call has written
+            self._write(cursor - self._staged_at, *staged.taken())
+            staged.count, self._staged_at = 0, -1
+
+    def rebuild(self) -> None:
+        """See `TableItems.rebuild`."""
+        self.unfinished = True
+        if self.ring is not None:
+            cursor = int(self.g[r.CURSOR])
+            self.ring.commit(cursor)
+            oldest = max(0, cursor - self.storage.layout.rows)
+            self._k.retire_steps(self.g, oldest, self.ring.tail, self._changes)
+        super().rebuild()
 
     def patch(self, ids: Ids, columns: dict[int, Array]) -> Applied:
         """Overwrite fields (by position) of the steps that are still there.
@@ -199,23 +180,16 @@ class TableWriting(TableRoom):
         self._k.find_steps(self.g, ids, rows)
         there = np.flatnonzero(rows >= 0)
         rows = rows[there]
-        self._patching = np.unique(rows)
-        try:
-            self._k.turn_version(self.g, self._patching, True)
-            for i, column in columns.items():
-                self.storage.cell(i)[rows] = column[there]
-        finally:
-            self._end_patch()
-        return Applied(len(rows), len(ids) - len(rows))
-
-    def _end_patch(self) -> None:
-        rows = self._patching
-        if rows is None:
-            return
-        self._k.turn_version(self.g, rows, False)
+        patched = np.unique(rows)
+        self.unfinished = True
+        self._k.turn_version(self.g, patched, True)
+        for i, column in columns.items():
+            self.storage.cell(i)[rows] = column[there]
+        self._k.turn_version(self.g, patched, False)
         for changed in self._reads_fields:
-            changed(rows)
-        self._patching = None
+            changed(patched)
+        self.unfinished = False
+        return Applied(len(rows), len(ids) - len(rows))
 
     def would_wait(self, steps: int) -> Ids:
         """Return the rows of items that would wait for successors after `look_ahead`.
@@ -241,7 +215,10 @@ class TableWriting(TableRoom):
         """
         if steps > self.g[r.LOOKAHEAD]:
             self.finish()
+            self.unfinished = True
             self._k.drop_pending(self.g, steps, self._numbers, self._changes)
             self.settle()
-            for one in self._told_of_passed:
-                one.find_again(self.in_order(), self.passed())
+            self.unfinished = True
+            for one in self._told_of_passed:  # sequences that now wait for successors are none
+                self.tell_again(one)
+            self.unfinished = False
