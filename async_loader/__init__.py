@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib as _contextlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,10 @@ if sys.platform != "linux":
 
 from async_loader import errors
 from async_loader.public_names import set_public_names
+
+# torch imports it, which Python refuses to a thread that goes on when the main thread has ended.
+with _contextlib.suppress(RuntimeError):
+    import concurrent.futures.thread as _early  # noqa: F401
 
 __version__ = "0.1.0"
 

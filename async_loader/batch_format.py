@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 
 from async_loader import tensors, tree
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, require
 from async_loader.public_names import set_public_names
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def checked(batch_format: object, device: object = None) -> BatchFormat:
     """
     if batch_format not in FORMATS:
         raise ConfigError(f"batch_format={batch_format!r}: give 'numpy', 'torch' or 'tensordict'")
+    if batch_format != "numpy" or device is not None:
+        require("torch")
     if device is not None:
         tensors.check_device(device)
     if batch_format == "tensordict":

@@ -48,18 +48,19 @@ def doctor(
     from rich.console import Console
     from rich.table import Table
 
-    from async_loader.doctor import examine
+    from async_loader.doctor import examine, verdict
 
     with errors_as_lines():
         if as_json:
             typer.echo(json.dumps([dataclasses.asdict(finding) for finding in examine()]))
             return
         table = Table("what", "fact", "remedy", header_style="bold")
-        for finding in examine():
+        for finding in (findings := examine()):
             table.add_row(
                 finding.what, finding.fact, finding.remedy, style="yellow" if finding.remedy else ""
             )
         Console().print(table)
+        typer.echo(verdict(findings))
 
 
 ADDRESS = typer.Argument(

@@ -36,7 +36,12 @@ def errors_as_lines() -> Iterator[None]:
     """Print an error as one line and exit: code 2 for a bad request,
     1 for a failure at run time.
     """
-    from async_loader.errors import AsyncLoaderError, ConfigError, MissingExtra
+    from async_loader.errors import (
+        AsyncLoaderError,
+        ConfigError,
+        MissingExtra,
+        missing_requirement,
+    )
     from async_loader.os_errors import explain
 
     try:
@@ -53,9 +58,5 @@ def errors_as_lines() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if not error.name or error.name.startswith(__package__):
             raise
-        text = (
-            f"this command needs {error.name}, which requirements-actor.txt leaves out: install "
-            "async_loader with what it requires, as in pip install ."
-        )
-        typer.echo(text, err=True)
+        typer.echo(str(missing_requirement(error.name)), err=True)
         raise typer.Exit(1) from None

@@ -6,11 +6,14 @@ import importlib.util
 import multiprocessing
 import os
 import platform
+import re
 import resource
 from dataclasses import dataclass
 from importlib import metadata
 
 from async_loader.shm.limits import available_bytes, human
+
+_ABSENT = "not installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,57 @@ def examine() -> list[Finding]:
             "deaths are seen through multiprocessing's sentinels instead",
         ),
         _mechanism("eventfd", hasattr(os, "eventfd"), "the end flag is a pipe instead"),
+        _extras(),
     ]
+
+
+def verdict(findings: list[Finding]) -> str:
+    """Return what the findings come to, in one line."""
+    todo = [finding.what for finding in findings if finding.remedy]
+    if not todo:
+        return "All is well."
+    count = "1 thing" if len(todo) == 1 else f"{len(todo)} things"
+    return f"{count} to look at: {', '.join(todo)}."
+
+
+_OF_DEVELOPERS = ("test", "dev", "bench", "docs")
+
+
+def _extras() -> Finding:
+    """Which extras are there, and which are not: nothing needs all of them."""
+    try:
+        package = metadata.metadata("async_loader")
+        lines = metadata.requires("async_loader") or []
+    except metadata.PackageNotFoundError:
+        return Finding("extras", "unknown: async_loader is not installed, only found")
+    needs: dict[str, set[str]] = {
+        name: set()
+        for name in package.get_all("Provides-Extra") or []
+        if name not in _OF_DEVELOPERS
+    }
+    for line in lines:
+        found = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", line)
+        if found is not None and found[2] in needs:
+            needs[found[2]].add(found[1])
+    missing = {
+        name: sorted(one for one in wanted if _version(one) == _ABSENT)
+        for name, wanted in needs.items()
+    }
+    there = ", ".join(name for name, absent in missing.items() if not absent) or "none"
+    absent = [
+        f"{name} ({', '.join(libraries)})" for name, libraries in missing.items() if libraries
+    ]
+    if not absent:
+        return Finding("extras", there)
+    how = 'where you want one: pip install "async_loader[NAME]"'
+    return Finding("extras", f"{there}; not installed, {how}: {', '.join(absent)}")
 
 
 def _version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return _ABSENT
 
 
 def _accelerator() -> Finding:
@@ -75,7 +121,7 @@ def _memory() -> Finding:
         if free < 1 << 30
         else ""
     )
-    return Finding("memory to be had", human(free), remedy)
+    return Finding("free memory", human(free), remedy)
 
 
 def _descriptors() -> Finding:

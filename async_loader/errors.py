@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+
 from async_loader.public_names import set_public_names
 
 __all__ = [
@@ -123,6 +126,24 @@ class Unsupported(AsyncLoaderError):
 
 class MissingExtra(AsyncLoaderError, ImportError):
     """An optional library is not installed. The message names the extra that installs it."""
+
+
+def missing_requirement(library: object) -> MissingExtra:
+    """Return the error for a library that an actor's installation leaves out."""
+    return MissingExtra(
+        f"{library} is not installed: requirements-actor.txt, enough for connect, writers and "
+        "latest, leaves it out: install async_loader with what it requires, as in pip install ."
+    )
+
+
+def require(library: str) -> None:
+    """Raise MissingExtra if a library that every installation but an actor's has is not there.
+
+    Imports nothing.
+    """
+    known = library in sys.modules
+    if (sys.modules[library] if known else importlib.util.find_spec(library)) is None:
+        raise missing_requirement(library)
 
 
 class CorruptCheckpoint(AsyncLoaderError):

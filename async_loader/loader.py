@@ -16,7 +16,7 @@ import numpy as np
 
 from async_loader import process_hooks, tensors, tree
 from async_loader.batch_format import BatchFormat, checked, finisher
-from async_loader.errors import CannotSend, ConfigError, Unsupported
+from async_loader.errors import CannotSend, ConfigError, Unsupported, require
 from async_loader.lifecycle import State, seconds, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
@@ -180,6 +180,7 @@ class AsyncDataLoader(Generic[B]):
         slot_bytes: int | None = None,
         into: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
+        require("torch")
         refuse_start_in_child()
         self.batch_size = whole("batch_size", batch_size, 1)
         self.num_workers = whole("num_workers", num_workers, 0)

@@ -221,7 +221,11 @@ class Schema:
             return cls(structure, tuple(_field(n, v) for n, v in zip(names, values, strict=True)))
         fields = tuple(spec) if isinstance(spec, Iterable) else ()
         if not fields or not all(isinstance(f, Field) for f in fields):
-            raise SchemaError(f"a schema is a dict or a list of Field, not {spec!r}")
+            raise SchemaError(
+                f"a schema is a dict or a list of Field, not {spec!r}: as in "
+                "{'obs': env.observation_space, 'action': env.action_space, 'reward': 'float32', "
+                "'terminated': 'bool'}"
+            )
         for i, field in enumerate(fields):
             if not field.name:
                 raise SchemaError(
@@ -398,6 +402,15 @@ def _shape(what: str, shape: Any) -> tuple[int, ...]:
         sizes = (shape,) if isinstance(shape, int | np.integer) else shape
         listed = tuple(operator.index(n) for n in sizes)
     except TypeError:
+        if isinstance(shape, Mapping) or (spaces.is_space(shape) and spaces.within(shape)):
+            raise SchemaError(
+                f"{what} is one array, and {shape!r} is several: nest dicts, with a Field for each "
+                "array, as in {'obs': {'position': Field((3,), next='next_obs'), ...}}"
+            ) from None
+        if spaces.is_space(shape):
+            raise SchemaError(
+                f"{what} has shape {shape!r}: say Field(space.shape, space.dtype, ...)"
+            ) from None
         raise SchemaError(
             f"{what} has shape {shape!r}: a shape is a tuple of whole numbers, () for one number"
         ) from None

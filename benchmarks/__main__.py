@@ -1,7 +1,6 @@
 """`./scripts/bench SUITE`: parse, make the environments, run, report. Judges nothing itself.
 
 `./scripts/bench compare` pairs this checkout with an earlier commit: see `benchmarks.compare`.
-`./scripts/bench simulation` plays a cluster in simulated time: see `benchmarks.simulation`.
 """
 
 import argparse
@@ -162,8 +161,4 @@ if __name__ == "__main__":
         from benchmarks import compare
 
         sys.exit(compare.main(sys.argv[2:]))
-    if sys.argv[1:2] == ["simulation"]:
-        from benchmarks.simulation import command
-
-        sys.exit(command.main(sys.argv[2:]))
     sys.exit(main())

@@ -111,7 +111,7 @@ RANKS["feeder"] = [
     "wire",
     "server.peer_connection",
     "addresses wire_views",
-    "client.batch_copies client.goal_batches client.session client.stream_numbers",
+    "reach client.batch_copies client.goal_batches client.session client.stream_numbers",
     "server.background_jobs server.blocked_time server.connection_ends server.receipt "
     "server.message_queues "
     "server.status_requests "
@@ -148,7 +148,8 @@ RANKS["feeder"] = [
     "client.connect",
     "feeder view_sections",
     "status_view",
-    "commands inspection",
+    "commands",
+    "inspection",
 ]
 RANKS["compat"] = [
     "compat saved_table stored_column torchrl.samplers "
@@ -213,13 +214,13 @@ RANKS["recording"] = [
     "recording",
 ]
 RANKS["scale"] = [
-    "batch_maker hosts importance limiter_shares ray_library shard_main shard_map shard_plan "
+    "batch_maker hosts importance ray_library shard_main shard_map shard_plan "
     "shares source_options stats",
     "cluster_keys cluster_settings directory local_ray membership place rules shard_process",
     "shard_connection shard_losses",
     "shard_deadline",
     "connections shard_rows shard_statuses shard_supervisor table_abouts",
-    "at_once by_id leases limiter_balance losses placement shard_actor",
+    "at_once by_id leases losses placement shard_actor",
     "directory_actor source",
     "operations ray_directory table",
     "client commands",

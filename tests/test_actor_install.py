@@ -126,6 +126,27 @@ def test_a_command_that_needs_what_is_missing_says_what_to_install(actor_python:
     assert "pip install" in done.stderr
 
 
+CALLS = [
+    "from async_loader import AsyncDataLoader",
+    "from async_loader import DataLoader",
+    "from async_loader import ReplayBuffer; ReplayBuffer(9).add(x=1)",
+    "from async_loader import connect; connect('embedded')",
+    "import async_loader.compat.torch",
+    "from async_loader.batch_format import checked; checked('torch')",
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_an_actor_lacks_is_said_with_the_installation_that_has_it(
+    actor_python: str, call: str
+) -> None:
+    done = subprocess.run([actor_python, "-c", call], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert "is not installed: requirements-actor.txt" in last
+    assert "pip install ." in last
+
+
 def test_the_versions_are_those_of_the_package() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from async_loader import __version__
 from async_loader.cli import app
 from async_loader.doctor import examine
+from async_loader.feeder.settings import ServerSettings
+from async_loader.feeder.settings_errors import as_yaml
+from async_loader.scale.cluster_settings import ClusterSettings
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_doctor_prints_every_finding():
@@ -31,6 +39,61 @@ def test_doctor_names_the_folder_of_compiled_kernels_or_the_remedy(monkeypatch):
     assert kernels().fact == compiled.kernel_folder()
     monkeypatch.setattr(compiled, "kernel_folder", lambda: None)
     assert "NUMBA_CACHE_DIR" in kernels().remedy
+
+
+def test_doctor_ends_with_a_verdict_and_names_the_extras_that_are_not_there(monkeypatch):
+    from async_loader import doctor
+
+    found = [doctor.Finding("a", "b"), doctor.Finding("c", "d", "mend it")]
+    assert doctor.verdict(found[:1]) == "All is well."
+    assert doctor.verdict(found) == "1 thing to look at: c."
+    version = doctor._version
+    monkeypatch.setattr(
+        doctor, "_version", lambda name: "not installed" if name == "cramjam" else version(name)
+    )
+    (extras,) = [one for one in doctor.examine() if one.what == "extras"]
+    assert "codec (cramjam)" in extras.fact
+    assert 'pip install "async_loader[NAME]"' in extras.fact
+    assert not extras.remedy
+    lines = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).output.splitlines()
+    assert lines[-1].startswith(("All is well", "1 thing", "2 things"))
+
+
+def commands(group, path=()):
+    for name, command in group.commands.items():
+        yield (*path, name)
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+
+
+def test_no_flag_of_any_command_reads_as_if_it_took_a_value():
+    for command in [(), *commands(typer.main.get_command(app))]:
+        help_ = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).output
+        assert "--help" in help_
+        assert not re.findall(r"--[\w-]+ +<(?:bool|list)", help_), command
+        assert "configs/" not in help_, command
+
+
+@pytest.mark.parametrize(
+    ("command", "load"),
+    [(["serve"], ServerSettings.load), (["cluster", "up"], ClusterSettings.load)],
+)
+def test_a_printed_configuration_is_read_again(command, load, tmp_path):
+    file = tmp_path / "printed.yaml"
+    printed = CliRunner().invoke(app, [*command, "--print-config"])
+    assert printed.exit_code == 0
+    file.write_text(printed.output)
+    assert "capacity: 1000000" in printed.output
+    assert load(file)
+    again = CliRunner().invoke(app, [*command, "--config", str(file), "--print-config"])
+    assert again.output == printed.output
+
+
+@pytest.mark.parametrize("name", ["feeder", "atari", "prioritized", "queue"])
+def test_each_configuration_is_printed_as_it_is_read(name, tmp_path):
+    read = ServerSettings.load(ROOT / "configs" / f"{name}.yaml")
+    (tmp_path / "printed.yaml").write_text(as_yaml(read))
+    assert ServerSettings.load(tmp_path / "printed.yaml").tables == read.tables
 
 
 def test_a_wrong_option_is_refused_by_name():

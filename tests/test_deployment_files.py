@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
+import random
 import shlex
 import socket
 import subprocess
@@ -92,8 +94,19 @@ def run_script(tmp_path: Path, *program: str, **environment: str) -> Any:
     )  # fmt: skip
 
 
+def free_ports(count: int) -> int:
+    """Return the first of free ports in a row, below those that connections are given."""
+    for first in random.sample(range(20_000, 32_000, count), 100):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("", port))
+            return first
+    raise AssertionError("no free ports")
+
+
 LEARNER = """
 import os
+import random
 import numpy as np
 from async_loader.scale import Cluster
 
@@ -117,9 +130,7 @@ def test_the_script_of_slurm_starts_the_shards_runs_the_program_and_ends_the_sha
     )  # fmt: skip
     (tmp_path / "feeder.yaml").write_text("tables: {replay: 100}\nsecurity: {keys: keys}\n")
     (tmp_path / "learner.py").write_text(LEARNER)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports(3)
     ran = run_script(tmp_path, sys.executable, "learner.py", PORT=str(port))
     assert "1 shard, used" in ran.stdout, ran.stderr
     assert ran.returncode == 5, ran.stderr  # the program's

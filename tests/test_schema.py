@@ -157,6 +157,11 @@ def test_a_name_or_a_dtype_in_place_of_the_shape_is_refused_with_the_right_form(
 
 @pytest.mark.parametrize("shape", [True, 2.5, (2, None), object()])
 def test_a_shape_of_anything_but_whole_numbers_is_refused(shape):
+    with pytest.raises(SchemaError, match=r"say Field\(space.shape, space.dtype"):
+        Field(spaces.Box(-1, 1, (3,)), next="next_obs")
+    for several in (spaces.Dict(a=spaces.Box(-1, 1, (3,))), {"a": Field((3,))}):
+        with pytest.raises(SchemaError, match="nest dicts, with a Field for each array"):
+            Field(several, next="next_obs")
     with pytest.raises(SchemaError, match="a shape is a tuple of whole numbers"):
         Field(shape)
 

@@ -53,6 +53,7 @@ THREADS = {
     "http-viewer",
     "kernel-warmup",
     "limiter",
+    "lookup",
     "metrics-http",
     "owner",
     "parent",

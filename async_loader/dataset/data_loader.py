@@ -35,7 +35,7 @@ from async_loader.dataset.epoch import Epoch, can_pin, moved, pinned
 from async_loader.dataset.epoch_progress import EpochProgress
 from async_loader.dataset.sampler_batches import SamplerBatches
 from async_loader.dataset.share_check import ShareCheck
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, require
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.names import describe, explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.device.backend import DeviceBackend
@@ -165,6 +165,7 @@ class DataLoader(Generic[B]):
         pin_memory: bool = False,
         bulk: bool | None = None,
     ) -> None:
+        require("torch")
         _check_order(batch_size, shuffle, sampler, batch_sampler, last_batch)
         for name, value, allowed in (
             ("worker_type", worker_type, ("process", "thread")),

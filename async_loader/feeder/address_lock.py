@@ -103,7 +103,7 @@ class AddressLock:
         try:
             listener, self.endpoints[plane] = listen(wanted)
         except OSError as error:
-            raise _refusal(wanted, plane, error) from None
+            raise _refusal(self.address, wanted, plane, error) from None
         return listener, self.endpoints[plane]
 
     def close(self) -> None:
@@ -134,7 +134,10 @@ class AddressLock:
             path = self.address.path + suffix
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                    raise ConfigError(f"{path} exists and is not a socket: name another address")
+                    raise ConfigError(
+                        f"{self.address} cannot be bound: {path} exists and is not a socket: name "
+                        "another address"
+                    )
                 os.unlink(path)
 
     def _release(self) -> None:
@@ -153,7 +156,8 @@ def _lock(address: Address) -> int:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             hint = "make the folder" if error.errno == errno.ENOENT else "name another address"
-            raise ConfigError(f"{path} cannot be opened: {error.strerror}: {hint}") from None
+            text = f"{address} cannot be bound: {path} cannot be opened: {error.strerror}: {hint}"
+            raise ConfigError(text) from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _leads_to(path, fd):
@@ -182,17 +186,19 @@ def _pid_in(fd: int) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _refusal(address: Address, plane: str, error: OSError) -> Exception:
+def _refusal(named: Address, address: Address, plane: str, error: OSError) -> Exception:
+    """Return the error for an address that follows from the one that was ``named``."""
+    what = str(named) if address == named else f"{named} takes {address} too ({plane}), which"
     if error.errno == errno.EADDRINUSE:
-        return in_use(address, pid_at(address.port))
+        return in_use(what, pid_at(address.port))
     if error.errno == errno.ENAMETOOLONG:
-        return ConfigError(f"{address} is too long for a socket: use a shorter path")
+        return ConfigError(f"{what} is too long for a socket: use a shorter path")
     return ConfigError(
-        f"{address} ({plane}) cannot be bound: {error.strerror}: bind to an address of this machine"
+        f"{what} cannot be bound: {error.strerror}: bind to an address of this machine"
     )
 
 
-def in_use(address: Address, pid: int | None) -> AddressInUse:
+def in_use(address: Address | str, pid: int | None) -> AddressInUse:
     """Return the error for an address that process ``pid`` listens at."""
     who = (
         "another process"

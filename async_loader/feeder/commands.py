@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from async_loader.errors import AsyncLoaderError
+from async_loader.errors import AsyncLoaderError, Timeout
 from async_loader.feeder.status_view import (
     Status,
     clean,
@@ -18,7 +18,7 @@ from async_loader.feeder.status_view import (
     status_view,
     table_of,
 )
-from async_loader.lifecycle import every, readable
+from async_loader.lifecycle import Deadline, every, readable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from async_loader.feeder.settings import ServerSettings
 
 _log = logging.getLogger("async_loader.feeder")
+_ASK_S = 10.0  # for a feeder that is there
 LIVE_S, LOG_S, RATE_S = 1.0, 60.0, 0.5
 """Seconds between redraws of a terminal's line; between lines of a log.
 
@@ -211,11 +212,19 @@ def drain(address: str | None, keys: str | None, *, as_json: bool, console: Cons
 
 
 @contextlib.contextmanager
-def asking(address: str | None, keys: str | None) -> Iterator[Client]:
-    """Return a client for one command: a feeder that is not there is an error soon."""
-    from async_loader.feeder import connect
+def asking(address: str | None, keys: str | None, name: str = "async-loader") -> Iterator[Client]:
+    """Return a client for one command: a feeder that is not there is an error at once.
 
+    Raises
+    ------
+    ConfigError, Timeout, Broken, Unsupported
+    """
+    from async_loader.feeder import addresses, connect, reach
+
+    where = address or str(addresses.default())
+    if "://" in where and (reason := reach.refused(where, Deadline(_ASK_S))):
+        raise Timeout(f"the feeder at {where} {reason}: {reach.hint(where)}")
     with connect(
-        address or None, on_disconnect="raise", timeout_s=10.0, keys=keys, name="async-loader"
+        address or None, on_disconnect="raise", timeout_s=_ASK_S, keys=keys, name=name
     ) as client:
         yield client

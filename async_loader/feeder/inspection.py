@@ -9,8 +9,8 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.feeder.client.batch_structure import SERVER_BITS
-from async_loader.feeder.client.connect import connect
 from async_loader.feeder.client.table import TableClient
+from async_loader.feeder.commands import asking
 from async_loader.feeder.status_view import clean
 from async_loader.feeder.wire import MOST_NEWEST, About, AboutReply, schema_of
 from async_loader.offline.shown_tables import (
@@ -49,7 +49,7 @@ def inspect(
         For a table that is not there.
     Timeout, Broken, Unsupported
     """
-    with connect(address, on_disconnect="raise", timeout_s=10.0, keys=keys, name="inspect") as of:
+    with asking(address, keys, "inspect") as of:
         found = of.table(_named(of, table))
         looks = of._connection.version >= _SINCE
         said = _asked(found, looks)

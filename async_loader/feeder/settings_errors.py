@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import msgspec
-import yaml
 
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, missing_requirement
 from async_loader.names import hint
 from async_loader.replay.arguments import bytes_of
+
+try:
+    import yaml
+except ImportError as error:
+    raise missing_requirement("pyyaml") from error
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -150,7 +154,7 @@ def settings_of(
     lines = dict[str, int]()
     for path, text in found:
         shown, line = _as_written(path, written)
-        parts = (where, "" if line is None else f"line {line}", ".".join(shown), text)
+        parts = (where, f"line {line}" if line else "", ".".join(shown), text)
         lines[": ".join(filter(None, parts))] = line or 0
     raise ConfigError("\n".join(sorted(lines, key=lambda one: lines[one])))
 

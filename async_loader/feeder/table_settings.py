@@ -268,11 +268,11 @@ def _with_kind(name: str, value: object) -> Any:
 
 def _schema(spec: Any) -> Any:
     """Return fields by dotted names, each a map; other values as they are."""
-    if not isinstance(spec, Mapping | Schema | list | tuple) and not spaces.is_space(spec):
+    if isinstance(spec, str | int | float):
         return spec
     named: dict[Any, Any] = {}
     for name, field in (
-        _fields(spec, "") if isinstance(spec, Mapping) else _of_schema(Schema.of(spec))
+        _fields(spec, "") if isinstance(spec, Mapping) else _of_schema(_step_of(spec))
     ):
         if name in named:
             raise SchemaError(
@@ -280,6 +280,11 @@ def _schema(spec: Any) -> Any:
             )
         named[name] = field
     return named
+
+
+def _step_of(spec: Any) -> Schema:
+    schema = Schema.of(spec)
+    return storable(schema) if schema.structure is None else schema
 
 
 def _fields(spec: Mapping[Any, Any], prefix: str) -> Iterator[tuple[Any, Any]]:

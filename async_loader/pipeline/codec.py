@@ -21,13 +21,17 @@ from dataclasses import dataclass, field
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import numpy as np
 
 from async_loader import tensors
-from async_loader.errors import CannotSend
+from async_loader.errors import CannotSend, missing_requirement
 from async_loader.names import describe
 from async_loader.shm.segment import Segment, close_all
+
+try:
+    import cloudpickle
+except ImportError as error:
+    raise missing_requirement("cloudpickle") from error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

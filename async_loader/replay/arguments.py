@@ -143,7 +143,11 @@ def storable(schema: Schema) -> Schema:
     """Return ``schema`` if a table can store its steps. Raises SchemaError."""
     root = schema.structure
     if root is None or root.kind is not dict:
-        raise SchemaError("a step is a dict of fields: name what you store, as in add(obs=...)")
+        raise SchemaError(
+            "a step is a dict of fields: name what you store, as in add(obs=...), and in a schema "
+            "{'obs': env.observation_space, 'action': env.action_space, 'reward': 'float32', "
+            "'terminated': 'bool'}"
+        )
     strange = [key for key in root.keys if not isinstance(key, str)]
     if strange:
         raise SchemaError(f"a step has the key {strange[0]!r}: fields are named by strings")

@@ -8,7 +8,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Never, Self
 
 from async_loader.batch_format import BatchFormat, convert
-from async_loader.errors import CannotSend, ConfigError
+from async_loader.errors import CannotSend, ConfigError, require
 from async_loader.lifecycle import seconds
 from async_loader.names import (
     by_name,
@@ -128,6 +128,7 @@ class ReplayBuffer(Table):
         max_bytes: int | str | None = None,
         disk: str | os.PathLike[str] | None = None,
     ) -> None:
+        require("numba")
         sampler, remover = (
             Uniform() if sampler is None else sampler,
             Fifo() if remover is None else remover,
@@ -669,6 +670,12 @@ class ReplayBuffer(Table):
         dict
             Arrays ``[found, ...]`` of your own, in the order of ``index``. Ids that are gone, or
             whose successors are not there yet, are left out: ``index`` says which ones there are.
+            With ``Sequences(whole=...)`` these are the first steps of whole episodes.
+
+        Raises
+        ------
+        OutOfMemory
+            As in `sample`.
         """
         return self._by_id.get(index, view)
 
@@ -782,6 +789,8 @@ class ReplayBuffer(Table):
         ------
         OSError
             As the file system says. The save before stays.
+        ConfigError
+            For a path that names no file: bytes, an empty one.
         Timeout
             Nothing was written.
         Unsupported

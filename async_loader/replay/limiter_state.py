@@ -3,26 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from async_loader.errors import ConfigError
 from async_loader.replay.rate_limiter import UNLIMITED, RateLimiter, number_text, whole
-
-
-class LimiterBalance(NamedTuple):
-    """Where a limiter's cursor is, in samples; see `RateLimiter`.
-
-    Attributes
-    ----------
-    moved : int
-        Samples that other tables gave, less those that they took. The cursor has them.
-    cursor, low, high : float
-    """
-
-    moved: int
-    cursor: float
-    low: float
-    high: float
 
 
 class LimiterState:
@@ -41,7 +24,6 @@ class LimiterState:
         Items since the table was new. Deletions count for its size only, not for the ratio. But
         where each item is drawn a number of times, and none is overwritten before (a queue), draws
         that a deleted item had left are in ``sampled``: else its place would never be free again.
-        Samples that other tables gave are taken off ``sampled``: see `TableAccess.balance`.
     waiting : int
         Steps that were written and are not items yet. They count for the ratio, not for the size.
     needed : int
@@ -179,13 +161,6 @@ class LimiterState:
         return max(
             0, whole((self.inserted + self.waiting + more) * self._spi - self.sampled - self._low)
         )
-
-    def balance(self, moved: int) -> LimiterBalance | None:
-        """Return the cursor and its bounds; ``None`` if there are none."""
-        if not (math.isfinite(self._low) and math.isfinite(self._high)):
-            return None
-        cursor = (self.inserted + self.waiting) * self._spi - self.sampled
-        return LimiterBalance(moved, cursor, self._low, self._high)
 
     def carried(self, before: LimiterState | None) -> int:
         """Return the samples to be added to the cursor for this limiter to go on where ``before``

@@ -11,7 +11,6 @@ from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigErro
 from async_loader.feeder.client import weights
 from async_loader.feeder.client.answer_deadline import AnswerDeadline
 from async_loader.feeder.client.arguments import newer_than_of, version_of, weights_name
-from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.publish_turns import PublishTurns
 from async_loader.feeder.client.stats import ClientStats
@@ -56,7 +55,7 @@ class ClusterClient:
         self._connections = Connections(directory, name, self._timeout_s)
         self._lock = held_lock()
         self._tables: dict[str, ClusterTable] = {}
-        self._turns = PublishTurns(Calls().news)  # else shards may get two versions in two orders
+        self._turns = PublishTurns()  # else shards may get two versions in two orders
         self._runs: dict[str, str] = {}  # by name: the run of the last weights returned
         self._closed = False
 
@@ -114,11 +113,8 @@ class ClusterClient:
 
         for one in reached:
             one.connection.check_fork()
-        calls = self._turns.run(
-            name,
-            deadline,
-            lambda _: called_at_once(self._connections, reached, publish, deadline),
-        )
+        with self._turns.turn(name, deadline):
+            calls = called_at_once(self._connections, reached, publish, deadline)
         newest = [call.result for call in calls if call.error is None]
         failed = [call.error for call in calls if call.error is not None]
         for error in failed:

@@ -45,15 +45,11 @@ class ClusterTableStats(TableStats):
         Shards that did not answer.
     lost : tuple of LostRows
         Since this client was made.
-    limiter_scope : str
-        "cluster": the shards' limiters hold the ratio over all of them: see
-        `ClusterTable.limiter`.
     """
 
     shards: dict[str, TableStats]
     silent: tuple[str, ...] = ()
     lost: tuple[LostRows, ...] = ()
-    limiter_scope: str = "cluster"
 
     def __str__(self) -> str:
         """Return the lines of the whole, of silent shards, and of what was lost."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,7 +30,6 @@ from async_loader.replay.samplers import Sampler
 from async_loader.replay.views import View
 from async_loader.scale.by_id import UpdatesById
 from async_loader.scale.connections import Connections
-from async_loader.scale.limiter_balance import LimiterBalance
 from async_loader.scale.losses import Losses
 from async_loader.scale.placement import Placement
 from async_loader.scale.shard_connection import ShardConnection
@@ -82,7 +80,6 @@ class ClusterTable:
         self._sampling: set[ClusterSource] = set()  # the others of it
         self._closed = False
         self._sources: list[ClusterSource] = []
-        self._balance = LimiterBalance(connections, lambda shard: self._table(shard)._calls)
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -106,10 +103,8 @@ class ClusterTable:
     def limiter(self) -> RateLimiter | None:
         """How far sampling and inserting may run ahead of each other, by each shard.
 
-        The ratio holds over all shards: while a loader or `sample` draws, what one shard may be
-        sampled more, or inserted into, goes to those that need it. Least size and error buffer are
-        those of each shard, so that the whole may be off by as many error buffers as there are
-        shards.
+        Each shard limits by itself. Batches take from each in proportion to what it holds, so that
+        the ratio holds in the sum.
         """
         return limiter_from(next(iter(self._all().values())).limiter)
 
@@ -336,8 +331,6 @@ class ClusterTable:
             queue=said.startswith("Fifo("),
             fresh=fresh,
         )
-        if rank == 0 and _has_bounds(limiter_from(about.limiter)):
-            self._balance.start()
 
         def open_source(shard: ShardConnection, ahead: int) -> RemoteSource:
             own = None if seed is None else _seed_of(seed, shard.number)
@@ -462,7 +455,6 @@ class ClusterTable:
             self._closed = True
             sources = [*self._sources, *self._sampling, *(one for _, _, one in self._idle)]
             self._sources, self._idle = [], []
-        self._balance.close()
         for one in sources:
             one.close()
 
@@ -481,10 +473,6 @@ class ClusterTable:
             nothing = Timeout(f"none of {names} can be reached: the call may be made again")
             raise next(reversed(failed.values()), nothing)
         return found
-
-
-def _has_bounds(limiter: RateLimiter | None) -> bool:
-    return limiter is not None and math.isfinite(limiter.bounds[1]) and limiter.queue_size is None
 
 
 def _seed_of(seed: int, number: int) -> int:

@@ -195,6 +195,19 @@ def test_a_tcp_port_in_use_is_refused_with_a_pid():
     assert pid_at(address.port) is None
 
 
+@pytest.mark.parametrize("plane", ["control", "insert", "pull"])
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_an_address_that_cannot_be_bound_is_named_as_it_was_given(tmp_path, scheme, plane):
+    named = f"ipc://{tmp_path}/x"
+    (tmp_path / ("x" if plane == "control" else f"x.{plane}")).mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        if scheme == "tcp":
+            named = f"tcp://127.0.0.1:{taken.getsockname()[1] - PLANES.index(plane)}"
+        with pytest.raises((AddressInUse, ConfigError), match=f"^{named} "):
+            with AddressLock(parse(named)) as claim:
+                claim.bind(plane)
+
+
 def test_ports_that_the_system_chose_are_named():
     with AddressLock(parse("tcp://127.0.0.1:*")) as claim:
         sockets = bind_all(claim)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from async_loader import feeder
 from async_loader.cli import app
 from async_loader.errors import AddressInUse, Broken
-from async_loader.feeder import commands
+from async_loader.feeder import commands, reach
 from async_loader.feeder.curve_keys import load_server_keys
 from async_loader.feeder.status_view import status_view
 
@@ -131,6 +131,7 @@ def server(monkeypatch):
 @pytest.fixture
 def client(monkeypatch):
     monkeypatch.setattr(commands, "RATE_S", 0.0)
+    monkeypatch.setattr(reach, "refused", lambda *_: "")
 
     def use(*statuses):
         fake = FakeClient(*statuses)

@@ -330,28 +330,6 @@ def _reloaded(program: Program, player: Player, turn: int) -> Player:
     return player
 
 
-def over_a_feeder(program: Program, table: Any) -> None:
-    """Play a program's calls that change and draw sequences on a table of a feeder."""
-    player = Player(program, table)
-    with table.writer("one") as writer:
-        for name, said in program.calls:
-            if name not in ("add", "end", "delete", "sample"):
-                continue
-            with contextlib.suppress(AsyncLoaderError):
-                if name == "add":
-                    columns = player._columns(said, 1)
-                    writer.append({key: column[0] for key, column in columns.items()})
-                    player.newest += 1
-                elif name == "end":
-                    writer.end_episode()
-                elif name == "delete":
-                    writer.flush()
-                    table.delete(player._ids(said))
-                else:
-                    writer.flush()
-                    table.sample(said["rows"], timeout_s=0)
-
-
 # -- saves -----------------------------------------------------------------------------------------
 
 
@@ -539,6 +517,10 @@ def _goes_on(program: Program, here: Player, there: Player, calls: Any, size: st
             for one in (here, there):
                 one.table.end_episode(stream=name)
         stale = set()
+    for name in sorted(stale - set(_open(here))):  # its last step has left the table
+        for one in (here, there):
+            one.table.end_episode(stream=name)
+        stale.discard(name)
     said: list[Any] = []
     exact = program.sampler in ("Fifo", "Lifo", "MaxHeap")
     for call in calls:
@@ -598,7 +580,7 @@ def main(kind: str, programs: int, seed: int) -> int:
     """Run programs, and say what was found."""
     began, found = time.monotonic(), 0
     for number in range(programs):
-        faulthandler.dump_traceback_later(120, exit=True)
+        faulthandler.dump_traceback_later(900, exit=True)
         try:
             RUNS[kind](seed, number, **({"points": POINTS} if kind == "saves" else {}))
         except Exception:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from table_rig import Making
 
 from async_loader import AsyncDataLoader, Field, Fifo, MinSize, Prioritized, Transitions
@@ -534,6 +535,16 @@ def test_a_writer_goes_on_after_a_load_with_a_new_episode(make: Making, folder: 
         8.0 + 16.0 / 2,
         16.0,
     ]
+
+
+@pytest.mark.parametrize("spec", [Box(-1, 1, (3,)), Discrete(2), np.zeros(3), "float32", object()])
+def test_a_schema_of_one_thing_is_refused_with_the_form(make: Making, spec: Any) -> None:
+    with pytest.raises((SchemaError, ConfigError), match=r"schema|'obs': env.observation_space"):
+        make.table(10, spec)
+    if hasattr(make.table(10), "from_checkpoint"):
+        return
+    with pytest.raises(SchemaError, match=r"'obs': env.observation_space, .*'reward': 'float32'"):
+        make.table(10).writer(schema=spec)
 
 
 def test_every_batch_of_a_table_says_how_next_observations_come(make: Making) -> None:

@@ -4,11 +4,13 @@ holds all that later calls depend on. See programs.py, which runs more of them.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
-from async_loader import ReplayBuffer, Sequences, Uniform
-from async_loader.errors import Broken
+from async_loader import Field, ReplayBuffer, Sequences, Uniform
+from async_loader.errors import Broken, Timeout
 from async_loader.feeder import connect
 from async_loader.replay.base import row_format as r
 from async_loader.replay.table.derived import Drift
@@ -60,27 +62,29 @@ def test_a_draw_that_does_not_find_its_items_ends_and_says_what_it_found(
             buffer.sample(count, timeout_s=0)
 
 
-def test_a_feeder_whose_sequences_are_deleted_and_ended_in_any_order_goes_on() -> None:
-    """Those of one table, while another is asked."""
-    made = [programs.Program(SEED, number, 40) for number in range(400)]
-    made = [one for one in made if isinstance(one.view, Sequences) and one.view.whole != "ragged"]
-    made = [one for one in made if not one.times][:12]
+def test_a_feeder_answers_whatever_the_order_of_deletions_and_of_an_episodes_end() -> None:
+    schema = {"x": Field((), "int64", next="next_x")}
+    orders = list(itertools.permutations(["end", 0, 1]))
+    views = [Sequences(6, stride=k, boundary=how) for how in ("pad", "cross") for k in (1, 2)]
     tables = {
-        f"{n}": {
-            "capacity": one.capacity,
-            "schema": programs.SCHEMAS[one.schema],
-            "view": one.view,
-            "sampler": programs.SAMPLERS[one.sampler](),
-        }
-        for n, one in enumerate(made)
+        f"{n}": {"capacity": 100, "schema": schema, "view": view}
+        for n, (view, _) in enumerate(itertools.product(views, orders))
     }
-    tables["other"] = {"capacity": 9, "schema": {"x": "int64"}}
     with connect("embedded", tables=tables, timeout_s=20) as client:
-        with client.table("other").writer() as writer:
-            writer.append(x=1)
-        for n, one in enumerate(made):
-            programs.over_a_feeder(one, client.table(f"{n}"))
-            assert client.table("other").sample(1)["x"].tolist() == [1]
+        for n, (_, order) in enumerate(itertools.product(views, orders)):
+            table = client.table(f"{n}")
+            with table.writer() as writer:
+                for x in range(3):
+                    writer.append(x=x)
+                writer.flush()
+                for one in order:
+                    if one == "end":
+                        writer.end_episode()
+                        writer.flush()
+                    else:
+                        table.delete([one])
+                with pytest.raises(Timeout, match="0 of the 1"):
+                    table.sample(1, timeout_s=0.01)
 
 
 def test_whole_episodes_are_read_by_their_first_steps_alone() -> None:

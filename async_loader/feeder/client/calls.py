@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,6 @@ from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.errors import error_as, error_of
 from async_loader.feeder.client.notifier import Notifier
 from async_loader.feeder.wire import Control, Data, Error, ErrorCode, Message, Plane, Type
-from async_loader.held_locks import held_lock
-from async_loader.interrupts import SignalsDeferred
 
 _ANSWERS = (Type.APPLIED, Type.SAMPLED, Type.GOT)
 """Answers on the pull plane; all other messages there are for a reader."""
@@ -51,7 +50,7 @@ class Calls:
 
     Attributes
     ----------
-    lock : HeldLock
+    lock : Lock
         Under which requests come and go.
     news : Notifier
         Rung when one is answered.
@@ -60,40 +59,32 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self.lock = held_lock()
+        self.lock = threading.Lock()
         self.news = Notifier(self.lock)
         self.pending: dict[int, Call] = {}
         self.unsent: dict[int, Call] = {}
         self._sequences = itertools.count(1)
 
     def sequence(self) -> int:
-        """Return a number for a request.
-
-        Without the lock: the IO thread asks for one while it holds a channel's lock, which a signal
-        handler may want in the middle of a change of requests.
-        """
+        """Return a number for a request. Without the lock: the IO thread may hold a channel's."""
         return next(self._sequences)
 
     def add(self, call: Call, wake: Callable[[], object]) -> None:
-        """Queue a request. If Ctrl-C interrupts this, the request is forgotten."""
-        try:
-            with SignalsDeferred(), self.lock:
-                self.pending[call.sequence] = self.unsent[call.sequence] = call
-            wake()
-        except BaseException:
-            self.forget([call])
-            raise
+        """Queue a request."""
+        with self.lock:
+            self.pending[call.sequence] = self.unsent[call.sequence] = call
+        wake()
 
     def forget(self, calls: Iterable[Call]) -> None:
         """Drop requests that no thread waits for."""
-        with SignalsDeferred(), self.lock:
+        with self.lock:
             for call in calls:
                 self.pending.pop(call.sequence, None)
                 self.unsent.pop(call.sequence, None)
 
     def send_again(self) -> None:
         """There is a new session: send all that is not answered."""
-        with SignalsDeferred(), self.lock:
+        with self.lock:
             self.unsent = dict(self.pending)
 
     def note_end(self, message: Message) -> None:
@@ -101,7 +92,7 @@ class Calls:
 
         The process that takes its place is not asked.
         """
-        with SignalsDeferred(), self.lock:
+        with self.lock:
             asked = [
                 one
                 for one in self.pending.values()
@@ -149,5 +140,5 @@ class Calls:
                 call.error = error_as(body, call.where, getattr(call.body, "batch_size", 0))
         else:
             call.reply = message
-        self.forget([call])  # the thread that asked may have been interrupted
+        self.forget([call])
         self.news.ring()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
 import weakref
 from collections import Counter
@@ -30,7 +31,7 @@ from async_loader.feeder.client.arguments import (
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
-from async_loader.feeder.client.publish_turns import PublishTurns, Turn
+from async_loader.feeder.client.publish_turns import PublishTurns
 from async_loader.feeder.client.reader_state import OVER
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.sample_channel import SampleChannel, SampleChannels
@@ -43,12 +44,10 @@ from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.status import FeederStatus
 from async_loader.feeder.wire import Drain, Status, StatusReply, status_in
-from async_loader.feeder.wire import Published as WirePublished
-from async_loader.held_locks import check_wait, held_lock, unheld
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.process_hooks import AFTER
+from async_loader.replay.arguments import storable
 from async_loader.replay.stream_names import stream_name
 from async_loader.schema import Schema, SchemaLike
 
@@ -67,14 +66,14 @@ class Client:
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection, self._timeout_s = connection, timeout_s
-        self._lock = held_lock()
+        self._lock = threading.Lock()
         self._embedded: OwnFeeder | None = None  # was started for this client, and ends with it
         self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
         self._runs: dict[str, str] = {}  # by name: the run of the last weights received
         self._ended_runs: set[str] = set()  # names whose run another client has ended
         self._published: dict[str, int] = {}  # by name: the newest version of this client
-        self._turns = PublishTurns(connection.news)
+        self._turns = PublishTurns()
         self._lost: dict[str, Counter[int]] = {}  # rows, by table and number of the server
         self._traffic = Traffic()
         self._has_read = self._traffic.add
@@ -115,7 +114,7 @@ class Client:
     def table(self, name: str) -> TableClient:
         """Return a table; the feeder is asked for it at its first use."""
         self._connection.check()
-        with unheld(self._lock):
+        with self._lock:
             channels = self._sample_channels.get(name)
             if channels is None:
                 channels = SampleChannels(self._connection, name, self._has_read)
@@ -184,15 +183,12 @@ class Client:
         connection = self._connection
         connection.check_fork()
 
-        def publish(turn: Turn) -> WirePublished:
+        with self._turns.turn(name, deadline):
             known = self._published.get(name, -1)
-            said = weights.publish(connection, name, packed, version, deadline, turn, known)
+            said = weights.publish(connection, name, packed, version, deadline, known)
             if said.newest:
                 self._published[name] = max(known, version)
                 connection.old_rows.newest[name] = version
-            return said
-
-        said = self._turns.run(name, deadline, publish)
         ended = not said.newest and said.run not in (None, connection.client)
         if ended and name not in self._ended_runs:
             self._ended_runs.add(name)
@@ -266,7 +262,7 @@ class Client:
 
         By the number of the server: 0 is the first one.
         """
-        with unheld(self._lock):
+        with self._lock:
             return dict(self._lost.get(table, ()))
 
     def stats(self) -> ClientStats:
@@ -288,18 +284,17 @@ class Client:
         schema: SchemaLike | None,
         options: WriterOptions,
     ) -> W:
-        known = None if schema is None else without_codecs(Schema.of(schema))
+        known = None if schema is None else without_codecs(storable(Schema.of(schema)))
         name = None if stream is None else stream_name(stream)
-        with SignalsDeferred():  # a channel that is not counted is never closed
-            channel: WriterChannel = self._connection.add(
-                lambda number: WriterChannel(number, table, known, options)
-            )
-            with unheld(self._lock):
-                losses = channel.losses
-                losses.by_server = self._lost.setdefault(table, losses.by_server)
-            self._traffic.add(channel)
-            writer = kind(self._connection, channel, name, self._timeout_s, self)
-            self._keep(writer)
+        channel: WriterChannel = self._connection.add(
+            lambda number: WriterChannel(number, table, known, options)
+        )
+        with self._lock:
+            losses = channel.losses
+            losses.by_server = self._lost.setdefault(table, losses.by_server)
+        self._traffic.add(channel)
+        writer = kind(self._connection, channel, name, self._timeout_s, self)
+        self._keep(writer)
         return writer
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -314,7 +309,6 @@ class Client:
             return
         deadline, first = self._deadline(timeout_s), None
         self._connection.check_fork()
-        check_wait()
         closing: list[RemoteWriter | RemoteSource] = [
             *self._writers,
             *self._dropped(),
@@ -329,7 +323,7 @@ class Client:
                 except AsyncLoaderError as error:
                     first = first or error if isinstance(one, RemoteWriter) else first
             self._end_reads(deadline)
-        finally:  # also after Ctrl-C
+        finally:
             self._connection.stop(max(2.0, deadline.left_or_inf()))
             try:
                 if self._embedded is not None:
@@ -337,7 +331,7 @@ class Client:
             except Broken as error:
                 first = first or error
             self._end_of_process.cancel()
-            self._end.detach()  # last: a call that was interrupted may be made again
+            self._end.detach()  # last: a close that was interrupted may be made again
         if first is not None:
             raise first
 
@@ -393,7 +387,7 @@ class Client:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)
 
     def _keep(self, one: RemoteWriter | RemoteSource) -> None:
-        with unheld(self._lock):
+        with self._lock:
             if isinstance(one, RemoteWriter):
                 self._writers.add(one)
             else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from async_loader.feeder import addresses
 from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.curve_keys import load_client_keys
+from async_loader.feeder.reach import absent
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
@@ -65,7 +65,7 @@ def connect(
     Timeout
         The feeder did not answer.
     ConfigError
-        The address is wrong, or the keys of feeder and client do not match.
+        The address is wrong, its host is not known, or the keys of feeder and client do not match.
     Unsupported
         The feeder speaks another version.
     """
@@ -84,40 +84,21 @@ def connect(
             f"tables={tables!r}: the feeder at {where!r} has its own: leave them out, or connect "
             "to 'embedded'"
         )
-    _check_reachable(where)
     own = None if keys is None else load_client_keys(keys)
     connection: Connection | None = None
+    deadline = Deadline(limit)
+    reason = absent(where, deadline)
+    if reason:
+        _log.warning("the feeder at %s %s: it is waited for, %g s at most", where, reason, limit)
     try:
         with SignalsDeferred():  # else an interrupted start leaves a thread running
             connection = Connection(where, wait_s, keys=own, name=name)
-        connection.wait_open(Deadline(limit))
+        connection.wait_open(deadline, reason)
         return Client(connection, limit)
     except BaseException:
         if connection is not None:
             connection.stop(limit)
         raise
-
-
-def _check_reachable(where: str) -> None:
-    """Raise ConfigError for a host that does not exist; warn of a socket file that is not there."""
-    scheme, _, rest = where.partition("://")
-    if scheme == "ipc" and not os.path.exists(rest):
-        _log.warning(
-            "there is no feeder at %s yet: its socket file does not exist. 'async-loader serve' "
-            "starts one",
-            where,
-        )
-    host = rest.rpartition(":")[0].strip("[]")
-    if scheme == "tcp" and host:
-        try:
-            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except socket.gaierror as error:
-            if error.errno == socket.EAI_AGAIN:  # of the moment: the connection tries again
-                return
-            raise ConfigError(
-                f"there is no feeder at {where}: the host name does not resolve "
-                f"({error.strerror}): correct it, or give the address as a number"
-            ) from None
 
 
 def _wait_s(on_disconnect: OnDisconnect) -> float | None:

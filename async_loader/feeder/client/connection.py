@@ -13,10 +13,10 @@ from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.channel import Failure
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.io_thread import IoThread
+from async_loader.feeder.reach import hint
 from async_loader.feeder.wire import (
     Message,
 )
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, join
 
 _SILENT_BEATS = 3
@@ -54,7 +54,7 @@ class Connection(IoThread):
     def add(self, make: Callable[[int], Any]) -> Any:
         """Add a channel, made with a number that no other channel of this client had."""
         self.check()  # before the lock: in a fork its holder may not exist
-        with SignalsDeferred(), self._calls.lock:
+        with self._calls.lock:
             self.check()
             self._numbers += 1
             channel = self._channels[self._numbers] = make(self._numbers)
@@ -76,8 +76,7 @@ class Connection(IoThread):
     def ask(self, call: Call) -> Call:
         """As `call`, without waiting: `answer` or `forget_calls` has to follow.
 
-        Requests are sent in their order. One that Ctrl-C interrupts is not sent, or is forgotten
-        with its answer.
+        Requests are sent in their order.
         """
         self.check()
         call.sequence = self.sequence()
@@ -101,26 +100,28 @@ class Connection(IoThread):
         assert call.reply is not None
         return call.reply
 
-    def no_answer(self, what: str) -> str:
-        """Return the text of a Timeout."""
-        text = f"the feeder at {self.address} did not answer {what} in time ({self.state()})"
+    def no_answer(self, what: str, absent: str = "") -> str:
+        """Return the text of a Timeout. ``absent``: why no feeder was there at the beginning."""
+        unseen = absent and not self.session.opened and not self._refusal
+        state = f"it {absent}: {hint(self.address)}" if unseen else self.state()
+        text = f"the feeder at {self.address} did not answer {what} in time ({state})"
         return f"{text}: the call may be made again"
 
-    def wait_open(self, deadline: Deadline) -> None:
-        """Wait for a session.
+    def wait_open(self, deadline: Deadline, absent: str = "") -> None:
+        """Wait for a session. ``absent``: see `no_answer`.
 
         Raises
         ------
         Timeout, Unsupported, ConfigError, Broken
         """
-        self.news.until(self._greeted, deadline, lambda: self.no_answer("HELLO"))
+        self.news.until(self._greeted, deadline, lambda: self.no_answer("HELLO", absent))
 
     def follow(self, fd: int, failure: Failure) -> None:
         """End with this failure when ``fd`` is readable.
 
         A pidfd of the server, the connection's from here on.
         """
-        with SignalsDeferred(), self._calls.lock:
+        with self._calls.lock:
             if self._failure is not None:
                 os.close(fd)
                 return

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,12 +42,16 @@ from async_loader.lifecycle import EventFd
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """On batch ``number`` of an ``opening`` of a reader; ``server`` is the server it came from."""
+    """On batch ``number`` of an ``opening`` of a reader; ``server`` is the server it came from.
+
+    ``handed_out``: user code may have seen the batch.
+    """
 
     deliveries: Deliveries
     number: int
     opening: int
     server: int
+    handed_out: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -86,13 +90,13 @@ class Returns:
     ----------
     settled : deque of Lease
         Batches that were used.
-    dropped : tuple of lists of Lease | None
-        Arguments for `ReaderChannel.close`, from the finalizer of a source.
+    dropped : bool
+        The source was garbage-collected: close the reader.
     parting : CloseReader
     """
 
     settled: deque[Lease] = field(default_factory=deque)
-    dropped: tuple[list[Lease], list[Lease]] | None = None
+    dropped: bool = False
     parting: CloseReader = field(default_factory=CloseReader)
 
 
@@ -103,15 +107,19 @@ class Deliveries:
     ----------
     options : ReaderOptions
     memory : OfferedMemory
+    lock : Lock
 
     Attributes
     ----------
+    leases : dict of Lease
+        Of this opening, by number: batches that are here, or with the learner.
     bell : EventFd | None
         Rung when something changes, while a thread waits on it. Set by `listen`.
     """
 
-    def __init__(self, options: ReaderOptions, memory: OfferedMemory) -> None:
-        self._options, self._memory = options, memory
+    def __init__(self, options: ReaderOptions, memory: OfferedMemory, lock: threading.Lock) -> None:
+        self._options, self._memory, self._lock = options, memory, lock
+        self.leases: dict[int, Lease] = {}
         self.bell: EventFd | None = None
         self.opening = Opening()
         self.credit = Credit(ahead=options.prefetch or 0)
@@ -183,31 +191,38 @@ class Deliveries:
             or self.credit.ended_after is not None
         )
 
-    def settle(self, lease: Lease) -> None:
-        """Note that a batch was used.
+    def hand_out(self, lease: Lease) -> bool:
+        """Note that user code has the batch from here on; return False if it was given back."""
+        with self._lock:
+            lease.handed_out = self.holds(lease)
+            return lease.handed_out
 
-        Takes no lock: it runs within ``next(loader)``, where a signal handler may close everything.
-        """
-        self.returns.settled.append(lease)
+    def settle(self, lease: Lease) -> None:
+        """Note that a batch was used."""
+        with self._lock:
+            if lease.handed_out and self.leases.get(lease.number) is lease:
+                del self.leases[lease.number]
+                self.returns.settled.append(lease)
 
     @property
     def owes(self) -> bool:
         """Whether the feeder has to be told of used batches."""
         return bool(self.returns.settled)
 
-    def close(self, seen: Iterable[Lease], unseen: Iterable[Lease]) -> bool:
-        """Give back these leases and those in the inbox; return whether the END has come."""
-        opening, returns, waiting = self.opening, self.returns, self.inbox.waiting
-        here = (one.lease for one in waiting if one.lease is not None)
-        back = [
-            [one.number for one in some if one.opening == opening.number]
-            for some in (seen, (*unseen, *here))
-        ]
-        leases = np.array([*back[0], *back[1]], np.uint64)
-        returns.parting = CloseReader(self.credit.received, len(back[0]), leases)
+    def close(self, used: bool) -> bool:
+        """Give back all leases, or all but those of batches that were handed out, if ``used``.
+
+        Return whether the END has come.
+        """
+        opening, returns, leases = self.opening, self.returns, self.leases
+        seen = [] if used else [number for number, one in leases.items() if one.handed_out]
+        unseen = [number for number, one in leases.items() if not one.handed_out]
+        numbers = np.array([*seen, *unseen], np.uint64)
+        returns.parting = CloseReader(self.credit.received, len(seen), numbers)
         opening.number += 1  # so `holds` is false for all of them
+        leases.clear()
         returns.settled.clear()
-        waiting.clear()
+        self.inbox.waiting.clear()
         return self.credit.ended_after is not None
 
     def begin(self) -> None:
@@ -222,6 +237,7 @@ class Deliveries:
         """An OPEN_READER is sent: drop batches that the server draws again."""
         opening, inbox = self.opening, self.inbox
         opening.server, opening.number = server, opening.number + 1
+        self.leases.clear()
         inbox.waiting = deque(
             one for one in inbox.waiting if one.lease is None or self.holds(one.lease)
         )
@@ -283,5 +299,7 @@ class Deliveries:
         inbox.batches += 1
         inbox.complaint = None
         inbox.redelivered += bool(flags & REDELIVERED)
-        lease = Lease(self, number, opening.number, opening.server) if opening.leased else None
+        lease = None
+        if opening.leased:
+            lease = self.leases[number] = Lease(self, number, opening.number, opening.server)
         inbox.waiting.append(ReceivedBatch(body, lease, opening.server))

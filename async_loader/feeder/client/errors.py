@@ -17,6 +17,7 @@ from async_loader.errors import (
     Unsupported,
 )
 from async_loader.feeder.client.session import Session
+from async_loader.feeder.reach import hint
 from async_loader.feeder.wire import Error, ErrorCode
 
 _KINDS: dict[int, type[AsyncLoaderError]] = {
@@ -34,7 +35,6 @@ _KINDS: dict[int, type[AsyncLoaderError]] = {
     ErrorCode.CORRUPT: CorruptCheckpoint,
 }
 """All others, and those of later versions, are Broken."""
-_NEVER_HEARD = "it was never heard of: does it run there? 'async-loader serve' starts one"
 
 
 def error_of(body: Error, where: str) -> AsyncLoaderError:
@@ -65,12 +65,12 @@ def error_as(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSE
     return error_of(body, where)
 
 
-def state_of(session: Session, now: float, refusal: str) -> str:
+def state_of(session: Session, now: float, refusal: str, address: str) -> str:
     """Return how a client stands with its server, for a Timeout."""
     if refusal:
         return f"it {refusal}"
     if session.heard_at is None:
-        return _NEVER_HEARD
+        return f"it was never heard of: {hint(address)}"
     return f"{session.phase.value}, last heard {now - session.heard_at:.1f} s ago"
 
 

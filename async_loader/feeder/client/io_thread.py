@@ -33,7 +33,6 @@ from async_loader.errors import (
     Malformed,
     Unsupported,
 )
-from async_loader.feeder import addresses
 from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.channel import Channel, Failure, failure_of, guarded
 from async_loader.feeder.client.errors import error_of, state_of
@@ -73,18 +72,6 @@ _LAST_WORDS_S = 1.0
 """After the session's END: the ends of its readers come over another connection, perhaps later."""
 _AT_ONCE = 256
 """Messages of one plane that are read before the others have their turn."""
-
-
-def _never_heard(address: str) -> str:
-    """Say that no feeder has answered at an address, and where one of this user's is."""
-    text = "it was never heard of: does it run there? 'async-loader serve' starts one"
-    try:
-        usual = addresses.default()
-    except ConfigError:
-        return text
-    if str(usual) == address or not os.path.exists(usual.path):
-        return text
-    return f"{text}; one of yours serves at {usual}, which connect() without an address reaches"
 
 
 class IoThread:
@@ -163,9 +150,7 @@ class IoThread:
 
     def state(self) -> str:
         """Return the state of the connection in words."""
-        if self.session.heard_at is None and not self._refusal:
-            return _never_heard(self.address)
-        return state_of(self.session, self.clock(), self._refusal)
+        return state_of(self.session, self.clock(), self._refusal, self.address)
 
     @property
     def version(self) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from async_loader.errors import Timeout
-from async_loader.held_locks import HeldLock, check_wait, unheld
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import AutoResetEvent, Deadline
 
 
@@ -15,11 +14,11 @@ class Notifier:
 
     Parameters
     ----------
-    lock : HeldLock
+    lock : Lock or RLock
         Under which the awaited state changes.
     """
 
-    def __init__(self, lock: HeldLock) -> None:
+    def __init__(self, lock: AbstractContextManager[bool, None]) -> None:
         self._lock = lock
         self._gates: list[AutoResetEvent] = []
 
@@ -39,16 +38,14 @@ class Notifier:
             With the text of ``why``.
         """
         gate = AutoResetEvent()
+        self._gates.append(gate)
         try:
-            self._gates.append(gate)
             while True:
-                with SignalsDeferred(), unheld(self._lock):
+                with self._lock:
                     if attempt():
                         return
                 if deadline.expired:
                     raise Timeout(why())
-                check_wait()
                 gate.pass_through(deadline.left())
         finally:
-            if gate in self._gates:  # not, if Ctrl-C came before it was
-                self._gates.remove(gate)
+            self._gates.remove(gate)

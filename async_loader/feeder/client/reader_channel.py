@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable
+import threading
 
 import msgspec
 import numpy as np
 
 from async_loader.errors import Broken, Malformed, OutOfMemory, Timeout, Unsupported
 from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request, check_opener
-from async_loader.feeder.client.deliveries import Deliveries, Lease
+from async_loader.feeder.client.deliveries import Deliveries
 from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.notifier import Notifier
@@ -54,7 +54,6 @@ from async_loader.feeder.wire import (
     Totals,
     TotalsReply,
 )
-from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import StateTable
 
 REMIND_S = 5.0
@@ -86,11 +85,11 @@ class ReaderChannel:
     def __init__(self, number: int, wanted: OpenReader, options: ReaderOptions) -> None:
         check_opener(wanted)
         self.number, self.wanted, self.options = number, wanted, options
-        self.lock = held_lock()
+        self.lock = threading.Lock()
         self.news = Notifier(self.lock)
         self.failure: Failure | None = None
         self.memory = OfferedMemory()
-        self.deliveries = Deliveries(options, self.memory)
+        self.deliveries = Deliveries(options, self.memory, self.lock)
         self._phases = StateTable(ReaderPhase.WANTED, MOVES)
         self._request = Request()
         self._known = self._parted = False
@@ -127,14 +126,11 @@ class ReaderChannel:
         ):
             credit.granted += 1
 
-    def close(self, seen: Iterable[Lease] = (), unseen: Iterable[Lease] = ()) -> None:
-        """Send CLOSE_READER.
-
-        These leases, and those in the inbox, go back; all others were used.
-        """
+    def close(self, used: bool) -> None:
+        """Send CLOSE_READER. Batches go back; handed-out ones too, unless they were ``used``."""
         if self._phases.state in (ReaderPhase.CLOSING, ReaderPhase.CLOSED) or self._parted:
             return  # what goes back was said
-        ended, self._parted = self.deliveries.close(seen, unseen), True
+        ended, self._parted = self.deliveries.close(used), True
         if self._phases.state is ReaderPhase.FAILED:
             return  # see `_part`
         self._request.done()
@@ -145,7 +141,7 @@ class ReaderChannel:
 
     def begin(self) -> None:
         """See `Channel`. Credit counts anew; leases of an earlier session are void."""
-        with unheld(self.lock):
+        with self.lock:
             self.memory.forget()
             self.deliveries.begin()
             if self._phases.state is ReaderPhase.CLOSING:
@@ -159,16 +155,16 @@ class ReaderChannel:
     def step(self, now: float, port: IoThread) -> float | None:
         """See `Channel`."""
         returns = self.deliveries.returns
-        if returns.dropped is not None:
-            with unheld(self.lock):
-                self.close(*returns.dropped)
-                returns.dropped = None
+        if returns.dropped:
+            with self.lock:
+                self.close(used=False)
+                returns.dropped = False
         if self._phases.state in OVER:
             self._part(port)
         if not port.is_open or self._phases.state in OVER:
             self.news.ring()  # a client that closes waits for no feeder that is lost
             return None
-        with unheld(self.lock):
+        with self.lock:
             before, slots = self.phase, self.memory.slots
             if before is ReaderPhase.CLOSING:
                 self.memory.forget()
@@ -199,7 +195,7 @@ class ReaderChannel:
 
         That says which leased batches were used, so the learner has to close it first, or drop it.
         """
-        with unheld(self.lock):
+        with self.lock:
             self.memory.forget()
             failed = self._phases.state is ReaderPhase.FAILED and self._known and port.is_open
             if failed and self.leased and not self._parted:
@@ -310,7 +306,7 @@ class ReaderChannel:
     def take(self, message: Message, now: float) -> None:
         """See `Channel`."""
         body = message.body
-        with unheld(self.lock):
+        with self.lock:
             if isinstance(body, Batch | SlotBatches):
                 self._receive(message, body, now)
             elif isinstance(body, TotalsReply):
@@ -333,7 +329,7 @@ class ReaderChannel:
 
     def end(self, failure: Failure) -> None:
         """See `Channel`."""
-        with unheld(self.lock):
+        with self.lock:
             self.failure = self.failure or failure
             self._phases.to(ReaderPhase.FAILED)
             self.memory.forget()
@@ -344,7 +340,7 @@ class ReaderChannel:
             self.failure = failure
 
     def _ring(self) -> None:
-        with unheld(self.lock):
+        with self.lock:
             if self.deliveries.bell is not None:
                 self.deliveries.bell.ring()
         self.news.ring()

@@ -19,6 +19,7 @@ then is lost with the socket.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -53,8 +54,6 @@ from async_loader.feeder.wire import (
     View,
     schema_of,
 )
-from async_loader.held_locks import held_lock, unheld
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
 from async_loader.replay.hindsight_view import Hindsight
 
@@ -93,7 +92,7 @@ class SampleChannel:
     def __init__(self, number: int, table: str, batch_size: int, view: View | None) -> None:
         self.number = number
         self.wanted = Sample(table=table, batch_size=batch_size, view=view)
-        self.lock = held_lock()
+        self.lock = threading.Lock()
         self.news = Notifier(self.lock)
         self.closed = self._over = False
         self.batches = 0
@@ -154,14 +153,14 @@ class SampleChannel:
             sent[:] = [port.servers]
             return self._request(left, waits)
 
-        with unheld(self.lock):
+        with self.lock:
             self._pending += 1
         reply: Message | None = None
         try:
             where = f"table {self.wanted.table!r}"
             call = Call(self.wanted, Plane.PULL, self.number, make=make, where=where)
             reply = port.call(call, deadline)
-            with unheld(self.lock):
+            with self.lock:
                 columns = self._columns(reply)
                 shown = self._shown
             assert shown is not None
@@ -175,7 +174,7 @@ class SampleChannel:
                 self._give_up(reply, port)
             raise
         finally:
-            with unheld(self.lock):
+            with self.lock:
                 self._pending -= 1
             if self._leases.late:
                 port.wake()
@@ -232,7 +231,7 @@ class SampleChannel:
     # -- the IO thread -----------------------------------------------------------------------------
 
     def _request(self, left: float | None, waits: bool) -> Sample:
-        with unheld(self.lock):
+        with self.lock:
             slots: tuple[int, ...] = ()
             if self._memory.slots is not None and not self._memory.under_offer:
                 slots = tuple(self._memory.slots.give())
@@ -245,7 +244,7 @@ class SampleChannel:
 
     def begin(self) -> None:
         """See `Channel`."""
-        with unheld(self.lock):
+        with self.lock:
             self._memory.forget()
             self._barred = False
             self._leases.begin()
@@ -259,7 +258,7 @@ class SampleChannel:
         leases = self._leases
         if not leases.late and not leases.used and self._settled and not self.closed:
             return None
-        with unheld(self.lock):
+        with self.lock:
             if self._over or (self.closed and not port.is_open):
                 self._close(port)
                 if port.is_open and leases.parting is None:  # it failed
@@ -331,7 +330,7 @@ class SampleChannel:
             request = self._parting
             self._over = self._over or (self.closed and request.is_answer(message))
         elif isinstance(body, Sampled):
-            with unheld(self.lock):
+            with self.lock:
                 if body.slot is not None and self._memory.slots is not None:
                     self._memory.slots.take(InSlot(body.slot, 0, body.rows)).arrays()
                 if body.lease is not None:
@@ -339,7 +338,7 @@ class SampleChannel:
 
     def end(self, failure: Failure) -> None:
         """See `Channel`."""
-        with unheld(self.lock):
+        with self.lock:
             self._memory.forget()
             self._parting.done()
             self.closed = self._over = True
@@ -361,24 +360,23 @@ class SampleChannels:
         self, connection: Connection, table: str, opened: Callable[[SampleChannel], None]
     ) -> None:
         self._connection, self._table, self._opened = connection, table, opened
-        self._lock = held_lock()
+        self._lock = threading.Lock()
         self.open: OrderedDict[tuple[int, View | None], SampleChannel] = OrderedDict()
 
     def get(self, batch_size: int, view: View | None) -> SampleChannel:
         """Return the channel for calls of this kind; close the least recently used of many."""
         key = batch_size, view
         self._connection.check_fork()  # before the lock: in a fork its holder may not exist
-        with unheld(self._lock):
+        with self._lock:
             channel = self.open.get(key)
             if channel is not None and not channel.closed:
                 self.open.move_to_end(key)
                 return channel
-            with SignalsDeferred():  # else the channel of an interrupted call stays open
-                made: SampleChannel = self._connection.add(
-                    lambda number: SampleChannel(number, self._table, batch_size, view)
-                )
-                self.open[key] = made
-                self._opened(made)
+            made: SampleChannel = self._connection.add(
+                lambda number: SampleChannel(number, self._table, batch_size, view)
+            )
+            self.open[key] = made
+            self._opened(made)
             if len(self.open) > _MOST_OPEN:
                 _, gone = self.open.popitem(last=False)
                 gone.closed = True

@@ -295,6 +295,11 @@ class Sockets:
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
+            if endpoint != self._address:
+                raise ConfigError(
+                    f"the feeder at {self._address} gives {endpoint!r} for its {plane.value} plane,"
+                    f" which cannot be connected to ({error}): bind it to another address"
+                ) from None
             text = (
                 f"{endpoint!r} is not an address to connect to ({error}): give tcp://host:port or "
                 "ipc:///path"

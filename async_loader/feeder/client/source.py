@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -28,8 +29,6 @@ from async_loader.feeder.client.reader_state import (
 )
 from async_loader.feeder.client.slots import FilledSlot
 from async_loader.feeder.wire import MOST_AHEAD, OpenReader, TotalsReply
-from async_loader.held_locks import check_wait, held_lock, unheld
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
 from async_loader.replay.hindsight_view import Hindsight
@@ -83,9 +82,7 @@ class RemoteSource:
         self._connection, self._wanted, self._timeout_s = connection, wanted, timeout_s
         self._owner, self._options = owner, ReaderOptions(prefetch, transport)
         self._channel: ReaderChannel | None = None
-        self._lock = held_lock()
-        self._planned_leases: dict[Lease, None] = {}
-        self._handed_out: dict[Lease, None] = {}
+        self._lock = threading.Lock()
         self._over = False
         self._asked_at = -math.inf
         self._structure: BatchStructure | None = None
@@ -131,25 +128,20 @@ class RemoteSource:
         found = self.draw_now(batch_size)
         if found is None:
             channel = self._reader_channel(batch_size)
-            # before: of a plan that this one has interrupted, in a signal handler
-            bell, before = EventFd(), channel.deliveries.bell
+            bell = EventFd()
             try:
-                while True:
-                    self._listen(channel, bell)
-                    if (found := self._attempt(channel)) is not None:
-                        break
+                self._listen(channel, bell)
+                while (found := self._attempt(channel)) is None:
                     state = self._connection.state()
                     patience.wait(bell, f"batches of table {channel.wanted.table!r} ({state})")
                     bell.clear()  # before looking: later changes ring it again
             finally:
                 self._listen(channel, None)
-                if before is not None:
-                    before.ring()  # that plan listens again
                 bell.close()
         return found
 
     def _listen(self, channel: ReaderChannel, bell: EventFd | None) -> None:
-        with unheld(channel.lock):
+        with channel.lock:
             if channel.deliveries.bell is not bell:
                 channel.deliveries.listen(bell)
 
@@ -160,11 +152,7 @@ class RemoteSource:
     def _attempt(self, channel: ReaderChannel) -> Plan | None:
         """Return the next batch or the end, or raise the next error; ``None``: none of them yet."""
         deliveries = channel.deliveries
-        with unheld(channel.lock):
-            waiting = deliveries.inbox.waiting
-            first = waiting[0].lease if waiting else None
-            if first is not None:  # before it is taken: if Ctrl-C comes in between, it goes back
-                self._planned_leases[first] = None
+        with channel.lock:
             received = deliveries.next()
             over = received is None and deliveries.ended
             if received is None and not over:
@@ -190,8 +178,6 @@ class RemoteSource:
                 self._connection.wake()
             return END
         return None if received is None else self._ready(channel, received)
-
-    # -- leases, see `Leasing` ---------------------------------------------------------------------
 
     # -- for a source of several feeders -----------------------------------------------------------
 
@@ -233,7 +219,7 @@ class RemoteSource:
         Does not wait. Asks again if that is older than `watch_totals` allows.
         """
         channel = self._reader_channel(batch_size)
-        with unheld(channel.lock):
+        with channel.lock:
             deliveries, totals = channel.deliveries, channel.deliveries.totals
             assert totals.every_s is not None
             if totals.asked_at is None and not totals.wanted:
@@ -250,7 +236,7 @@ class RemoteSource:
         """Forget what the feeder has said, and ask it again."""
         channel = self._channel
         if channel is not None:
-            with unheld(channel.lock):
+            with channel.lock:
                 channel.deliveries.totals.begin()
             self._connection.wake()
 
@@ -258,7 +244,7 @@ class RemoteSource:
         """Have a bell rung when there is something new, until another is given, or none."""
         channel = self._channel if bell is None else self._reader_channel(batch_size)
         if channel is not None:
-            with unheld(channel.lock):
+            with channel.lock:
                 channel.deliveries.listen(bell)
             if bell is not None:
                 self._connection.wake()  # from here on it asks for totals by itself
@@ -268,21 +254,12 @@ class RemoteSource:
         assert isinstance(lease, Lease)
         return not lease.deliveries.holds(lease)
 
+    # -- leases, see `Leasing` ---------------------------------------------------------------------
+
     def hand_out(self, lease: object) -> bool:
         """Return whether the batch is still this learner's; if so it counts as handed out."""
         assert isinstance(lease, Lease)
-        if lease in self._handed_out:  # an earlier call of `next` was interrupted by a signal
-            self._planned_leases.pop(lease, None)
-            return True
-        if not lease.deliveries.holds(lease):
-            self._planned_leases.pop(lease, None)
-            return False
-        self._handed_out[lease] = None  # first: in both dicts it counts as handed out
-        if lease not in self._planned_leases:  # it was given back
-            del self._handed_out[lease]
-            return False
-        del self._planned_leases[lease]
-        return True
+        return lease.deliveries.hand_out(lease)
 
     def settle(self, lease: object) -> None:
         """Note that a batch was used.
@@ -290,9 +267,6 @@ class RemoteSource:
         The feeder is told with the next PULL, or at once if no plan waits.
         """
         assert isinstance(lease, Lease)
-        if lease not in self._handed_out:
-            return
-        del self._handed_out[lease]  # from here on it counts as used
         deliveries = lease.deliveries
         deliveries.settle(lease)
         if deliveries.bell is not None or self._over:
@@ -312,20 +286,16 @@ class RemoteSource:
         limit_s = min(timeout_s, _GOODBYE_S) if self._connection.is_open else 0.0
         try:
             self._connection.check()  # before the lock: in a fork its holder may not exist
-            with SignalsDeferred():
-                self._close_channel(channel, used=False)
-                self._channel, self._over = None, False
+            self._close_channel(channel, used=False)
+            self._channel, self._over = None, False
             self._wait_until_closed(channel, limit_s)
         except AsyncLoaderError:
             self._channel, self._over = None, False
 
     def _close_channel(self, channel: ReaderChannel, used: bool) -> None:
         """Close a reader. Planned batches go back; handed-out ones too, unless ``used``."""
-        with unheld(channel.lock), SignalsDeferred():
-            if used:
-                for lease in self._handed_out.keys() - self._planned_leases.keys():
-                    del self._handed_out[lease]
-            channel.close(*_taken(self._planned_leases, self._handed_out))
+        with channel.lock:
+            channel.close(used)
             if channel.deliveries.bell is not None:
                 channel.deliveries.bell.ring()
 
@@ -399,7 +369,6 @@ class RemoteSource:
 
         Twice does no harm. Raises Timeout if the feeder does not answer.
         """
-        check_wait()
         self._closed = True
         channel = self._channel
         if channel is None:
@@ -419,8 +388,7 @@ class RemoteSource:
         channel = self._channel
         if channel is not None and channel.wanted.batch_size == batch_size and not self._closed:
             return channel
-        # else the channel of an interrupted call stays open
-        with unheld(self._lock), SignalsDeferred():
+        with self._lock:
             if self._closed:
                 raise Closed("this source is closed")
             if self._channel is None:
@@ -447,8 +415,7 @@ class RemoteSource:
             return channel
 
         channel: ReaderChannel = self._connection.add(made)
-        leases = (self._planned_leases, self._handed_out)
-        weakref.finalize(self, _drop, self._connection, channel, leases).atexit = False
+        weakref.finalize(self, _drop, self._connection, channel).atexit = False
         self._channel = channel
         self._on_open(channel)
 
@@ -469,25 +436,10 @@ class RemoteSource:
         return Ready(batch, lent=True, lease=lease)
 
 
-def _drop(
-    connection: Connection,
-    channel: ReaderChannel,
-    leases: tuple[dict[Lease, None], dict[Lease, None]],
-) -> None:
+def _drop(connection: Connection, channel: ReaderChannel) -> None:
     """Close the reader of a source that was garbage-collected.
 
     May run in any thread at any point, so it takes no lock: the IO thread closes the reader.
     """
-    channel.deliveries.returns.dropped = _taken(*leases)
+    channel.deliveries.returns.dropped = True
     connection.wake()
-
-
-def _taken(
-    planned: dict[Lease, None], handed_out: dict[Lease, None]
-) -> tuple[list[Lease], list[Lease]]:
-    """Return the leases that user code may have seen, and the others; forget both."""
-    seen = list(handed_out)
-    unseen = [one for one in list(planned) if one not in handed_out]
-    planned.clear()
-    handed_out.clear()
-    return seen, unseen

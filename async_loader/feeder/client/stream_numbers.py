@@ -8,6 +8,7 @@ have ended are forgotten, and their numbers reused.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from async_loader.errors import ConfigError
 from async_loader.feeder.wire import STREAMS
-from async_loader.held_locks import held_lock, unheld
 from async_loader.replay.stream_names import stream_name
 
 OWN = 0
@@ -43,7 +43,7 @@ class StreamNumbers:
         self.finished: set[int] = {OWN}
         self._free: list[int] = []
         self._next, self._many = 1, _MANY
-        self._lock = held_lock()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Return the number of known names."""
@@ -78,7 +78,7 @@ class StreamNumbers:
         return np.array(numbers, np.uint32)
 
     def _new(self, name: Hashable) -> int:
-        with unheld(self._lock):
+        with self._lock:
             if len(self._numbers) >= self._many:
                 self._forget_ended()
             if self._free:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -20,8 +21,6 @@ from async_loader.feeder.client.reader_state import ReaderOptions
 from async_loader.feeder.wire import (
     About,
     AboutReply,
-    Balance,
-    Balanced,
     BatchForm,
     ById,
     Control,
@@ -38,8 +37,6 @@ from async_loader.feeder.wire import (
     specs_of,
 )
 from async_loader.feeder.wire import Batch as WireBatch
-from async_loader.held_locks import held_lock, unheld
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds_or_none
 from async_loader.replay.arguments import per_item, per_step
 from async_loader.replay.hindsight_view import Hindsight
@@ -82,7 +79,7 @@ class TableCalls:
 
     def __init__(self, connection: Connection, table: str, timeout_s: float) -> None:
         self.connection, self.table, self.timeout_s = connection, table, timeout_s
-        self._lock = held_lock()
+        self._lock = threading.Lock()
         self._updating: ReaderChannel | None = None
         self.last_about: AboutReply | None = None
 
@@ -141,20 +138,6 @@ class TableCalls:
         assert isinstance(reply, AboutReply)
         if reply.schema is not None:
             self.last_about = reply
-        return reply
-
-    def balance(self, was: int | None = None, now: int = 0, timeout_s: Timeout = None) -> Balanced:
-        """Move samples to this table's limiter, or from it: see docs/wire.md."""
-        return self.balance_of(self.ask_balance(was, now), self.deadline(timeout_s))
-
-    def ask_balance(self, was: int | None = None, now: int = 0) -> Call:
-        """As `balance`, without waiting: `balance_of` has to follow."""
-        return self.connection.ask(self._call(Balance(table=self.table, was=was, now=now)))
-
-    def balance_of(self, call: Call, deadline: Deadline) -> Balanced:
-        """Wait for the answer to `ask_balance`."""
-        reply = self.connection.answer(call, deadline).body
-        assert isinstance(reply, Balanced)
         return reply
 
     def known(self, timeout_s: Timeout = None) -> AboutReply:
@@ -250,7 +233,7 @@ class TableCalls:
 
     def _priority_reader(self) -> ReaderChannel:
         """Return a reader that never asks for a batch: it sends PRIORITIES of version 2."""
-        with unheld(self._lock), SignalsDeferred():
+        with self._lock:
             if self._updating is None:
                 wanted, options = OpenReader(table=self.table, batch_size=1), ReaderOptions(0)
                 self._updating = self.connection.add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -11,8 +12,6 @@ from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.reader_state import OVER
 from async_loader.feeder.client.sample_channel import SampleChannel
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
-from async_loader.held_locks import held_lock
-from async_loader.interrupts import SignalsDeferred
 
 _NAMES = (*Counts.__slots__, "rows_added", "batches", "batches_redelivered")
 _OVER = (WriterPhase.CLOSED, WriterPhase.FAILED, *OVER)
@@ -23,13 +22,13 @@ class Traffic:
     """All channels of a client. Those that are over are summed up when another is added."""
 
     def __init__(self) -> None:
-        self._lock = held_lock()
+        self._lock = threading.Lock()
         self._channels: list[WriterChannel | Read] = []
         self._past: Counter[str] = Counter()
 
     def add(self, channel: WriterChannel | Read) -> None:
         """Count what a writer or a reader does."""
-        with SignalsDeferred(), self._lock:
+        with self._lock:
             over = [one for one in self._channels if one.phase in _OVER]
             if over:
                 self._channels = [one for one in self._channels if one not in over]
@@ -42,18 +41,18 @@ class Traffic:
     def open_writers(self) -> list[WriterChannel]:
         """Return the channels of writers that are not over."""
         over = (WriterPhase.CLOSED, WriterPhase.FAILED)
-        with SignalsDeferred(), self._lock:
+        with self._lock:
             return [one for one in self._writers() if one.phase not in over]
 
     def open_reads(self) -> list[Read]:
         """Return the channels of readers and of calls that are not over."""
-        with SignalsDeferred(), self._lock:
+        with self._lock:
             reads = [one for one in self._channels if not isinstance(one, WriterChannel)]
             return [one for one in reads if one.phase not in OVER]
 
     def totals(self) -> dict[str, Any]:
         """Return the counts of `ClientStats`."""
-        with SignalsDeferred(), self._lock:
+        with self._lock:
             total = self._past + _sum(self._channels)
             kept = sum(one.queue.outbox.nbytes for one in self._writers())
         return {**{name: total[name] for name in _NAMES}, "bytes_kept": kept}

@@ -9,9 +9,9 @@ had its turn: some 0.1 ms for every half stock, and 1 ms at most.
 
 from __future__ import annotations
 
+import threading
+
 from async_loader.feeder.client.forks import forks
-from async_loader.held_locks import held_lock
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import AutoResetEvent, EventFd
 
 _TURN_S = 0.001
@@ -25,7 +25,7 @@ class Waker:
 
     def __init__(self) -> None:
         self._bell, self._rung = EventFd(), False
-        self._lock = held_lock()  # not taken by `unheld`: finalizers wake too
+        self._lock = threading.RLock()  # finalizers wake too
         self._turned = AutoResetEvent()
         self._generation = forks.generation
         self.turned = self._turned.open
@@ -34,7 +34,7 @@ class Waker:
     def wake(self) -> bool:
         """Wake the IO thread. Return False if it is about to wake up already."""
         if not self._rung and forks.generation == self._generation:
-            with SignalsDeferred(), self._lock:  # see held_locks.py, NOTE [locks within locks]
+            with self._lock:
                 if not self._rung:
                     self._rung = True
                     self._bell.ring()
@@ -54,6 +54,6 @@ class Waker:
 
     def close(self) -> None:
         """Close the descriptor; later calls of `wake` do nothing."""
-        with SignalsDeferred(), self._lock:
+        with self._lock:
             self._rung = True
             self._bell.close()

@@ -25,7 +25,6 @@ from async_loader.errors import (
 )
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.publish_turns import BeginAgain, Turn
 from async_loader.feeder.shared import SHARED_FROM, WeightsRequest, map_weights
 from async_loader.feeder.wire import (
     BFLOAT16,
@@ -44,7 +43,6 @@ from async_loader.feeder.wire import (
 )
 from async_loader.feeder.wire import Published as WirePublished
 from async_loader.feeder.wire.data import Buffer
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import LONGEST_S, Deadline
 
 PART_BYTES = 4 << 20
@@ -133,7 +131,6 @@ def publish(
     weights: Packed,
     version: int,
     deadline: Deadline,
-    turn: Turn,
     known: int,
 ) -> WirePublished:
     """See `Client.publish`; return the feeder's last answer.
@@ -142,9 +139,9 @@ def publish(
     """
     first = connection.session.opened
     for _ in range(_RESTARTS):
-        session, turn.disturbed = connection.session.opened, False
+        session = connection.session.opened
         try:
-            said = _send(connection, name, version, *weights, deadline, turn)
+            said = _send(connection, name, version, *weights, deadline)
             again = (
                 version > known
                 and connection.session.opened != first
@@ -154,10 +151,8 @@ def publish(
                 WirePublished(newest=True) if again else said
             )  # the answer to its last part was lost: these are the newest
         except Exception:
-            # A restarted server does not have the first parts, nor one that a signal handler sent
-            # others to: begin again.
-            same = connection.session.opened == session and not turn.disturbed
-            if same or deadline.expired:
+            # A restarted server does not have the first parts: begin again.
+            if connection.session.opened == session or deadline.expired:
                 raise
     raise Broken(
         f"weights {name!r} could not be published: the connection was lost {_RESTARTS} times "
@@ -172,7 +167,6 @@ def _send(
     specs: tuple[TensorSpec, ...],
     whole: memoryview,
     deadline: Deadline,
-    turn: Turn,
 ) -> WirePublished:
     """Send all parts, some ahead of their answers; stop after a refusal."""
     most, asked = _part_bytes(connection), deque[Call]()
@@ -191,10 +185,7 @@ def _send(
                 offset=at,
                 specs=specs if not at else (),
             )
-            with SignalsDeferred():  # no handler publishes between the look and the part
-                if turn.disturbed:
-                    raise BeginAgain(f"weights {name!r} were published by a signal handler")
-                asked.append(connection.ask(Call(body, data=whole[at : at + most])))
+            asked.append(connection.ask(Call(body, data=whole[at : at + most])))
             if len(asked) > AHEAD and not (said := answer()).newest:
                 return said
         while (said := answer()).newest and asked:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import secrets
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -54,7 +55,6 @@ from async_loader.feeder.wire import (
     schema_of,
     spec_of,
 )
-from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import StateTable
 from async_loader.schema import Schema
 
@@ -166,7 +166,7 @@ class WriterChannel:
         producer = secrets.token_bytes(16)
         self.wanted = OpenWriter(table=table, producer=producer, epoch=1, schema=spec)
         check_opener(self.wanted)
-        self.lock = held_lock()
+        self.lock = threading.RLock()
         self.news = Notifier(self.lock)
         self.queue = RowQueue(options)
         self.takes_priorities = False
@@ -232,7 +232,7 @@ class WriterChannel:
 
     def begin(self) -> None:
         """See `Channel`."""
-        with unheld(self.lock):
+        with self.lock:
             self.queue.memory.begin()
             if self._phases.state in (WriterPhase.OPENING, WriterPhase.READY):
                 self._phases.to(WriterPhase.WANTED)
@@ -241,7 +241,7 @@ class WriterChannel:
     def step(self, now: float, port: IoThread) -> float | None:
         """See `Channel`."""
         probe = self._probe
-        with unheld(self.lock):
+        with self.lock:
             if self.queue.is_due(now):
                 self.queue.seal()
             self._ask(now, port)
@@ -251,7 +251,7 @@ class WriterChannel:
                 self.queue.memory.step(slot_bytes, self.number, self.table, port)
         while port.is_open and self._send_one(now, port):
             continue
-        with unheld(self.lock):
+        with self.lock:
             self._send_probe(now, port)
             dues = [self.queue.fill_at]
             if port.is_open:
@@ -291,7 +291,7 @@ class WriterChannel:
 
     def _send_one(self, now: float, port: IoThread) -> bool:
         """Send the next message, if the window has room for it; return whether it was sent."""
-        with unheld(self.lock):
+        with self.lock:
             ready, queue = self._phases.state is WriterPhase.READY, self.queue
             found = queue.outbox.next() if ready else None
             if found is None:
@@ -342,7 +342,7 @@ class WriterChannel:
     def take(self, message: Message, now: float) -> None:
         """See `Channel`."""
         body = message.body
-        with unheld(self.lock):
+        with self.lock:
             if isinstance(body, Writer):
                 if self._phases.state is WriterPhase.OPENING and self._request.is_answer(message):
                     self._opened(body)
@@ -354,7 +354,7 @@ class WriterChannel:
 
     def end(self, failure: Failure) -> None:
         """See `Channel`."""
-        with unheld(self.lock):
+        with self.lock:
             if self._phases.state is not WriterPhase.CLOSED:
                 self._fail(failure)
         self.news.ring()

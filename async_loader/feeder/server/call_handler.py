@@ -1,6 +1,4 @@
-"""Calls of tables, one message each: about, get, update, delete, prioritize, clear, save, load,
-balance.
-"""
+"""Calls of tables, one message each: about, get, update, delete, prioritize, clear, save, load."""
 
 from __future__ import annotations
 
@@ -24,8 +22,6 @@ from async_loader.feeder.wire import (
     About,
     AboutReply,
     Applied,
-    Balance,
-    Balanced,
     BatchForm,
     ById,
     Clear,
@@ -87,7 +83,6 @@ class CallHandler:
             Type.CLEAR: self._clear,
             Type.SAVE: self._save,
             Type.LOAD: self._load,
-            Type.BALANCE: self._balance,
             Type.SAMPLE: self.samples.add,
             Type.GET: self._get,
             Type.UPDATE: self._update,
@@ -203,15 +198,6 @@ class CallHandler:
         assert isinstance(message.body, Clear)
         table.clear()
         return message.reply(Done())
-
-    def _balance(self, session: Session, message: Message, table: TableEntry) -> Message:
-        body = message.body
-        assert isinstance(body, Balance)
-        found = table.table.balance(body.was, body.now)
-        if found is None:
-            return message.reply(Balanced())
-        moved, cursor, low, high = found
-        return message.reply(Balanced(moved=moved, cursor=cursor, low=low, high=high))
 
     # -- checkpoints, see NOTE [slow work] ---------------------------------------------------------
 

@@ -96,9 +96,7 @@ class ControlHandler:
             Type.PUBLISH: self._publish,
             Type.LATEST: self._latest,
             Type.DRAIN: self._drain,
-            **dict.fromkeys(
-                (Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD, Type.BALANCE), calls.answer
-            ),
+            **dict.fromkeys((Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD), calls.answer),
         }
 
     def hello(self, message: Message, user: str | None) -> tuple[Session, Message]:

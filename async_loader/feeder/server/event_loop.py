@@ -42,7 +42,7 @@ _DEFAULTS = ServiceSettings()
 _log = logging.getLogger("async_loader.feeder")
 _OF_TABLES = (
     Type.OPEN_WRITER, Type.CLOSE_WRITER, Type.OPEN_READER, Type.CLOSE_READER, Type.DRAIN,
-    Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD, Type.BALANCE,
+    Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD,
 )  # fmt: skip
 # Messages of each plane in one round, and their bytes: a heartbeat waits no longer than that.
 _BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}

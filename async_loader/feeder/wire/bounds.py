@@ -37,7 +37,6 @@ U8 = Annotated[int, Meta(ge=0, le=255)]
 U16 = Annotated[int, Meta(ge=0, le=65535)]
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no integer beyond 2**64 - 1
-Moved = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Count = Annotated[int, Meta(ge=1, le=2**20)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Wait = Annotated[float, Meta(ge=0, le=1e9)]

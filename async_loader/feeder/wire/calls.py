@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire import bounds, codes
-from async_loader.feeder.wire.bounds import U32, U64, Count, Moved, Name, Path, Text
+from async_loader.feeder.wire.bounds import U32, U64, Count, Name, Path, Text
 from async_loader.feeder.wire.codes import Type
 from async_loader.feeder.wire.control import Control, Share, TensorSpec, View, one_or_none
 from async_loader.feeder.wire.header import OLDEST
@@ -24,8 +24,6 @@ MOST_NEWEST = 1 << 16
 def needs(body: object) -> tuple[int, str]:
     """Return the oldest version of the wire that has this message, and what of it is so new."""
     kind, view = getattr(body, "TYPE", None), getattr(body, "view", None)
-    if kind is Type.BALANCE:
-        return 5, "a limiter of a cluster"
     if kind in codes.SINCE_5 or getattr(body, "masses", False):
         return 5, "a source of a cluster"
     if getattr(body, "max_lag", None) is not None:
@@ -107,35 +105,6 @@ class Load(OfTable, frozen=True, kw_only=True):
     TYPE = Type.LOAD
     path: Path = ""
     number: U64 | None = None
-
-
-class Balance(OfTable, frozen=True, kw_only=True):
-    """Move samples between the limiters of several servers, which are to hold as one.
-
-    Since version 5. The answer is BALANCED. A repeated message changes nothing more.
-
-    Attributes
-    ----------
-    was : int | None
-        How many were moved to this table so far; if that is wrong, nothing is changed. ``None``:
-        only ask.
-    now : int
-        How many are from here on.
-    """
-
-    TYPE = Type.BALANCE
-    was: Moved | None = None
-    now: Moved = 0
-
-
-class Balanced(Control, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the limiter's cursor is, and its bounds, in samples; nil: there are none."""
-
-    TYPE = Type.BALANCED
-    moved: Moved = 0
-    cursor: float | None = None
-    low: float = 0.0
-    high: float = 0.0
 
 
 class Sample(OfTable, frozen=True, kw_only=True):

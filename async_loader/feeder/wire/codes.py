@@ -51,8 +51,6 @@ class Type(IntEnum):
     SAVE = 24
     SAVED = 25
     LOAD = 26
-    BALANCE = 27
-    BALANCED = 28
     INSERT = 32
     ACK = 33
     GAP = 34
@@ -77,7 +75,7 @@ SINCE_3 = frozenset(
      Type.SAMPLED, Type.GET, Type.GOT, Type.UPDATE, Type.DELETE, Type.PRIORITIZE}
 )  # fmt: skip
 """Messages that sessions of version 2 do not have: the calls of a table."""
-SINCE_5 = frozenset({Type.BALANCE, Type.BALANCED, Type.TOTALS, Type.TOTALS_REPLY})
+SINCE_5 = frozenset({Type.TOTALS, Type.TOTALS_REPLY})
 """Messages that sessions of version 4 do not have: those of a cluster."""
 
 

@@ -177,8 +177,8 @@ class SnapshotCursor:
         write. Without the lock.
         """
         marks = self._table.dirty.copy()  # numpy fails if the array changes while it counts
-        values: int = 0 if self._ring is None else self._ring.left
-        return values + self._rows.width * int(np.count_nonzero(marks & ROW_CHANGED))
+        left: int = self._rows.width * int(np.count_nonzero(marks & ROW_CHANGED))
+        return left if self._ring is None else left + self._ring.left
 
     def make_room(self, nbytes: int) -> None:
         """Allocate memory for what `rest` keeps."""

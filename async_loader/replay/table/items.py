@@ -145,8 +145,6 @@ class TableItems:
         self._burst = max(1, (spare - (spare // 4 if self.keeps else 0)) // 2 - 1)
         self.inserted = self.counted = self.deleted = 0
         self.cleared = 0  # items that were inserted before the last `clear`
-        # samples that tables of other processes gave, or took: see TableAccess.balance
-        self.moved = 0
         # samples of a limiter's account that the one before left: see LimiterState
         self.carried = 0
         self._used[0] = self._lost[0] = 0

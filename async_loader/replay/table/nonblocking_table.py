@@ -22,7 +22,6 @@ from async_loader.replay.base.field_table import (
     from_step,
 )
 from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN, TRUNCATED
-from async_loader.replay.limiter_state import LimiterBalance
 from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
@@ -354,10 +353,6 @@ class NonblockingTable:
             if why is None and (ahead := self.ahead()):
                 why = f"{ahead} places are held by rows that learners were sent ahead"
             return why
-
-    def balance(self, was: int | None, now: int) -> LimiterBalance | None:
-        """See `TableAccess.balance`."""
-        return self._table_state.balance(was, now)
 
     def prioritize(self, ids: Ids, priorities: Floats) -> Applied:
         """As `ReplayBuffer.update_priorities`. Copies arrays of a message, which are read-only."""

@@ -26,7 +26,7 @@ from async_loader.replay.table.items import NO_ROWS
 from async_loader.replay.table.write import TableWriting
 from async_loader.source import Applied
 
-_COUNTS = ("inserted", "sampled", "moved", "carried", "cleared")
+_COUNTS = ("inserted", "sampled", "carried", "cleared")
 
 
 class Drawn(NamedTuple):
@@ -155,7 +155,7 @@ class Table(TableWriting):
         self.remove(np.flatnonzero(self.ids >= 0))
         self.inserted, self.cleared = 0, self.steps_had
         self._used[0] = self._lost[0] = self.counted = self.deleted = 0
-        self.moved = self.carried = 0
+        self.carried = 0
 
     @property
     def steps_had(self) -> int:
@@ -194,7 +194,7 @@ class Table(TableWriting):
         self._stale = set(numbers[last >= 0].tolist())
         g = self.g
         g[r.CURSOR], g[r.LOOKAHEAD] = saved["cursor"], max(g[r.LOOKAHEAD], saved["lookahead"])
-        self.inserted, self.counted, self.moved, self.carried, self.cleared = (
+        self.inserted, self.counted, self.carried, self.cleared = (
             saved[name] for name in _COUNTS
         )
         self.derive(first)

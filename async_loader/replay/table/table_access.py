@@ -18,7 +18,7 @@ from async_loader.errors import Closed, ConfigError, Unsupported
 from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
-from async_loader.replay.limiter_state import LimiterBalance, LimiterState, check_room
+from async_loader.replay.limiter_state import LimiterState, check_room
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.priority_rules import unused
@@ -181,50 +181,11 @@ class TableAccess:
             table = self._table
             limits.inserted, limits.sampled, limits.deleted = (
                 table.inserted,
-                table.sampled - table.moved - table.carried + (table.lost if table.keeps else 0),
+                table.sampled - table.carried + (table.lost if table.keeps else 0),
                 table.deleted,
             )
             limits.waiting = 0 if self.max_times_sampled else table.waiting
         return limits
-
-    def balance(self, was: int | None = None, now: int = 0) -> LimiterBalance | None:
-        """Move samples between the limiters of several tables that are to hold as one.
-
-        A table from which another takes ``k`` samples lets ``k`` fewer be sampled, and more be
-        inserted; one that is given them lets more be sampled. So the sum of the cursors stays.
-
-        Parameters
-        ----------
-        was : int, optional
-            What ``moved`` has to be. Where it is another number, or the cursor would fall below its
-            lower bound, nothing is changed: the caller decides anew.
-        now : int
-            What it becomes.
-
-        Returns
-        -------
-        LimiterBalance | None
-            As it is then; ``None`` without bounds, and before the first step.
-        """
-        with self.lock:
-            self.check_open()
-            if self.foreign or not self.ready or self.max_times_sampled:
-                return None
-            self.catch_up()
-            limits, table = self.limits, self.table
-            if limits is None:
-                return None
-            found = limits.balance(table.moved)
-            if found is None or was is None or was != found.moved:
-                return found
-            if now < was and found.cursor - found.low < was - now:
-                return found
-            self.stop_staging()
-            table.moved = now
-            limits = self.limits
-            assert limits is not None
-            self.waiters.ring()
-            return limits.balance(now)
 
     @property
     def limiter(self) -> RateLimiter | None:

@@ -82,7 +82,6 @@ def test_a_batch_is_given_back_when_its_consumer_asks_for_another_and_not_when_i
     ready.settle(second.lease)
     ready.settle(second.lease)
     ready.settle(third.lease)  # which was never handed out
-    assert not ready.hand_out(second.lease), "it was used"
     feeder.do(lambda feeder: feeder.batch(1, 3, 30))
     ready.plan(BATCH, patience())
     feeder.until(lambda: feeder.seen[Type.RETURN] == 1)

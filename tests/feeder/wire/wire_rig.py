@@ -150,8 +150,6 @@ def examples() -> dict[str, wire.Message]:
         ),
         "OPEN_READER of recent policies": wire.OpenReader(table="replay", batch_size=64, max_lag=1),
         "ABOUT of the newest steps": wire.About(table="replay", newest=1000),
-        "BALANCE": wire.Balance(table="replay", was=-40, now=120),
-        "BALANCED": wire.Balanced(moved=120, cursor=812.5, low=0.0, high=1000.0),
     }
     schemas = {
         "INSERT": small.schema_id,
