@@ -97,6 +97,7 @@ def test_a_loaded_table_holds_what_was_saved_and_two_of_them_go_on_alike(name, t
         other.end_episode(stream=stream)
         loaded.end_episode(stream=stream)
     assert same(contents(loaded), contents(buffer))
+    assert same(contents(other), contents(buffer))
     there, back = Run(other, 9, view), Run(loaded, 9, view)
     assert same(there.step(400), back.step(400))
     assert same(contents(loaded), contents(other))

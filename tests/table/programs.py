@@ -67,8 +67,8 @@ SAMPLERS: dict[str, Any] = {
     "Recency": lambda: Recency(5.0),
     "Balanced": lambda: Balanced("task"),
 }
-IN_ANY_ORDER = ("Balanced", "RankPrioritized")
-"""Steps that are written together are listed in another order than steps that come one by one."""
+IN_ANY_ORDER = tuple(name for name in SAMPLERS if name not in ("Uniform", "each once"))
+"""A load tells these of the items in the order of their ids, with priorities as they are then."""
 LIMITERS: dict[str, Any] = {
     "none": lambda size: None,
     "min": lambda size: MinSize(2),
@@ -471,6 +471,11 @@ def _draw_alike(program: Program, here: Player, there: Player, view: Any, size: 
         return
     if size == "smaller" and program.sampler in IN_ANY_ORDER:
         return
+    table = state.table
+    if sampler.prioritized and (
+        isinstance(view, Sequences) or np.isnan(table.given[table.items.alive != 0]).any()
+    ):
+        return  # a load gives new items the largest priority of its moment
     drawn = []
     for one in (here, there):
         try:

@@ -194,8 +194,6 @@ class Table(TableWriting):
         self._stale = set(numbers[last >= 0].tolist())
         g = self.g
         g[r.CURSOR], g[r.LOOKAHEAD] = saved["cursor"], max(g[r.LOOKAHEAD], saved["lookahead"])
-        self.inserted, self.counted, self.carried, self.cleared = (
-            saved[name] for name in _COUNTS
-        )
+        self.inserted, self.counted, self.carried, self.cleared = (saved[name] for name in _COUNTS)
         self.derive(first)
         self.rebuild()
