@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def struck(call: Callable[[], Any], after: int) -> bool:
-    """Make a call, and raise KeyboardInterrupt in the package after so many lines."""
+    """Make a call, and raise KeyboardInterrupt in the package after some lines."""
     left = after
 
     def trace(frame: FrameType, event: str, _: object) -> Any:

@@ -193,9 +193,9 @@ class _Loading:
         table, saved = table_state.table, self._table
         targets, first = self._rows(table, was)
         there = targets >= 0
+        known = self._from.columns()
         for name, array in columns(table).items():
-            raw = self._from.columns().get(name)
-            if raw is not None:
+            if (raw := known.get(name)) is not None:
                 array[targets[there]] = raw.view(array.dtype)[there]
         streams = {encoding.name_of(name): last for name, last in saved["streams"]}
         pass_over(streams)

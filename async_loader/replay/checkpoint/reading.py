@@ -170,8 +170,11 @@ class Checkpoint:
 
     def columns(self) -> dict[str, Bytes]:
         """Return what the table of the newest save alone knew about its rows, as bytes."""
-        found = self._blocks(self.newest, ("column",))
-        return {block.about["name"]: np.frombuffer(raw, np.uint8) for block, raw, _ in found}
+        found: dict[str, Bytes] = {}
+        for one in self.chain:  # all of which are verified so
+            for block, raw, _ in self._blocks(one, ("column",)):
+                found[block.about["name"]] = np.frombuffer(raw, np.uint8)
+        return found
 
     def ring(self) -> Iterator[tuple[int, Bytes]]:
         """Yield compressed values of all saves: the position of the first, and their bytes."""
