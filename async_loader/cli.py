@@ -114,7 +114,7 @@ def serve(
     with errors_as_lines():
         from async_loader.feeder import commands
         from async_loader.feeder.settings import ServerSettings
-        from async_loader.feeder.settings_errors import as_yaml
+        from async_loader.feeder.settings_reader import as_yaml
 
         if print_config and config is None and not table:
             table = ["replay:1000000"]  # an example

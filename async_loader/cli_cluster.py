@@ -34,7 +34,7 @@ def cluster_up(
     """Start the shards of the file that do not run yet. Where there is no Ray, start one here."""
     with errors_as_lines():
         if print_config:
-            from async_loader.feeder.settings_errors import as_yaml
+            from async_loader.feeder.settings_reader import as_yaml
             from async_loader.scale.cluster_settings import ClusterSettings
 
             example = {"feeder": {"tables": {"replay": {"capacity": 1_000_000}}}}

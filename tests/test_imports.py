@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.import_ranks import RANKS
-
 PACKAGE = Path(__file__).parent.parent / "async_loader"
 
 # From the bottom up. Modules on one line are siblings, which do not import each other, except
@@ -230,12 +228,6 @@ def breaches(found: Iterator[Import]) -> list[str]:
     return wrong
 
 
-def ranks(room: str) -> dict[str, int]:
-    """The rank of each file of a room, by its name in the package."""
-    names = [(name, rank) for rank, line in enumerate(RANKS[room]) for name in line.split()]
-    return {name if name == room else f"{room}.{name}": rank for name, rank in names}
-
-
 def file_of(target: str, known: Container[str]) -> str:
     """The file that an import names: of ``replay.samplers.Fifo`` it is ``replay.samplers``."""
     while target and target not in known:
@@ -243,35 +235,23 @@ def file_of(target: str, known: Container[str]) -> str:
     return target
 
 
-def breaches_within(found: Iterable[Import], room: str) -> list[str]:
-    """Imports inside a room that do not go downward, in words."""
-    known = ranks(room)
-    within_room = [(one, file_of(one.target, known)) for one in found if one.module in known]
-    return [
-        f"{one}: within {room} imports go downward only, and {target} has rank {known[target]}, "
-        f"{one.module} {known[one.module]}"
-        for one, target in within_room
-        if target
-        and target != one.module
-        and known[target] >= known[one.module]
-        and (one.module, target) not in EXCEPTIONS
-    ]
-
-
-def folder_circles(found: Iterable[Import], room: str) -> list[str]:
-    """Folders of a room that import each other in a circle, also by way of files in the room's own
-    folder, each of which stands for itself.
+def circles(found: Iterable[Import], depth: int | None = None) -> list[str]:
+    """Files that import each other in a circle, late or for types too; with ``depth`` folders of
+    that many names, where a file in a room's own folder stands for itself.
     """
-    known = ranks(room)
+    known = set(modules())
 
     def node(module: str) -> str:
-        return ".".join(module.split(".")[:2])
+        return ".".join(module.split(".")[:depth])
 
-    below: dict[str, set[str]] = {node(name): set() for name in known}
+    below: dict[str, set[str]] = {}
     for one in found:
-        target = file_of(one.target, known)
-        if one.module in known and target and node(target) != node(one.module):
-            below[node(one.module)].add(node(target))
+        source, target = node(one.module), node(file_of(one.target, known))
+        others = below.setdefault(source, set())
+        inside = target.split(".")[0] == source.split(".")[0] and target != source
+        if inside and (one.module, target) not in EXCEPTIONS:
+            others.add(target)
+            below.setdefault(target, set())
     while free := [name for name, others in below.items() if not others]:
         below = {
             name: others.difference(free) for name, others in below.items() if name not in free
@@ -307,22 +287,9 @@ def test_imports_go_downward_only():
     assert breaches(iter(every_import())) == []
 
 
-def test_imports_inside_a_room_go_downward_only():
-    found = every_import()
-    assert [text for room in RANKS for text in breaches_within(found, room)] == []
-
-
-def test_no_folders_of_a_room_import_each_other_in_a_circle():
-    found = every_import()
-    assert {room: folder_circles(found, room) for room in RANKS} == {room: [] for room in RANKS}
-
-
-def test_every_file_of_a_room_has_one_rank():
-    there = set(modules())
-    for room, lines in RANKS.items():
-        listed = " ".join(lines).split()
-        assert len(set(listed)) == len(listed), room
-        assert set(ranks(room)) == {name for name in there if name.split(".")[0] == room}
+@pytest.mark.parametrize("depth", [None, 2])
+def test_no_files_or_folders_of_a_room_import_each_other_in_a_circle(depth):
+    assert circles(every_import(), depth) == []
 
 
 def test_every_module_has_a_floor():
@@ -368,82 +335,18 @@ def test_a_planted_breach_is_caught(module, code, text):
 
 
 @pytest.mark.parametrize(
-    ("module", "code"),
+    ("code", "depth"),
     [
-        ("replay.table.table", "from async_loader.replay.buffer import ReplayBuffer"),
-        ("replay.table.table", "def f():\n    from async_loader.replay.table import sample"),
-        (
-            "replay.table.table",
-            "if TYPE_CHECKING:\n    from async_loader.replay.table.table_state import TableState",
-        ),
-        ("replay.table.table", "from .table_state import TableState"),
-        (
-            "replay.table.table",
-            "import importlib\nimportlib.import_module('async_loader.replay.source')",
-        ),
-        ("replay.table.insert", "from async_loader.replay.table.sample import TableSampler"),
-        ("replay.samplers.rank", "from async_loader.replay.samplers import Uniform"),
-        ("replay.base.row_format", "from async_loader.replay import ReplayBuffer"),
-        ("pipeline.batch", "from async_loader.pipeline.train_queue import TrainQueue"),
-        (
-            "pipeline.engine_core",
-            "def f():\n    from async_loader.pipeline.iteration import Iteration",
-        ),
-        (
-            "pipeline.iteration",
-            "if TYPE_CHECKING:\n    from async_loader.pipeline.iterator import BatchIterator",
-        ),
-        ("pipeline.workers.work", "from .worker_pool import WorkerPool"),
-        (
-            "pipeline.device.cuda_queue",
-            "import importlib\nimportlib.import_module('async_loader.pipeline.device.streamer')",
-        ),
-        ("dataset.epoch", "from async_loader.dataset.data_loader import DataLoader"),
-        (
-            "feeder.client.outbox",
-            "from async_loader.feeder.client.connection import Connection",
-        ),
-        ("feeder.settings", "def f():\n    from async_loader.feeder import serving"),
-        ("feeder.curve_auth", "from .server.sockets import ServerSockets"),
-        ("compat.torch.order", "from async_loader.compat.torch.stateful import Stateful"),
-        ("shm.segment", "from async_loader.shm.slot_ring import SlotRing"),
-        ("sources.callable", "from async_loader.sources.columns import Columns"),
+        ("from async_loader.replay.buffer import ReplayBuffer", None),
+        ("def f():\n    from ..buffer import ReplayBuffer", None),
+        ("if TYPE_CHECKING:\n    from async_loader.replay.buffer import ReplayBuffer", None),
+        ("import importlib\nimportlib.import_module('async_loader.replay.buffer')", None),
+        ("from async_loader.replay.buffer import ReplayBuffer", 2),
     ],
 )
-def test_a_planted_breach_inside_a_room_is_caught(module, code):
-    wrong = breaches_within(imports(ast.parse(code), module), module.split(".")[0])
-    assert len(wrong) == 1, wrong
-    assert "downward only" in wrong[0]
-
-
-@pytest.mark.parametrize(
-    ("module", "code", "circle"),
-    [
-        (
-            "replay.base.compiled",
-            "from async_loader.replay.table.storage import Storage",
-            ["replay.base", "replay.table"],
-        ),
-        (
-            "replay.views",
-            "from async_loader.replay.table.storage import Storage",
-            ["replay.table", "replay.views"],
-        ),
-        ("replay.buffer", "from async_loader.replay.table.storage import Storage", []),
-        (
-            "pipeline.batches.collate",
-            "from ..workers.work import Work",
-            ["pipeline.batches", "pipeline.workers"],
-        ),
-        ("pipeline.iterator", "from .workers.work import Work", []),
-    ],
-)
-def test_a_planted_circle_of_folders_is_caught(module, code, circle):
-    room = module.split(".")[0]
-    below = {"replay": "replay.table.", "pipeline": "pipeline.workers."}[room]
-    within = [one for one in every_import() if one.module.startswith(below)]
-    planted = [*imports(ast.parse(code), module), *within]
-    assert folder_circles(planted, room) == circle
+def test_a_planted_circle_is_caught(code, depth):
+    planted = imports(ast.parse(code), "replay.table.table")
+    assert circles([*every_import(), *planted], depth) != []
 
 
 @pytest.mark.parametrize(

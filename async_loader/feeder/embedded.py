@@ -26,7 +26,7 @@ import msgspec
 
 from async_loader.errors import Broken, Timeout, Unsupported
 from async_loader.feeder.settings import ServerSettings
-from async_loader.feeder.settings_errors import settings_of
+from async_loader.feeder.settings_reader import settings_of
 from async_loader.interrupts import drop_signals, signals_blocked
 from async_loader.lifecycle import LONGEST_S, Deadline, EndFlag, readable, seconds
 from async_loader.process_hooks import end_process, tell_ready
@@ -107,9 +107,7 @@ class Embedded:
     def _begin(self, settings: ServerSettings, ready: int, timeout_s: float) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(
-                msgspec.msgpack.encode(settings, enc_hook=int)
-            )  # sizes are ints of a kind of their own
+            self._process.stdin.write(msgspec.msgpack.encode(settings))
             self._process.stdin.close()
         deadline, child = Deadline(timeout_s), os.pidfd_open(self._process.pid)
         try:

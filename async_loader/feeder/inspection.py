@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
     from async_loader.feeder.client.client import Client
 
-_SINCE = 5
-"""The version of the wire from which on a feeder looks at its newest steps."""
-
 
 def inspect(
     address: str, table: str | None, keys: str | None, *, as_json: bool, console: Console
@@ -51,8 +48,7 @@ def inspect(
     """
     with asking(address, keys, "inspect") as of:
         found = of.table(_named(of, table))
-        looks = of._connection.version >= _SINCE
-        said = _asked(found, looks)
+        said = found._calls.ask(About(table=found.name, newest=MOST_NEWEST), AboutReply)
         if as_json:
             console.out(json.dumps(_facts(found.name, said)), highlight=False)
         else:
@@ -68,11 +64,6 @@ def _named(client: Client, table: str | None) -> str:
     names = ", ".join(map(clean, known)) or "none"
     asked = "name one of its tables" if table is None else f"there is no table {table!r} here"
     raise ConfigError(f"{asked}, there are: {names}")
-
-
-def _asked(table: TableClient, looks: bool) -> AboutReply:
-    body = About(table=table.name, newest=MOST_NEWEST if looks else 0)
-    return table._calls.ask(body, AboutReply)
 
 
 def _facts(name: str, said: AboutReply) -> dict[str, Any]:
@@ -109,11 +100,7 @@ def _print(table: TableClient, said: AboutReply, console: Console) -> None:
         console.out("it has no schema yet: the first writer brings it", highlight=False)
         return
     console.print(fields_table(facts["schema"]))
-    if said.episodes is None:
-        text = "this feeder is older than inspect: update it, or save() the table and inspect that"
-        console.out(text, highlight=False)
-        return
-    console.out("\n".join(_episode_lines(said.episodes)), highlight=False)
+    console.out("\n".join(_episode_lines(said.episodes or {})), highlight=False)
     batch = _rows(table, schema, said)
     if batch is not None:
         console.print(rows_table(schema, batch))

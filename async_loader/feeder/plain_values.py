@@ -1,18 +1,140 @@
-"""Samplers and limiters as plain values, as in a configuration and on the wire, and back.
+"""Objects of tables as plain values, as in a configuration and on the wire, and back.
 
-A sampler is ``{"kind": "prioritized", "alpha": 0.6, ...}``, as derived_settings.py defines it.
+An object is a map of its ``kind``, which is the name of its class in snake case, and of its
+constructor's arguments, as in ``{"kind": "prioritized", "alpha": 0.6}``. The constructor checks
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from async_loader.errors import ConfigError
-from async_loader.replay.checkpoint.settings import limiter_json, limiter_of
+from async_loader.errors import AsyncLoaderError, ConfigError
+from async_loader.names import hint
+from async_loader.replay import samplers
+from async_loader.replay.checkpoint.settings import limiter_of
 from async_loader.replay.rate_limiter import RateLimiter
-from async_loader.replay.samplers import Sampler
-from async_loader.replay.samplers.sampler import check_sampler
+from async_loader.replay.samplers.binding import Binding
+from async_loader.replay.samplers.sampler import Sampler, check_sampler
+from async_loader.replay.views import Sequences, Transitions
+
+Path = tuple[str, ...]
+Mistake = tuple[Path, str]
+"""The keys that lead to a value, and what is wrong with it."""
+
+
+def _by_kind(classes: Iterable[Any]) -> dict[str, Any]:
+    names = ((re.sub(r"(?<!^)(?=[A-Z])", "_", one.__name__).lower(), one) for one in classes)
+    return dict(names)
+
+
+SAMPLERS = _by_kind(
+    one
+    for one in map(vars(samplers).get, samplers.__all__)
+    if isinstance(one, type) and issubclass(one, Binding)
+)
+KINDS = SAMPLERS | _by_kind((samplers.Linear, RateLimiter, Transitions, Sequences))
+
+
+def plain(value: object, name: str) -> Any:
+    """Return an object as plain values; plain values as they are.
+
+    Raises
+    ------
+    ConfigError
+        For an object of another class: a feeder makes objects of its own classes alone.
+    """
+    kind = next((kind for kind, one in KINDS.items() if type(value) is one), None)
+    if kind is not None:
+        given = inspect.signature(KINDS[kind]).parameters
+        return {"kind": kind, **{one: plain(getattr(value, one), one) for one in given}}
+    if isinstance(value, Mapping):
+        return {key: plain(one, str(key)) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one, name) for one in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    known = ", ".join(sorted(one.__name__ for one in KINDS.values()))
+    raise ConfigError(
+        f"{value!r}: a feeder makes objects of {known} alone, give one of these or their settings"
+    )
+
+
+def object_of(value: object, kinds: Sequence[str], path: Path, wrong: list[Mistake]) -> Any:
+    """Return the object of plain values; ``None``, and why in ``wrong``, if that fails.
+
+    Parameters
+    ----------
+    kinds : sequence of str
+        What it may be. A map that names no kind is of the only one.
+    """
+    if not isinstance(value, Mapping):
+        wrong.append((path, f"expected a map, got {value_text(value)}"))
+        return None
+    given, before = dict(value), len(wrong)
+    kind = given.pop("kind", kinds[0] if len(kinds) == 1 else None)
+    if kind not in kinds:
+        inside = next((key for key in given if key in kinds), None)  # {prioritized: {alpha: 0.6}}
+        form = "" if inside is None else f", as in {{kind: {inside}, ...}}"
+        what = f"it needs a 'kind'{form}: one of {', '.join(kinds)}"
+        if kind is not None:
+            what = f"there is no kind {kind!r}: {hint(str(kind), kinds)}"
+        wrong.append((path, what))
+        return None
+    given = arguments(given, KINDS[kind], path, wrong, example=f"kind: {kind}, ")
+    return None if len(wrong) > before else made(KINDS[kind], given, path, wrong)
+
+
+def arguments(
+    given: Mapping[Any, Any], kind: Any, path: Path, wrong: list[Mistake], example: str = ""
+) -> dict[str, Any]:
+    """Return the arguments of a constructor, with an object in place of each map of its values."""
+    known = inspect.signature(kind).parameters
+    for key in given.keys() - known.keys():
+        text = f"there is no such setting: {hint(str(key), known)}"
+        wrong.append(((*path, str(key)), text))
+    missing = [
+        name for name, one in known.items() if one.default is one.empty and name not in given
+    ]
+    if missing:
+        text = ", ".join(f"{name}: ..." for name in missing)
+        names = ", ".join(map(repr, missing))
+        wrong.append((path, f"it needs {names}, as in {{{example}{text}}}"))
+    return {
+        key: object_of(one, ("linear",), (*path, str(key)), wrong)
+        if isinstance(one, Mapping)
+        else one
+        for key, one in given.items()
+    }
+
+
+def made(make: Any, given: Mapping[str, Any], path: Path, wrong: list[Mistake]) -> Any:
+    """Return ``make(**given)``; ``None``, and why in ``wrong``, if that fails."""
+    try:
+        with warnings.catch_warnings():  # the object that is used will warn
+            warnings.simplefilter("ignore", UserWarning)
+            return make(**given)
+    except (AsyncLoaderError, TypeError) as error:
+        wrong.append((path, str(error)))
+        return None
+
+
+def value_text(value: object) -> str:
+    """Return a value of a file for a message."""
+    return {list: "a list", dict: "a map", type(None): "nothing"}.get(
+        type(value), repr(value)[:100]
+    )
+
+
+def check(wrong: Sequence[Mistake], where: str = "") -> None:
+    """Raise ConfigError with a line for each mistake."""
+    if wrong:
+        lines = (": ".join(filter(None, (where, ".".join(path), text))) for path, text in wrong)
+        raise ConfigError("\n".join(lines))
 
 
 def plain_of(sampler: object) -> dict[str, Any]:
@@ -23,12 +145,8 @@ def plain_of(sampler: object) -> dict[str, Any]:
     ConfigError
         If it is not a sampler, or of a class that a feeder does not have.
     """
-    # It registers the classes; late, since most clients send no sampler.
-    import async_loader.feeder.table_settings  # noqa: F401
-    from async_loader.feeder.derived_settings import plain
-
-    made: dict[str, Any] = plain(check_sampler("sampler", sampler), "sampler")
-    return made
+    converted: dict[str, Any] = plain(check_sampler("sampler", sampler), "sampler")
+    return converted
 
 
 def sampler_said(sampler: object) -> dict[str, Any] | None:
@@ -41,21 +159,14 @@ def sampler_said(sampler: object) -> dict[str, Any] | None:
 
 def sampler_from(said: dict[str, Any]) -> Sampler:
     """Return a new sampler from plain values. Raises ConfigError."""
-    from async_loader.feeder.settings_errors import settings_of  # late: as above
-    from async_loader.feeder.table_settings import SamplerSettings
-
-    settings: Any = settings_of(said, SamplerSettings, "sampler")
-    made: Sampler = settings.make()
-    return made
-
-
-def limiter_plain(limiter: RateLimiter | None) -> Any:
-    """Return least size, samples per insert and error buffer of a limiter."""
-    return limiter_json(limiter)
+    wrong: list[Mistake] = []
+    sampler: Sampler = object_of(said, tuple(SAMPLERS), ("sampler",), wrong)
+    check(wrong)
+    return sampler
 
 
 def limiter_from(said: Sequence[Any] | None) -> RateLimiter | None:
-    """Return the limiter of `limiter_plain`."""
+    """Return the limiter of `limiter_json`."""
     if said is None:
         return None
     least, ratio, buffer = said

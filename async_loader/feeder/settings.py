@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta
 from msgspec.structs import replace
 
-from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory, SchemaError
+from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory
 from async_loader.feeder import addresses
-from async_loader.feeder.derived_settings import Settings
-from async_loader.feeder.settings_errors import Bytes, Document, Mistake, read_yaml, settings_of
-from async_loader.feeder.table_settings import TableSettings, sized, spelled_out
+from async_loader.feeder.settings_reader import Bytes, Settings, read_yaml, settings_of
+from async_loader.feeder.table_settings import make_table, read_table
 from async_loader.feeder.wire import bounds
-from async_loader.replay.arguments import bytes_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
 
@@ -40,13 +38,13 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
         Bytes of one version of published weights.
     """
 
-    message_bytes: Bytes = Bytes(bounds.MESSAGE_BYTES)
-    control_bytes: Bytes = Bytes(bounds.CONTROL_BYTES)
-    in_flight_bytes: Bytes = Bytes(bounds.IN_FLIGHT_BYTES)
+    message_bytes: Bytes = bounds.MESSAGE_BYTES
+    control_bytes: Bytes = bounds.CONTROL_BYTES
+    in_flight_bytes: Bytes = bounds.IN_FLIGHT_BYTES
     sessions: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
-    window_bytes: Bytes = Bytes(64 << 20)
+    window_bytes: Bytes = 64 << 20
     window_rows: Annotated[int, Meta(ge=1, le=2**32 - 1)] = 65_536
-    weight_bytes: Bytes = Bytes(4 << 30)
+    weight_bytes: Bytes = 4 << 30
 
     def __post_init__(self) -> None:
         if not 1024 <= self.control_bytes <= bounds.CONTROL_BYTES:
@@ -64,9 +62,9 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
     def wire(self) -> bounds.Limits:
         """Return the limits in WELCOME."""
         return bounds.Limits(
-            control_bytes=int(self.control_bytes),
-            message_bytes=int(self.message_bytes),
-            in_flight_bytes=int(self.in_flight_bytes),
+            control_bytes=self.control_bytes,
+            message_bytes=self.message_bytes,
+            in_flight_bytes=self.in_flight_bytes,
         )
 
 
@@ -191,8 +189,8 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
     bind : str, optional
         ``tcp://127.0.0.1:5555`` or ``ipc:///path``; by default a socket in a folder that only this
         user can enter.
-    tables : dict of TableSettings
-        One at least.
+    tables : dict of dict
+        One at least, as `table_settings` describes it.
     security : SecuritySettings
     checkpoint : CheckpointSettings
     metrics : MetricsSettings, optional
@@ -207,12 +205,12 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
     Examples
     --------
     >>> settings = ServerSettings.of(["replay:1000000"], bind="tcp://127.0.0.1:5555")
-    >>> settings.tables["replay"].capacity
+    >>> settings.tables["replay"]["capacity"]
     1000000
     """
 
     bind: str | None = None
-    tables: dict[str, TableSettings]
+    tables: dict[str, Annotated[dict[str, Any], read_table]] = {}  # noqa: RUF012 - msgspec copies it
     security: SecuritySettings = SecuritySettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     metrics: MetricsSettings | None = None
@@ -222,12 +220,17 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         super().__post_init__()
         if not self.tables:
             raise ConfigError(
-                "tables: it is empty: give one at least, as in replay: {capacity: 1000000}"
+                "tables: it is empty: give one, as in --table replay:1000000, or in a file "
+                "tables: {replay: {capacity: 1000000}}"
             )
         if len(self.tables) > bounds.FIELDS:
             raise ConfigError(f"tables: there are {len(self.tables)}, {bounds.FIELDS} are allowed")
         for name in self.tables:
-            _table_name(name)
+            if not 1 <= len(name) <= 256 or not name.isprintable() or name != name.strip():
+                raise ConfigError(
+                    f"tables: the name {name[:300]!r} will not do: 1 to 256 printable characters, "
+                    "no space at either end"
+                )
         if self.bind is not None:
             addresses.parse(self.bind)
 
@@ -240,8 +243,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         ConfigError
             Names the file, the field's path and the expected value.
         """
-        where = Path(path_of("path", path))
-        return _checked(read_yaml(where), where)
+        return cls.of(config=path)
 
     @classmethod
     def of(
@@ -259,33 +261,13 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         A file if there is one, and tables as in ``replay:1000000``, ``replay:8GiB``.
         """
         path = None if config is None else Path(path_of("config", config))
-        plain = Document() if path is None else read_yaml(path)
-        added, wrong = [], []
-        for text in tables:
-            try:
-                added.append(table_of(text))
-            except ConfigError as error:
-                wrong.append(str(error))
-        if wrong:
-            raise ConfigError("\n".join(wrong))
-        if len({name for name, _ in added}) < len(added):
-            raise ConfigError(
-                f"--table: {[name for name, _ in added]} share names: give every table a name of "
-                "its own"
-            )
-        given = plain.get("tables") or {}
-        if added and isinstance(given, dict):
-            plain["tables"] = {**given, **dict(added)}
-        if not plain.get("tables") and plain.keys() <= set(
-            cls.__struct_fields__
-        ):  # a misspelt key is named below
-            raise ConfigError(
-                "there is no table: give one, as in --table replay:1000000, or a --config that has "
-                "one"
-            )
+        plain, node = ({}, None) if path is None else read_yaml(path)
+        if added := dict(map(table_of, tables)):
+            plain["tables"] = {**(plain.get("tables") or {}), **added}
         if bind is not None:
             plain["bind"] = bind
-        settings = _checked(plain, path)
+        settings = settings_of(plain, cls, "" if path is None else str(path), node)
+        settings = settings if path is None else relative_to(path, settings)
         if allow_insecure:
             settings = replace(settings, security=replace(settings.security, allow_insecure=True))
         if checkpoint is not None:
@@ -297,9 +279,9 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         return settings
 
     @classmethod
-    def from_plain(cls, tables: dict[str, Any]) -> ServerSettings:
+    def from_plain(cls, tables: Any) -> ServerSettings:
         """Return settings with these tables, as in a YAML file. Raises ConfigError, as `load`."""
-        return _checked({"tables": tables}, None)
+        return settings_of({"tables": tables}, cls)
 
     def address(self) -> addresses.Address:
         """Return where to bind."""
@@ -316,7 +298,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         made: dict[str, ReplayBuffer] = {}
         for name, table in self.tables.items():
             try:
-                made[name] = table.make()
+                made[name] = make_table(table)
             except AsyncLoaderError as error:
                 for one in made.values():
                     one.close()
@@ -325,8 +307,8 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         return made
 
 
-def table_of(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and plain settings in ``replay:1000000`` or ``replay:8GiB``.
+def table_of(text: str) -> tuple[str, int | str]:
+    """Return the name and the size in ``replay:1000000`` or ``replay:8GiB``.
 
     Raises
     ------
@@ -338,59 +320,8 @@ def table_of(text: str) -> tuple[str, dict[str, Any]]:
             f"--table {text!r}: it is a name and a size, as in replay:1000000 (steps) or "
             "replay:8GiB"
         )
-    _table_name(name)
-    plain = sized(size)
-    if "max_bytes" in plain:
-        try:
-            bytes_of("size", plain["max_bytes"])
-        except ConfigError as error:
-            raise ConfigError(
-                f"--table {text!r}: its capacity is no number of steps, and {error}"
-            ) from None
-    return name, plain
-
-
-def _table_name(name: str) -> None:
-    if not 1 <= len(name) <= 256 or not name.isprintable() or name != name.strip():
-        raise ConfigError(
-            f"tables: the name {name[:300]!r} will not do: 1 to 256 printable characters, no space "
-            "at either end"
-        )
-
-
-def _checked(plain: dict[str, Any], path: Path | None) -> ServerSettings:
-    where = "" if path is None else str(path)
-    wrong: list[Mistake] = []
-    full = with_tables(plain, wrong)
-    settings = settings_of(full, ServerSettings, where, written=plain, wrong=wrong)
-    return settings if path is None else relative_to(path, settings)
-
-
-def with_tables(
-    plain: dict[str, Any], wrong: list[Mistake], above: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Return plain settings with their short tables, as in ``replay: 1000``, spelled out.
-
-    Parameters
-    ----------
-    wrong : list of Mistake
-        Takes those of tables that cannot be, which are left out.
-    above : tuple of str
-        The keys that lead to these settings.
-    """
-    tables = plain.get("tables")
-    if not isinstance(tables, dict):
-        return plain
-    spelled = {}
-    for name, table in tables.items():
-        try:
-            spelled[name] = spelled_out(table)
-        except (ConfigError, SchemaError) as error:
-            key, colon, text = str(error).partition(": ")
-            inner = (key,) if colon and isinstance(table, Mapping) and key in table else ()
-            path = (*above, "tables", str(name), *inner)
-            wrong.append((path, text if inner else str(error)))
-    return {**plain, "tables": spelled}
+    digits = size.strip().replace("_", "")
+    return name, int(digits) if digits.isascii() and digits.isdigit() else size.strip()
 
 
 def relative_to(path: Path, settings: ServerSettings) -> ServerSettings:

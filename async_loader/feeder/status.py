@@ -218,7 +218,7 @@ class FeederStatus(TypedDict):
     pid : int
     address : str
     version : int
-        The newest version of the wire that it understands.
+        Of the wire.
     connections : dict of str to int
         Open connections, and ended ones by reason.
     uptime_s : float
@@ -229,7 +229,7 @@ class FeederStatus(TypedDict):
         Clients that have ``left``; that ``died``, without a word; and that were ``lost``,
         as nothing came over an open connection.
     sessions : list of SessionStatus
-        128 at most; fewer, and fewer names of weights, where a message could not hold them.
+        128 at most.
     checkpoints : dict of str to CheckpointStatus
         By table, of a feeder with ``checkpoint: {every_s, path}``, and of a shard of a cluster.
     weights : dict of str to int

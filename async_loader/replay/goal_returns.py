@@ -10,45 +10,9 @@ import numpy as np
 from async_loader import tensors
 from async_loader.errors import ConfigError
 from async_loader.names import describe
-from async_loader.replay.array_types import Array, Bools, Floats, Ids
+from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.hindsight_parts import ACHIEVED, EACH, GOAL, INFO, STEPS
 from async_loader.replay.hindsight_view import GoalFunction, Hindsight
-
-
-class NewGoals(NamedTuple):
-    """Items whose goal was replaced.
-
-    Attributes
-    ----------
-    goals : array [items, *goal]
-    achieved : array [items, n_steps, *goal]
-        What each step of the return has achieved.
-    info : mapping of str to array [items, n_steps, ...]
-    steps : int64 array [items]
-        Steps of each return; what is behind them in the other arrays means nothing.
-    """
-
-    goals: Array
-    achieved: Array
-    info: Mapping[str, Array]
-    steps: Ids
-
-
-class NewReturns(NamedTuple):
-    """What the functions of a view say of `NewGoals`.
-
-    Attributes
-    ----------
-    rewards : float64 array [items, n_steps]
-        0 behind a return's last step.
-    ended : bool array [items, n_steps]
-        True for a return's last step, if ``compute_terminated`` is true for it.
-    steps : int64 array [items]
-        Of each return, until it ends.
-    """
-
-    rewards: Floats
-    ended: Bools
-    steps: Ids
 
 
 class ReturnPlaces(NamedTuple):
@@ -61,57 +25,51 @@ class ReturnPlaces(NamedTuple):
     discount: int
 
 
-def returns_of(view: Hindsight, new: NewGoals) -> NewReturns:
-    """Call the functions of a view: once each, for the steps of all items.
+def replace_returns(
+    view: Hindsight,
+    arrays: Sequence[Array],
+    at: ReturnPlaces,
+    new: Ids,
+    parts: Mapping[str, Array],
+) -> None:
+    """Compute the returns of the items ``new`` of a batch, whose goals were replaced.
+
+    Calls the functions of the view once each, for the steps of all items. ``parts``: by their names
+    in NOTE [parts] of hindsight_parts.py.
 
     Raises
     ------
     ConfigError
-        If one of them does not return one number for each step.
+        If a function does not return one finite number for each step.
     """
-    n, steps = new.achieved.shape[1], new.steps
-    rewards, ended = np.zeros((len(steps), n)), np.zeros((len(steps), n), np.bool_)
-    if not len(steps):
-        return NewReturns(rewards, ended, steps)
+    if not len(new):
+        return
+    steps, gamma, n = parts[STEPS][new], view.gamma, parts[ACHIEVED].shape[1]
     there = np.arange(n) < steps[:, None]
-    achieved, desired = new.achieved[there], new.goals.repeat(steps, axis=0)
-    info = {name: array[there] for name, array in new.info.items()}
-    given = achieved, desired, info
+    info = {name: parts[f"{INFO}{i}"][new][there] for i, name in enumerate(view.info)}
+    given = parts[ACHIEVED][new][there], parts[GOAL][new].repeat(steps, axis=0), info
+    rewards = np.zeros((len(new), n))
     rewards[there] = _called("compute_reward", view.compute_reward, *given)
     if view.compute_terminated is None:
-        return NewReturns(rewards, ended, steps)
-    ended[there] = _called("compute_terminated", view.compute_terminated, *given) != 0
-    return _cut_off(NewReturns(rewards, ended, steps))
-
-
-def _cut_off(returns: NewReturns) -> NewReturns:
-    """End each return with the first of its steps that terminated."""
-    rewards, ended, steps = returns
-    steps = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, steps)
-    beyond = np.arange(ended.shape[1]) >= steps[:, None]
-    rewards[beyond], ended[beyond] = 0.0, False
-    return NewReturns(rewards, ended, steps)
-
-
-def put_returns(
-    view: Hindsight, arrays: Sequence[Array], at: ReturnPlaces, new: Ids, returns: NewReturns
-) -> None:
-    """Put returns into the arrays of a batch, whose items ``new`` they belong to.
-
-    The batch has what is stored with the last step of each return.
-    """
-    gamma = view.gamma
-    arrays[at.reward][new] = returns.rewards @ gamma ** np.arange(returns.rewards.shape[1])
-    if view.compute_terminated is None:
+        arrays[at.reward][new] = rewards @ gamma ** np.arange(n)
         return
-    last = returns.ended.any(axis=1)
-    arrays[at.discount][new] = np.where(last, 0.0, gamma**returns.steps)
+    ended = np.zeros((len(new), n), np.bool_)
+    ended[there] = _called("compute_terminated", view.compute_terminated, *given) != 0
+    last = ended.any(axis=1)
+    until = np.where(last, ended.argmax(axis=1) + 1, steps)
+    rewards[np.arange(n) >= until[:, None]] = 0.0
+    arrays[at.reward][new] = rewards @ gamma ** np.arange(n)
+    arrays[at.discount][new] = np.where(last, 0.0, gamma**until)
+    rows, upto = new[until < steps], until[until < steps] - 1
+    for name, part in parts.items():
+        if name.startswith(EACH):
+            arrays[int(name.removeprefix(EACH))][rows] = part[rows, upto]
     if at.terminated >= 0:
         _numbers(arrays[at.terminated])[new] = last
     if at.done >= 0:
         done = _numbers(arrays[at.done])
-        cut = at.truncated >= 0 and (_numbers(arrays[at.truncated])[new] != 0)
-        done[new] = last | (cut & (done[new] != 0))
+        cut_off = at.truncated >= 0 and (_numbers(arrays[at.truncated])[new] != 0)
+        done[new] = last | (cut_off & (done[new] != 0))
 
 
 def _numbers(array: Array) -> Array:

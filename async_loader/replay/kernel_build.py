@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from async_loader.replay.samplers import (
     Sampler,
     Uniform,
 )
-from async_loader.replay.views import Sequences, Transitions
+from async_loader.replay.views import Sequences
 from async_loader.schema import Field
 
 _MANY = 1 << 12
@@ -43,43 +44,35 @@ _OBS = 128
 def build() -> None:
     """Compile the kernels of served tables, and of tables in a process."""
     warm()
-    repeating: list[Sampler] = [
-        Uniform(),
-        Prioritized(0.5),
-        RankPrioritized(),
-        Recency(9),
-        Balanced("task"),
-    ]
-    for sampler in repeating:
-        _use_sampler(sampler, _MANY)
+    sequences = Sequences(4, stride=2, bootstrap=1, boundary="pad")
+    repeating: list[Sampler] = [Uniform(), Prioritized(), RankPrioritized(), Recency(9)]
+    for sampler in (*repeating, Balanced("task")):
+        _use(_MANY, sampler=sampler)
     each_once: list[Sampler] = [Uniform(replacement=False), Fifo(), Lifo(), MinHeap()]
     for sampler in each_once:
-        _use_sampler(sampler, 4)
-    _use_sampler(Uniform(), 4, remover=MaxHeap())
-    _use_views()
-    _use_sequences()
+        _use(4, sampler=sampler)
+    _use(4, remover=MaxHeap())
+    _use(4, max_times_sampled=4)
+    _use(4, sampler=Prioritized(), view=sequences)
     _use_hindsight()
-    _use_limits()
     _use_compressed()
     _use_places()
 
 
-def _steps(rows: int) -> dict[str, np.ndarray]:
-    return {
-        "obs": np.zeros((rows, _OBS), np.float32),
-        "reward": np.zeros(rows, np.float32),
-        "task": np.arange(rows) % 3,
-        "terminated": np.arange(rows) % 8 == 7,
-    }
-
-
-def _use_sampler(sampler: Sampler, many: int, remover: Sampler | None = None) -> None:
-    with ReplayBuffer(_CAPACITY, sampler=sampler, remover=remover, seed=0) as buffer:
+def _use(many: int, **settings: Any) -> None:
+    with ReplayBuffer(_CAPACITY, seed=0, **settings) as buffer:
+        first = 1.0 if isinstance(settings.get("sampler"), Prioritized) else None
         for value in range(4):
-            buffer.add(
-                obs=np.zeros(_OBS, np.float32), reward=float(value), task=value, terminated=False
-            )
-        ids = buffer.extend(_steps(_CAPACITY))
+            obs = np.zeros(_OBS, np.float32)
+            buffer.add(obs=obs, reward=0.0, task=value, terminated=False, priority=first)
+        steps = np.arange(_CAPACITY)
+        ids = buffer.extend(
+            obs=np.zeros((_CAPACITY, _OBS), np.float32),
+            reward=np.zeros(_CAPACITY, np.float32),
+            task=steps % 3,
+            terminated=steps % 8 == 7,
+            stream=0,
+        )
         buffer.sample(2)
         buffer.sample(many)
         buffer.source().draw_now(4)
@@ -95,55 +88,16 @@ def _use_sampler(sampler: Sampler, many: int, remover: Sampler | None = None) ->
         buffer.clear()
 
 
-def _use_views() -> None:
-    schema = {
-        "obs": Field((_OBS,), np.dtype(np.float32), stack=2, next="next_obs"),
-        "reward": np.float32,
-        "task": np.int64,
-        "terminated": np.bool_,
-    }
-    for n_steps in (1, 3):
-        with ReplayBuffer(_CAPACITY, schema, view=Transitions(n_steps=n_steps), seed=0) as buffer:
-            buffer.extend(_steps(_CAPACITY), stream=0)
-            buffer.sample(2)
-            buffer.sample(_MANY)
-            buffer.get(np.arange(_CAPACITY - 8, _CAPACITY - 4))
-            buffer.end_episode(final_obs=np.zeros(_OBS, np.float32))
-
-
-def _use_sequences() -> None:
-    schema = {"obs": Field((_OBS,), "float32", stack=2, next="next_obs"), "terminated": np.bool_}
-    uses: list[tuple[Sampler, float | None]] = [(Uniform(), None), (Prioritized(), 1.0)]
-    for sampler, priority in uses:
-        view = Sequences(4, stride=2, bootstrap=1, boundary="pad")
-        with ReplayBuffer(_CAPACITY, schema, sampler=sampler, view=view, seed=0) as buffer:
-            for step in range(32):
-                obs = np.zeros(_OBS, np.float32)
-                buffer.add(obs=obs, terminated=step % 8 == 7, priority=priority)
-            buffer.sample(4)
-            buffer.sample(8192)
-
-
 def _use_hindsight() -> None:
     goal = Field((3,), "float32", next="next_obs")
     schema = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "reward": "float32"}
     view = Hindsight(lambda achieved, desired, info: np.zeros(len(achieved)))
-    steps = _MANY * 32  # so far that the GIL is released
-    with ReplayBuffer(steps, schema, view=view, seed=0) as buffer:
-        goals = np.zeros((steps, 3), np.float32)
-        obs = {"achieved_goal": goals, "desired_goal": goals}
-        buffer.extend(obs=obs, reward=goals[:, 0], stream=0)
-        for _ in range(2):
-            buffer.sample(64)
-
-
-def _use_limits() -> None:
-    with ReplayBuffer.queue(_CAPACITY) as queue:
-        queue.extend(_steps(8))
-        queue.sample(2)
-    with ReplayBuffer(_CAPACITY, max_times_sampled=4, seed=0) as buffer:
-        buffer.extend(_steps(8))
-        buffer.sample(4)
+    obs = {name: np.zeros((_CAPACITY, 3), np.float32) for name in schema["obs"]}
+    with tempfile.TemporaryDirectory() as disk:
+        for folder in (None, disk):
+            with ReplayBuffer(_CAPACITY, schema, view=view, disk=folder, seed=0) as buffer:
+                buffer.extend(obs=obs, reward=np.zeros(_CAPACITY, np.float32), stream=0)
+                buffer.sample(4)
 
 
 def _use_compressed() -> None:

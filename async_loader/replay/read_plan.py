@@ -10,18 +10,32 @@ import numpy as np
 
 from async_loader import tree
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.replay import hindsight_parts as h
+from async_loader.replay.array_types import Ids
+from async_loader.replay.base.field_table import (
+    AFTER,
+    DISCOUNT,
+    GOAL,
+    IS_FIRST,
+    LAST,
+    MASK,
+    RELABELLED,
+    RETURN,
+    STEP,
+    STEP_INDEX,
+    STEPS,
+)
+from async_loader.replay.base.read_table import NO_PLAN, read_table
 from async_loader.replay.goal_fields import GoalFields
-from async_loader.replay.hindsight_parts import HindsightParts
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, Transitions, View, checked_view
 from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, tops_of
 
-STEP, AFTER, LAST, FIRST = 0, 1, 2, 3
-"""Anchors: the drawn step, the observation after the last step of the return, the last step of the
-return, the first step of the sequence. In sequences the first two are those of each step.
-"""
-
-_OF_SEQUENCES = {"mask": np.bool_, "is_first": np.bool_, "step_index": np.int64}
+_OF_SEQUENCES = (
+    ("mask", np.bool_, MASK),
+    ("is_first", np.bool_, IS_FIRST),
+    ("step_index", np.int64, STEP_INDEX),
+)
 """What batches of sequences have beside the fields of the steps."""
 
 
@@ -31,21 +45,35 @@ class Output:
 
     Attributes
     ----------
-    name : str
     source : int
-        Field of the stored step.
+        Field of the stored step; -1: it is computed.
     frames : int
-        Rows that it shows, the newest at ``anchor``.
-    anchor : int
+        Rows that it shows for each step.
+    shown : int
+        Which row they end at, or what is computed: see field_table.py.
     field : Field
         As it is delivered.
+    times : int
+        Places of its time axis; 0: it has none.
     """
 
-    name: str
     source: int
     frames: int
-    anchor: int
+    shown: int
     field: Field
+    times: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name in a batch."""
+        return self.field.name
+
+    def over(self, times: int, shown: int, name: str | None = None) -> Output:
+        """Return the same with a time axis."""
+        field = self.field
+        name = field.name if name is None else name
+        timed = Field((times, *field.shape), field.dtype, padding=field.padding, name=name)
+        return replace(self, shown=shown, field=timed, times=times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,52 +85,58 @@ class ReadPlan:
     schema : Schema
         Of what is read; ``index``, and ``weight`` if there are weights, stand at the end.
     outputs : tuple of Output
-        One per field of the schema, but for what is computed: ``discount``, ``index``, ``weight``.
-    n, gamma : int, float
+        One per field of the schema, but for ``index`` and ``weight``.
+    n : int
+        Steps of a return.
+    gamma : float | None
+        ``None``: there is no return.
     successor : bool
         Whether the observation after the last step is needed.
     depth : int
         Steps that a stack shows.
-    reward : int
-        Which output is the reward of an n-step return, and which stored field; -1 where none is
-        summed up.
-    discounts, weighted : bool
-        Whether there is a ``discount``, a ``weight``.
+    weighted : bool
+        Whether there is a ``weight``.
     sequence : Sequences | None
-        The view, if an item is a sequence of steps: the schema has ``mask``, ``is_first`` and
-        ``step_index`` then, before the index.
+        The view, if an item is a sequence of steps.
     goals : GoalFields | None
-        What a view of hindsight goals reads: the schema has ``relabelled`` then, before the
-        ``discount``.
-    parts : tuple of Field
-        What is shown in place of the results of the view's functions, before ``relabelled``. See
-        NOTE [parts] in hindsight_parts.py.
+        What a view of hindsight goals reads.
+    hidden : tuple of Output
+        What is read for the functions of that view, and not delivered. See NOTE [parts] in
+        hindsight_parts.py.
     """
 
     schema: Schema
     outputs: tuple[Output, ...]
     n: int
-    gamma: float
+    gamma: float | None
     successor: bool
     depth: int
-    reward: int
-    discounts: bool
     weighted: bool
     sequence: Sequences | None = None
     goals: GoalFields | None = None
-    parts: tuple[Field, ...] = ()
+    hidden: tuple[Output, ...] = ()
+
+    def table(self) -> Ids:
+        """Return what kernels know of it, see read_table.py; empty for items of one row."""
+        view = self.sequence
+        if view is None and self.gamma is None and self.depth == 1 and not self.successor:
+            return NO_PLAN
+        return read_table(
+            before=self.depth,
+            span=self.span,
+            dilation=1 if view is None else view.dilation,
+            least=1 if view is None else view.least,
+            followed=self.successor,
+            whole=view is not None and bool(view.whole),
+            across=view is not None and view.crosses,
+            following=self.goals is not None and self.goals.following,
+            gamma=self.gamma,
+        )
 
     @property
-    def single(self) -> bool:
-        """Whether an item is one row without computed fields."""
-        return self.depth == 1 and not self.successor and self.n == 1 and not self.computed
-
-    @property
-    def computed(self) -> int:
-        """Fields that stand between those of the outputs and the index."""
-        if self.sequence is not None:
-            return len(_OF_SEQUENCES)
-        return int(self.discounts) + (self.goals is not None) + len(self.parts)
+    def span(self) -> int:
+        """Steps from an item's first to its last, at most."""
+        return self.n if self.sequence is None else self.sequence.span
 
     @property
     def lookahead(self) -> int:
@@ -128,7 +162,7 @@ class ReadPlan:
         sequence = view if isinstance(view, Sequences) else None
         view = None if isinstance(view, Sequences) else view
         outputs = [
-            _output(i, one, one.name, _anchor(top, view))
+            _output(i, one, one.name, _shown(top, view))
             for i, (one, top) in enumerate(zip(stored.fields, tops_of(stored), strict=True))
         ]
         followed = [i for i, one in enumerate(stored.fields) if one.next is not None]
@@ -139,44 +173,48 @@ class ReadPlan:
         if sequence is not None:
             outputs = _in_sequences(sequence, stored, outputs)
         delivered = Schema(structure, tuple(one.field for one in outputs))
-        reward, goals = -1, None
-        parts: tuple[Field, ...] = ()
+        computed: list[Output] = []
+        goals, parts = None, []
         if sequence is not None:
             if sequence.ragged:
                 _with(delivered, "offsets", np.dtype(np.int64))  # is added later, see ragged.py
-            for name, dtype in _OF_SEQUENCES.items():
-                delivered = _with(delivered, name, np.dtype(dtype), (sequence.steps,))
-        if view is not None:
-            rewarded = _reward(view, outputs)
-            reward = rewarded if view.n_steps > 1 else -1
+            for name, dtype, kind in _OF_SEQUENCES:
+                computed.append(_computed(name, dtype, kind).over(sequence.steps, kind))
+        elif view is not None:
+            reward = _reward(view, outputs)
             if isinstance(view, Hindsight):
                 _check_plain(stored)
-                shown = [(one.name, one.source) for one in outputs]
-                goals = GoalFields.of(view, stored, shown, rewarded)
+                goals = GoalFields.of(view, stored, [(o.name, o.source) for o in outputs], reward)
                 parts = _parts(view, goals, stored, outputs)
-                for part in parts:
-                    delivered = _with(delivered, part.name, part.dtype, part.shape)
-                delivered = _with(delivered, "relabelled", np.dtype(np.bool_))
-            delivered = _with(delivered, "discount", np.dtype(np.float32))
+                if isinstance(view, h.HindsightParts):
+                    computed, parts = parts, []
+                computed.append(_computed("relabelled", np.bool_, RELABELLED))
+            if view.n_steps > 1:
+                outputs[reward] = replace(outputs[reward], shown=RETURN)
+            computed.append(_computed("discount", np.float32, DISCOUNT))
+        for one in computed:
+            delivered = _with(delivered, one.name, one.field.dtype, one.field.shape)
         delivered = _with(delivered, "index", np.dtype(np.int64))
         if weighted:
             delivered = _with(delivered, "weight", np.dtype(np.float32))
-        n, gamma = (1, 1.0) if view is None else (view.n_steps, view.gamma)
+        n, gamma = (1, None) if view is None else (view.n_steps, view.gamma)
         depth = max(one.stack for one in stored.fields)
         return cls(
             delivered,
-            tuple(outputs),
+            (*outputs, *computed),
             n,
             gamma,
             bool(followed),
             depth,
-            reward,
-            view is not None,
             weighted,
             sequence,
             goals,
-            parts,
+            tuple(parts),
         )
+
+
+def _computed(name: str, dtype: Any, kind: int) -> Output:
+    return Output(-1, 1, kind, Field((), dtype, name=name))
 
 
 def _check_plain(stored: Schema) -> None:
@@ -189,15 +227,15 @@ def _check_plain(stored: Schema) -> None:
             )
 
 
-def _anchor(top: str, view: Transitions | Hindsight | None) -> int:
+def _shown(top: str, view: Transitions | Hindsight | None) -> int:
     ends = top.startswith("next_") or top in END_FIELDS
     return LAST if view is not None and ends else STEP
 
 
-def _output(i: int, stored: Field, name: str, anchor: int) -> Output:
+def _output(i: int, stored: Field, name: str, shown: int) -> Output:
     shape = (stored.stack, *stored.shape) if stored.stack > 1 else stored.shape
     delivered = Field(shape, stored.dtype, padding=stored.padding, name=name)
-    return Output(name, i, stored.stack, anchor, delivered)
+    return Output(i, stored.stack, shown, delivered)
 
 
 def _followers(
@@ -247,21 +285,17 @@ def _in_sequences(view: Sequences, stored: Schema, outputs: Sequence[Output]) ->
             raise ConfigError(
                 f"state={name!r}: steps have {', '.join(dict.fromkeys(tops))}, and no such field"
             )
-    made = []
-    for one in outputs:
-        if one.anchor == STEP and tops[one.source] in view.state:
-            made.append(replace(one, anchor=FIRST))
-            continue
-        field = one.field
-        shape = (view.steps, *field.shape)
-        timed = Field(shape, field.dtype, padding=field.padding, name=field.name)
-        made.append(replace(one, field=timed))
-    return made
+    return [
+        one
+        if one.shown == STEP and tops[one.source] in view.state
+        else one.over(view.steps, one.shown)
+        for one in outputs
+    ]
 
 
 def _reward(view: Transitions | Hindsight, outputs: Sequence[Output]) -> int:
     """Return the output of the reward."""
-    found = [i for i, one in enumerate(outputs) if one.name == view.reward and one.anchor == STEP]
+    found = [i for i, one in enumerate(outputs) if one.name == view.reward and one.shown == STEP]
     if not found:
         raise ConfigError(
             f"the view sums up {view.reward!r}, and steps have "
@@ -281,14 +315,29 @@ def _reward(view: Transitions | Hindsight, outputs: Sequence[Output]) -> int:
 
 def _parts(
     view: Hindsight, goals: GoalFields, stored: Schema, outputs: Sequence[Output]
-) -> tuple[Field, ...]:
-    if not isinstance(view, HindsightParts):
-        return ()
-    of_end = [i for i, one in enumerate(outputs) if one.anchor in (AFTER, LAST)]
-    ending = [i for i in of_end if i not in goals.goals]
-    info = [stored.fields[i] for i in goals.info]
-    shown = [one.field for one in outputs]
-    return view.fields(stored.fields[goals.achieved], info, shown, ending)
+) -> list[Output]:
+    """Return what the functions of a view need: see NOTE [parts] in hindsight_parts.py."""
+    n = view.n_steps
+
+    def part(name: str, source: int, shown: int) -> Output:
+        one = stored.fields[source]
+        return Output(source, 1, shown, Field(one.shape, one.dtype, padding="zero", name=name))
+
+    achieved = part(h.ACHIEVED, goals.achieved, AFTER if goals.following else STEP)
+    parts = [
+        part(h.GOAL, goals.achieved, GOAL),
+        _computed(h.STEPS, np.int64, STEPS),
+        achieved.over(n, achieved.shown),
+    ]
+    parts.extend(
+        part(f"{h.INFO}{i}", source, STEP).over(n, STEP) for i, source in enumerate(goals.info)
+    )
+    if view.compute_terminated is not None and n > 1:
+        for j, one in enumerate(outputs):
+            if one.shown in (AFTER, LAST) and j not in goals.goals:
+                shown = AFTER if one.shown == AFTER else STEP
+                parts.append(one.over(n - 1, shown, f"{h.EACH}{j}"))
+    return parts
 
 
 def _with(schema: Schema, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Schema:

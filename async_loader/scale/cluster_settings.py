@@ -12,15 +12,13 @@ from msgspec.structs import replace
 
 from async_loader.errors import ConfigError
 from async_loader.feeder import addresses
-from async_loader.feeder.derived_settings import Settings
 from async_loader.feeder.settings import (
     SecuritySettings,
     ServerSettings,
     beside,
     relative_to,
-    with_tables,
 )
-from async_loader.feeder.settings_errors import Mistake, read_yaml, settings_of
+from async_loader.feeder.settings_reader import Settings, read_yaml, settings_of
 from async_loader.scale.shard_main import OWNER
 from async_loader.scale.shard_map import MOST_SHARDS
 from async_loader.validation import path_of
@@ -174,20 +172,15 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
         ConfigError
             Names the file, the field's path and the expected value.
         """
-        where = Path(path_of("path", path))
-        return cls.from_plain(read_yaml(where), where)
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any], path: Path | None = None) -> ClusterSettings:
-        """Return settings of plain values, as `load` does."""
-        where = "" if path is None else str(path)
-        feeder, full, wrong = plain.get("feeder"), plain, list[Mistake]()
-        if isinstance(feeder, dict):
-            full = {**plain, "feeder": with_tables(feeder, wrong, ("feeder",))}
-        settings = settings_of(full, cls, where, written=plain, wrong=wrong)
-        if path is None:
-            return settings
+        path = Path(path_of("path", path))
+        plain, node = read_yaml(path)
+        settings = settings_of(plain, cls, str(path), node)
         network = settings.network
         if network.keys is not None:
             network = replace(network, keys=beside(path, network.keys))
         return replace(settings, network=network, feeder=relative_to(path, settings.feeder))
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> ClusterSettings:
+        """Return settings of plain values, as `load` does."""
+        return settings_of(plain, cls)

@@ -23,7 +23,7 @@ import msgspec
 
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
-from async_loader.feeder.settings_errors import settings_of
+from async_loader.feeder.settings_reader import settings_of
 from async_loader.lifecycle import readable
 from async_loader.process_hooks import end_process, tell_ready
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from async_loader.feeder import addresses
 from async_loader.feeder.settings import ServerSettings
-from async_loader.feeder.settings_errors import settings_of
+from async_loader.feeder.settings_reader import settings_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,5 +70,5 @@ class ShardPlan:
 
 
 def encoded(settings: ServerSettings) -> bytes:
-    """Return settings in MessagePack; sizes are ints of a kind of their own."""
-    return msgspec.msgpack.encode(settings, enc_hook=int)
+    """Return settings in MessagePack."""
+    return msgspec.msgpack.encode(settings)

@@ -8,7 +8,7 @@ from typing import Any
 from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.status import FeederStatus
-from async_loader.feeder.wire import Status, StatusReply, status_in
+from async_loader.feeder.wire import Status, StatusReply
 from async_loader.lifecycle import Deadline
 from async_loader.scale.shard_connection import ShardConnection
 from async_loader.scale.stats import ShardStatus
@@ -29,7 +29,7 @@ def _ask(one: ShardConnection) -> Call | None:
     if not one.is_open:
         return None
     try:
-        return one.connection.ask(Call(Status(whole=True)))
+        return one.connection.ask(Call(Status()))
     except AsyncLoaderError:
         return None
 
@@ -42,7 +42,7 @@ def _answer(one: ShardConnection, call: Call | None, deadline: Deadline) -> Feed
     except AsyncLoaderError:
         return None
     assert isinstance(reply.body, StatusReply)
-    status: Any = status_in(reply.body, reply.data)
+    status: Any = reply.body.status
     found: FeederStatus = status
     return found
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from async_loader.compat.fastai import DataLoader, FakeLoader, SkipItemException, stop
-from async_loader.compat.fastai.callbacks import NAMES
+from async_loader.compat.fastai.parts import NAMES
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz")
 
@@ -268,8 +268,6 @@ def test_an_unknown_keyword_is_refused_with_the_nearest():
         ({"bs": 0}, ValueError, "bs is 0"),
         ({"num_workers": -1}, ValueError, "num_workers is -1"),
         ({"timeout": -1}, ValueError, "timeout is -1"),
-        ({"refill": "some"}, ValueError, "refill is 'some'"),
-        ({"dataset": iter([1]), "refill": "all"}, ValueError, "can be indexed"),
     ],
 )
 def test_what_cannot_work_is_refused(keywords, error, words):

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from async_loader.compat.fastai import DataLoader, stop
-from async_loader.compat.fastai.items import Permutation
+from async_loader.compat.fastai.parts import Permutation
 from async_loader.errors import CannotSend
 from tests.waiting_rig import until
 
@@ -84,26 +84,6 @@ def test_skipped_items_are_made_up_for_by_the_same_worker(number, drop_last, bat
         range(12), bs=4, num_workers=number, drop_last=drop_last, after_item=skip(1, 6)
     )
     assert lists(loader) == batches
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_or_by_all_workers_on_request(persistent):
-    loader = DataLoader(
-        range(12),
-        bs=4,
-        num_workers=2,
-        after_item=skip(1, 6),
-        refill="all",
-        persistent_workers=persistent,
-    )
-    whole = [[0, 2, 3, 4], [5, 7, 8, 9], [10, 11]]
-    assert lists(loader) == lists(loader.new(num_workers=0)) == whole
-    if persistent:
-        assert lists(loader) == whole
-        stopped = loader.new(after_item=lambda x: stop() if x == 6 else x)
-        assert lists(stopped) == [[0, 1, 2, 3], [4, 5]]
-        end(loader)
-        end(stopped)
 
 
 class Stream(IterableDataset):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader.compat import gluonnlp as nlp
-from async_loader.compat.gluonnlp.data.buckets import assigned
+from async_loader.compat.gluonnlp.data.sampler import assigned
 
 FixedBucketSampler, SplitSampler = nlp.data.FixedBucketSampler, nlp.data.SplitSampler
 SCHEMES = [

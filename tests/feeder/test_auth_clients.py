@@ -16,7 +16,7 @@ from async_loader.feeder import connect
 from async_loader.feeder.curve_keys import make_keys
 from async_loader.feeder.server import insert_queue
 from async_loader.feeder.serving import FeederProcess
-from async_loader.feeder.settings import SecuritySettings, ServerSettings, TableSettings
+from async_loader.feeder.settings import SecuritySettings, ServerSettings
 
 PATIENCE_S = 60.0
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 @contextlib.contextmanager
 def serving(tmp_path, keys=None):
     security = SecuritySettings(keys=None if keys is None else str(keys))
-    tables = {name: TableSettings(capacity=1000) for name in ("replay", "other")}
+    tables = {name: {"capacity": 1000} for name in ("replay", "other")}
     one = FeederProcess(
         ServerSettings(bind=f"ipc://{tmp_path}/s", tables=tables, security=security)
     )

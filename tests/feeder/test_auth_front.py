@@ -10,7 +10,7 @@ from async_loader.feeder.curve_auth import CurveAuthenticator
 from async_loader.feeder.curve_keys import apply_client_keys
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.serving import lock_address
-from async_loader.feeder.settings import SecuritySettings, ServerSettings, TableSettings
+from async_loader.feeder.settings import SecuritySettings, ServerSettings
 from async_loader.feeder.wire import Limits, Plane
 from async_loader.lifecycle import Deadline
 
@@ -20,7 +20,7 @@ PATIENCE_S = 20.0
 def settings(bind, keys=None, **security):
     return ServerSettings(
         bind=bind,
-        tables={"replay": TableSettings(capacity=10)},
+        tables={"replay": {"capacity": 10}},
         security=SecuritySettings(keys=None if keys is None else str(keys), **security),
     )
 

@@ -162,9 +162,9 @@ def test_serve_hands_the_server_its_settings(server):
         == 0
     )
     (one,) = server.made
-    assert {name: (t.capacity, t.max_bytes) for name, t in one.settings.tables.items()} == {
-        "replay": (1000, None),
-        "eval": (None, 1 << 20),
+    assert {name: t["capacity"] for name, t in one.settings.tables.items()} == {
+        "replay": 1000,
+        "eval": "1MiB",
     }
     assert one.settings.bind == "tcp://127.0.0.1:5555"
     assert not one.settings.security.allow_insecure

@@ -1,4 +1,4 @@
-"""Rules of imports that only the feeder has, besides the ranks of `tests/import_ranks.py`."""
+"""Rules of imports that only the feeder has, besides those of `tests/test_imports.py`."""
 
 from __future__ import annotations
 

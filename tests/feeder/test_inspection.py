@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from async_loader import Field, ReplayBuffer, Sequences, connect
 from async_loader.cli import app
-from async_loader.feeder import inspection
 from async_loader.feeder.server.episode_values import episodes_plain
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.table.nonblocking_table import NonblockingTable
@@ -129,15 +128,6 @@ def test_tables_without_a_schema_and_with_views_of_sequences_are_shown_too(clien
     assert sequences.exit_code == 0, sequences.output
     assert "the newest 9 steps" in sequences.output
     assert "│ 8     │ 8" in sequences.output
-
-
-def test_an_older_feeder_shows_fields_and_counts_alone(client, monkeypatch):
-    monkeypatch.setattr(inspection, "_SINCE", 99)
-    shown = inspect(client.address, "replay")
-    assert shown.exit_code == 0, shown.output
-    assert "11 inserted, 0 sampled, 0 deleted" in shown.output
-    assert "this feeder is older than inspect: update it" in shown.output
-    assert json.loads(inspect(client.address, "replay", "--json").output)["newest"] is None
 
 
 @pytest.mark.parametrize(

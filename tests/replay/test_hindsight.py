@@ -23,7 +23,7 @@ from async_loader import (
     Uniform,
     errors,
 )
-from async_loader.feeder.table_settings import spelled_out
+from async_loader.feeder.settings import ServerSettings
 from tests.goal_rig import LINKED, MOVES, STORED, VIEWS, Episodes, play
 
 
@@ -286,7 +286,7 @@ def test_a_checkpoint_asks_for_the_functions_of_its_view(tmp_path):
 
 def test_the_settings_of_a_feeders_table_hold_no_functions():
     with pytest.raises(errors.ConfigError, match="view: Hindsight"):
-        spelled_out({"capacity": 10, "view": Hindsight(no_reward)})
+        ServerSettings.from_plain({"t": {"capacity": 10, "view": Hindsight(no_reward)}})
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

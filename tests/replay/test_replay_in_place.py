@@ -13,7 +13,6 @@ import pytest
 
 from async_loader import (
     AsyncDataLoader,
-    Field,
     Fifo,
     Lifo,
     MinHeap,
@@ -73,31 +72,6 @@ def test_rows_that_are_read_meanwhile_are_never_torn(tmp_path: Path) -> None:
     thread.join()
     assert not torn
     assert sum(read) > 0
-
-
-def test_a_row_that_was_loaded_while_it_was_copied_is_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reader stops between copying and looking again; the same id is there before and after."""
-    buffer = ReplayBuffer(100, {"x": Field((), "int64", next="y")}, seed=0)
-    buffer.extend(x=np.arange(20), stream=0)
-    buffer.save(tmp_path)
-    reader = buffer.source().reader()
-    assert reader is not None
-    walk = reader._kernels.walk
-
-    class Late:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(kernels, name)
-
-        def walk(self, *args: Any) -> None:
-            walk(*args)
-            buffer.load(tmp_path)
-
-    kernels = reader._kernels
-    monkeypatch.setattr(reader, "_kernels", Late())
-    _, gone = reader.take(np.arange(5))
-    assert gone.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_workers_of_a_loader_go_on_in_the_same_memory(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_the_file_that_comes_with_the_package_is_read_with_its_defaults():
     found = ClusterSettings.load(CONFIGS / "cluster.yaml")
     plain = ClusterSettings(feeder=found.feeder, shards=2)
     assert found == plain
-    assert found.feeder.tables["replay"].capacity == 500_000
+    assert found.feeder.tables["replay"]["capacity"] == 500_000
     assert found.feeder.checkpoint.every_s == 60
     assert found.feeder.checkpoint.path == str(CONFIGS / "cluster-saves")
 
@@ -33,7 +33,7 @@ def test_short_tables_and_paths_beside_the_file(tmp_path):
         json.dumps({"network": {"listen": "node", "keys": "k"}, "feeder": FEEDER, "shards": 64})
     )
     found = ClusterSettings.load(path)
-    assert found.feeder.tables["replay"].capacity == 1000
+    assert found.feeder.tables["replay"]["capacity"] == 1000
     assert found.network.keys == str(tmp_path / "k")
 
 
@@ -41,7 +41,7 @@ def test_short_tables_and_paths_beside_the_file(tmp_path):
     ("plain", "text"),
     [
         ({}, "it needs 'feeder'"),
-        ({"feeder": {}}, "feeder: it needs 'tables'"),
+        ({"feeder": {}}, "feeder: tables: it is empty"),
         ({"feeder": FEEDER, "shard": 2}, "shard: there is no such setting: .*'shards'"),
         ({"feeder": FEEDER, "shards": 65}, "shards: .*<= 64"),
         ({"feeder": FEEDER, "shards": 0}, "shards: .*>= 1"),

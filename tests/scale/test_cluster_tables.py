@@ -10,8 +10,8 @@ from cluster_rig import PATIENCE_S, drawn
 
 from async_loader import Field, Schema, Sequences
 from async_loader.feeder.embedded import Embedded
-from async_loader.feeder.settings import ServerSettings, with_tables
-from async_loader.feeder.settings_errors import settings_of
+from async_loader.feeder.settings import ServerSettings
+from async_loader.feeder.settings_reader import settings_of
 from async_loader.scale import Cluster
 from async_loader.source import Applied
 
@@ -50,7 +50,7 @@ def cluster(shards=2, saves=None):
             if saves is not None:
                 plain["checkpoint"] = {"path": str(saves / f"shard-{i}")}
             feeder = stack.enter_context(
-                contextlib.closing(Embedded(settings_of(with_tables(plain, []), ServerSettings)))
+                contextlib.closing(Embedded(settings_of(plain, ServerSettings)))
             )
             addresses.append(feeder.address)
         yield stack.enter_context(Cluster.static(addresses, timeout_s=PATIENCE_S))

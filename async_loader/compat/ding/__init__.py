@@ -6,11 +6,14 @@ default_collate``.
 
 from __future__ import annotations
 
-from async_loader.compat.ding.collate import default_collate, ttorch_collate
-from async_loader.compat.ding.decollate import default_decollate
+from async_loader.compat.ding.collate import (
+    default_collate,
+    default_decollate,
+    diff_shape_collate,
+    timestep_collate,
+    ttorch_collate,
+)
 from async_loader.compat.ding.loader import AsyncDataLoader
-from async_loader.compat.ding.ragged import diff_shape_collate
-from async_loader.compat.ding.timesteps import timestep_collate
 from async_loader.public_names import set_public_names
 
 __all__ = [

@@ -158,3 +158,159 @@ def rebuilt(first: Sequence[Any], columns: list[Any]) -> Any:
     everything else becomes a list.
     """
     return type(first)(*columns) if tree.is_namedtuple(first) else columns
+
+
+STATES = ("prev_state", "prev_actor_state", "prev_critic_state")
+
+
+def default_decollate(batch: Any, ignore: Sequence[str] = STATES) -> list[Any]:
+    """Split a batch along its first axis.
+
+    Parameters
+    ----------
+    batch : tensor, mapping, sequence or distribution
+        Tensors ``[B, ...]`` become B tensors ``[...]`` (of shape ``(1,)`` for ``[B]``), views of
+        the batch; mappings become B dicts; sequences B tuples; a
+        ``torch.distributions.Distribution`` becomes B times None.
+    ignore : sequence of str
+        Keys whose values are lists of B entries already.
+
+    Raises
+    ------
+    TypeError
+        For types without a rule.
+    ValueError
+        For parts of different B (the original cuts them to the smallest).
+    """
+    if isinstance(batch, torch.Tensor):
+        parts = torch.split(batch, 1, dim=0)
+        return [part.squeeze(0) for part in parts] if batch.dim() > 1 else list(parts)
+    if isinstance(batch, Mapping):
+        names = list(batch)
+        columns = [
+            batch[key] if key in ignore else default_decollate(batch[key], ignore) for key in names
+        ]
+        return [dict(zip(names, row, strict=True)) for row in _rows(columns, names)]
+    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        return _rows([default_decollate(part, ignore) for part in batch], list(range(len(batch))))
+    if isinstance(batch, torch.distributions.Distribution):
+        return [None] * (batch.batch_shape[0] if batch.batch_shape else 1)
+    raise TypeError(
+        f"a batch of {type(batch).__qualname__} cannot be taken apart: give tensors, mappings and "
+        "sequences of tensors, or "
+        "name the key in ignore"
+    )
+
+
+def _rows(columns: Sequence[Sequence[Any]], names: Sequence[Any]) -> list[Any]:
+    lengths = {name: len(column) for name, column in zip(names, columns, strict=True)}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"the parts of the batch differ in size, {lengths}: give all of them the same first "
+            "axis"
+        )
+    return list(zip(*columns, strict=True))
+
+
+def diff_shape_collate(batch: Sequence[Any]) -> Any:
+    """Collate like `default_collate`,
+    but leave a field as a list if it is ``None`` in a sample or differs in shape.
+
+    Tensors and arrays of shape ``(1,)`` become ``(B, 1)`` here, and strings stay lists.
+
+    Raises
+    ------
+    TypeError
+        For types without a rule.
+    ValueError
+        For sequences of different lengths.
+    """
+    if not len(batch):
+        raise IndexError("the batch has 0 samples: collate at least one")
+    first = batch[0]
+    if any(sample is None for sample in batch) or isinstance(first, str | bytes):
+        return list(batch)
+    if isinstance(first, torch.Tensor | np.ndarray | np.generic):
+        tensors = [
+            value if isinstance(value, torch.Tensor) else as_tensor(value) for value in batch
+        ]
+        return torch.stack(tensors) if len({t.shape for t in tensors}) == 1 else tensors
+    if isinstance(first, bool | int | float):
+        return numbers(batch)
+    if isinstance(first, Mapping):
+        return {key: diff_shape_collate([sample[key] for sample in batch]) for key in first}
+    if isinstance(first, Sequence):
+        return rebuilt(first, [diff_shape_collate(column) for column in positions(batch)])
+    raise TypeError(
+        f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers "
+        "or None"
+    )
+
+
+STATE = "prev_state"
+
+
+def timestep_collate(batch: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]]) -> Any:
+    """Collate B trajectories of T steps into one batch ``[T, B, ...]``.
+
+    The trajectories are not changed.
+
+    Parameters
+    ----------
+    batch : sequence of mappings, or of lists of T tree tensors
+        Each value of a mapping is a list of T entries, or a tensor, which becomes ``[B, ...]``, or
+        a mapping of these.
+
+    Returns
+    -------
+    dict, or a tree tensor for trajectories of these
+        Lists of tensors or numbers as tensors ``[T, B, ...]``, other lists as lists of T collated
+        steps. ``prev_state``, if present, as a list of T tuples (of tree tensors: lists) of B
+        states, which are not collated.
+
+    Raises
+    ------
+    ValueError
+        For trajectories of different T (the original cuts them to the shortest).
+    """
+    if not len(batch):
+        raise IndexError("the batch has 0 trajectories: collate at least one")
+    samples: Any = batch
+    first = samples[0]
+    if isinstance(first, list) and first and is_tree_tensor(first[0]):
+        return _of_trees(positions(samples))
+    rest = [{key: value for key, value in sample.items() if key != STATE} for sample in samples]
+    collated: dict[str, Any] = _steps(default_collate(rest))
+    if STATE in first:
+        collated[STATE] = [
+            tuple(states) for states in positions([sample[STATE] for sample in samples])
+        ]
+    return collated
+
+
+def _steps(value: Any) -> Any:
+    """Stack T collated steps to one tensor if they are tensors, also within mappings."""
+    if isinstance(value, Mapping):
+        return {key: _steps(part) for key, part in value.items()}
+    together = (
+        isinstance(value, list) and value and all(isinstance(step, torch.Tensor) for step in value)
+    )
+    return torch.stack(value) if together else value
+
+
+def _of_trees(steps: list[list[Any]]) -> Any:
+    """Collate T steps of B tree tensors to one."""
+    kind, stated = type(steps[0][0]), STATE in steps[0][0].json()
+    rest = [
+        default_collate(
+            [
+                {key: value for key, value in sample.json().items() if key != STATE}
+                for sample in step
+            ]
+        )
+        for step in steps
+    ]
+    made = kind(default_collate(rest, cat_1dim=False))
+    if stated:
+        made.prev_state = [[sample.get(STATE) for sample in step] for step in steps]
+    return made

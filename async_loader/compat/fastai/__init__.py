@@ -6,11 +6,9 @@ fastai is not needed.
 
 from __future__ import annotations
 
-from async_loader.compat.fastai.collate import fa_collate, fa_convert
-from async_loader.compat.fastai.collate_errors import collate_error
-from async_loader.compat.fastai.fake_loader import FakeLoader
-from async_loader.compat.fastai.items import SkipItemException, stop
+from async_loader.compat.fastai.collate import collate_error, fa_collate, fa_convert
 from async_loader.compat.fastai.loader import DataLoader
+from async_loader.compat.fastai.parts import FakeLoader, SkipItemException, stop
 from async_loader.public_names import set_public_names
 
 __all__ = [

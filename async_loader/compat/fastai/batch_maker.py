@@ -8,11 +8,14 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from async_loader.compat.fastai.collate import collate_in_slot, fa_collate, fa_convert
-from async_loader.compat.fastai.collate_errors import collate_error
-from async_loader.compat.fastai.getattr_proxy import GetAttrProxy
-from async_loader.compat.fastai.items import SkipItemException
-from async_loader.compat.fastai.keep_types import retain_types
+from async_loader.compat.fastai.collate import (
+    collate_error,
+    collate_in_slot,
+    fa_collate,
+    fa_convert,
+    retain_types,
+)
+from async_loader.compat.fastai.parts import GetAttrProxy, SkipItemException
 
 
 class BatchMaker(GetAttrProxy):

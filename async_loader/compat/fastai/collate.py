@@ -1,9 +1,11 @@
-"""Collation of samples by fastai's rules: those of torch, but sequences keep their type."""
+"""Collation by fastai's rules: those of torch, but sequences keep their type, and a batch has the
+type of its samples.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -161,3 +163,86 @@ def _stack_arrays(batch: Sequence[Any], empty: Empty) -> Any:
     else:
         out[...] = batch
     return torch.from_numpy(out)
+
+
+def collate_error(e: BaseException, batch: Sequence[Any]) -> NoReturn:
+    """Raise ``e`` again; if shapes differ within the batch, its text names the field,
+    both samples and their shapes.
+    """
+    found = _mismatch(batch, "")
+    if found is not None:
+        e.args = (
+            f"{e}\n{found}: make them equal in after_item, for example by resizing or padding them "
+            "there",
+        )
+    raise e
+
+
+def _mismatch(samples: Sequence[Any], path: str) -> str | None:
+    """Describe the first field whose shapes differ."""
+    first = samples[0]
+    shape = getattr(first, "shape", None)
+    if shape is not None:
+        for number, other in enumerate(samples):
+            if getattr(other, "shape", shape) != shape:
+                what = (
+                    f"field {path} ({type(first).__name__})"
+                    if path
+                    else f"the items ({type(first).__name__})"
+                )
+                return (
+                    f"in one batch {what}: item 0 has shape {list(shape)}, item {number} has "
+                    f"shape {list(other.shape)}"
+                )
+        return None
+    for key in _keys(first):
+        try:
+            column = [sample[key] for sample in samples]
+        except (KeyError, IndexError, TypeError):
+            continue
+        name = first._fields[key] if tree.is_namedtuple(first) else key
+        found = _mismatch(column, f"{path}.{name}" if path else str(name))
+        if found is not None:
+            return found
+    return None
+
+
+def _keys(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value)
+    return list(range(len(value))) if isinstance(value, list | tuple) else []
+
+
+def retain_types(new: Any, like: Any) -> Any:
+    """Convert ``new`` to the type of ``like`` if that is a subclass of its own type; lists and
+    tuples also item by item.
+
+    A batch with more parts than a sample repeats the sample's types.
+    """
+    if new is None or like is None:
+        return new
+    if type(new) in (list, tuple) and isinstance(like, list | tuple) and len(like):
+        new = type(new)(
+            retain_types(item, like[number % len(like)]) for number, item in enumerate(new)
+        )
+    elif isinstance(new, list | tuple) and isinstance(like, list | tuple) and len(like):
+        items = [retain_types(item, like[number % len(like)]) for number, item in enumerate(new)]
+        new = type(new)(*items) if tree.is_namedtuple(new) else type(new)(items)
+    return _cast(new, like)
+
+
+def _cast(new: Any, like: Any) -> Any:
+    kind = type(like)
+    if isinstance(new, kind) or not issubclass(kind, type(new)):
+        return new
+    if isinstance(new, torch.Tensor):
+        result = new.as_subclass(kind)
+    else:
+        try:
+            result = kind(*new) if tree.is_namedtuple(like) else kind(new)
+        except TypeError:
+            return new
+    set_meta = getattr(result, "set_meta", None)
+    if callable(set_meta):
+        set_meta(like)
+    return result

@@ -11,15 +11,14 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from types import MethodType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import IterableDataset
 
-from async_loader.compat.fastai import callbacks, to_device
-from async_loader.compat.fastai.batch_maker import BatchMaker, chunks
-from async_loader.compat.fastai.fake_loader import FakeLoader
-from async_loader.compat.fastai.items import Endless, Permutation
+from async_loader.compat.fastai import parts, to_device
+from async_loader.compat.fastai.batch_maker import BatchMaker
+from async_loader.compat.fastai.parts import Endless, FakeLoader, Permutation
 from async_loader.compat.fastai.workers import Epoch, Workers
 from async_loader.shm.malloc import keep_freed_memory
 
@@ -60,11 +59,6 @@ class DataLoader(BatchMaker):
         Keep the worker processes between epochs. They are replaced if an attribute of the loader
         was changed; they do not see changes within the dataset.
     pin_memory_device : str
-    refill : {"worker", "all"}
-        The items that replace skipped ones. "worker", fastai's rule: later items of the same
-        worker, so that batches depend on the number of workers. "all": batches are as without
-        workers; the workers make items, the learner's process makes batches of them, and ``sample``
-        and ``create_batches`` are not called.
     **callbacks
         wif, before_iter, after_item, before_batch, after_batch, after_iter, create_batches,
         create_item, create_batch, retain, get_idxs, sample, shuffle_fn, do_batch. A function
@@ -89,13 +83,12 @@ class DataLoader(BatchMaker):
         For an unknown keyword, with the nearest name.
     """
 
-    _noop_methods: ClassVar[list[str]] = list(callbacks.NOTHING_BY_DEFAULT)
-    _methods: ClassVar[list[str]] = list(callbacks.NAMES)
+    _noop_methods: ClassVar[list[str]] = list(parts.NOTHING_BY_DEFAULT)
+    _methods: ClassVar[list[str]] = list(parts.NAMES)
     _workers: Workers | None = None
     _given_n: int | None = None
     _rng: random.Random
     _undrawn = 0
-    _refill = "worker"
 
     def __init__(
         self,
@@ -112,11 +105,9 @@ class DataLoader(BatchMaker):
         device: Any = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",
-        *,
-        refill: Literal["worker", "all"] = "worker",
         **keywords: Any,
     ) -> None:
-        callbacks.take(self, keywords, _ARGUMENTS)
+        parts.take(self, keywords, _ARGUMENTS)
         bs = bs if batch_size is None else batch_size
         if bs is None and drop_last:
             raise AssertionError("drop_last without a batch size: give bs, or leave drop_last out")
@@ -130,17 +121,13 @@ class DataLoader(BatchMaker):
                 "an iterable dataset has no order to shuffle: leave shuffle out, or give a dataset "
                 "with __getitem__"
             )
-        if refill not in ("worker", "all") or (refill == "all" and not indexed):
-            raise ValueError(
-                f'refill is {refill!r}: give "worker", or "all" with a dataset that can be indexed'
-            )
         self.dataset = dataset
         self.bs = bs
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.indexed = indexed
         self.n = _length(dataset) if n is None else n
-        self._given_n, self._refill = n, refill
+        self._given_n = n
         self.pin_memory, self.timeout, self.device = pin_memory, timeout, device
         self.rng = random.Random(random.randint(0, 2**32 - 1))
         self.num_workers, self.offs = 1, 0
@@ -201,14 +188,9 @@ class DataLoader(BatchMaker):
         """True if delaying this process's shuffle until after the first batch is unobservable;
         workers draw it too.
         """
-        if (
-            type(self) is not DataLoader
-            or not self.shuffle
-            or self.n is None
-            or self._refill != "worker"
-        ):
+        if type(self) is not DataLoader or not self.shuffle or self.n is None:
             return False
-        given = callbacks.given(self)
+        given = parts.given(self)
         alone = not any(isinstance(function, MethodType) for function in given.values())
         return (
             type(self.rng) is random.Random
@@ -251,21 +233,7 @@ class DataLoader(BatchMaker):
             workers = self._workers_for_ever(number)
         else:
             workers = Workers(self, number, epoch)
-        if self._refill == "worker":
-            return workers.batches(epoch, seed, timeout_s)
-        return self._from_items(workers, epoch, seed, timeout_s)
-
-    def _from_items(
-        self, workers: Workers, epoch: Epoch, seed: int, timeout_s: float
-    ) -> Iterator[Any]:
-        """Yield batches made here of items made in workers, in the order of the indices."""
-        tasks, epoch.idxs = chunks(iter(epoch.idxs), self.bs or 1, drop_last=False), None
-        items = workers.items(tasks, epoch, seed, timeout_s)
-        try:
-            for chunk in self.chunkify(items):
-                yield self.do_batch(chunk)
-        finally:
-            items.close()
+        return workers.batches(epoch, seed, timeout_s)
 
     def _workers_for_ever(self, number: int) -> Workers:
         if self._workers is None or not self._workers.fit(self, number):
@@ -327,8 +295,7 @@ class DataLoader(BatchMaker):
             **({"n": self._given_n} if same and self._given_n is not None else {}),
             **({"persistent_workers": True} if fake.persistent_workers else {}),
             **({"pin_memory_device": fake.pin_memory_device} if fake.pin_memory_device else {}),
-            **({"refill": self._refill} if self._refill != "worker" else {}),
-            **callbacks.given(self),
+            **parts.given(self),
         }
         return (cls or type(self))(**{**settings, **kwargs})
 

@@ -4,9 +4,8 @@ and the check whether workers can be reused for another epoch.
 
 from __future__ import annotations
 
-import functools
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from async_loader.compat.torch_errors import as_torchs
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.iterator import BatchIterator
-from async_loader.pipeline.workers.ending import Ending, while_open
 from async_loader.pipeline.workers.work import WorkContext
 
 _OF_AN_EPOCH = {"_rng", "_undrawn", "it", "_idxs", "_workers"}
@@ -31,9 +29,8 @@ class Epoch:
 
     Attributes
     ----------
-    idxs : iterable | None
-        Result of get_idxs in the learner's process, once for all workers. None: indices are sent as
-        tasks.
+    idxs : iterable
+        Result of get_idxs in the learner's process, once for all workers.
     rng : random.Random | None
     """
 
@@ -61,7 +58,7 @@ class WorkerStreams:
         """The object that torch's get_worker_info returns."""
         return self.loader.fake_l
 
-    def begin(self, here: WorkContext) -> Iterator[Any] | Callable[[list[Any]], Any]:
+    def begin(self, here: WorkContext) -> Iterator[Any]:
         """Start in fastai's order: number and share, seeds, wif, and then the samples."""
         loader, epoch = self.loader, self._only or here.state
         self.loader = loader.copy_for_workers()
@@ -71,23 +68,8 @@ class WorkerStreams:
         loader._idxs = epoch.idxs
         seed_everything(here.seed, first=here.first)
         loader.fake_l.worker_init_fn(here.worker)
-        if epoch.idxs is None:
-            return functools.partial(_items, loader, here.ending)
         batches: Iterator[Any] = iter(loader.create_batches(loader.sample()))
         return batches
-
-
-def _items(loader: Any, ending: Ending, idxs: list[Any]) -> tuple[list[Any], bool]:
-    """Return the items of these indices, and False if a callback has ended them."""
-    items: list[Any] = []
-    for idx in while_open(idxs, ending):
-        try:
-            item = loader.do_item(idx)
-        except StopIteration:
-            return items, False
-        if item is not None:
-            items.append(item)
-    return items, True
 
 
 def seed_everything(seed: int, *, first: bool = True) -> None:
@@ -140,22 +122,6 @@ class Workers:
         yield from self._told(
             self._engine.streams(**self._terms(epoch, seed, timeout_s)), timeout_s
         )
-
-    def items(
-        self, tasks: Iterable[list[Any]], epoch: Epoch, seed: int, timeout_s: float
-    ) -> Generator[Any, None, None]:
-        """The items of an epoch one by one, in the order of the indices in ``tasks``."""
-        lists = self._told(
-            self._engine.iterate(tasks, static=True, **self._terms(epoch, seed, timeout_s)),
-            timeout_s,
-        )
-        try:
-            for items, more in lists:
-                yield from items
-                if not more:
-                    return
-        finally:
-            lists.close()
 
     def _terms(self, epoch: Epoch, seed: int, timeout_s: float) -> dict[str, Any]:
         state = None if self._only is epoch else epoch

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.compat.saved_table import SavedTable
+from async_loader.compat.saved_table import SavedTable, column_of
 from async_loader.compat.sb3.step_block import StepBlock
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
-from async_loader.compat.stored_column import column_of
 from async_loader.errors import NotEnoughData
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Bools, Ids

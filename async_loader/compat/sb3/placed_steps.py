@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import weakref
 
-from async_loader.compat.saved_table import SavedTable
+from async_loader.compat.saved_table import SavedTable, column_of
 from async_loader.compat.sb3.cold_calls import OTHERS, NewestId, adder, drawer
 from async_loader.compat.sb3.placed_draws import PlacedDraws
 from async_loader.compat.sb3.staged_calls import StagedCalls
 from async_loader.compat.sb3.step_block import StepBlock
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
-from async_loader.compat.stored_column import column_of
 from async_loader.errors import Broken
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from async_loader.compat.saved_table import SavedTable
-from async_loader.compat.stored_column import column_of
+from async_loader.compat.saved_table import SavedTable, column_of
 from async_loader.compat.torchrl.arguments import (
     capacity_of,
     checked_transform,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import SupportsIndex
 
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import (
@@ -77,15 +76,6 @@ def goals_of(view: AnyView | View | None) -> Hindsight | None:
     return view if isinstance(view, Hindsight) else None
 
 
-def wire_view(connection: Connection, view: AnyView | None) -> View | None:
-    """As `view_of`. Raises Unsupported if the session's version does not have the view."""
-    seen = view_of(view)
-    if seen is not None:
-        version, what = seen.needs
-        connection.check_version(what, version)
-    return seen
-
-
 def save_path(path: str | os.PathLike[str], absolute: bool) -> str:
     """Return the path of a save as it is sent. ``absolute``: for a client's own feeder."""
     text = path_of("path", path)
@@ -101,7 +91,6 @@ def save_number(number: int | None) -> int | None:
 
 
 def reader_wanted(
-    connection: Connection,
     table: str,
     *,
     view: AnyView | None,
@@ -120,20 +109,15 @@ def reader_wanted(
 
     Raises
     ------
-    ConfigError, Unsupported
+    ConfigError
     """
     least = positive("min_size", min_size)
     if max_lag is not None:
         max_lag = whole("max_lag", max_lag, 0)
-        connection.check_version("max_lag", 5)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
     own = None if sampler is None else plain_of(sampler)
-    seen = wire_view(connection, view)
-    if least > 1:
-        connection.check_version("min_size")
-    if own is not None:
-        connection.check_version("a sampler of the source's own")
+    seen = view_of(view)
     number = None if seed is None else whole_seed(seed)
     limit = seconds_or_none("timeout_s", timeout_s)
     limit = None if limit is None or limit > LONGEST_S else max(limit, TRY_ONCE_S)

@@ -24,15 +24,11 @@ class AskedById:
         The messages, in order.
     total : int
         Rows of the whole call.
-    applied : int
-        Rows that were applied before.
     """
 
-    def __init__(
-        self, connection: Connection, calls: Iterator[Call], total: int, applied: int = 0
-    ) -> None:
+    def __init__(self, connection: Connection, calls: Iterator[Call], total: int) -> None:
         self._connection, self._calls = connection, calls
-        self._total, self._applied = total, applied
+        self._total, self._applied = total, 0
         self._call: Call | None = None
         self._ask_next()
 

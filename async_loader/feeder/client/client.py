@@ -43,7 +43,7 @@ from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.status import FeederStatus
-from async_loader.feeder.wire import Drain, Status, StatusReply, status_in
+from async_loader.feeder.wire import Drain, Status, StatusReply
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.process_hooks import AFTER
@@ -124,9 +124,9 @@ class Client:
     @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> FeederStatus:
         """Return the feeder's status, as plain values. Raises Timeout, Closed, Broken."""
-        reply = self._connection.call(Call(Status(whole=True)), self._deadline(timeout_s))
+        reply = self._connection.call(Call(Status()), self._deadline(timeout_s))
         assert isinstance(reply.body, StatusReply)
-        status: Any = status_in(reply.body, reply.data)
+        status: Any = reply.body.status
         found: FeederStatus = status
         return found
 

@@ -14,13 +14,7 @@ import numpy.typing as npt
 from async_loader import tree
 from async_loader.errors import Malformed
 from async_loader.feeder.client.batch_structure import BatchStructure
-from async_loader.replay.goal_returns import (
-    NewGoals,
-    NewReturns,
-    ReturnPlaces,
-    put_returns,
-    returns_of,
-)
+from async_loader.replay.goal_returns import ReturnPlaces, replace_returns
 from async_loader.replay.hindsight_parts import ACHIEVED, EACH, GOAL, INFO, PREFIX, STEPS
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.schema import Schema
@@ -55,13 +49,12 @@ class GoalBatches(BatchStructure):
 
     def __init__(self, schema: Schema, view: Hindsight) -> None:
         names = [field.name for field in schema.fields]
-        self._parts = {name: i for i, name in enumerate(names) if name.startswith(PREFIX)}
+        parts = {name: i for i, name in enumerate(names) if name.startswith(PREFIX)}
         info = [f"{INFO}{i}" for i in range(len(view.info))]
         wanted = (GOAL, STEPS, ACHIEVED, *info, "relabelled", "discount", view.reward)
         if missing := [name for name in wanted if name not in names]:
             raise Malformed(f"batches of {view!r} came without {', '.join(missing)}")
-        self._info = dict(zip(view.info, info, strict=True))
-        kept = [i for i, name in enumerate(names) if i not in self._parts.values()]
+        kept = [i for i in range(len(names)) if i not in parts.values()]
         super().__init__(_without_parts(schema, kept))
         self.schema, self._kept, self._view = schema, kept, view
         places = {names[i]: k for k, i in enumerate(kept)}
@@ -74,45 +67,22 @@ class GoalBatches(BatchStructure):
         )
         self._relabelled = places["relabelled"]
         # fields of a batch lie in front of the parts: their places are those of the table's plan
-        each = {f"{EACH}{place}": place for place in range(len(kept))}
-        self._each = [(each[name], i) for name, i in self._parts.items() if name in each]
+        self._each = [place for place in range(len(kept)) if f"{EACH}{place}" in parts]
+        known = {*wanted, *(f"{EACH}{place}" for place in self._each)}
+        self._parts = {name: i for name, i in parts.items() if name in known}
 
     def batch(self, columns: Sequence[Array], server: int) -> dict[str, Any]:
         """See `BatchStructure.batch`. Raises ConfigError for what a function may not return."""
         arrays = [columns[i] for i in self._kept]
         new = np.flatnonzero(arrays[self._relabelled])
-        goals = self._goals(columns, new)
-        returns = returns_of(self._view, goals)
-        for i in {i for i in self._places if i >= 0} | {j for j, _ in self._each}:
-            arrays[i] = arrays[i].copy()  # received ones may be read-only
-        self._cut_off(arrays, columns, new, goals, returns)
-        put_returns(self._view, arrays, self._places, new, returns)
-        return super().batch(arrays, server)
-
-    def _goals(self, columns: Sequence[Array], new: npt.NDArray[np.intp]) -> NewGoals:
-        def of(name: str) -> Array:
-            return columns[self._parts[name]][new]
-
-        steps = of(STEPS)
-        n = columns[self._parts[ACHIEVED]].shape[1]
+        parts = {name: columns[i] for name, i in self._parts.items()}
+        steps, n = parts[STEPS][new], parts[ACHIEVED].shape[1]
         if len(steps) and not (steps.min() >= 1 and steps.max() <= n):
             raise Malformed(f"returns of {steps.min()} to {steps.max()} steps came, for {n}")
-        info = {name: of(part) for name, part in self._info.items()}
-        return NewGoals(of(GOAL), of(ACHIEVED), info, steps)
-
-    def _cut_off(
-        self,
-        arrays: list[Array],
-        columns: Sequence[Array],
-        new: npt.NDArray[np.intp],
-        goals: NewGoals,
-        returns: NewReturns,
-    ) -> None:
-        """Show the last step of returns that end before the stored ones do."""
-        cut = np.flatnonzero(returns.steps < goals.steps)
-        rows, steps = new[cut], returns.steps[cut]
-        for place, part in self._each:
-            arrays[place][rows] = columns[part][rows, steps - 1]
+        for i in {i for i in self._places if i >= 0} | {*self._each}:
+            arrays[i] = arrays[i].copy()  # received ones may be read-only
+        replace_returns(self._view, arrays, self._places, new, parts)
+        return super().batch(arrays, server)
 
 
 def _without_parts(schema: Schema, kept: Sequence[int]) -> Schema:

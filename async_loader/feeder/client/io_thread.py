@@ -44,8 +44,6 @@ from async_loader.feeder.client.waker import Waker
 from async_loader.feeder.client.whereabouts import FixedAddress, Whereabouts
 from async_loader.feeder.curve_keys import ClientKeys
 from async_loader.feeder.wire import (
-    NEWEST,
-    OLDEST,
     Control,
     Data,
     End,
@@ -60,7 +58,6 @@ from async_loader.feeder.wire import (
     Welcome,
     decode,
     encode,
-    needs,
 )
 from async_loader.feeder.wire.data import Buffer
 
@@ -151,22 +148,6 @@ class IoThread:
     def state(self) -> str:
         """Return the state of the connection in words."""
         return state_of(self.session, self.clock(), self._refusal, self.address)
-
-    @property
-    def version(self) -> int:
-        """The session's version of the wire. There is a session, or was."""
-        return OLDEST if self.session.welcome is None else self.session.welcome.version
-
-    def check_version(self, what: str, needed: int = 3) -> None:
-        """Raise Unsupported for a feature that the session's version does not have."""
-        if self.session.welcome is not None and self.version < needed:
-            text = f"{what} is of version {needed} of the wire, and the feeder at {self.address}"
-            raise Unsupported(f"{text} speaks version {self.version}: update the feeder")
-
-    def check_needs(self, body: object) -> None:
-        """As `check_version`, for a message."""
-        needed, what = needs(body)
-        self.check_version(what, needed)
 
     @property
     def is_open(self) -> bool:
@@ -267,11 +248,9 @@ class IoThread:
                 client=self.client,
                 pid=self._pid,
                 host=hosts.gethostname()[:256] or "?",
-                oldest=OLDEST,
-                newest=NEWEST,
                 user_agent=agent,
             )
-            self._sockets.send(Plane.CONTROL, encode(Message(hello, version=OLDEST)))
+            self._sockets.send(Plane.CONTROL, encode(Message(hello)))
         elif action is Action.LEAVE:
             self._sockets.leave()
             self._where.lost()
@@ -291,16 +270,12 @@ class IoThread:
     ) -> None:
         """Send in order, as soon as possible. IO thread, while there is a session."""
         self.session.sent(self.clock())
-        message = Message(
-            body, self.session.number, sequence, number, version=self.version, data=data
-        )
+        message = Message(body, self.session.number, sequence, number, data=data)
         self._sockets.send(plane, encode(message))
 
     def send_insert(self, body: Data, number: int, sequence: int, schema: int, flags: int) -> bool:
         """Send now; return False if the socket is full. IO thread, while there is a session."""
-        frames = encode(
-            Message(body, self.session.number, sequence, number, schema, flags, self.version)
-        )
+        frames = encode(Message(body, self.session.number, sequence, number, schema, flags))
         if not self._sockets.send_now(Plane.INSERT, frames):
             return False
         self.session.sent(self.clock())
@@ -313,8 +288,6 @@ class IoThread:
                 if call.ready is not None and not call.ready():
                     continue
                 unsent.pop(call.sequence, None)
-                if self.version < NEWEST:
-                    self.check_needs(call.body)
                 body = call.body if call.make is None else call.make()
                 self.send(call.plane, body, call.number, call.sequence, call.data)
             except AsyncLoaderError as error:  # a peer would refuse it, or its reader failed

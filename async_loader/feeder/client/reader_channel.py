@@ -13,7 +13,6 @@ memory; see NOTE [shared memory] in offered_memory.py.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 
@@ -238,13 +237,7 @@ class ReaderChannel:
             body = deliveries.returns.parting
         elif wanted and deliveries.credit.ended_after is None:
             self.memory.forget()
-            try:
-                port.check_needs(self.wanted)  # this server may be older than the one before
-            except Unsupported as error:
-                self._fail(functools.partial(Unsupported, str(error)))
             body = self._opener(port)
-            if self.failure is not None:
-                return
             self._phases.to(ReaderPhase.OPENING)
             self._known = True
             self.deliveries.ask_for(port.servers)

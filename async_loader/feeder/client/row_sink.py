@@ -82,12 +82,11 @@ class RowSink:
         """Raise Unsupported if the table uses no priorities.
 
         The table is asked again after a refusal: a source with a sampler of its own may have come.
-        A feeder of version 2 does not say it, and drops priorities.
         """
         channel, connection = self._channel, self._connection
         if self._queue.packer is None:
             self.wait_for_schema(deadline)
-        if channel.takes_priorities or connection.version < 3:
+        if channel.takes_priorities:
             return
         about, where = About(table=channel.table), f"table {channel.table!r}"
         reply = connection.call(Call(about, where=where), deadline).body

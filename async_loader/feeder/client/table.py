@@ -14,7 +14,7 @@ from async_loader.feeder.client.arguments import (
     reader_wanted,
     save_number,
     save_path,
-    wire_view,
+    view_of,
 )
 from async_loader.feeder.client.asked_by_id import AskedById
 from async_loader.feeder.client.connection import Connection
@@ -226,7 +226,7 @@ class TableClient:
         limit = seconds_or_none("timeout_s", timeout_s)
         own_s: float | None = self._timeout_s if limit is None else limit
         own_s = None if own_s is None or own_s > LONGEST_S else own_s
-        channel = self._channels.get(batch_size, wire_view(self._connection, view))
+        channel = self._channels.get(batch_size, view_of(view))
         waits, goals = limit is not None, goals_of(view)
         batch = channel.sample(self._connection, own_s, self._timeout_s, waits, goals)
         made: Batch = formats.convert(ragged(batch, view), wanted, device)
@@ -304,7 +304,7 @@ class TableClient:
         if prefetch is not None and (isinstance(prefetch, bool) or prefetch != 0):
             prefetch = positive("prefetch", prefetch)
         wanted = reader_wanted(
-            self._connection, self.name, view=view, sampler=sampler, min_size=min_size, seed=seed,
+            self.name, view=view, sampler=sampler, min_size=min_size, seed=seed,
             rank=rank, world_size=world_size, max_lag=max_lag, timeout_s=timeout_s, masses=masses,
         )  # fmt: skip
         source = RemoteSource(
@@ -330,7 +330,7 @@ class TableClient:
 
     def _get(self, index: Any, view: View | None, timeout_s: float | Deadline | None) -> Batch:
         """As `get`. ``timeout_s``: for each message."""
-        ids, wanted = ids_of(index), wire_view(self._connection, view)
+        ids, wanted = ids_of(index), view_of(view)
         spec = self._calls.known(timeout_s).schema if len(ids) > 1 else None
         schema = None if spec is None else schema_of(spec)
         return ragged(self._calls.get(ids, wanted, schema, goals_of(view), timeout_s), view)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -15,9 +14,7 @@ from async_loader.feeder.client.batch_structure import local_ids, remote_ids
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.goal_batches import structure_of
-from async_loader.feeder.client.priority_updates import ServerReplaced, update
-from async_loader.feeder.client.reader_channel import ReaderChannel
-from async_loader.feeder.client.reader_state import ReaderOptions
+from async_loader.feeder.client.priority_updates import ServerReplaced
 from async_loader.feeder.wire import (
     About,
     AboutReply,
@@ -28,7 +25,6 @@ from async_loader.feeder.wire import (
     Get,
     Got,
     Message,
-    OpenReader,
     Plane,
     Prioritize,
     Update,
@@ -79,8 +75,6 @@ class TableCalls:
 
     def __init__(self, connection: Connection, table: str, timeout_s: float) -> None:
         self.connection, self.table, self.timeout_s = connection, table, timeout_s
-        self._lock = threading.Lock()
-        self._updating: ReaderChannel | None = None
         self.last_about: AboutReply | None = None
 
     def deadline(self, timeout_s: Timeout) -> Deadline:
@@ -203,10 +197,6 @@ class TableCalls:
         self, ids: Ids, values: npt.NDArray[np.float64], timeout_s: Timeout
     ) -> AskedById:
         """Set priorities by id, without waiting for the answer."""
-        if self.connection.version < 3:
-            reader, deadline = self._priority_reader(), self.deadline(timeout_s)
-            done = update(self.connection, reader, ids, values, deadline)
-            return AskedById(self.connection, iter(()), len(ids), done.applied)
         try:
             priority_rules.check_sent(values)
         except ConfigError:
@@ -230,16 +220,6 @@ class TableCalls:
         """Raise the table's Unsupported if it has no priorities: update the one of no row."""
         data = b"".join((_GONE.tobytes(), np.zeros(1).tobytes()))
         self.send(Prioritize(table=self.table, count=1), timeout_s, Plane.PULL, data)
-
-    def _priority_reader(self) -> ReaderChannel:
-        """Return a reader that never asks for a batch: it sends PRIORITIES of version 2."""
-        with self._lock:
-            if self._updating is None:
-                wanted, options = OpenReader(table=self.table, batch_size=1), ReaderOptions(0)
-                self._updating = self.connection.add(
-                    lambda number: ReaderChannel(number, wanted, options)
-                )
-            return self._updating
 
     def ask_update(self, ids: Ids, schema: Schema | None, fields: Mapping[str, Any]) -> AskedById:
         """Set values of some fields by id. ``schema``: the table's."""
@@ -281,8 +261,7 @@ def stats_of(said: AboutReply) -> TableStats:
     known = {name: value for name, value in said.stats.items() if name in names}
     known |= {"capacity": said.capacity, "nbytes": said.nbytes}
     texts = said.stats.get("waiting", ())
-    since = said.stats.get("waited_s") or [0.0] * len(texts)  # an older feeder has none
-    pairs = zip(texts, since, strict=True)
+    pairs = zip(texts, said.stats.get("waited_s", ()), strict=True)
     waiting = tuple(_waiting_of(text, waited_s) for text, waited_s in pairs)
     return TableStats(**{**dict.fromkeys(_COUNTS, 0), **known, "waiting": waiting})
 

@@ -243,7 +243,7 @@ def latest(
 def _memory_of(connection: Connection) -> str | None:
     """Return where the feeder gives its memory to clients of this host; ``None``: nowhere."""
     welcome = connection.session.welcome
-    return None if welcome is None or connection.version < 5 else welcome.memory_endpoint
+    return None if welcome is None else welcome.memory_endpoint
 
 
 def _map(connection: Connection, path: str, first: Weights, deadline: Deadline) -> mmap.mmap | None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from async_loader import source, tree
 from async_loader.errors import AsyncLoaderError, Malformed
-from async_loader.feeder.plain_values import limiter_plain
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.episode_values import episodes_plain
@@ -46,6 +44,7 @@ from async_loader.feeder.wire import (
     tensors_of,
 )
 from async_loader.feeder.wire_views import wire_of
+from async_loader.replay.checkpoint.settings import limiter_json
 from async_loader.replay.views import Sequences
 from async_loader.schema import Field, Schema
 
@@ -94,12 +93,6 @@ class CallHandler:
         """Return the answer; ``None``: later. Raises Malformed if the call cannot be done."""
         body = message.body
         assert isinstance(body, OfTable)
-        if session.version < 3:
-            text = (
-                f"{message.type.name} is of version 3, this session of {session.version}: update "
-                "the older side"
-            )
-            raise Malformed(text, ErrorCode.UNSUPPORTED)
         table = self._server_state.table(body.table)
         if table.table.closed:
             raise Malformed(f"table {table.name!r} was closed", ErrorCode.UNSUPPORTED)
@@ -118,6 +111,10 @@ class CallHandler:
         }
         numbers = {name: value for name, value in plain.items() if isinstance(value, int | float)}
         waiting, now = table.waiting()[:_MOST_WAITING], self._server_state.clock()
+        assert isinstance(message.body, About)
+        newest = message.body.newest
+        look = newest and schema is not None
+        episodes = episodes_plain(table.table.newest_episodes(newest)) if look else None
         waits = {
             "waiting": [text for text, _ in waiting],
             "waited_s": [max(0.0, now - since) for _, since in waiting],
@@ -126,19 +123,14 @@ class CallHandler:
             schema=None if schema is None else spec_of(schema),
             capacity=buffer.capacity,
             nbytes=buffer.nbytes,
-            limiter=limiter_plain(limiter),
+            limiter=limiter_json(limiter),
             sampler=repr(table.table.sampler)[:512],
             stats={**numbers, **waits},
             no_priorities=table.table.no_priorities,
-        )  # fmt: skip
-        if session.version >= 4:
-            view = None if buffer.view is None else wire_of(buffer.view)
-            view = None if view is not None and view.needs[0] > session.version else view
-            reply = msgspec.structs.replace(reply, view=view, eta=table.table.eta)
-        assert isinstance(message.body, About)
-        if message.body.newest and session.version >= 5 and schema is not None:
-            episodes = table.table.newest_episodes(message.body.newest)
-            reply = msgspec.structs.replace(reply, episodes=episodes_plain(episodes))
+            view=None if buffer.view is None else wire_of(buffer.view),
+            eta=table.table.eta,
+            episodes=episodes,
+        )
         return message.reply(reply)
 
     # -- by id -----------------------------------------------------------------------------------
@@ -164,7 +156,7 @@ class CallHandler:
         form = BatchForm.of(schema, max(1, rows))
         self._check_size(form, rows)
         shown = table.buffer.view if view is None else view
-        eta = shown.eta if isinstance(shown, Sequences) and session.version >= 4 else None
+        eta = shown.eta if isinstance(shown, Sequences) else None
         reply = Got(rows=rows, schema=spec_of(schema), eta=eta)
         data = form.batch(columns).frames[0] if rows else None
         return message.reply(reply, schema=form.schema_id, data=data)

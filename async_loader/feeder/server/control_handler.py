@@ -19,11 +19,8 @@ from async_loader.feeder.server.pending import (
 )
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
-from async_loader.feeder.server.status import fitting
 from async_loader.feeder.server.weights import WeightsReceipt
 from async_loader.feeder.wire import (
-    NEWEST,
-    OLDEST,
     Ack,
     CloseReader,
     CloseWriter,
@@ -38,20 +35,16 @@ from async_loader.feeder.wire import (
     Publish,
     Published,
     Reader,
-    Status,
     StatusReply,
     Type,
     Welcome,
     Writer,
-    agree,
     check_travels,
-    pack_status,
     schema_of,
     spec_of,
 )
 
 _MOST_WAITS = 1 << 16
-_BESIDE_STATUS = 16  # bytes of STATUS_REPLY
 Late = Iterator[tuple[Session, Message]]
 
 
@@ -63,7 +56,7 @@ class ControlHandler:
     server_state : ServerState
     calls : CallHandler
     welcome : callable
-        Makes the WELCOME of a version.
+        Makes the WELCOME.
     status : callable
         Makes the answer to STATUS.
     patience_s : float
@@ -74,7 +67,7 @@ class ControlHandler:
         self,
         server_state: ServerState,
         calls: CallHandler,
-        welcome: Callable[[int], Welcome],
+        welcome: Callable[[], Welcome],
         status: Callable[[], dict[str, Any]],
         patience_s: float,
     ) -> None:
@@ -102,19 +95,16 @@ class ControlHandler:
     def hello(self, message: Message, user: str | None) -> tuple[Session, Message]:
         """Open a session; return it and the answer.
 
-        Raises Malformed: VERSION, DRAINING or LIMIT.
+        Raises Malformed: DRAINING or LIMIT.
         """
         hello = message.body
         assert isinstance(hello, Hello)
-        version = agree((OLDEST, NEWEST), (hello.oldest, hello.newest))
         self._check_stays()
         before = self._server_state.sessions.before(hello, user)
         if before is not None:
             self.leave(before)
-        session = self._server_state.sessions.open(hello, version, user)
-        return session, Message(
-            self._welcome(version), session.number, message.sequence, version=version
-        )
+        session = self._server_state.sessions.open(hello, user)
+        return session, Message(self._welcome(), session.number, message.sequence)
 
     def leave(self, session: Session) -> None:
         """End a session."""
@@ -193,9 +183,9 @@ class ControlHandler:
             durable=0,
             window_bytes=server_state.window_bytes,
             window_rows=writer.window,
-            queue=session.version >= 5 and served.table.is_queue,
+            queue=served.table.is_queue,
             resumed=resumed,
-            no_priorities=served.table.no_priorities if session.version >= 3 else None,
+            no_priorities=served.table.no_priorities,
         )
         return message.reply(reply, schema=served.insert_queue.layout.schema_id)
 
@@ -282,7 +272,7 @@ class ControlHandler:
             schema=spec_of(reader.schema),
             leased=scheduler.table.leased,
             transport=transport,
-            eta=reader.drawing.eta if session.version >= 4 else None,
+            eta=reader.drawing.eta,
             sampler=sampler_said(reader.drawing.sampler) if wanted.masses else None,
         )
         return message.reply(reply, schema=reader.form.schema_id)
@@ -342,13 +332,7 @@ class ControlHandler:
     # -- what it is --------------------------------------------------------------------------------
 
     def _tell_status(self, session: Session, message: Message) -> Message:
-        status, limits = self._status(), self._server_state.limits
-        room = limits.control_bytes - _BESIDE_STATUS
-        wanted = message.body
-        assert isinstance(wanted, Status)
-        if wanted.whole and room < len(packed := pack_status(status)) < limits.message_bytes // 2:
-            return message.reply(StatusReply(status={}), data=packed)
-        return message.reply(StatusReply(status=fitting(status, room)))
+        return message.reply(StatusReply(self._status()))
 
     # -- later -------------------------------------------------------------------------------------
 

@@ -183,11 +183,7 @@ class Dispatcher:
         schema: int = 0,
     ) -> bool:
         """Send a message that is not an answer."""
-        return self.send(
-            session,
-            plane,
-            Message(body, session.number, sequence, number, schema, 0, session.version),
-        )
+        return self.send(session, plane, Message(body, session.number, sequence, number, schema))
 
     def error(
         self, session: Session, plane: Plane, number: int, sequence: int, code: ErrorCode, text: str

@@ -32,7 +32,7 @@ from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import status_of
 from async_loader.feeder.server.status_requests import StatusRequests
 from async_loader.feeder.settings import ServiceSettings
-from async_loader.feeder.wire import NEWEST, End, Message, Plane, Type, Welcome
+from async_loader.feeder.wire import VERSION, End, Message, Plane, Type, Welcome
 from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline, EventFd
 from async_loader.replay.buffer import ReplayBuffer
@@ -412,11 +412,10 @@ class Server:
 
     # -- what it is --------------------------------------------------------------------------------
 
-    def _welcome(self, version: int) -> Welcome:
+    def _welcome(self) -> Welcome:
         endpoints = self._sockets.endpoints
         state, settings = self._server_state, self._settings
         return Welcome(
-            version=version,
             incarnation=self.incarnation,
             heartbeat_s=settings.heartbeat_s,
             silence_s=settings.silence_s,
@@ -441,7 +440,7 @@ class Server:
         }
         return {
             **who,
-            "version": NEWEST,
+            "version": VERSION,
             "checkpoints": self._saves.status(),
             **status_of(self._server_state, self.counters, self._control_handler.waiting()),
         }

@@ -225,13 +225,7 @@ class PullHandler:
             body = Batch(sum(one.rows for one in some), send_buffer.frames(batch_slots))
             flags = REDELIVERED if some[0].again else 0
             message = Message(
-                body,
-                session.number,
-                first + sent,
-                reader.number,
-                reader.form.schema_id,
-                flags,
-                session.version,
+                body, session.number, first + sent, reader.number, reader.form.schema_id, flags
             )
             if not self._dispatcher.send(session, Plane.PULL, message):
                 break

@@ -24,9 +24,6 @@ from async_loader.errors import ConfigError
 
 _FORMAT = struct.Struct("=8sQQ")
 _MAGIC = b"al-rows2"
-_BEFORE = struct.Struct("=8sQ")
-_MAGIC_BEFORE = b"al-rows1"
-"""Without losses."""
 
 
 class RowCount:
@@ -103,9 +100,6 @@ def _read(there: bytes, path: Path) -> tuple[int | None, int]:
     """Return the rows and the losses."""
     if not there.strip(b"\0"):
         return None, 0
-    if len(there) >= _BEFORE.size and there.startswith(_MAGIC_BEFORE):
-        # longer, if a process made it so and was killed then
-        return _BEFORE.unpack_from(there)[1], 0
     if len(there) != _FORMAT.size or not there.startswith(_MAGIC):
         raise ConfigError(f"{path} is no count of rows: remove it, or name another folder")
     _, rows, lost = _FORMAT.unpack(there)

@@ -196,7 +196,7 @@ class SampleQueue:
             lease = reader.sent
         known = one.body.known == reader.form.schema_id
         schema = None if known else spec_of(reader.schema)
-        eta = None if known or one.session.version < 4 else reader.drawing.eta
+        eta = None if known else reader.drawing.eta
         body = Sampled(
             rows=outgoing_batch.rows,
             schema=schema,

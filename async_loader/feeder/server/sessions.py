@@ -47,8 +47,6 @@ class Session:
         In all its messages. Secret, see NOTE [whose session].
     id : int
         Its name in STATUS.
-    version : int
-        Of its messages.
     routes : dict
         By plane: the connection that it was last heard on.
     user : str | None
@@ -64,7 +62,6 @@ class Session:
     number: int = field(repr=False)
     id: int
     hello: Hello = field(repr=False)
-    version: int
     since: float
     heard: float
     user: str | None = None
@@ -171,7 +168,7 @@ class Sessions:
         """Return the session of the same client and user, which a new one replaces."""
         return self._by_client.get((user, hello.client))
 
-    def open(self, hello: Hello, version: int, user: str | None) -> Session:
+    def open(self, hello: Hello, user: str | None) -> Session:
         """Open a session. An earlier one of the same client was dropped.
 
         Raises
@@ -186,7 +183,7 @@ class Sessions:
                 ErrorCode.LIMIT,
             )
         now = self._clock()
-        session = Session(secrets.randbits(63) | 1, next(self._ids), hello, version, now, now, user)
+        session = Session(secrets.randbits(63) | 1, next(self._ids), hello, now, now, user)
         self._by_number[session.number] = self._by_client[user, hello.client] = session
         if self._due is None:
             self._due = now + self._silence_s

@@ -6,19 +6,12 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.policy_lag import lags
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 
-_SESSIONS, _WAITING, _NAMES = (
-    128,
-    8,
-    32,
-)  # more are counted only: a control message is small
-_FEW = 16  # sessions, and names of weights, that stay while other lists can be shortened
+_SESSIONS, _WAITING, _NAMES = 128, 8, 32  # more are counted only
 
 
 def status_of(
@@ -47,52 +40,6 @@ def status_of(
         "weights_age_s": server_state.published.ages(server_state.clock()),
         "counters": counters.snapshot(),
     }
-
-
-def fitting(status: dict[str, Any], most: int) -> dict[str, Any]:
-    """Return a status that takes ``most`` bytes at most, with shorter lists where it has to be.
-
-    At last it has fewer tables: ``tables_left_out`` says how many are missing. Clients that ask for
-    a whole status have all of them.
-    """
-    over = _size(status) - most
-    if over <= 0:
-        return status
-    tables = {name: {**one} for name, one in status["tables"].items()}
-    status = {**status, "tables": tables}
-    lists = [
-        (status, "sessions", _FEW),
-        *((one, "waiting", 1) for one in tables.values()),
-        (status, "weights_age_s", _FEW),
-        (status, "weights", _FEW),
-        (status, "weights_waiting", 0),
-        *((one, key, 0) for one in tables.values() for key in ("policy_lags", "policies")),
-        (status, "sessions", 0),
-        *((one, "waiting", 0) for one in tables.values()),
-        (status, "weights_age_s", 0),
-        (status, "weights", 0),
-    ]
-    for place, key, least in lists:
-        was = place[key]
-        kept = list(was.items() if isinstance(was, dict) else was)
-        while over > 0 and len(kept) > least:
-            over -= _size(kept.pop()) - isinstance(was, dict)  # an item is a key and a value
-        place[key] = dict(kept) if isinstance(was, dict) else kept
-    if over > 0:
-        status["tables_left_out"] = 0
-        over += _size("tables_left_out") + 5
-        saves = status["checkpoints"] = {**status.get("checkpoints", {})}
-        while over > 0 and tables:
-            name, one = tables.popitem()
-            over -= _size(name) + _size(one)
-            if name in saves:
-                over -= _size(name) + _size(saves.pop(name))
-            status["tables_left_out"] += 1
-    return status
-
-
-def _size(value: object) -> int:
-    return len(msgspec.msgpack.encode(value))
 
 
 def _names(waiting: Mapping[Any, int]) -> Iterator[tuple[str, int]]:

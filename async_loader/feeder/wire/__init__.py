@@ -16,9 +16,9 @@
     weights                          tensors as the bytes that WEIGHTS and PUBLISH carry in parts
 
 # NOTE [errors are for all ages]
-A side whose version is too new or too old, or that sends an unknown type or a flag that must be
-understood, is answered with an ERROR. So that it can read it, an ERROR is decoded whatever version
-and flags its header has, and its body never changes. It is never answered with an ERROR.
+A side of another version, or that sends an unknown type or flag, is answered with an ERROR. So that
+it can read it, an ERROR is decoded whatever version and flags its header has, and its body never
+changes. It is never answered with an ERROR.
 
 # NOTE [two steps]
 An INSERT is decoded without its rows, which takes microseconds for any size: the header says
@@ -58,7 +58,6 @@ from async_loader.feeder.wire.calls import (
     Save,
     Saved,
     Update,
-    needs,
 )
 from async_loader.feeder.wire.codes import (
     ACK_NOW,
@@ -68,8 +67,6 @@ from async_loader.feeder.wire.codes import (
     SENT_BEFORE,
     SHARED,
     SHOWN,
-    SINCE_3,
-    SINCE_5,
     TERMINATED,
     TRUNCATED,
     ErrorCode,
@@ -91,7 +88,6 @@ from async_loader.feeder.wire.control import (
     Published,
     Reader,
     SequenceView,
-    StatusReply,
     TensorSpec,
     TotalsReply,
     View,
@@ -99,7 +95,6 @@ from async_loader.feeder.wire.control import (
     Welcome,
     Writer,
 )
-from async_loader.feeder.wire.control_codec import pack_status, status_in
 from async_loader.feeder.wire.data import (
     Ack,
     Applied,
@@ -116,9 +111,10 @@ from async_loader.feeder.wire.data import (
     Return,
     SlotBatches,
     Status,
+    StatusReply,
     Totals,
 )
-from async_loader.feeder.wire.header import NEWEST, OLDEST, agree
+from async_loader.feeder.wire.header import VERSION
 from async_loader.feeder.wire.message import Message, decode, encode, refuse
 from async_loader.feeder.wire.row_layout import RowLayout
 from async_loader.feeder.wire.rows import Insert, SlotInsert, Steps, insert, read_insert
@@ -144,17 +140,14 @@ __all__ = [
     "MOST_NEWEST",
     "MOST_ROWS",
     "NAME_CHARACTERS",
-    "NEWEST",
-    "OLDEST",
     "REDELIVERED",
     "SENT_BEFORE",
     "SHARED",
     "SHOWN",
-    "SINCE_3",
-    "SINCE_5",
     "STREAMS",
     "TERMINATED",
     "TRUNCATED",
+    "VERSION",
     "About",
     "AboutReply",
     "Ack",
@@ -220,7 +213,6 @@ __all__ = [
     "Weights",
     "Welcome",
     "Writer",
-    "agree",
     "bytes_of",
     "check_id",
     "check_travels",
@@ -228,15 +220,12 @@ __all__ = [
     "encode",
     "insert",
     "name_fault",
-    "needs",
-    "pack_status",
     "read_insert",
     "refuse",
     "schema_id",
     "schema_of",
     "spec_of",
     "specs_of",
-    "status_in",
     "tensors_of",
     "worth_retrying",
 ]

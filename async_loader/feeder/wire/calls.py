@@ -1,7 +1,4 @@
-"""The control messages that are calls of a table. Since version 3 of the wire.
-
-See docs/wire.md, and `Control`.
-"""
+"""The control messages that are calls of a table. See docs/wire.md, and `Control`."""
 
 from __future__ import annotations
 
@@ -14,25 +11,10 @@ from async_loader.feeder.wire import bounds, codes
 from async_loader.feeder.wire.bounds import U32, U64, Count, Name, Path, Text
 from async_loader.feeder.wire.codes import Type
 from async_loader.feeder.wire.control import Control, Share, TensorSpec, View, one_or_none
-from async_loader.feeder.wire.header import OLDEST
 from async_loader.feeder.wire.schema_codec import SchemaSpec
 
 MOST_NEWEST = 1 << 16
 """Steps that an answer to ABOUT looks at: nothing else is served while it does."""
-
-
-def needs(body: object) -> tuple[int, str]:
-    """Return the oldest version of the wire that has this message, and what of it is so new."""
-    kind, view = getattr(body, "TYPE", None), getattr(body, "view", None)
-    if kind in codes.SINCE_5 or getattr(body, "masses", False):
-        return 5, "a source of a cluster"
-    if getattr(body, "max_lag", None) is not None:
-        return 5, "max_lag"
-    if getattr(body, "newest", 0) and kind is Type.ABOUT:
-        return 5, "a look at the newest steps"
-    if isinstance(view, View) and (view.hindsight is not None or view.sequences is not None):
-        return view.needs
-    return (3, kind.name) if kind in codes.SINCE_3 else (OLDEST, "")
 
 
 class OfTable(Control, frozen=True, kw_only=True):
@@ -44,7 +26,7 @@ class OfTable(Control, frozen=True, kw_only=True):
 class About(OfTable, frozen=True, kw_only=True):
     """A request for a table's properties and counts.
 
-    Since version 5: ``newest``, how many of the newest steps the answer is to look at.
+    ``newest``: how many of the newest steps the answer is to look at.
     """
 
     TYPE = Type.ABOUT
@@ -56,9 +38,8 @@ class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
 
     ``no_priorities``: why the table uses none.
 
-    Since version 4: ``view``, the table's own, and ``eta``, by which it mixes the errors of the
-    steps of a sequence. Since version 5: ``episodes``, plain values that say what the newest steps
-    hold.
+    ``view``: the table's own. ``eta``: by which it mixes the errors of the steps of a sequence.
+    ``episodes``: plain values that say what the newest steps hold.
     """
 
     TYPE = Type.ABOUT_REPLY
@@ -147,7 +128,7 @@ class Sampled(Control, frozen=True, kw_only=True, omit_defaults=True):
     lease : int | None
         Its number, if a draw uses rows up: returned (RETURN) when user code has them.
     eta : float | None
-        Since version 4: as in `Reader`, beside the schema.
+        As in `Reader`, beside the schema.
     """
 
     TYPE = Type.SAMPLED
@@ -193,7 +174,7 @@ class Get(ById, frozen=True, kw_only=True):
 class Got(Control, frozen=True, kw_only=True, omit_defaults=True):
     """``rows`` rows, as the block of a batch of that size, if there are any.
 
-    Since version 4: ``eta``, as in `Reader`.
+    ``eta``: as in `Reader`.
     """
 
     TYPE = Type.GOT

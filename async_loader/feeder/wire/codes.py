@@ -70,29 +70,16 @@ class Type(IntEnum):
     TOTALS_REPLY = 63
 
 
-SINCE_3 = frozenset(
-    {Type.ABOUT, Type.ABOUT_REPLY, Type.CLEAR, Type.SAVE, Type.SAVED, Type.LOAD, Type.SAMPLE,
-     Type.SAMPLED, Type.GET, Type.GOT, Type.UPDATE, Type.DELETE, Type.PRIORITIZE}
-)  # fmt: skip
-"""Messages that sessions of version 2 do not have: the calls of a table."""
-SINCE_5 = frozenset({Type.TOTALS, Type.TOTALS_REPLY})
-"""Messages that sessions of version 4 do not have: those of a cluster."""
-
-
-MUST_UNDERSTAND = 0xF0
-"""The half of a header's flags that a receiver may not ignore."""
 ACK_NOW = 0x01
-"""INSERT: the writer waits for the ACK, do not delay it. May be ignored."""
+"""INSERT: the writer waits for the ACK, do not delay it."""
 SENT_BEFORE = 0x02
 """INSERT: an earlier server received this message and may have delivered its rows."""
-WHOLE = 0x01
-"""STATUS: the answer may have a data frame. A server that does not know this ignores it."""
 REDELIVERED = 0x02
 """BATCH: it has rows that a learner may have had before; the field of that name says which."""
 SHARED = 0x10
 """BATCH, INSERT: the rows are not in the message but in a slot of shared memory."""
-KNOWN = {Type.BATCH: SHARED, Type.INSERT: SHARED}
-"""Flags of the upper half that each kind of message may carry."""
+FLAGS = {Type.BATCH: REDELIVERED | SHARED, Type.INSERT: ACK_NOW | SENT_BEFORE | SHARED}
+"""Flags that each kind of message may carry."""
 
 TERMINATED, TRUNCATED, FINAL, SHOWN = 1, 2, 4, 8
 """Flags of an inserted row.

@@ -46,25 +46,13 @@ class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Hello(Control, frozen=True, kw_only=True):
-    """The first message of a client, in the oldest version that it understands.
-
-    ``client`` is drawn once per process.
-    """
+    """The first message of a client; ``client`` is drawn once per process."""
 
     TYPE = Type.HELLO
     client: Id
     pid: U32
     host: Name
-    oldest: U8
-    newest: U8
     user_agent: Text = ""
-    token: Annotated[bytes, Meta(max_length=256)] | None = None
-
-    def __post_init__(self) -> None:
-        if self.oldest > self.newest:
-            raise ValueError(
-                f"oldest version {self.oldest} is newer than the newest, {self.newest}"
-            )
 
 
 class Welcome(Control, frozen=True, kw_only=True):
@@ -74,7 +62,6 @@ class Welcome(Control, frozen=True, kw_only=True):
     """
 
     TYPE = Type.WELCOME
-    version: U8
     incarnation: Id
     heartbeat_s: Seconds
     silence_s: Seconds
@@ -103,8 +90,8 @@ class Writer(Control, frozen=True, kw_only=True, omit_defaults=True):
 
     INSERTs below ``applied`` are in the table, those below ``durable`` outlive the server.
 
-    Since version 3: ``no_priorities``, why the table takes none. Since version 5: ``queue``, the
-    table is one, and a writer is to hold what the window says, and one message.
+    ``no_priorities``: why the table takes none. ``queue``: the table is one, and a writer is to
+    hold what the window says, and one message.
     """
 
     TYPE = Type.WRITER
@@ -128,10 +115,7 @@ class CloseWriter(Control, frozen=True, kw_only=True):
 class SequenceView(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """Sequences of steps; the fields are the settings of `async_loader.Sequences`.
-
-    Since version 5: the boundary "cross".
-    """
+    """Sequences of steps; the fields are the settings of `async_loader.Sequences`."""
 
     length: Count
     stride: Count
@@ -166,11 +150,7 @@ class HindsightView(
 class View(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """Transitions over ``n`` steps, discounted by ``gamma``; or sequences, or hindsight goals.
-
-    Since version 3: of the field ``reward``. Since version 4: ``sequences``, with which the others
-    are left out. Since version 5: ``hindsight``, likewise.
-    """
+    """Transitions over ``n`` steps, discounted by ``gamma``; or sequences, or hindsight goals."""
 
     n: Count | None = None
     gamma: Share | None = None
@@ -184,25 +164,14 @@ class View(
         if others > 1 or numbers != ((False, False) if others else (True, True)):
             raise ValueError("a view has n and gamma, or sequences, or hindsight")
 
-    @property
-    def needs(self) -> tuple[int, str]:
-        """The oldest version that has this view, and what of it is so new."""
-        if self.hindsight is not None:
-            return 5, "a view of hindsight goals"
-        if self.sequences is not None:
-            crosses = self.sequences.boundary == "cross"
-            what = "a view of sequences"
-            return (5, f"{what} with boundary='cross'") if crosses else (4, what)
-        return (3, "a view of another reward") if self.reward != "reward" else (2, "a view")
-
 
 class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     """``together``: batches that one message may hold, over tcp.
 
-    Since version 3: ``min_size``, the items that each batch waits for, and ``sampler``, one of this
-    reader's own, as in a configuration. Since version 5: ``max_lag``, the versions that the policy
-    of a step may be behind; and ``masses``, with which ``weight`` is what a row's probability is in
-    proportion to, and READER has the sampler.
+    ``min_size``: the items that each batch waits for. ``sampler``: one of this reader's own, as in
+    a configuration. ``max_lag``: the versions that the policy of a step may be behind. With
+    ``masses``, ``weight`` is what a row's probability is in proportion to, and READER has the
+    sampler.
     """
 
     TYPE = Type.OPEN_READER
@@ -231,9 +200,8 @@ class Reader(Control, frozen=True, kw_only=True, omit_defaults=True):
 
     ``leased`` rows must be returned.
 
-    Since version 4: ``eta``, if each row is a sequence; see `SequenceView`. Since version 5, if
-    OPEN_READER asks for ``masses``: ``sampler``, as in a configuration; ``nil`` if it has no name
-    there.
+    ``eta``: if each row is a sequence; see `SequenceView`. ``sampler``: if OPEN_READER asks for
+    ``masses``, as in a configuration; ``nil`` if it has no name there.
     """
 
     TYPE = Type.READER
@@ -264,21 +232,6 @@ class TotalsReply(Control, frozen=True, kw_only=True, omit_defaults=True):
     mass: Annotated[float, Meta(ge=0)] | None = None
     least: Annotated[float, Meta(ge=0)] | None = None
     uses_up: bool = False
-
-
-class StatusReply(Control, frozen=True, kw_only=True):
-    """``status`` is empty if it is in the data frame.
-
-    It may be there for a STATUS with the flag WHOLE, if it is too large for a control message.
-    """
-
-    TYPE = Type.STATUS_REPLY
-    status: dict[str, Any]
-
-    def check_data(self, nbytes: int | None) -> None:
-        """See `Control`."""
-        if self.status:
-            one_or_none(self, nbytes, False)
 
 
 class Latest(Control, frozen=True, kw_only=True):
@@ -386,7 +339,7 @@ class Published(Control, frozen=True, kw_only=True):
 
 
 class Error(Control, frozen=True, kw_only=True):
-    """The same in all versions. ``code`` may be one of a later version."""
+    """The same in all versions. ``code`` may be one of another version."""
 
     TYPE = Type.ERROR
     code: U16

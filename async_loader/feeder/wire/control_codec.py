@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,6 @@ KINDS = [
 ]
 DECODERS = {kind.TYPE: msgspec.msgpack.Decoder(kind) for kind in KINDS}
 _encoder = msgspec.msgpack.Encoder()
-_plain_values = msgspec.msgpack.Decoder(dict[str, Any])
 _OFTEN = (Type.SAMPLE, Type.SAMPLED)
 """Kinds whose bodies repeat: decoding one costs more than the call itself."""
 _SHORT = 512
@@ -80,23 +78,6 @@ def _decode(kind: Type, data: bytes) -> Control:
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise Malformed(f"{kind.name}: {error}") from None
     return body
-
-
-def pack_status(status: dict[str, Any]) -> bytes:
-    """Return a status as the data frame of a STATUS_REPLY."""
-    return _encoder.encode(status)
-
-
-def status_in(body: control.StatusReply, frame: Any) -> dict[str, Any]:
-    """Return the status of a STATUS_REPLY with this data frame, or ``None``. Raises Malformed."""
-    if frame is None:
-        return body.status
-    data = bytes(frame)
-    scan.check(data)
-    try:
-        return _plain_values.decode(data)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        raise Malformed(f"the data frame of STATUS_REPLY: {error}") from None
 
 
 def _bounded(kind: Type, size: int, most: int) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from async_loader.errors import Malformed
+from async_loader.feeder.wire import scan
 from async_loader.feeder.wire.codes import Type
 
 Buffer = Any
@@ -24,6 +25,7 @@ _APPLIED = struct.Struct("<2Q")
 _GRANTED = struct.Struct("<2Q")
 _CLOSED = struct.Struct("<2Q")
 _SLOT = struct.Struct("<4I")
+_plain_values = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 class Data(msgspec.Struct, frozen=True, eq=False):
@@ -57,10 +59,17 @@ class Done(Empty, frozen=True):
 
 
 class Status(Empty, frozen=True):
-    """``whole``: in the header's flags; a status of any size is wanted, see `StatusReply`."""
-
     TYPE = Type.STATUS
-    whole: bool = False
+
+
+class StatusReply(Data, frozen=True):
+    """A map of plain values in msgpack, of any size."""
+
+    TYPE = Type.STATUS_REPLY
+    status: dict[str, Any]
+
+    def pack(self) -> list[Buffer]:
+        return [msgspec.msgpack.encode(self.status)]
 
 
 class Drain(Empty, frozen=True):
@@ -247,6 +256,8 @@ def unpack(kind: Type, rows: int, frames: Sequence[memoryview]) -> Data:
         return Return(vector(_only(kind, frames), np.dtype("<u8"), rows, "leases"))
     if kind is Type.BATCH:
         return _slots(rows, _only(kind, frames))
+    if kind is Type.STATUS_REPLY:
+        return _status(_only(kind, frames))
     if kind is Type.APPLIED:
         return Applied(*_fixed(_APPLIED, kind, frames))
     return (Gap if kind is Type.GAP else Ack)(*_fixed(_ACK, kind, frames))
@@ -311,6 +322,15 @@ def _slots(count: int, frame: memoryview) -> SlotBatches:
             "each, 1 or more"
         )
     return SlotBatches([InSlot(*place) for place in _SLOT.iter_unpack(frame)])
+
+
+def _status(frame: memoryview) -> StatusReply:
+    packed = frame.tobytes()
+    scan.check(packed)
+    try:
+        return StatusReply(_plain_values.decode(packed))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Malformed(f"STATUS_REPLY: {error}") from None
 
 
 def _only(kind: Type, frames: Sequence[memoryview]) -> memoryview:

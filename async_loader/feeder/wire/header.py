@@ -3,8 +3,8 @@
 ::
 
      0  magic "ALDR"          16  sequence u64         40  body bytes u64
-     4  version spoken u8     24  number u32           48  reserved, 12 bytes of 0
-     5  oldest understood u8  28  schema id u32        60  CRC32C of bytes 0..59, u32
+     4  version u8            24  number u32           48  reserved, 12 bytes of 0
+     5  reserved u8, 0        28  schema id u32        60  CRC32C of bytes 0..59, u32
      6  type u8               32  rows u32
      7  flags u8              36  frames u16
      8  session u64           38  reserved u16, 0
@@ -26,10 +26,8 @@ from async_loader.feeder.wire.codes import ErrorCode, Type
 
 BYTES = 64
 MAGIC = b"ALDR"
-OLDEST, NEWEST = 2, 5
-"""Versions that this package understands. Version 3 adds messages and optional fields, version 4
-views of sequences, version 5 views of hindsight goals, ``max_lag``, and what a cluster asks of its
-shards."""
+VERSION = 1
+"""Of the wire. A peer of another one is refused."""
 
 _FRONT = struct.Struct("<4s4B2Q3I2HQ12x")
 _WHOLE = struct.Struct("<4s4B2Q3I2HQ12xI")
@@ -56,8 +54,6 @@ class Header(msgspec.Struct, frozen=True, gc=False):
         Frames that follow, and their bytes together.
     """
 
-    version: int
-    oldest: int
     type: Type
     flags: int
     session: int
@@ -74,8 +70,8 @@ def encode(header: Header) -> bytes:
     h = header
     front = _FRONT.pack(
         MAGIC,
-        h.version,
-        h.oldest,
+        VERSION,
+        0,
         h.type,
         h.flags,
         h.session,
@@ -96,7 +92,7 @@ def decode(frame: Any) -> Header:
     Raises
     ------
     Malformed
-        MALFORMED, VERSION, or UNSUPPORTED for types and flags of later versions.
+        MALFORMED, VERSION, or UNSUPPORTED for types and flags that are not known.
     """
     size = len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes
     if size != BYTES:
@@ -108,7 +104,7 @@ def decode(frame: Any) -> Header:
     (
         magic,
         version,
-        oldest,
+        _,
         kind,
         flags,
         session,
@@ -133,7 +129,7 @@ def decode(frame: Any) -> Header:
     known = _TYPES.get(kind)
     # An ERROR is read in all versions: see NOTE [errors are for all ages] in the package.
     if known is not Type.ERROR:
-        refused = _refused(version, oldest, kind, known, flags)
+        refused = _refused(version, kind, known, flags)
         if refused is not None:
             refused.type, refused.session, refused.sequence, refused.number = (
                 kind,
@@ -143,46 +139,16 @@ def decode(frame: Any) -> Header:
             )
             raise refused
     assert known is not None
-    return Header(
-        version, oldest, known, flags, session, sequence, number, schema, rows, frames, body
-    )
+    return Header(known, flags, session, sequence, number, schema, rows, frames, body)
 
 
-def _refused(
-    version: int, oldest: int, kind: int, known: Type | None, flags: int
-) -> Malformed | None:
-    if not OLDEST <= version <= NEWEST:
-        text = (
-            f"the message is of version {version} (its sender understands {oldest} and later), "
-            f"here {OLDEST} to {NEWEST}"
-        )
-        return Malformed(f"{text} are understood: update the older side", ErrorCode.VERSION, NEWEST)
+def _refused(version: int, kind: int, known: Type | None, flags: int) -> Malformed | None:
+    if version != VERSION:
+        text = f"the message is of version {version} of the wire, here it is {VERSION}"
+        return Malformed(f"{text}: update the older side", ErrorCode.VERSION, VERSION)
     if known is None:
-        text = f"type {kind} is not one of version {NEWEST}: update this side"
-        return Malformed(text, ErrorCode.UNSUPPORTED)
-    strange = flags & codes.MUST_UNDERSTAND
-    if strange and (strange := strange & ~codes.KNOWN.get(known, 0)):
-        text = (
-            f"{known.name} carries flags {strange:#04x}, which must be understood and are not: "
-            "update this side"
-        )
+        return Malformed(f"there is no message of type {kind}", ErrorCode.UNSUPPORTED)
+    if strange := flags & ~codes.FLAGS.get(known, 0):
+        text = f"{known.name} has flags {strange:#04x}, which are not known"
         return Malformed(text, ErrorCode.UNSUPPORTED)
     return None
-
-
-def agree(ours: tuple[int, int], theirs: tuple[int, int]) -> int:
-    """Return the newest version that both sides understand; each side is (oldest, newest).
-
-    Raises
-    ------
-    Malformed
-        VERSION, if it is the only reason.
-    """
-    version = min(ours[1], theirs[1])
-    if version < max(ours[0], theirs[0]) or theirs[0] > theirs[1]:
-        text = (
-            f"versions {ours[0]} to {ours[1]} are understood here, {theirs[0]} to {theirs[1]} "
-            "there: update the older side"
-        )
-        raise Malformed(text, ErrorCode.VERSION, ours[1])
-    return version

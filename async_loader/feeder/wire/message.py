@@ -25,7 +25,7 @@ class Message(msgspec.Struct, frozen=True, eq=False):
     ----------
     body : Control or Data
         Its class is the kind of message.
-    session, sequence, number, schema, flags, version, oldest : int
+    session, sequence, number, schema, flags : int
         As in `Header`.
     data : buffer, optional
         The data frame of WEIGHTS, PUBLISH, and calls of a table.
@@ -37,8 +37,6 @@ class Message(msgspec.Struct, frozen=True, eq=False):
     number: int = 0
     schema: int = 0
     flags: int = 0
-    version: int = header.NEWEST
-    oldest: int = header.OLDEST
     data: Any = None
 
     @property
@@ -48,18 +46,8 @@ class Message(msgspec.Struct, frozen=True, eq=False):
     def reply(
         self, body: Control | Data, *, schema: int = 0, data: Buffer | None = None
     ) -> Message:
-        """Return an answer: same session, sequence, number and version."""
-        return Message(
-            body,
-            self.session,
-            self.sequence,
-            self.number,
-            schema,
-            0,
-            self.version,
-            self.oldest,
-            data,
-        )
+        """Return an answer: same session, sequence and number."""
+        return Message(body, self.session, self.sequence, self.number, schema, data=data)
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -81,12 +69,10 @@ def encode(message: Message) -> list[Buffer]:
         frames, rows = body.pack(), body.count
     shared = isinstance(body, SlotBatches | SlotInsert)
     flags = message.flags | codes.SHARED if shared else message.flags
-    if isinstance(body, data.Status) and body.whole:
-        flags |= codes.WHOLE
     size = sum(len(f) if isinstance(f, bytes) else memoryview(f).nbytes for f in frames)
     head = Header(
-        message.version, message.oldest, body.TYPE, flags, message.session, message.sequence,
-        message.number, message.schema, rows, len(frames), size,
+        body.TYPE, flags, message.session, message.sequence, message.number, message.schema, rows,
+        len(frames), size,
     )  # fmt: skip
     return [header.encode(head), *frames]
 
@@ -125,7 +111,7 @@ def refuse(error: Malformed) -> Message | None:
     if error.type == Type.ERROR:
         return None
     body = Error.of(ErrorCode(error.code), str(error), error.expected)
-    return Message(body, error.session, error.sequence, error.number, version=header.OLDEST)
+    return Message(body, error.session, error.sequence, error.number)
 
 
 def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
@@ -141,8 +127,7 @@ def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
     elif kind in data.EMPTY:
         if views:
             raise Malformed(f"{kind.name} has {len(views)} body frames, it takes none")
-        whole = kind is Type.STATUS and bool(head.flags & codes.WHOLE)
-        body = data.Status(whole=True) if whole else data.EMPTY[kind]()
+        body = data.EMPTY[kind]()
     elif kind not in control_codec.DECODERS:
         body = data.unpack(kind, head.rows, views)
     else:
@@ -151,17 +136,7 @@ def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
         body = control_codec.unpack(kind, views[0], limits.control_bytes)
         _check_part(body, views[1:])
         part = views[1] if len(views) > 1 else None
-    return Message(
-        body,
-        head.session,
-        head.sequence,
-        head.number,
-        head.schema,
-        head.flags,
-        head.version,
-        head.oldest,
-        part,
-    )
+    return Message(body, head.session, head.sequence, head.number, head.schema, head.flags, part)
 
 
 def _bodies(head: Header, frames: Sequence[Any], limits: Limits) -> list[memoryview]:

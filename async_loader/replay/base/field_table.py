@@ -17,10 +17,19 @@ WRITING = 5
 """Columns for writing."""
 # For reading only.
 FRAMES = 5  # rows that the field shows
-ANCHOR = 6  # the row of an item at which they end; see views.py
+SHOWN = 6  # which row of an item they end at, or what is computed; see below
 ZERO_PADDED = 7  # 1: frames before the episode's start are zeros; 0: its first frame
-READING = 8
+TIMES = 8  # places of a time axis; 0: the field has none
+UNIT = 9  # bytes of a number that is summed up
+READING = 10
 """Columns for reading."""
+
+STEP, AFTER, LAST, GOAL = range(4)
+"""Rows: the item's step, the one after its last step, its last step, the one of its new goal. With
+a time axis the first two are those of each step.
+"""
+RETURN, DISCOUNT, MASK, IS_FIRST, STEP_INDEX, RELABELLED, STEPS = range(4, 11)
+"""What is computed. See `ReadPlan`."""
 
 NO_FIELDS: Ids = np.empty((0, WRITING), np.int64)
 NO_PRIORITIES: Floats = np.empty(0)

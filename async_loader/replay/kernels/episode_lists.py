@@ -16,9 +16,7 @@ from async_loader.replay.base.episode_lists import (
     END,
     FIRST,
     HEAD,
-    OLD,
     PLACE_BITS,
-    ROUND,
     SIZE,
     SPARE,
 )
@@ -32,9 +30,8 @@ from async_loader.replay.base.row_format import (
     ROWS,
     STRIDE,
 )
-from async_loader.replay.kernels.linked_rows import neighbour
 from async_loader.replay.kernels.machine import load, prefetch
-from async_loader.replay.kernels.row_address import holds, there
+from async_loader.replay.kernels.row_address import fetch_run, holds, neighbour, there
 
 NONE, GONE = -1, -2
 _STEPS_AHEAD = 8
@@ -45,9 +42,9 @@ _POSITION = (1 << PLACE_BITS) - 1
 def find_place(places: Any, lists: Any, row: int, name: int) -> tuple[int, int]:
     """Return the head of the list that holds an id, and the id's position; `NONE` without one."""
     head, position = places[row] >> PLACE_BITS, places[row] & _POSITION
-    if lists[head + SIZE] >= 0 or position >= lists[head + COUNT]:
-        return NONE, 0
-    return (head, position) if lists[head + HEAD + position] == name else (NONE, 0)
+    if position < lists[head + COUNT] and lists[head + HEAD + position] == name:
+        return head, position
+    return NONE, 0
 
 
 @kernel(inline=True)
@@ -79,56 +76,39 @@ def _followed(g: Any, row: int, name: int, link: int) -> tuple[int, int]:
 
 
 @kernel(inline=True)
-def _fetch_on(g: Any, row: int, found: int, first: bool) -> None:
-    """Begin to load a row that is visited later: they mostly lie as far from each other as
-    ``found`` does from ``row``. At the first step of a walk, all up to that one.
-    """
-    step = found - row
-    for ahead in range(2 if first else _STEPS_AHEAD, _STEPS_AHEAD + 1):
-        place = row + ahead * step
-        if 0 <= place < g[ROWS]:
-            prefetch(g[BASE] + place * g[STRIDE])
+def _fetch_on(g: Any, row: int, found: int, walked: bool) -> None:
+    """Begin to load a row that is visited later; at the first step of a walk, all up to it."""
+    fetch_run(g, row, found - row, _STEPS_AHEAD if walked else 2, _STEPS_AHEAD, 1)
 
 
 @kernel(inline=True)
-def _give_up_before(lists: Any, marks: Any, end: int) -> None:
-    """Give up the lists of the earlier round that begin before ``end``."""
-    while marks[OLD] < min(end, marks[ROUND]):
-        size = -lists[marks[OLD] + SIZE]
-        lists[marks[OLD] + SIZE] = 0
-        marks[OLD] += size
-
-
-@kernel(inline=True)
-def _begin(lists: Any, marks: Any, size: int) -> int:
+def _begin(places: Any, lists: Any, size: int) -> int:
     """Begin a list of this many words, its head included. Return its head."""
-    if marks[END] + size > len(lists):
-        _give_up_before(lists, marks, len(lists))
-        marks[ROUND] = marks[END]
-        marks[END] = marks[OLD] = 0
-    head = marks[END]
-    marks[END] += size
-    _give_up_before(lists, marks, marks[END])
-    lists[head + SIZE] = -size
+    if lists[END] + size > len(lists):
+        for row in range(len(places)):
+            places[row] = 0
+        lists[END] = HEAD
+    head = lists[END]
+    lists[END] += size
+    lists[head + SIZE] = size
     lists[head + COUNT] = lists[head + FIRST] = lists[head + CLOSED] = 0
     return head
 
 
 @kernel(inline=True)
-def _grow(g: Any, places: Any, lists: Any, marks: Any, head: int) -> int:
+def _grow(g: Any, places: Any, lists: Any, head: int) -> int:
     """Make room for more ids. Return the head of the list, which may have moved."""
-    size = -lists[head + SIZE]
-    if head + size == marks[END] and marks[END] + size <= len(lists):
-        marks[END] += size
-        _give_up_before(lists, marks, marks[END])
-        lists[head + SIZE] = -2 * size
+    size = lists[head + SIZE]
+    if head + size == lists[END] and lists[END] + size <= len(lists):
+        lists[END] += size
+        lists[head + SIZE] = 2 * size
         return head
     first, count = lists[head + FIRST], lists[head + COUNT]
     while first < count and not there(g, lists[head + HEAD + first]):
         first += 1
     count -= first
     lists[head + COUNT] = 0
-    moved = _begin(lists, marks, HEAD + SPARE + count + count // 2)
+    moved = _begin(places, lists, HEAD + SPARE + count + count // 2)
     # upwards: the new list may overlap the old one, and then begins before it
     for k in range(count):
         name = lists[head + HEAD + first + k]
@@ -139,10 +119,10 @@ def _grow(g: Any, places: Any, lists: Any, marks: Any, head: int) -> int:
 
 
 @kernel(inline=True)
-def _add(g: Any, places: Any, lists: Any, marks: Any, head: int, row: int, name: int) -> int:
+def _add(g: Any, places: Any, lists: Any, head: int, row: int, name: int) -> int:
     """Add an id to a list. Return the head of the list, which may have moved."""
-    if HEAD + lists[head + COUNT] == -lists[head + SIZE]:
-        head = _grow(g, places, lists, marks, head)
+    if HEAD + lists[head + COUNT] == lists[head + SIZE]:
+        head = _grow(g, places, lists, head)
     count = lists[head + COUNT]
     lists[head + HEAD + count] = name
     places[row] = head << PLACE_BITS | count
@@ -151,84 +131,74 @@ def _add(g: Any, places: Any, lists: Any, marks: Any, head: int, row: int, name:
 
 
 @kernel(inline=True)
-def _close(lists: Any, marks: Any, head: int) -> None:
+def _close(lists: Any, head: int) -> None:
     """Note that no id will follow, and give back the room of the newest list."""
     lists[head + CLOSED] = 1
-    if head - lists[head + SIZE] == marks[END]:
-        size = HEAD + max(1, lists[head + COUNT])
-        marks[END] += size + lists[head + SIZE]
-        lists[head + SIZE] = -size
+    if head + lists[head + SIZE] == lists[END]:
+        lists[head + SIZE] = HEAD + max(1, lists[head + COUNT])
+        lists[END] = head + lists[head + SIZE]
 
 
 @kernel(inline=True)
-def _extend(
-    g: Any, places: Any, lists: Any, marks: Any, head: int, following: bool
-) -> tuple[int, int]:
-    """Add the ids that follow the last of a list. Return the rows that were visited, and whether
-    none of those was gone.
-    """
-    name = lists[head + HEAD + lists[head + COUNT] - 1]
-    row, visited = name % g[ROWS], 0
+def _extend(g: Any, places: Any, lists: Any, head: int, following: bool) -> bool:
+    """Add the ids that follow the last of a list. Return whether none of their rows was gone."""
+    name, walked = lists[head + HEAD + lists[head + COUNT] - 1], False
+    row = name % g[ROWS]
     while True:
-        visited += 1
         flags = load(g[BASE] + row * g[STRIDE] + FLAGS)
         found, other = _followed(g, row, name, NEXT)
         if other == GONE:
-            return visited, 0
+            return False
         if flags & FINAL and not following:  # a step that became the observation after one
             lists[head + COUNT] -= 1
         if flags & FINAL or (flags & ENDS and not following):
             break
         if other == NONE:
-            return visited, 1
+            return True
         if not following and load(g[BASE] + found * g[STRIDE] + FLAGS) & FINAL:
             break
-        _fetch_on(g, row, found, visited == 1)
-        row, name = found, other
-        head = _add(g, places, lists, marks, head, row, name)
-    _close(lists, marks, head)
-    return visited, 1
+        _fetch_on(g, row, found, walked)
+        row, name, walked = found, other, True
+        head = _add(g, places, lists, head, row, name)
+    _close(lists, head)
+    return True
 
 
 @kernel(inline=True)
-def _list_before(
-    g: Any, places: Any, lists: Any, marks: Any, row: int, name: int
-) -> tuple[int, int]:
+def _list_before(g: Any, places: Any, lists: Any, row: int, name: int) -> int:
     """Find or begin the list that an id belongs to, from an earlier id of its episode on. Return
-    its head, and the rows that were visited.
+    its head.
     """
-    visited = 0
+    walked = 0
     while True:
-        visited += 1
         found, other = _followed(g, row, name, PREV)
         if other < 0:
-            head = _begin(lists, marks, HEAD + SPARE + visited)
-            return _add(g, places, lists, marks, head, row, name), visited
-        _fetch_on(g, row, found, visited == 1)
-        row, name = found, other
+            head = _begin(places, lists, HEAD + SPARE + walked + 1)
+            return _add(g, places, lists, head, row, name)
+        _fetch_on(g, row, found, walked > 0)
+        row, name, walked = found, other, walked + 1
         head, _ = find_place(places, lists, row, name)
         if head >= 0:
-            return head, visited
+            return head
 
 
 @kernel(inline=True)
 def find_step(
-    g: Any, places: Any, lists: Any, marks: Any, row: int, name: int, following: bool
-) -> tuple[int, int, int]:
-    """Return the head of the list of an episode's ids, the position of this one, and the rows that
-    were visited; `GONE` in place of the head where a row went.
+    g: Any, places: Any, lists: Any, row: int, name: int, following: bool
+) -> tuple[int, int]:
+    """Return the head of the list of an episode's ids, and the position of this one; `GONE` in
+    place of the head where a row went.
 
     ``following``: the observation after the last step has a place in the list.
     """
     head, position = find_place(places, lists, row, name)
     if head >= 0 and lists[head + CLOSED]:
-        return head, position, 0
-    visited = 0
+        return head, position
     if head < 0:
-        head, visited = _list_before(g, places, lists, marks, row, name)
-    more, whole = _extend(g, places, lists, marks, head, following)
+        head = _list_before(g, places, lists, row, name)
+    whole = _extend(g, places, lists, head, following)
     head, position = find_place(places, lists, row, name)  # the list may have moved
-    return (head if head >= 0 and whole else GONE), position, visited + more
+    return (head if head >= 0 and whole else GONE), position
 
 
 @kernel(inline=True)

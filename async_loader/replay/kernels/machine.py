@@ -71,23 +71,6 @@ before_stores = _fence("release")
 after_loads = _fence("acquire")
 """Order all earlier loads before all later ones."""
 
-full_fence = _fence("seq_cst")
-"""Make all earlier stores visible before any later load."""
-
-
-@intrinsic
-def compare_and_swap(typingctx: Any, address: Any, old: Any, new: Any) -> Any:
-    """Store ``new`` in 8 aligned bytes if they hold ``old``, atomically.
-    Return whether they did.
-    """
-
-    def emit(builder: Any, given: Any) -> Any:
-        place = _at(builder, given[0])
-        swapped = builder.cmpxchg(place, given[1], given[2], "acq_rel", "acquire")
-        return builder.extract_value(swapped, 1)
-
-    return types.boolean(types.int64, types.int64, types.int64), _value(emit)
-
 
 @intrinsic
 def _memcpy(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
@@ -145,31 +128,37 @@ def call32(typingctx: Any, function: Any, argument: Any) -> Any:
     return types.int64(types.int64, types.int64), _value(emit)
 
 
-def _access(bits: int) -> tuple[Any, Any]:
-    """Make a load and a store of this many bits at any address."""
-    item = ir.IntType(bits)
+def _access(bits: int, real: bool = False) -> tuple[Any, Any]:
+    """Make a load and a store of a number of this many bits at any address; the value is an int64,
+    or a float64.
+    """
+    wide, value_type = (ir.DoubleType(), types.float64) if real else (_WORD, types.int64)
+    item = wide if bits == 64 else ir.FloatType() if real else ir.IntType(bits)
+    extend, cut = ("fpext", "fptrunc") if real else ("zext", "trunc")
 
     @intrinsic
     def peek(typingctx: Any, address: Any) -> Any:
         def emit(builder: Any, given: Any) -> Any:
             value = builder.load(_at(builder, given[0], item), align=1)
-            return value if bits == 64 else builder.zext(value, _WORD)
+            return value if bits == 64 else getattr(builder, extend)(value, wide)
 
-        return types.int64(types.int64), _value(emit)
+        return value_type(types.int64), _value(emit)
 
     @intrinsic
     def poke(typingctx: Any, address: Any, value: Any) -> Any:
         def emit(builder: Any, given: Any) -> None:
-            value = given[1] if bits == 64 else builder.trunc(given[1], item)
+            value = given[1] if bits == 64 else getattr(builder, cut)(given[1], item)
             builder.store(value, _at(builder, given[0], item), align=1)
 
-        return types.void(types.int64, types.int64), _nothing(emit)
+        return types.void(types.int64, value_type), _nothing(emit)
 
     return peek, poke
 
 
 peek64, poke64 = _access(64)
 peek8, poke8 = _access(8)
+peek_float, poke_float = _access(64, real=True)
+peek_float32, poke_float32 = _access(32, real=True)
 
 
 def _mover(count: int) -> Any:
@@ -220,6 +209,24 @@ def copy(target: int, source: int, count: int) -> None:
             poke8(target + i, peek8(source + i))
 
 
+def _runner(move: Any, size: int) -> Any:
+    """Make `copy_run` of pieces of ``size`` to ``2 * size`` bytes."""
+
+    @kernel(inline=True)
+    def run(target: int, source: int, apart: int, pieces: int, count: int) -> None:
+        for _ in range(pieces):
+            move(target, source)
+            move(target + count - size, source + count - size)
+            target, source = target + count, source + apart
+
+    return run
+
+
+_run32, _run16, _run8, _run4 = (
+    _runner(move, size) for move, size in ((_move32, 32), (_move16, 16), (_move8, 8), (_move4, 4))
+)
+
+
 @kernel(inline=True)
 def copy_run(target: int, source: int, apart: int, pieces: int, count: int) -> None:
     """Copy ``pieces`` times ``count`` bytes, which lie ``apart`` bytes from each other, one behind
@@ -229,64 +236,17 @@ def copy_run(target: int, source: int, apart: int, pieces: int, count: int) -> N
     """
     if count == apart:
         copy(target, source, pieces * count)
-    elif 64 < count <= 96:
-        for _ in range(pieces):
-            _move32(target, source)
-            _move32(target + 32, source + 32)
-            _move32(target + count - 32, source + count - 32)
-            target, source = target + count, source + apart
     elif 32 <= count <= 64:
-        for _ in range(pieces):
-            _move32(target, source)
-            _move32(target + count - 32, source + count - 32)
-            target, source = target + count, source + apart
+        _run32(target, source, apart, pieces, count)
     elif 16 <= count < 32:
-        for _ in range(pieces):
-            _move16(target, source)
-            _move16(target + count - 16, source + count - 16)
-            target, source = target + count, source + apart
+        _run16(target, source, apart, pieces, count)
     elif 8 <= count < 16:
-        for _ in range(pieces):
-            _move8(target, source)
-            _move8(target + count - 8, source + count - 8)
-            target, source = target + count, source + apart
+        _run8(target, source, apart, pieces, count)
     elif 4 <= count < 8:
-        for _ in range(pieces):
-            _move4(target, source)
-            _move4(target + count - 4, source + count - 4)
-            target, source = target + count, source + apart
+        _run4(target, source, apart, pieces, count)
     elif count == 1:
-        for _ in range(pieces):
-            poke8(target, peek8(source))
-            target, source = target + 1, source + apart
+        for k in range(pieces):
+            poke8(target + k, peek8(source + k * apart))
     else:
-        for _ in range(pieces):
-            copy(target, source, count)
-            target, source = target + count, source + apart
-
-
-def _float_access(item: Any) -> tuple[Any, Any]:
-    """Make a load and a store of a float of this type at any address; the value is a float64."""
-    double = ir.DoubleType()
-
-    @intrinsic
-    def peek(typingctx: Any, address: Any) -> Any:
-        def emit(builder: Any, given: Any) -> Any:
-            value = builder.load(_at(builder, given[0], item), align=1)
-            return value if item == double else builder.fpext(value, double)
-
-        return types.float64(types.int64), _value(emit)
-
-    @intrinsic
-    def poke(typingctx: Any, address: Any, value: Any) -> Any:
-        def emit(builder: Any, given: Any) -> None:
-            value = given[1] if item == double else builder.fptrunc(given[1], item)
-            builder.store(value, _at(builder, given[0], item), align=1)
-
-        return types.void(types.int64, types.float64), _nothing(emit)
-
-    return peek, poke
-
-
-peek_float, poke_float = _float_access(ir.DoubleType())
-peek_float32, poke_float32 = _float_access(ir.FloatType())
+        for k in range(pieces):
+            copy(target + k * count, source + k * apart, count)

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from async_loader.replay.base import read_table as t
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.field_table import (
-    ANCHOR,
-    ARRAY_ADDRESS,
-    ARRAY_STRIDE,
-    FRAMES,
-    NBYTES,
-    ROW_ADDRESS,
-    ROW_STRIDE,
-    ZERO_PADDED,
-)
 from async_loader.replay.base.row_format import (
     ALIVE,
     BASE,
     CAPACITY,
     CURSOR,
     DELETED,
-    ENDS,
     FINAL,
     FLAGS,
     ID,
@@ -34,280 +24,173 @@ from async_loader.replay.base.row_format import (
     TOP,
     VERSION_ONE,
 )
-from async_loader.replay.kernels.linked_rows import copy_linked_rows
-from async_loader.replay.kernels.machine import after_loads, copy, load, memzero, peek8
-from async_loader.replay.kernels.row_address import AHEAD, at, fetch, get_row, holds
+from async_loader.replay.kernels.item_fields import copy_item
+from async_loader.replay.kernels.machine import after_loads, load, peek8
+from async_loader.replay.kernels.row_address import (
+    AHEAD,
+    fetch,
+    fetch_run,
+    get_row,
+    holds,
+    neighbour,
+)
+from async_loader.replay.kernels.walking import unchanged, visit, walk_back, walk_on
 
 
 @kernel(inline=True)
-def visit(g: Any, name: int, place: int, names: Any, stamps: Any) -> bool:
-    """Record the version of a row that is being read.
-
-    Return whether it is there and not being patched.
-    """
-    address = at(g, name)
-    names[place] = name
-    stamps[place] = load(address + FLAGS)
-    return holds(address, name) and stamps[place] & VERSION_ONE == 0
-
-
-@kernel(inline=True)
-def walk_back(g: Any, depth: int, names: Any, stamps: Any) -> bool:
-    """Find the steps before the one at ``depth - 1``, as far as the episode goes; -1 before its
-    start.
-    """
-    for place in range(depth - 1, 0, -1):
-        before = names[place]
-        if before >= 0:
-            before = load(at(g, before) + PREV)
-        names[place - 1] = -1
-        if before >= 0 and not visit(g, before, place - 1, names, stamps):
-            return False
-    return True
+def _fetch_linked(g: Any, row: int, before: int, after: int) -> None:
+    """Begin to load the rows that an item shows beside its own."""
+    address, rows, stride = g[BASE] + row * g[STRIDE], g[ROWS], g[STRIDE]
+    name, past, future = load(address + ID) - 1, load(address + PREV), load(address + NEXT)
+    if after and future >= 0:
+        fetch_run(g, row, neighbour(row, name, future, rows) - row, 1, after, stride)
+    if before and past >= 0:
+        fetch_run(g, row, neighbour(row, name, past, rows) - row, 1, before, stride)
 
 
 @kernel(inline=True)
-def _walk_on(g: Any, depth: int, n: int, successor: bool, names: Any, stamps: Any) -> int:
-    """Find up to ``n`` steps from the one at ``depth - 1`` on.
-
-    Return how many, or 0 if some are missing.
-
-    With ``successor`` the observation after the last of them is visited too. An episode that
-    terminated without a final observation has none: its last step replaces it, and the discount of
-    0 removes its effect.
-    """
-    taken = 0
-    place = depth - 1
-    while taken < n:
-        taken += 1
-        flags = stamps[place]
-        ends = flags & ENDS != 0
-        if not successor and (ends or taken == n):
-            return taken
-        after = load(at(g, names[place]) + NEXT)
-        place += 1
-        if after < 0:
-            names[place] = names[place - 1]
-            stamps[place] = stamps[place - 1]
-            return taken if ends and flags & TERMINATED else 0
-        if not visit(g, after, place, names, stamps):
-            return 0
-        if ends:
-            return taken
-    return taken
+def _row_of(g: Any, rows: Any, ids: Any, i: int) -> int:
+    """Return the row of item ``i``: ``rows`` says it, if it is not empty."""
+    return rows[i] if len(rows) else ids[i] % g[ROWS]
 
 
 @kernel(inline=True)
-def _walk(
-    g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stamps: Any, taken: Any
-) -> None:
-    base, stride, rows = g[BASE], g[STRIDE], g[ROWS]
+def _read_single(g: Any, rows: Any, ids: Any, fields: Any, block: int, taken: Any) -> int:
+    base, stride, gone = g[BASE], g[STRIDE], 0
     for i in range(-AHEAD, len(ids)):
         if i + AHEAD < len(ids):
-            fetch(base + ids[i + AHEAD] % rows * stride, stride)
+            fetch(base + _row_of(g, rows, ids, i + AHEAD) * stride, stride)
         if i < 0:
             continue
-        taken[i] = 0
-        there = (
-            ids[i] >= 0
-            and visit(g, ids[i], depth - 1, names[i], stamps[i])
-            and stamps[i, depth - 1] & FINAL == 0
-        )
-        if there and walk_back(g, depth, names[i], stamps[i]):
-            taken[i] = _walk_on(g, depth, n, successor, names[i], stamps[i])
-
-
-@kernel(keeps_gil=True)
-def walk(
-    g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stamps: Any, taken: Any
-) -> None:
-    """Find the rows of each item: ``names [items, depth + n]``, -1 before the episode's start.
-
-    ``taken [items]``: the number of steps in its return, 0 for an item that is gone.
-    """
-    _walk(g, ids, n, successor, depth, names, stamps, taken)
-
-
-@kernel()
-def walk_on_disk(
-    g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stamps: Any, taken: Any
-) -> None:
-    """As `walk`, where a row may have to come from a disk: releases the GIL."""
-    _walk(g, ids, n, successor, depth, names, stamps, taken)
-
-
-@kernel(keeps_gil=True)
-def returns(
-    g: Any,
-    reward: Any,
-    names: Any,
-    stamps: Any,
-    taken: Any,
-    depth: int,
-    gamma: float,
-    total: Any,
-    discount: Any,
-) -> None:
-    """Compute the discounted sum of rewards of each item, and the factor of its last value:
-    gamma**k, 0 if it terminated.
-
-    ``reward [rows, values]``, ``total [items, values]``, ``discount [items]``. Sutton and Barto,
-    2nd ed., equation 7.1.
-    """
-    for i in range(len(taken)):
-        for v in range(total.shape[1]):
-            total[i, v] = 0
-        discount[i] = 0.0
-        if taken[i] == 0:
-            continue
-        for v in range(total.shape[1]):
-            summed, factor = 0.0, 1.0
-            for k in range(taken[i]):
-                summed += factor * reward[names[i, depth - 1 + k] % g[ROWS], v]
-                factor *= gamma
-            total[i, v] = summed
-        if stamps[i, depth - 2 + taken[i]] & TERMINATED == 0:
-            discount[i] = gamma ** taken[i]
-
-
-@kernel(inline=True)
-def frames_of(g: Any, fields: Any, f: int, target: int, names: Any, end: int) -> None:
-    """Copy one field of one step to an address: ``frames`` rows ending at place ``end``, padded
-    before the episode's start.
-    """
-    source, row_bytes, count = fields[f, ROW_ADDRESS], fields[f, ROW_STRIDE], fields[f, NBYTES]
-    frames, zeros = fields[f, FRAMES], fields[f, ZERO_PADDED]
-    place = end - frames + 1
-    first = max(0, place)
-    while names[first] < 0:
-        first += 1
-    while place < first:
-        if zeros:
-            memzero(target, count)
-        else:
-            copy(target, source + (names[first] % g[ROWS]) * row_bytes, count)
-        target += count
-        place += 1
-    while place <= end:
-        row = names[place] % g[ROWS]
-        together = 1
-        # a column: rows that lie one behind the other are one copy, which takes two thirds of the
-        # time
-        if row_bytes == count:
-            while place + together <= end and names[place + together] % g[ROWS] == row + together:
-                together += 1
-        copy(target, source + row * row_bytes, together * count)
-        target += together * count
-        place += together
-
-
-@kernel(inline=True)
-def same_rows(g: Any, names: Any, stamps: Any, last: int) -> bool:
-    """Return whether no row up to place ``last`` was written since it was visited. See NOTE [row
-    lock].
-    """
-    for place in range(last + 1):
-        name = names[place]
-        if name >= 0:
-            address = at(g, name)
-            if not holds(address, name) or load(address + FLAGS) != stamps[place]:
-                return False
-    return True
-
-
-@kernel(inline=True)
-def _copy_items(
-    g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool
-) -> int:
-    gone = 0
-    for i in range(len(taken)):
-        if taken[i] > 0:
-            for f in range(len(fields)):
-                anchor = fields[f, ANCHOR]
-                frames_of(
-                    g,
-                    fields,
-                    f,
-                    fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
-                    names[i],
-                    depth - 1 if anchor == 0 else depth - 1 + taken[i] - (anchor - 1),
-                )
-            after_loads()
-            if not same_rows(
-                g,
-                names[i],
-                stamps[i],
-                depth - 1 + taken[i] if successor else depth - 2 + taken[i],
-            ):
-                taken[i] = 0
-        gone += taken[i] == 0
-    return gone
-
-
-@kernel(keeps_gil=True)
-def copy_items(
-    g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool
-) -> int:
-    """Copy the items that `walk` found.
-
-    Set ``taken`` to 0 for items that went meanwhile, and return how many did.
-
-    ``fields [fields, 8]``: see field_table.py. Anchors are 0: the step, 1: the row after the last,
-    2: the last.
-    """
-    return _copy_items(g, fields, names, stamps, taken, depth, successor)
-
-
-@kernel()
-def copy_many_items(
-    g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool
-) -> int:
-    """As `copy_items`, for long copies: releases the GIL."""
-    return _copy_items(g, fields, names, stamps, taken, depth, successor)
-
-
-@kernel(inline=True)
-def _read(g: Any, ids: Any, fields: Any, taken: Any) -> int:
-    base, stride, rows, gone = g[BASE], g[STRIDE], g[ROWS], 0
-    for i in range(-AHEAD, len(ids)):
-        if i + AHEAD < len(ids):
-            fetch(base + ids[i + AHEAD] % rows * stride, stride)
-        if i < 0:
-            continue
-        taken[i] = 0
-        gone += 1
-        row = ids[i] % rows
+        row = _row_of(g, rows, ids, i)
         address = base + row * stride
+        if len(rows):
+            ids[i] = load(address + ID) - 1
+        name = ids[i]
         stamp = load(address + FLAGS)
-        if ids[i] < 0 or not holds(address, ids[i]) or stamp & (VERSION_ONE | FINAL):
-            continue
-        get_row(fields, i, row, 0)
-        after_loads()
-        if holds(address, ids[i]) and load(address + FLAGS) == stamp:
-            taken[i] = 1
-            gone -= 1
+        there = name >= 0 and holds(address, name) and stamp & (VERSION_ONE | FINAL) == 0
+        if there:
+            get_row(fields, i, row, block)
+            after_loads()
+            there = holds(address, name) and load(address + FLAGS) == stamp
+        if len(taken):
+            taken[i] = there
+        gone += not there
     return gone
 
 
+@kernel(inline=True, always=True)
+def _read_item(
+    g: Any,
+    row: int,
+    name: int,
+    i: int,
+    fields: Any,
+    plan: Any,
+    names: Any,
+    rows: Any,
+    stamps: Any,
+    begins: Any,
+    axis: Any,
+    block: int,
+    goal: int,
+) -> int:
+    """Read an item that shows other rows beside its own. Return its steps, 0 if it is gone.
+
+    ``goal``: the id of the row with its new goal; -1: it keeps its own, -2: that row is gone.
+    """
+    first = plan[t.BEFORE] - 1
+    if goal < -1 or name < 0 or not visit(g, name, row, first, names, rows, stamps):
+        return 0
+    if stamps[first] & FINAL or not walk_back(g, first + 1, names, rows, stamps):
+        return 0
+    steps, last, apart = walk_on(g, plan, names, rows, stamps, begins, axis)
+    if steps == 0:
+        return 0
+    # it terminated without an observation after it: what it achieved is unknown
+    if goal >= 0 and not (plan[t.FOLLOWING] and names[last] == names[last - 1]):
+        last += 1
+        if not visit(g, goal, goal % g[ROWS], last, names, rows, stamps):
+            return 0
+    else:
+        goal = -1
+    ended = stamps[first + steps - 1] & TERMINATED != 0
+    copy_item(g, fields, plan, i, block, names, rows, begins, axis, steps, apart, goal, last, ended)
+    after_loads()
+    return steps if unchanged(g, plan, last, apart, names, rows, stamps) else 0
+
+
+@kernel(inline=True)
+def _read_linked(
+    g: Any, rows: Any, ids: Any, fields: Any, plan: Any, block: int, goals: Any, taken: Any
+) -> int:
+    base, stride, gone = g[BASE], g[STRIDE], 0
+    before, after = plan[t.BEFORE] - 1, plan[t.SPAN] - 1 + plan[t.FOLLOWED]
+    ahead = AHEAD if after < AHEAD else 1  # items
+    after = min(after, AHEAD)
+    size, at = plan[t.PLACES], len(plan) - 5 * plan[t.PLACES]
+    names, visited = plan[at : at + size], plan[at + size : at + 2 * size]
+    stamps, begins = plan[at + 2 * size : at + 3 * size], plan[at + 3 * size : at + 4 * size]
+    axis = plan[at + 4 * size :]
+    for i in range(-2 * ahead, len(ids)):
+        if i + 2 * ahead < len(ids):
+            fetch(base + _row_of(g, rows, ids, i + 2 * ahead) * stride, stride)
+        if 0 <= i + ahead < len(ids):
+            _fetch_linked(g, _row_of(g, rows, ids, i + ahead), before, after)
+            if len(goals) and goals[i + ahead] >= 0:
+                fetch(base + goals[i + ahead] % g[ROWS] * stride, stride)
+        if i < 0:
+            continue
+        row = _row_of(g, rows, ids, i)
+        if len(rows):
+            ids[i] = load(base + row * stride + ID) - 1
+        goal = goals[i] if len(goals) else -1
+        steps = _read_item(
+            g, row, ids[i], i, fields, plan, names, visited, stamps, begins, axis, block, goal
+        )
+        if len(taken):
+            taken[i] = steps
+        gone += steps == 0
+    return gone
+
+
+@kernel(inline=True)
+def copy_rows(
+    g: Any, rows: Any, ids: Any, fields: Any, plan: Any, block: int, goals: Any, taken: Any
+) -> int:
+    """Read items by their rows, and fill in their ids; or by their ids, if ``rows`` is empty.
+
+    Return how many are gone, and set ``taken``, if it has room, to the steps of each, 0 for one
+    that is gone. See field_table.py and read_table.py. Addresses in ``fields`` count from
+    ``block``.
+    """
+    if len(plan):
+        return _read_linked(g, rows, ids, fields, plan, block, goals, taken)
+    return _read_single(g, rows, ids, fields, block, taken)
+
+
 @kernel(keeps_gil=True)
-def read(g: Any, ids: Any, fields: Any, taken: Any) -> int:
-    """`walk` and `copy_items` in one kernel, for items of one row each."""
-    return _read(g, ids, fields, taken)
+def read(
+    g: Any, rows: Any, ids: Any, fields: Any, plan: Any, block: int, goals: Any, taken: Any
+) -> int:
+    """See `copy_rows`."""
+    return copy_rows(g, rows, ids, fields, plan, block, goals, taken)
 
 
 @kernel()
-def read_many(g: Any, ids: Any, fields: Any, taken: Any) -> int:
+def read_many(
+    g: Any, rows: Any, ids: Any, fields: Any, plan: Any, block: int, goals: Any, taken: Any
+) -> int:
     """As `read`, for long copies: releases the GIL."""
-    return _read(g, ids, fields, taken)
+    return copy_rows(g, rows, ids, fields, plan, block, goals, taken)
 
 
 @kernel(keeps_gil=True)
-def read_any(g: Any, numbers: Any, fields: Any, links: Any, ids: Any, rows: Any) -> int:
+def read_any(g: Any, numbers: Any, fields: Any, plan: Any, ids: Any, rows: Any) -> int:
     """Draw items with equal probability, and read them, in one kernel under the table's lock.
 
-    Addresses in ``fields`` count from ``ids``; ``links``: see link_table.py. Does what
-    `random_rows.any_items` and `read` do; no writer comes between, so that no row is checked again.
-    Returns how many of ``numbers`` were used, 0 if they were too few or an item could not be read.
+    Addresses in ``fields`` count from ``ids``. Returns how many of ``numbers`` were used, 0 if they
+    were too few or an item could not be read.
     """
     top, alive, used = g[TOP], g[ALIVE], 0
     # a loop of its own: a processor is many such looks ahead, and few copies
@@ -321,38 +204,9 @@ def read_any(g: Any, numbers: Any, fields: Any, links: Any, ids: Any, rows: Any)
             if peek8(alive + row) == 0:
                 row = -1
         rows[i] = row
-    return used if copy_rows(g, rows, fields, links, ids) == 0 else 0
-
-
-@kernel(inline=True)
-def copy_rows(g: Any, rows: Any, fields: Any, links: Any, ids: Any) -> int:
-    """Copy items, and their ids. Under the table's lock. Return how many could not be read."""
-    if len(links):
-        return copy_linked_rows(g, rows, fields, ids, links)
-    base, stride, block = g[BASE], g[STRIDE], ids.ctypes.data
-    for i in range(-AHEAD, len(ids)):
-        if i + AHEAD < len(ids):
-            fetch(base + rows[i + AHEAD] * stride, stride)
-        if i < 0:
-            continue
-        row = rows[i]
-        ids[i] = load(base + row * stride + ID) - 1
-        get_row(fields, i, row, block)
-    return 0
-
-
-@kernel(keeps_gil=True)
-def read_rows(g: Any, rows: Any, fields: Any, links: Any, ids: Any) -> int:
-    """As `read_any`, for rows that are drawn. Return how many items could not be read."""
-    return copy_rows(g, rows, fields, links, ids)
-
-
-@kernel(keeps_gil=True)
-def names_of(g: Any, rows: Any, out: Any) -> None:
-    """Fill in the ids of the steps in rows, -1 for an empty row and a deleted step."""
-    for i in range(len(rows)):
-        address = g[BASE] + rows[i] * g[STRIDE]
-        out[i] = -1 if load(address + FLAGS) & (FINAL | DELETED) else load(address + ID) - 1
+    none = rows[:0]
+    gone = copy_rows(g, rows, ids, fields, plan, ids.ctypes.data, none, none)
+    return used if gone == 0 else 0
 
 
 @kernel(inline=True)

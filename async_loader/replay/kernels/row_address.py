@@ -54,6 +54,19 @@ def there_at(g: Any, name: int, row: int) -> bool:
 
 
 @kernel(inline=True)
+def neighbour(row: int, name: int, other: int, rows: int) -> int:
+    """Return the row of the id ``other``, from the row of the id ``name``: a division takes longer
+    than to read a small row.
+    """
+    found = row + (other - name)
+    if found >= rows:
+        found -= rows
+    elif found < 0:
+        found += rows
+    return found if 0 <= found < rows else other % rows
+
+
+@kernel(inline=True)
 def fetch(address: int, stride: int) -> None:
     """Begin to load a packed row.
 
@@ -62,6 +75,17 @@ def fetch(address: int, stride: int) -> None:
     """
     for line in range(0, stride, _LINE):
         prefetch(address + line)
+
+
+@kernel(inline=True)
+def fetch_run(g: Any, row: int, step: int, first: int, last: int, nbytes: int) -> None:
+    """Begin to load rows of a stream, from the ``first`` to the ``last`` after ``row``: they mostly
+    lie ``step`` rows from each other.
+    """
+    for ahead in range(first, last + 1):
+        place = row + ahead * step
+        if 0 <= place < g[ROWS]:
+            fetch(g[BASE] + place * g[STRIDE], nbytes)
 
 
 @kernel(inline=True)

@@ -1,9 +1,7 @@
 """Follows the steps that become items, and finds those at which sequences begin.
 
-Of each step in the table three numbers are kept: its id, its position in its episode, and the id of
-the step ``SPAN - 1`` before it (or of the first of the episode), at which a sequence would begin
-that ends with it. All three follow from those of the step before, so that a new step costs the same
-however long sequences are.
+Of each step in the table two numbers are kept: its id, and its position in its episode, which
+follows from that of the step before.
 
 Where sequences go on into the next episode (GOES_ON), the steps of a stream count as those of one
 episode.
@@ -57,29 +55,6 @@ def _after(g: Any, name: int, across: int) -> int:
 
 
 @kernel(inline=True)
-def _back(g: Any, name: int, hops: int, across: int) -> int:
-    """Return the step ``hops`` steps before this one, -1 if it is gone."""
-    for _ in range(hops):
-        name = _linked(g, name, PREV, across)
-        if not there(g, name):
-            return -1
-    return name
-
-
-@kernel(inline=True)
-def _oldest(g: Any, name: int, hops: int) -> Any:
-    """Return the oldest of the ``hops`` steps before this one that are there, or the step itself;
-    and how many steps it is before.
-    """
-    for hop in range(hops):
-        before = load(at(g, name) + PREV)
-        if not there(g, before):
-            return name, hop
-        name = before
-    return name, hops
-
-
-@kernel(inline=True)
 def _first_unknown(g: Any, name: int, across: int, seen: Any) -> Any:
     """Return the first of the steps up to this one that have no numbers yet, and the one before it,
     -1 if that is gone.
@@ -97,23 +72,13 @@ def _first_unknown(g: Any, name: int, across: int, seen: Any) -> Any:
 
 
 @kernel(inline=True)
-def _place(
-    g: Any, name: int, before: int, shape: Any, seen: Any, position: Any, start: Any
-) -> None:
-    """Work out the three numbers of a step from those of the one before it."""
+def _place(g: Any, name: int, before: int, seen: Any, position: Any) -> None:
+    """Work out the numbers of a step from those of the one before it."""
     row = name % g[ROWS]
-    if before < 0:
-        # -2 - id: a save has said where it is
-        position[row] = position[row] if seen[row] == -2 - name else 0
-        start[row] = name if position[row] == 0 else -1
-    else:
-        place = position[before % g[ROWS]] + 1
-        begin = start[before % g[ROWS]]
-        if place >= shape[q.SPAN]:
-            begin = _after(g, begin, shape[q.GOES_ON]) if begin >= 0 else -1
-            if begin < 0:
-                begin = _back(g, name, shape[q.SPAN] - 1, shape[q.GOES_ON])
-        position[row], start[row] = place, begin
+    if before >= 0:
+        position[row] = position[before % g[ROWS]] + 1
+    elif seen[row] != -2 - name:  # otherwise a save has said where it is
+        position[row] = 0
     seen[row] = name
 
 
@@ -127,36 +92,31 @@ def _add(g: Any, name: int, found: Any, count: int) -> int:
 
 
 @kernel(inline=True)
-def _complete(
-    g: Any, name: int, shape: Any, position: Any, start: Any, found: Any, count: int
-) -> int:
+def _complete(g: Any, name: int, place: int, shape: Any, found: Any, count: int) -> int:
     """Note the sequences that are complete with a step. Return how many are noted."""
-    row = name % g[ROWS]
-    ends = load(at(g, name) + FLAGS) & ENDS != 0
-    place, begin = position[row], start[row]
-    if shape[q.EPISODES]:
-        whole = ends and place < shape[q.EPISODES] and there(g, begin)
-        if whole and load(at(g, begin) + PREV) < 0:
-            count = _add(g, begin, found, count)
+    across, stride, whole = shape[q.GOES_ON], shape[q.STRIDE], shape[q.EPISODES]
+    first = last = place - shape[q.SPAN] + 1
+    if across == 0 and load(at(g, name) + FLAGS) & ENDS:
+        last = place - shape[q.SHORTEST] + 1
+        if whole:
+            first = last = 0 if place < whole else -1
+    first = max(first, 0)
+    first += -first % stride
+    if first > last:
         return count
-    at_place = place - shape[q.SPAN] + 1
-    if at_place >= 0:
-        if at_place % shape[q.STRIDE] == 0:
-            count = _add(g, begin, found, count)
+    step, at_place = name, place
+    while at_place > first:
+        before = _linked(g, step, PREV, across)
+        if not there(g, before):
+            break
+        step, at_place = before, at_place - 1
+    if whole and load(at(g, step) + PREV) >= 0:
+        return count
+    while step >= 0 and at_place <= last:
+        if at_place % stride == 0:
+            count = _add(g, step, found, count)
         at_place += 1
-        begin = _after(g, begin, shape[q.GOES_ON]) if begin >= 0 else -1
-    else:
-        at_place = 0
-    last = place - shape[q.SHORTEST] + 1
-    if ends and shape[q.GOES_ON] == 0 and at_place <= last:
-        if not there(g, begin):  # the first steps of the episode are gone
-            begin, hops = _oldest(g, name, place - at_place)
-            at_place = place - hops
-        while begin >= 0 and at_place <= last:
-            if at_place % shape[q.STRIDE] == 0:
-                count = _add(g, begin, found, count)
-            at_place += 1
-            begin = _after(g, begin, 0)
+        step = _after(g, step, across)
     return count
 
 
@@ -168,7 +128,6 @@ def find_starts(
     shape: Any,
     seen: Any,
     position: Any,
-    start: Any,
     found: Any,
     out: Any,
 ) -> int:
@@ -189,8 +148,8 @@ def find_starts(
                     out[0] = count
                     return i
                 if not known:
-                    _place(g, step, before, shape, seen, position, start)
-                count = _complete(g, step, shape, position, start, found, count)
+                    _place(g, step, before, seen, position)
+                count = _complete(g, step, position[step % g[ROWS]], shape, found, count)
                 if step == name:
                     break
                 before = step

@@ -32,16 +32,17 @@ def draw(
     g: Any,
     rows: Any,
     fields: Any,
-    links: Any,
+    plan: Any,
     ids: Any,
     weight: Any,
 ) -> int:
-    """`choose`, `weigh` and `read_rows` in one kernel. Returns how many items could not be read."""
+    """`choose`, `weigh` and `read` in one kernel. Returns how many items could not be read."""
     start = 0
     while start < len(ids):
         start = choose_part(tree, leaves, numbers, stratified, rows, mass, start)
     weigh(mass, base, beta, weight)
-    return copy_rows(g, rows, fields, links, ids)
+    none = rows[:0]
+    return copy_rows(g, rows, ids, fields, plan, ids.ctypes.data, none, none)
 
 
 @kernel(inline=True)

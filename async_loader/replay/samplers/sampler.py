@@ -91,10 +91,10 @@ class Reading(NamedTuple):
     ----------
     geometry : int64 array
         Of the table. See row_format.py.
-    fields : int64 array [fields, 8]
-        What is copied where. See `kernels.copy_items`.
+    fields : int64 array [fields, 10]
+        What is copied where. See field_table.py.
     links : int64 array
-        What items show beside their own rows. See link_table.py.
+        What items show beside their own rows. See read_table.py.
     rows : int64 array [count]
         Scratch.
     ids : int64 array [count]

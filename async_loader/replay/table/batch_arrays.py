@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from async_loader.batch_layout import BatchLayout
+from async_loader.batch_layout import BatchLayout, Region
 from async_loader.replay.array_types import Array, Floats, Ids, Weights
+from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE
+from async_loader.replay.table.storage import COLUMN_BYTES
+from async_loader.schema import Schema
 
-Small = tuple[np.dtype[Any], tuple[int, ...], int]
-
-
-Large = tuple[tuple[int, ...], np.dtype[Any]]
+_RECORD_BYTES = 64 << 20  # of one field; numpy's records end at 2 GiB
 
 
 class BatchArrays:
@@ -23,53 +22,61 @@ class BatchArrays:
 
     Parameters
     ----------
+    schema : Schema
+        Of a row.
     count : int
-    small : list of (dtype, shape, int)
-        And where each begins in the block.
-    nbytes : int
-        Of the block.
-    large : list of (shape, dtype) or None
-        An entry for every field: ``None`` for those in the block.
-    fields : int64 array [fields, 8]
-        What kernels want to know, with targets that are counted from where the index begins.
-    links : int64 array
-        See link_table.py.
+    template : int64 array [fields, 10]
+        What kernels want to know of the fields before the index.
+
+    Attributes
+    ----------
+    large : dict
+        The shapes and dtypes of the fields with blocks of their own, by their positions.
+    fields : int64 array [fields, 10]
+        The template, with targets that are counted from where the index begins.
+    rows : int64 array [count]
+        Scratch.
     layout : BatchLayout | None
         Of the bytes in a block; ``None`` where not all fields lie there.
     """
 
-    __slots__ = ("_block", "_pick", "any_large", "fields", "large", "layout", "links", "rows")
+    __slots__ = ("_block", "_pick", "fields", "large", "layout", "rows")
 
-    def __init__(
-        self,
-        count: int,
-        small: Sequence[Small],
-        nbytes: int,
-        large: Sequence[Large | None],
-        fields: Ids,
-        links: Ids,
-        layout: BatchLayout | None,
-    ) -> None:
-        names = [str(i) for i in range(len(small))]
-        formats, starts = (
-            [(dtype, shape) for dtype, shape, _ in small],
-            [start for _, _, start in small],
-        )
+    def __init__(self, schema: Schema, count: int, template: Ids) -> None:
+        regions, end, index = [], 0, len(template)
+        self.large: dict[int, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        for i, field in enumerate(schema.fields):
+            regions.append(Region(field.name, field.dtype, (count, *field.shape), end))
+            if field.nbytes >= COLUMN_BYTES or count * field.nbytes >= _RECORD_BYTES:
+                self.large[i] = regions[i].shape, field.dtype
+            else:
+                end += -(-count * field.nbytes // 16) * 16
+        small = [(str(i), one) for i, one in enumerate(regions) if i not in self.large]
+        names, end = [name for name, _ in small], max(1, end)
         self._block = np.dtype(
-            {"names": names, "formats": formats, "offsets": starts, "itemsize": max(1, nbytes)}
+            {
+                "names": names,
+                "formats": [(one.dtype, one.shape) for _, one in small],
+                "offsets": [one.offset for _, one in small],
+                "itemsize": end,
+            }
         )
         self._pick: Any = (
             operator.itemgetter(*names)
             if len(names) > 1
             else lambda block: tuple(block[name] for name in names)
         )
-        self.large, self.fields, self.links, self.layout = large, fields, links, layout
-        self.any_large = len(small) < len(large)
+        self.fields = template.copy()
+        self.fields[:, ARRAY_ADDRESS] = [
+            one.offset - regions[index].offset for one in regions[:index]
+        ]
+        self.fields[:, ARRAY_STRIDE] = [field.nbytes for field in schema.fields[:index]]
         self.rows = np.empty(count, np.int64)
+        self.layout = None if self.large else BatchLayout(schema.structure, tuple(regions), end)
 
     def fresh(self) -> tuple[Array, ...]:
-        """Return new arrays in a block, as fields of one record: half the
-        cost of separate arrays.
+        """Return new arrays of the small fields in a block, as fields of one record: half the cost
+        of separate arrays.
         """
         arrays: tuple[Array, ...] = self._pick(np.empty((), self._block))
         return arrays
@@ -85,22 +92,15 @@ class Target:
     ----------
     arrays : list of arrays [count, *shape]
         One per field of the reader's schema.
-    fields : int64 array [fields, 8]
+    fields : int64 array [fields, 10]
         What kernels want to know, with targets that are counted from where the index begins.
-    links : int64 array
-        See link_table.py.
     rows : int64 array [count]
         Scratch.
-    parts : tuple of Target
-        The same memory in pieces that can be filled at once, where that is more than one; see
-        `ReplayReader.at_once`.
     """
 
     arrays: list[Array]
     fields: Ids
-    links: Ids
     rows: Ids
-    parts: tuple[Target, ...] = ()
 
     def fresh(self) -> list[Array]:
         """Return the target's arrays."""

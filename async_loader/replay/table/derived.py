@@ -157,7 +157,7 @@ def _starts(table: Table, sampler: SequenceSampler) -> list[int]:
     again.own_items = Items(sampler.own_items.rows)
     again.sampler = Uniform()
     again.sampler.bind(again.own_items, np.random.SeedSequence(0))
-    for name in ("_seen", "_position", "_start"):
+    for name in ("_seen", "_position"):
         setattr(again, name, getattr(sampler, name).copy())
     table.tell_again(again)
     return np.flatnonzero(again.own_items.alive).tolist()

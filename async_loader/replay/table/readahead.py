@@ -14,40 +14,22 @@ from async_loader.shm.hugepages import advise
 _PAGE = mmap.PAGESIZE
 
 
-class Readahead:
-    """Asks the kernel for all pages of a batch at once, where reading would ask for one page after
-    the other.
+def read_ahead(storage: Storage, read_plan: ReadPlan, ids: Ids) -> None:
+    """Ask the kernel for all pages of a batch at once, where reading would ask for one page after
+    the other. Waits for none of them.
 
     The steps that an item shows beside its own are taken to lie in the rows around it, as those of
     a single stream do. Where streams are mixed, other rows are brought in, and reading waits for
     some.
-
-    Parameters
-    ----------
-    storage : Storage
-    read_plan : ReadPlan
     """
-
-    def __init__(self, storage: Storage, read_plan: ReadPlan) -> None:
-        layout = storage.layout
-        self._base, self._rows = storage.base, layout.rows
-        sources = {one.source for one in read_plan.outputs}
-        self._regions = [(0, layout.stride)] + [
-            place
-            for i, place in enumerate(layout.places)
-            if i in sources and place[1] != layout.stride
-        ]
-        sequence = read_plan.sequence
-        self._before = read_plan.depth - 1
-        self._after = read_plan.lookahead if sequence is None else sequence.span
-
-    def fetch(self, ids: Ids) -> None:
-        """Ask for the rows of items. Waits for none of them."""
-        rows = np.sort(ids % self._rows)
-        first = np.maximum(rows - self._before, 0)
-        end = np.minimum(rows + self._after + 1, self._rows)
-        for offset, stride in self._regions:
-            bring_in(self._base, offset + first * stride, offset + end * stride)
+    layout = storage.layout
+    sources = {one.source for one in read_plan.outputs}
+    columns = [place for i, place in enumerate(layout.places) if i in sources]
+    rows = np.sort(ids % layout.rows)
+    first = np.maximum(rows - read_plan.depth + 1, 0)
+    end = np.minimum(rows + read_plan.span + 1, layout.rows)
+    for offset, stride in {(0, layout.stride), *(c for c in columns if c[1] != layout.stride)}:
+        bring_in(storage.base, offset + first * stride, offset + end * stride)
 
 
 def bring_in(base: int, begins: Ids, ends: Ids) -> None:

@@ -41,10 +41,8 @@ class FakeFeeder:
         silence_s=30.0,
         window=(1 << 24, 1 << 16),
         incarnation=None,
-        version=2,
     ):
         self.address, self.schema, self.window = address, schema, window
-        self.version = version
         self.heartbeat_s, self.silence_s = heartbeat_s, silence_s
         self.incarnation = incarnation or secrets.token_bytes(16)
         self.hooks, self.seen, self.messages = {}, Counter(), []
@@ -150,7 +148,6 @@ class FakeFeeder:
         session = secrets.randbits(63)
         self.sessions[session] = {}
         body = wire.Welcome(
-            version=self.version,
             incarnation=self.incarnation,
             heartbeat_s=self.heartbeat_s,
             silence_s=self.silence_s,
@@ -263,8 +260,18 @@ class FakeFeeder:
     def on_priorities(self, plane, route, message):
         self.say(plane, route, message.reply(wire.Applied(len(message.body.ids) - 1, 1)))
 
+    def on_prioritize(self, plane, route, message):
+        self.say(plane, route, message.reply(wire.Applied(message.body.count - 1, 1)))
+
+    def on_about(self, plane, route, message):
+        schema = None if self.schema is None else wire.spec_of(self.schema)
+        reply = wire.AboutReply(
+            schema=schema, capacity=None, nbytes=None, limiter=None, sampler="", stats={}
+        )
+        self.say(plane, route, message.reply(reply))
+
     def on_status(self, plane, route, message):
-        self.say(plane, route, message.reply(wire.StatusReply(status={"fine": True})))
+        self.say(plane, route, message.reply(wire.StatusReply({"fine": True})))
 
     def on_drain(self, plane, route, message):
         self.say(plane, route, message.reply(wire.Done()))

@@ -28,7 +28,7 @@ def deaf(feeder, *_):
 
 def test_hello_names_the_client(feeder, client):
     hello = feeder.messages[0].body
-    assert (hello.pid, hello.oldest, hello.newest) == (os.getpid(), wire.OLDEST, wire.NEWEST)
+    assert hello.pid == os.getpid()
     assert hello.user_agent.startswith("async_loader/")
     assert client.status() == {"fine": True}
     feeder.until(lambda: feeder.seen[Type.PING] >= 2)  # one on each data plane
@@ -207,7 +207,7 @@ def test_requests_are_asked_again_after_a_reconnect(feeder, client):
 
 
 @pytest.mark.parametrize(
-    "kind", [Type.STATUS, Type.DRAIN, Type.PUBLISH, Type.LATEST, Type.PRIORITIES, Type.CLOSE_WRITER]
+    "kind", [Type.STATUS, Type.DRAIN, Type.PUBLISH, Type.LATEST, Type.PRIORITIZE, Type.CLOSE_WRITER]
 )
 def test_every_call_has_its_deadline(address, kind):
     with FakeFeeder(address) as feeder:
@@ -222,7 +222,7 @@ def test_every_call_has_its_deadline(address, kind):
             Type.DRAIN: lambda: client.drain(timeout_s=0.01),
             Type.PUBLISH: lambda: client.publish("w", {"a": np.ones(3)}, 1, timeout_s=0.01),
             Type.LATEST: lambda: client.latest("w", timeout_s=0.01),
-            Type.PRIORITIES: lambda: table.update_priorities([1], [1.0], timeout_s=0.01),
+            Type.PRIORITIZE: lambda: table.update_priorities([1], [1.0], timeout_s=0.01),
             Type.CLOSE_WRITER: lambda: writer.close(0.01),
         }
         with pytest.raises(Timeout):
@@ -510,24 +510,3 @@ def test_a_name_is_what_the_status_calls_the_client(address):
     for bad in (3, "x" * 65, "two\nlines"):
         with pytest.raises(ConfigError, match="name="):
             connect(address, name=bad)
-
-
-def test_a_call_that_the_feeder_is_too_old_for_names_both_versions(address):
-    with FakeFeeder(address), connect(address) as client:
-        table = client.table("replay")
-        calls = [
-            lambda: table.sample(4),
-            lambda: table.get([1]),
-            lambda: table.delete([1]),
-            lambda: len(table),
-            table.clear,
-            table.stats,
-            lambda: table.save("x"),
-            lambda: table.load("x"),
-        ]
-        for call in calls:
-            with pytest.raises(
-                Unsupported,
-                match=r"is of version 3 of the wire, and the feeder at .* speaks version 2",
-            ):
-                call()

@@ -7,7 +7,6 @@ import tempfile
 
 import numpy as np
 import pytest
-from client_rig import FakeFeeder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_rig import Feeder
@@ -22,7 +21,7 @@ from async_loader import (
     Uniform,
     tree,
 )
-from async_loader.errors import AsyncLoaderError, ConfigError, Malformed, Unsupported
+from async_loader.errors import AsyncLoaderError, ConfigError, Malformed
 from async_loader.feeder import connect
 from async_loader.feeder.client.goal_batches import GoalBatches
 from async_loader.feeder.server.table_views import MOST_STEPS
@@ -220,19 +219,6 @@ def test_a_batch_without_its_parts_is_malformed():
     schema = Schema.of({"reward": "float32", "relabelled": "bool", "discount": "float32"})
     with pytest.raises(Malformed, match=r"without hindsight:goal, hindsight:steps, hindsight:achi"):
         GoalBatches(schema, Hindsight(reward_of))
-
-
-def test_a_feeder_that_is_too_old_for_goals_is_named_with_both_versions(tmp_path):
-    said = "a view of hindsight goals is of version 5 of the wire, and the feeder at .* version 4"
-    with FakeFeeder(f"ipc://{tmp_path}/f", version=4) as old, connect(old.address) as client:
-        table, view = client.table("replay"), Hindsight(reward_of)
-        for call in (
-            lambda: table.sample(4, view=view),
-            lambda: table.source(view=view),
-            lambda: table.get([1], view=view),
-        ):
-            with pytest.raises(Unsupported, match=said):
-                call()
 
 
 def test_goals_of_many_rows_come_in_as_many_messages_as_they_take():

@@ -206,7 +206,7 @@ def test_a_client_that_closes_waits_until_the_feeder_knows_what_its_calls_used(a
         feeder.say(plane, route, message.reply(body, schema=form.schema_id, data=block))
         return True
 
-    with FakeFeeder(address, version=wire.NEWEST) as feeder:
+    with FakeFeeder(address) as feeder:
         feeder.hooks[Type.SAMPLE], feeder.hooks[Type.RETURN] = draw, lambda *_: True
         for clients in range(1, 4):
             feeder.seen[Type.SAMPLE] = 0

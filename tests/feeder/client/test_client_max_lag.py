@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from client_rig import FakeFeeder
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -242,16 +241,6 @@ def test_what_cannot_work_is_refused(tmp_path, made, keywords, message):
             plan(client.table("t").source(**keywords), 2)
     finally:
         feeder.close()
-
-
-def test_a_feeder_that_is_too_old_is_named_with_both_versions(tmp_path):
-    said = "max_lag is of version 5 of the wire, and the feeder at .* speaks version 4"
-    with (
-        FakeFeeder(f"ipc://{tmp_path}/f", version=4) as old,
-        connect(old.address) as client,
-        pytest.raises(Unsupported, match=said),
-    ):
-        client.table("replay").source(max_lag=1)
 
 
 class PublicationsAgainstADict(RuleBasedStateMachine):

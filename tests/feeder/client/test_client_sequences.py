@@ -8,7 +8,6 @@ import tempfile
 
 import numpy as np
 import pytest
-from client_rig import FakeFeeder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_rig import Feeder
@@ -311,26 +310,6 @@ def test_a_resumed_source_shows_sequences_of_the_next_feeder_under_ids_of_its_ow
             feeder.close()
 
 
-def test_a_feeder_that_is_too_old_for_sequences_is_named_with_both_versions(tmp_path):
-    said = r"a view of sequences is of version 4 of the wire, and the feeder at .* speaks version 3"
-    with FakeFeeder(f"ipc://{tmp_path}/f", version=3) as old, connect(old.address) as client:
-        table, view = client.table("replay"), Sequences(3)
-        for call in (
-            lambda: table.sample(4, view=view),
-            lambda: table.source(view=view),
-            lambda: table.get([1], view=view),
-        ):
-            with pytest.raises(Unsupported, match=said):
-                call()
-
-
-def test_a_feeder_that_is_too_old_for_sequences_across_episodes_is_named(tmp_path):
-    said = r"boundary='cross' is of version 5 of the wire, .* speaks version 4"
-    with FakeFeeder(f"ipc://{tmp_path}/f", version=4) as old, connect(old.address) as client:
-        with pytest.raises(Unsupported, match=said):
-            client.table("replay").source(view=Sequences(3, boundary="cross"))
-
-
 @pytest.mark.parametrize(("transport", "num_workers"), [("shm", 0), ("tcp", 2)])
 def test_whole_episodes_come_without_padding(transport, num_workers):
     view = Sequences(9, whole="ragged")
@@ -348,15 +327,3 @@ def test_whole_episodes_come_without_padding(transport, num_workers):
     settings = {"capacity": 9, "view": view}
     with pytest.raises(ConfigError, match="where the table is read"):
         connect("embedded", tables={"t": settings})
-
-
-def test_a_source_that_is_resumed_at_a_feeder_that_is_too_old_says_so(tmp_path):
-    feeder = Feeder(tmp_path, {"t": episodes_of([9])}, memory=False)
-    with connect(feeder.address) as client:
-        source = client.table("t").source(view=Sequences(3), prefetch=0)
-        planned(source, 4)
-        feeder.die()
-        with FakeFeeder(feeder.address, version=3) as old:
-            old.until(lambda: old.sessions)
-            with pytest.raises(Unsupported, match=r"of version 4 of the wire, .* speaks version 3"):
-                source.plan(4, patience())

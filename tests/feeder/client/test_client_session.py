@@ -18,7 +18,6 @@ from async_loader.feeder.client.session import (
 )
 
 WELCOME = wire.Welcome(
-    version=2,
     incarnation=secrets.token_bytes(16),
     heartbeat_s=1.0,
     silence_s=10.0,

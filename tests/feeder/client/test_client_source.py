@@ -282,18 +282,6 @@ def test_a_reader_that_failed_is_nothing_to_wake_up_for(feeder, client, monkeypa
     assert line.step(now + 60, client._connection) is None
 
 
-def test_priorities_for_a_reader_that_cannot_be_opened_affect_no_other_reader(feeder, client):
-    def unknown(feeder, plane, route, message):
-        feeder.error(plane, route, message, wire.ErrorCode.UNKNOWN_TABLE)
-        return True
-
-    feeder.hooks[Type.OPEN_READER] = unknown
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="UNKNOWN_TABLE"):
-            client.table("replay").update_priorities([1], [1.0])
-    assert client.status() == {"fine": True}
-
-
 def test_what_is_said_of_a_reader_is_no_answer_to_a_request_of_another_that_has_the_same_number(
     feeder, client
 ):
@@ -307,7 +295,7 @@ def test_what_is_said_of_a_reader_is_no_answer_to_a_request_of_another_that_has_
             plane, route, Message(body, message.session, message.sequence, source._channel.number)
         )
 
-    feeder.hooks[Type.PRIORITIES] = complain_first
+    feeder.hooks[Type.PRIORITIZE] = complain_first
     assert client.table("replay").update_priorities([1, 2], [1.0, 1.0]).applied == 1
     with pytest.raises(Unsupported, match="never"):
         source.plan(4, patience())
@@ -398,15 +386,3 @@ def test_more_readers_or_writers_than_a_session_can_have_are_refused_at_once(fee
         plan(client.table("replay").source())
     with pytest.raises(Broken, match="scripted LIMIT"):
         client.table("replay").writer().append({"obs": np.zeros(2, np.float32), "reward": 0.0})
-
-
-def test_a_source_of_a_cluster_names_the_version_that_an_older_feeder_lacks(tmp_path):
-    with (
-        FakeFeeder(f"ipc://{tmp_path}/old", version=4) as feeder,
-        connect(feeder.address, timeout_s=30.0) as client,
-    ):
-        table = client.table("replay")
-        source = table._opened_source(None, None, 1, None, 0, 1, None, 4, "auto", None, masses=True)
-        said = r"a source of a cluster is of version 5 of the wire, .* speaks version 4"
-        with pytest.raises(Unsupported, match=said):
-            plan(source)

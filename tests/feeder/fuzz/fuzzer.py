@@ -42,9 +42,9 @@ CONTROL, INSERT, PULL, MEMORY = "control", "insert", "pull", "memory"
 CHILD = """
 import os, sys
 from async_loader.feeder.serving import FeederProcess
-from async_loader.feeder.settings import ServerSettings, TableSettings
+from async_loader.feeder.settings import ServerSettings
 one = FeederProcess(ServerSettings(bind=sys.argv[1],
-        tables={"replay": TableSettings(capacity=int(sys.argv[2]))}))
+        tables={"replay": {"capacity": int(sys.argv[2])}}))
 print(one.address, flush=True)
 one.run()
 """
@@ -304,7 +304,7 @@ class Fuzz:
         """
         found = b""
         for _ in range(count):
-            hello = Hello(client=self._random.randbytes(16), pid=1, host="h", oldest=9, newest=9)
+            hello = Hello(client=self._random.randbytes(16), pid=1, host="h")
             body = self._random.choice((Ping(), Pull(1, 0, np.empty(0, np.uint32)), hello))
             frames = [bytes(one) for one in encode(Message(body, self._random.getrandbits(63)))]
             kind = self._random.randrange(4)

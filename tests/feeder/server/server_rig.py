@@ -29,6 +29,7 @@ from async_loader.feeder.wire import (
     Pull,
     Return,
     RowLayout,
+    Status,
     Steps,
     decode,
     encode,
@@ -186,13 +187,16 @@ class Peer:
         return self.receive(plane)
 
     def hello(self) -> Message:
-        body = Hello(client=self.client, pid=os.getpid(), host="h", oldest=2, newest=2)
+        body = Hello(client=self.client, pid=os.getpid(), host="h")
         answer = self.ask(Plane.CONTROL, body, session=0)
         if answer.session:
             self.session = answer.session
             for plane in (Plane.INSERT, Plane.PULL):
                 self.ask(plane, Ping())
         return answer
+
+    def status(self) -> dict:
+        return self.ask(Plane.CONTROL, Status()).body.status
 
     def open_writer(
         self,

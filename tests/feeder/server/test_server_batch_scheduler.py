@@ -20,7 +20,6 @@ from async_loader.feeder.wire import (
     Plane,
     Priorities,
     Reader,
-    Status,
     schema_of,
 )
 from async_loader.feeder.wire.control import View
@@ -295,7 +294,7 @@ def test_a_reader_that_waits_too_long_is_told_repeatedly_and_served_nevertheless
 
 
 def blocked_s(peer) -> float:
-    said = peer.ask(Plane.CONTROL, Status()).body.status
+    said = peer.status()
     return said["tables"]["t"]["readers_blocked_s"]
 
 
@@ -479,12 +478,12 @@ def test_rates_are_those_of_now_and_means_have_a_name_of_their_own():
         for sequence in range(10):
             peer.insert(sequence, range(20))
             rig.pass_time(1.0)
-        table = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        table = peer.status()["tables"]["t"]
         assert table["inserts_per_s"] == pytest.approx(20, rel=0.3)
         assert table["inserts_per_s_mean"] == pytest.approx(20, rel=0.3)
         for _ in range(8):
             rig.pass_time(1.0)
-        table = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        table = peer.status()["tables"]["t"]
         assert table["inserts_per_s"] == 0
         assert table["inserts_per_s_mean"] == pytest.approx(200 / 18, rel=0.3)
         assert table["samples_per_s"] == 0
@@ -497,14 +496,14 @@ def test_rates_of_a_table_that_was_restored_begin_with_its_counts():
     with Rig({"t": table}) as rig:
         peer = rig.peer()
         rig.pass_time(1.0)
-        found = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        found = peer.status()["tables"]["t"]
         assert found["inserted"] == 500
         for name in ("inserts_per_s", "samples_per_s"):
             assert (found[name], found[f"{name}_mean"]) == (0, 0)
         peer.open_writer()
         peer.insert(0, range(20))
         rig.pass_time(1.0)
-        found = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        found = peer.status()["tables"]["t"]
         assert found["inserts_per_s_mean"] == pytest.approx(10, rel=0.3)
 
 
@@ -519,7 +518,7 @@ def test_rates_begin_anew_when_a_table_is_cleared():
         rig.server._calls._clear(None, clear, rig.server_state.tables["t"])
         peer.insert(1, range(20))
         rig.pass_time(1.0)
-        found = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        found = peer.status()["tables"]["t"]
         assert found["inserted"] == 20
         assert found["inserts_per_s"] == pytest.approx(20, rel=0.3)
         assert found["inserts_per_s_mean"] == pytest.approx(20, rel=0.3)
@@ -532,5 +531,5 @@ def test_many_that_wait_for_the_same_are_one_line():
             peer.open_writer(number, producer=bytes([number]) * 16)
             peer.insert(0, range(10), number=number)
         rig.turn()
-        (line,) = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]["waiting"]
+        (line,) = peer.status()["tables"]["t"]["waiting"]
         assert line.startswith("7 producers (producer 01010101 and others) to insert: ")

@@ -22,7 +22,7 @@ from async_loader.feeder.server.background_jobs import MOST, BackgroundJobs
 from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import CheckpointSettings, ServerSettings
-from async_loader.feeder.wire import Hello, Ping, Plane
+from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import EventFd, readable
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
@@ -325,33 +325,8 @@ def test_samplers_of_readers_are_bounded(serve):
 # -- hostile sessions ----------------------------------------------------------------------------
 
 
-def greeted(rig, newest=3):
-    peer = rig.peer(greet=False)
-    answer = peer.ask(
-        Plane.CONTROL,
-        Hello(client=peer.client, pid=1, host="h", oldest=2, newest=newest),
-        session=0,
-    )
-    peer.session = answer.session
-    for plane in (Plane.INSERT, Plane.PULL):
-        peer.ask(plane, Ping())
-    return peer
-
-
 def queue() -> ReplayBuffer:
     return ReplayBuffer(100, SCHEMA, sampler=Fifo(), limiter=Queue(100), max_times_sampled=1)
-
-
-def test_a_session_of_version_2_is_refused_the_calls_of_version_3():
-    with Rig() as rig:
-        old = greeted(rig, newest=2)
-        for plane, body in (
-            (Plane.CONTROL, wire.About(table="t")),
-            (Plane.PULL, wire.Sample(table="t", batch_size=1)),
-        ):
-            error = old.ask(plane, body).body
-            assert error.code == wire.ErrorCode.UNSUPPORTED
-            assert "of version 3, this session of 2" in error.text
 
 
 def test_a_batch_whose_schema_fits_no_message_is_refused_each_time():
@@ -360,7 +335,7 @@ def test_a_batch_whose_schema_fits_no_message_is_refused_each_time():
     )
     with Rig({"t": ReplayBuffer(100, schema)}) as rig:
         rig.tables["t"].writer().extend(**{one.name: np.zeros(9, "f4") for one in schema.fields})
-        peer = greeted(rig)
+        peer = rig.peer()
         for _ in range(3):
             error = peer.ask(Plane.PULL, wire.Sample(table="t", batch_size=2), 1).body
             assert error.code == wire.ErrorCode.TOO_LARGE
@@ -372,7 +347,7 @@ def test_a_batch_whose_schema_fits_no_message_is_refused_each_time():
 
 def test_a_batch_that_could_not_be_sent_stays_in_the_queue(caplog, monkeypatch):
     with Rig({"t": queue()}) as rig:
-        peer = greeted(rig)
+        peer = rig.peer()
         rig.tables["t"].writer().extend(x=np.arange(4), done=np.zeros(4, bool))
         real = rig.server._dispatcher.answer
 
@@ -396,7 +371,7 @@ def test_a_batch_that_could_not_be_sent_stays_in_the_queue(caplog, monkeypatch):
 def test_rows_that_fit_no_message_are_refused_before_they_are_read(monkeypatch):
     with Rig(message_bytes=1 << 20) as rig:
         rig.tables["t"].writer().extend(x=np.arange(10), done=np.zeros(10, bool))
-        peer = greeted(rig)
+        peer = rig.peer()
         reads = []
         real = rig.tables["t"].get
 
@@ -481,7 +456,7 @@ def test_no_call_is_a_fault_of_the_server_and_none_harms_another(seed):
         "queue": ReplayBuffer.queue(50, SCHEMA, seed=0),
     }
     with Rig(tables) as rig:
-        peer, honest = greeted(rig), greeted(rig)
+        peer, honest = rig.peer(), rig.peer()
         for number, table in enumerate(tables, 1):
             honest.open_writer(number, producer=bytes([number]) * 16, table=table)
             honest.insert(0, range(20), number)

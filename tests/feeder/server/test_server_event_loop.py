@@ -21,6 +21,7 @@ from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import (
+    VERSION,
     Ack,
     Batch,
     Done,
@@ -34,6 +35,7 @@ from async_loader.feeder.wire import (
     Pull,
     Status,
     encode,
+    header,
 )
 from tests.waiting_rig import until
 
@@ -254,7 +256,7 @@ def test_a_good_client_is_served_throughout_a_hundred_thousand_messages_that_are
         assert counters["refused_malformed"] > 1000
         assert counters["faults"] == 0
         assert len(served._server_state.sessions) == 1
-        status = peer.ask(Plane.CONTROL, Status()).body.status
+        status = peer.status()
         assert status["tables"]["t"]["rows_in"] == 2000 + 300
     # ZeroMQ closes its sockets in a thread of its own
     until(lambda: psutil.Process().num_fds() < handles + 100)
@@ -280,11 +282,13 @@ def test_memory_stays_flat_while_clients_come_and_go(served, context):
     until(lambda: psutil.Process().num_fds() - handles < 50)
 
 
-def test_hello_with_an_invalid_version_is_answered(served, context):
+def test_hello_of_another_version_is_answered(served, context, monkeypatch):
     with Peer(context, served.endpoints) as peer:
-        answer = peer.ask(
-            Plane.CONTROL, Hello(client=b"c" * 16, pid=1, host="h", oldest=9, newest=9)
-        )
-        assert (answer.body.code, answer.body.expected) == (1, 5)
+        monkeypatch.setattr(header, "VERSION", 9)
+        frames = encode(Message(Hello(client=b"c" * 16, pid=1, host="h")))
+        monkeypatch.undo()
+        peer.sockets[Plane.CONTROL].send_multipart(frames)
+        answer = peer.receive(Plane.CONTROL)
+        assert (answer.body.code, answer.body.expected) == (1, VERSION)
         peer.send(Plane.PULL, Pull(1, 0, np.empty(0, np.uint32)))
         assert peer.receive(Plane.PULL).body.code == 4

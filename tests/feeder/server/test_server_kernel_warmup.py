@@ -24,7 +24,6 @@ from async_loader.feeder.wire import (
     Pong,
     Publish,
     Published,
-    Status,
     TensorSpec,
     Welcome,
     Writer,
@@ -63,7 +62,7 @@ def served(kernels):
 
 def test_it_answers_at_once_and_does_the_rest_when_it_can(kernels, served):
     with zmq.Context() as context, Peer(context, served.endpoints) as peer:
-        hello = Hello(client=peer.client, pid=1, host="h", oldest=2, newest=2)
+        hello = Hello(client=peer.client, pid=1, host="h")
         welcome = peer.ask(Plane.CONTROL, hello, session=0)
         assert isinstance(welcome.body, Welcome)
         peer.session = welcome.session
@@ -77,7 +76,7 @@ def test_it_answers_at_once_and_does_the_rest_when_it_can(kernels, served):
         )
         peer.insert(0, range(5))
         assert isinstance(peer.ask(Plane.CONTROL, Ping()).body, Pong), "before the writer"
-        assert peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]["rows_in"] == 0
+        assert peer.status()["tables"]["t"]["rows_in"] == 0
         kernels.set()
         assert isinstance(peer.receive(Plane.CONTROL).body, Writer)
         assert "no table 'none'" in peer.receive(Plane.CONTROL).body.text
@@ -87,9 +86,7 @@ def test_it_answers_at_once_and_does_the_rest_when_it_can(kernels, served):
 
 
 def greeted(peer):
-    welcome = peer.ask(
-        Plane.CONTROL, Hello(client=peer.client, pid=1, host="h", oldest=2, newest=2), session=0
-    )
+    welcome = peer.ask(Plane.CONTROL, Hello(client=peer.client, pid=1, host="h"), session=0)
     peer.session = welcome.session
     return peer
 

@@ -340,15 +340,6 @@ def test_a_loss_outlives_the_process_that_found_it(tmp_path):
         assert (fourth.before, fourth.lost) == (80, 45)
 
 
-def test_a_count_of_an_earlier_version_is_read(tmp_path):
-    (tmp_path / "rows").write_bytes(b"al-rows1" + (12).to_bytes(8, "little"))
-    with closing(RowCount(tmp_path / "rows")) as count:
-        assert (count.before, count.lost) == (12, 0)
-        count.begin(10, 2)
-    with closing(RowCount(tmp_path / "rows")) as count:
-        assert (count.before, count.lost) == (10, 2)
-
-
 inserts = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=40)
 
 

@@ -31,7 +31,7 @@ from async_loader.feeder.wire import (
     insert,
 )
 
-HELLO = Hello(client=b"c" * 16, pid=1, host="h", oldest=1, newest=1)
+HELLO = Hello(client=b"c" * 16, pid=1, host="h")
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_with_keys_anothers_number_is_worth_nothing_on_any_plane(two, plane):
         assert f"{alice.session:x}" not in answer.text
     alice.insert(1, [4])
     assert alice.receive(Plane.INSERT).body.applied == 2, "its routes are its own still"
-    status = alice.ask(Plane.CONTROL, Status()).body.status
+    status = alice.status()
     assert status["tables"]["t"]["inserted"] == 4
     assert not status["draining"]
 
@@ -163,7 +163,7 @@ def test_the_number_of_a_session_stands_in_no_status_no_error_and_no_log(caplog)
         one.open_writer()
         one.open_reader()
         (session, _) = rig.server_state.sessions
-        said = other.ask(Plane.CONTROL, Status()).body.status
+        said = other.status()
         assert session.number == one.session
         assert session.number not in numbers(said)
         assert [row["id"] for row in said["sessions"]] == [1, 2]
@@ -175,7 +175,7 @@ def test_the_number_of_a_session_stands_in_no_status_no_error_and_no_log(caplog)
 
 
 def test_a_session_is_known_by_its_number_and_its_user(sessions):
-    session = sessions.open(HELLO, 1, "alice")
+    session = sessions.open(HELLO, "alice")
     assert sessions.heard(session.number, Plane.PULL, "route", "alice") is session
     for number, user in (
         (session.number, "bob"),
@@ -190,7 +190,7 @@ def test_a_session_is_known_by_its_number_and_its_user(sessions):
 
 
 def test_the_same_client_id_of_two_users_is_two_clients(sessions):
-    alice, bob = sessions.open(HELLO, 1, "alice"), sessions.open(HELLO, 1, "bob")
+    alice, bob = sessions.open(HELLO, "alice"), sessions.open(HELLO, "bob")
     assert sessions.before(HELLO, "alice") is alice
     assert sessions.before(HELLO, "bob") is bob
     assert sessions.before(HELLO, None) is None

@@ -151,13 +151,13 @@ class Client:
         number=0,
         schema=0,
         rows=0,
-        version=2,
+        version=1,
     ) -> None:
         head = struct.pack(
             "<4s4BQQIIIHHQ12x",
             b"ALDR",
             version,
-            version,
+            0,
             kind,
             0,
             session,

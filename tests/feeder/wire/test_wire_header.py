@@ -16,7 +16,7 @@ from wire_rig import examples, raw, reheaded
 
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder import wire
-from async_loader.feeder.wire import header
+from async_loader.feeder.wire import codes, header
 from async_loader.feeder.wire.header import Header
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
@@ -31,11 +31,10 @@ def patched(frame: bytes, at: int, value: int) -> bytes:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(list(wire.Type)), st.integers(0, 15), u64, u64, u32, u32, u32, u16, u64)
-def test_a_header_comes_back_as_it_was(
-    kind, flags, session, sequence, number, schema, rows, frames, size
-):
-    one = Header(2, 2, kind, flags, session, sequence, number, schema, rows, frames, size)
+@given(st.sampled_from(list(wire.Type)), u64, u64, u32, u32, u32, u16, u64)
+def test_a_header_comes_back_as_it_was(kind, session, sequence, number, schema, rows, frames, size):
+    flags = codes.FLAGS.get(kind, 0)
+    one = Header(kind, flags, session, sequence, number, schema, rows, frames, size)
     assert len(header.encode(one)) == 64
     assert header.decode(header.encode(one)) == one
 
@@ -77,7 +76,7 @@ def test_a_damaged_header_is_answered_without_believing_it():
     assert (answer.session, answer.sequence, answer.body.code) == (0, 0, wire.ErrorCode.MALFORMED)
 
 
-@pytest.mark.parametrize("version", [0, 1, wire.NEWEST + 1, 255])
+@pytest.mark.parametrize("version", [0, wire.VERSION + 1, 255])
 def test_an_unknown_version_is_refused_and_the_answer_says_what_is_understood(version):
     frames = reheaded(raw(examples()["STATUS"]), sequence=77)
     with pytest.raises(Malformed, match=f"version {version} .*update the older side") as caught:
@@ -87,21 +86,16 @@ def test_an_unknown_version_is_refused_and_the_answer_says_what_is_understood(ve
     assert (answer.session, answer.sequence) == (81, 77)
     assert (answer.body.code, answer.body.expected, answer.body.retryable) == (
         wire.ErrorCode.VERSION,
-        wire.NEWEST,
+        wire.VERSION,
         False,
     )
 
 
-@pytest.mark.parametrize("flag", [0x10, 0x20, 0x40, 0x80, 0xF0])
-def test_a_flag_that_must_be_understood_and_is_not_is_refused(flag):
-    with pytest.raises(Malformed, match=r"PING carries flags .*must be understood") as caught:
+@pytest.mark.parametrize("flag", [0x01, 0x02, 0x10, 0x80, 0xF0])
+def test_a_flag_that_is_not_known_is_refused(flag):
+    with pytest.raises(Malformed, match=r"PING has flags .*, which are not known") as caught:
         wire.decode([patched(PING[0], 7, flag)])
     assert caught.value.code == wire.ErrorCode.UNSUPPORTED
-
-
-@pytest.mark.parametrize("flag", [0x01, 0x02, 0x04, 0x08, 0x0F])
-def test_a_flag_that_need_not_be_understood_is_let_pass(flag):
-    assert wire.decode([patched(PING[0], 7, flag)]).flags == flag
 
 
 def test_only_batches_may_lie_in_shared_memory():
@@ -112,7 +106,7 @@ def test_only_batches_may_lie_in_shared_memory():
 
 
 def test_a_type_of_later_versions_is_refused_as_unsupported():
-    with pytest.raises(Malformed, match="type 200 is not one of version 5") as caught:
+    with pytest.raises(Malformed, match="there is no message of type 200") as caught:
         wire.decode([patched(PING[0], 6, 200)])
     assert (caught.value.code, caught.value.type) == (wire.ErrorCode.UNSUPPORTED, 200)
 
@@ -133,21 +127,6 @@ def test_an_error_is_never_answered():
     with pytest.raises(Malformed) as caught:
         wire.decode([front, b"\xc1"])
     assert wire.refuse(caught.value) is None
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "agreed"),
-    [((1, 1), (1, 1), 1), ((1, 3), (2, 5), 3), ((2, 5), (1, 3), 3), ((1, 9), (4, 4), 4)],
-)
-def test_the_newest_version_that_both_understand_is_agreed_on(ours, theirs, agreed):
-    assert wire.agree(ours, theirs) == agreed
-
-
-@pytest.mark.parametrize(("ours", "theirs"), [((1, 1), (2, 3)), ((4, 5), (1, 3)), ((1, 9), (5, 3))])
-def test_sides_that_share_no_version_are_told_so(ours, theirs):
-    with pytest.raises(Malformed, match="update the older side") as caught:
-        wire.agree(ours, theirs)
-    assert (caught.value.code, caught.value.expected) == (wire.ErrorCode.VERSION, ours[1])
 
 
 def test_a_malformed_message_is_an_error_of_this_package_and_survives_a_queue():

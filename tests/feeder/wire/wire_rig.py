@@ -14,9 +14,7 @@ PIXELS = Schema.of(
     {"obs": {"pixels": Field((32, 32), "u1", stack=4, next="next_obs"), "hit": "?"}, "reward": "f4"}
 )
 INDEXED = Schema.of({"index": "i8"})
-HELLO = wire.Hello(
-    client=b"0123456789abcdef", pid=4711, host="a-host", oldest=2, newest=2, user_agent="example/1"
-)
+HELLO = wire.Hello(client=b"0123456789abcdef", pid=4711, host="a-host", user_agent="example/1")
 
 
 def array(rng: np.random.Generator, field: Field, rows: int) -> np.ndarray:
@@ -53,7 +51,6 @@ def examples() -> dict[str, wire.Message]:
     bodies = {
         "HELLO": HELLO,
         "WELCOME": wire.Welcome(
-            version=2,
             incarnation=bytes(16),
             heartbeat_s=1.0,
             silence_s=5.0,
@@ -75,7 +72,7 @@ def examples() -> dict[str, wire.Message]:
         "CLOSE_READER": wire.CloseReader(6, 1, np.array([3, 5], np.uint64)),
         "STATUS": wire.Status(),
         "STATUS_REPLY": wire.StatusReply(
-            status={"tables": {"replay": {"rows": 3}}, "up_s": 1.5, "well": True, "x": None}
+            {"tables": {"replay": {"rows": 3}}, "up_s": 1.5, "well": True, "x": None}
         ),
         "DRAIN": wire.Drain(),
         "TOTALS": wire.Totals(),
@@ -175,7 +172,7 @@ def examples() -> dict[str, wire.Message]:
     return {
         name: wire.Message(
             body, 0 if at == 0 else 81, at, min(at, 1), schemas.get(name.split(" of ")[0], 0),
-            version=4 if name.endswith("sequences") else wire.needs(body)[0], data=data.get(name),
+            data=data.get(name),
         )
         for at, (name, body) in enumerate(bodies.items())
     }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from async_loader.replay.base import row_format as rows_
-from async_loader.replay.base.link_table import NO_LINKS
+from async_loader.replay.base.read_table import NO_PLAN
 from async_loader.replay.samplers import Items, Reading, Sampler
 
 BARELY = 3.72  # a fair sampler goes beyond it with a chance of 1 in 10,000; seeds are fixed
@@ -57,7 +57,7 @@ class Rig:
         g[rows_.TOP], g[rows_.ALIVE] = self.items.top, self.items.alive.ctypes.data
         weight = np.empty(count, np.float32) if self.sampler.weighted else None
         rows, index = np.empty(count, np.int64), np.empty(count, np.int64)
-        reading = Reading(g, np.empty((0, 8), np.int64), NO_LINKS, rows, index, weight)
+        reading = Reading(g, np.empty((0, 10), np.int64), NO_PLAN, rows, index, weight)
         return reading if self.sampler.draw_into(reading) else None
 
 

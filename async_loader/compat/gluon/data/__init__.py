@@ -6,9 +6,13 @@ from async_loader.compat.gluon.data import batchify, dataloader, dataset, sample
 from async_loader.compat.gluon.data.arrays import default_array_type, set_array_type
 from async_loader.compat.gluon.data.batchify import default_batchify_fn, default_mp_batchify_fn
 from async_loader.compat.gluon.data.dataloader import DataLoader, DataLoaderV1
-from async_loader.compat.gluon.data.dataset import ArrayDataset, Dataset, SimpleDataset
+from async_loader.compat.gluon.data.dataset import (
+    ArrayDataset,
+    Dataset,
+    RecordFileDataset,
+    SimpleDataset,
+)
 from async_loader.compat.gluon.data.queues import ConnectionWrapper, Queue, SimpleQueue
-from async_loader.compat.gluon.data.records import RecordFileDataset
 from async_loader.compat.gluon.data.sampler import (
     BatchSampler,
     FilterSampler,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from async_loader import tensors
 from async_loader.compat.gluon.data import arrays
-from async_loader.compat.gluon.data.checks import require
+from async_loader.compat.gluon.data.sampler import require
 from async_loader.pipeline.batches import arena
 
 _PACKAGE = "async_loader.compat."

@@ -24,8 +24,12 @@ from async_loader.compat.gluon.data.batchify import (
     forgets,
     stacked_by_tuples,
 )
-from async_loader.compat.gluon.data.checks import require
-from async_loader.compat.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
+from async_loader.compat.gluon.data.sampler import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    require,
+)
 from async_loader.dataset.dataset_work import gather_workers
 from async_loader.dataset.epoch import can_pin
 from async_loader.errors import ConfigError, Timeout

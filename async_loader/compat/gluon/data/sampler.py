@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from async_loader.compat.gluon.data.checks import require
 from async_loader.errors import ConfigError
 
 LAST_BATCH = ("keep", "discard", "rollover")
@@ -217,3 +216,11 @@ def _natural(count: int, name: str) -> int:
     if count < 0:
         raise ConfigError(f"{name} is {count}: it is at least 0")
     return count
+
+
+def require(condition: object, message: str) -> None:
+    """Raise AssertionError, which scripts written for the original expect,
+    unless ``condition`` is true.
+    """
+    if not condition:
+        raise AssertionError(message)

@@ -21,7 +21,7 @@ from async_loader.compat.gluon.data.batchify import (
     require_callable,
     stacked,
 )
-from async_loader.compat.gluon.data.checks import require
+from async_loader.compat.gluon.data.sampler import require
 
 
 class Stack:

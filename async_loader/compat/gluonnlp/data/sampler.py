@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.compat.gluon.data.checks import require
-from async_loader.compat.gluon.data.sampler import Sampler
+from async_loader.compat.gluon.data.sampler import Sampler, require
 from async_loader.compat.gluonnlp.data.buckets import (
     BucketScheme,
     ConstWidthBucket,

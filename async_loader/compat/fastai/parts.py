@@ -1,0 +1,245 @@
+"""Parts of fastai's DataLoader: callbacks as keywords, lazy orders, settings of the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import multiprocessing
+import random
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import MethodType, ModuleType
+from typing import Any, NoReturn
+
+from async_loader.names import nearest
+
+NOTHING_BY_DEFAULT = (
+    "wif",
+    "before_iter",
+    "after_item",
+    "before_batch",
+    "after_batch",
+    "after_iter",
+)
+NAMES = (
+    *NOTHING_BY_DEFAULT,
+    *(
+        "create_batches",
+        "create_item",
+        "create_batch",
+        "retain",
+        "get_idxs",
+        "sample",
+        "shuffle_fn",
+        "do_batch",
+    ),
+)
+
+
+def take(loader: Any, keywords: dict[str, Any], others: Iterable[str]) -> None:
+    """Replace methods by the callbacks among ``keywords``.
+
+    A function replaces the method as it is, without ``self``. A bound method, of any object, is
+    bound to the loader instead. None leaves the method as it is.
+
+    Parameters
+    ----------
+    others : iterable of str
+        Other valid keywords of the loader, for the message.
+
+    Raises
+    ------
+    TypeError
+        For a keyword that is not a callback, with the nearest name.
+    """
+    for name in keywords:
+        if name not in NAMES:
+            raise TypeError(
+                f"{type(loader).__name__} takes no argument {name!r}: "
+                f"{nearest(name, [*NAMES, *others])}"
+            )
+    for name, function in keywords.items():
+        if function is not None:
+            setattr(
+                loader,
+                name,
+                MethodType(function.__func__, loader)
+                if isinstance(function, MethodType)
+                else function,
+            )
+
+
+def given(loader: Any) -> dict[str, Any]:
+    """Return the callbacks that are not methods of the loader's class,
+    for another loader like it.
+    """
+    found = {}
+    for name in NAMES:
+        value = getattr(loader, name)
+        if name in vars(loader) or not isinstance(value, MethodType):
+            found[name] = value
+    return found
+
+
+class SkipItemException(Exception):
+    """Raised in create_item or after_item: the item is skipped,
+    and the batch is filled from the following ones.
+    """
+
+
+def stop(error: type[BaseException] = StopIteration) -> NoReturn:
+    """End the items of this worker: raises StopIteration, as an expression."""
+    raise error
+
+
+@dataclass(frozen=True, slots=True)
+class Endless:
+    """An endless sample of unknown length: 0, 1, 2, ... or None, None, .... Picklable.
+
+    Parameters
+    ----------
+    counted : bool
+        Whether items are numbered.
+    """
+
+    counted: bool
+
+    def __iter__(self) -> Iterator[int | None]:
+        return itertools.count() if self.counted else itertools.repeat(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Permutation:
+    """The result of ``rng.sample(range(n), n)``, drawn one by one,
+    so that the first need not wait for all. Picklable.
+
+    Parameters
+    ----------
+    rng : random.Random
+        In the state before the draw; not changed.
+    """
+
+    rng: random.Random
+    n: int
+
+    def __iter__(self) -> Iterator[int]:
+        below = copy.copy(self.rng)._randbelow  # type: ignore[attr-defined]
+        pool = list(range(self.n))
+        for left in range(self.n, 0, -1):
+            j = below(left)
+            yield pool[j]
+            pool[j] = pool[left - 1]
+
+
+class GetAttrProxy:
+    """Looks up missing attributes, also with one leading underscore,
+    on the attribute named by ``_default``.
+    """
+
+    _default = "dataset"
+
+    def __getattr__(self, name: str) -> Any:
+        """Called only for attributes that do not exist here."""
+        if not (name.startswith("__") and name.endswith("__")) and name != self._default:
+            wrapped = vars(self).get(self._default)
+            if wrapped is not None:
+                try:
+                    return getattr(wrapped, name)
+                except AttributeError:
+                    both = (
+                        f"neither {type(self).__name__} nor its {self._default}, "
+                        f"{type(wrapped).__name__}"
+                    )
+                    raise AttributeError(
+                        f"{both}, has an attribute {name!r}", name=name, obj=self
+                    ) from None
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self
+        )
+
+    def __dir__(self) -> list[str]:
+        wrapped = vars(self).get(self._default)
+        others = (
+            [name for name in dir(wrapped) if not name.startswith("__")]
+            if wrapped is not None
+            else []
+        )
+        return sorted({*super().__dir__(), *others})
+
+
+class FakeLoader:
+    """Settings of the workers of one DataLoader, read at each iteration.
+
+    Attributes
+    ----------
+    d, default : DataLoader
+        Held weakly: a dropped loader takes its persistent workers with it at once.
+    dataset : FakeLoader
+        Itself.
+    num_workers : int
+        May be changed between epochs.
+    timeout : float
+        Seconds to wait for a batch of a worker; 0 for no limit.
+    """
+
+    def __init__(
+        self,
+        d: Any,
+        pin_memory: bool,
+        num_workers: int,
+        timeout: float,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+    ) -> None:
+        self._loader = weakref.ref(d)
+        self.pin_memory = pin_memory
+        self.num_workers = num_workers
+        self.timeout = timeout
+        self.persistent_workers = persistent_workers
+        self.pin_memory_device = pin_memory_device
+
+    @property
+    def d(self) -> Any:
+        return self._loader()
+
+    default = d
+
+    @property
+    def dataset(self) -> FakeLoader:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_loader": self.d}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _loader=weakref.ref(state["_loader"]))
+
+    def of(self, d: Any) -> FakeLoader:
+        """Return the same settings for another loader."""
+        other = copy.copy(self)
+        other._loader = weakref.ref(d)
+        return other
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield batches made in this process by the loader's own methods."""
+        return iter(self.d.create_batches(self.d.sample()))
+
+    @property
+    def multiprocessing_context(self) -> ModuleType | None:
+        return multiprocessing if self.num_workers > 0 else None
+
+    def worker_init_fn(self, number: int) -> None:
+        """Called in the workers."""
+        self.d.wif()
+
+    @contextlib.contextmanager
+    def no_multiproc(self) -> Iterator[Any]:
+        """Give the loader without workers within the block."""
+        before = self.num_workers
+        self.num_workers = 0
+        try:
+            yield self.d
+        finally:
+            self.num_workers = before
