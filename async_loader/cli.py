@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -109,8 +110,6 @@ def serve(
 
     SIGTERM, Ctrl-C and 'async-loader drain' end it.
     """
-    from rich.console import Console
-
     with errors_as_lines():
         from async_loader.feeder import commands
         from async_loader.feeder.settings import ServerSettings
@@ -129,10 +128,12 @@ def serve(
         if print_config:
             typer.echo(as_yaml(settings), nl=False)
             return
-        commands.log_to(console := Console(stderr=True))
         from async_loader.observe.beside import observed
 
-        raise typer.Exit(commands.serve(settings, console, observed))
+        logging.basicConfig(
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
+        )
+        raise typer.Exit(commands.serve(settings, observed))
 
 
 @app.command()

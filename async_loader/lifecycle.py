@@ -18,8 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, Generic, TypeVar, cast
 
 from async_loader.errors import Closed, ConfigError, Timeout
-from async_loader.held_locks import check_wait
-from async_loader.interrupts import SignalsAllowed, SignalsDeferred
+from async_loader.interrupts import SignalsDeferred
 
 LONGEST_S: Final = 1e6
 """The longest finite limit, 11 days: poll and join accept no more than some millions of seconds."""
@@ -267,9 +266,7 @@ class Patience:
         try:
             if self._on_wait is not None:
                 self._on_wait()
-            check_wait()
-            with SignalsAllowed():
-                ready = readable(fds, self.deadline.left())
+            ready = readable(fds, self.deadline.left())
         finally:
             self.waiting = False
             self.waited_s += time.perf_counter() - begun

@@ -22,7 +22,6 @@ from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.pipeline.iterator import OnError
 from async_loader.pipeline.source_engine import SourceEngine
-from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.pipeline.workers.work import WorkerType
 from async_loader.public_names import set_public_names
 from async_loader.source import Applied, Foresighted, Source, Updating, finishes
@@ -254,14 +253,10 @@ class AsyncDataLoader(Generic[B]):
         iterator = self._batches
         begun = perf_counter()
         try:
-            iterator.hold()
-        finally:
-            iterator.meter.waited(begun)
-        try:  # see NOTE [handed out once] in iterator.py
-            batch: B = iterator.held
+            batch: B = next(iterator)
             return batch
         finally:
-            iterator.held, iterator.copy = NOTHING, None
+            iterator.meter.waited(begun)
 
     @property
     def end_flag(self) -> bool:
@@ -470,7 +465,7 @@ def _buffers(into: object, backend: Any, batch_format: BatchFormat) -> OutputBuf
 def _backend(device: str | torch.device) -> Any:
     if str(device) == "cpu" or getattr(device, "type", None) == "cpu":
         return None
-    from async_loader.pipeline.device.backend_choice import backend_for
+    from async_loader.pipeline.device.cuda_backend import backend_for
 
     return backend_for(device)
 

@@ -244,9 +244,6 @@ class LoaderStats(Stats):
         Batches that were copied instead of lent, because they were small or slots were short.
     skipped : int
         Failed batches that were skipped (``on_error="skip"``).
-    interrupted : int
-        Batches that `next` had taken when a signal (Ctrl-C) interrupted it and has not delivered
-        since: 1 until the following call delivers that batch, else 0.
     workers_replaced : int
         Workers that died and were restarted.
     drawing_thread : "caller" | "producer"
@@ -270,7 +267,6 @@ class LoaderStats(Stats):
     slots_lent: int
     copied_out: int
     skipped: int
-    interrupted: int
     workers_replaced: int
     drawing_thread: Literal["caller", "producer"]
     bottleneck: str
@@ -298,7 +294,6 @@ class LoaderStats(Stats):
         counts = {
             "copied out": self.copied_out,
             "skipped": self.skipped,
-            "interrupted": self.interrupted,
             "workers replaced": self.workers_replaced,
         }
         said = [f"{count:,} {name}" for name, count in counts.items() if count]

@@ -16,7 +16,11 @@ from collections.abc import Collection
 import hypothesis
 import psutil
 import pytest
+from fake_device import FakeBackend
 
+from async_loader.pipeline.device.cuda_backend import BY_NAME
+
+BY_NAME["fake"] = FakeBackend
 hypothesis.settings.register_profile(
     "shared machine",
     deadline=None,  # how long an example takes says nothing there

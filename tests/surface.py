@@ -34,8 +34,6 @@ MODULES = [
     "async_loader.observe",
     "async_loader.offline.lerobot",
     "async_loader.testing.conformance",
-    "async_loader.testing.fakes",
-    "async_loader.testing.fake_device",
 ]
 """Modules that users import. Those under async_loader.compat have the names of their originals, and
 tests of these.

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fakes import ItemsSource, WaitingSource
 
 from async_loader import END, AsyncDataLoader, Mixture, ReplayBuffer, Schema
 from async_loader.errors import ConfigError, Unsupported
@@ -20,7 +21,6 @@ from async_loader.sources.callable import CallableSource
 from async_loader.sources.columns import ColumnsSource
 from async_loader.testing import conformance
 from async_loader.testing.conformance import NotConforming, check_source, check_waiting
-from async_loader.testing.fakes import ItemsSource, WaitingSource
 
 
 class Items:

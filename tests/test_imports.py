@@ -77,8 +77,6 @@ _DELIVERY = {
     "pipeline.batches.collate",
     "pipeline.device.streamer",
     "pipeline.device.backend",
-    "pipeline.device.backend_choice",
-    "pipeline.device.block_views",
     "pipeline.device.cuda_backend",
     "pipeline.device.torch_backend",
     "pipeline.batches.arena",
@@ -122,8 +120,6 @@ ELSEWHERE = {
 """Optional and heavy libraries, and the parts that import them."""
 
 EXCEPTIONS = {
-    # device="fake", for users without an accelerator; imported late
-    ("pipeline.device.backend_choice", "testing"),
     # what a name that is not there says; imported late
     ("public_names", "errors"),
     ("public_names", "names"),
@@ -323,8 +319,12 @@ def test_every_module_has_a_floor():
         ("pipeline.batches.collate", "from torch import nn", "only inside functions"),
         ("pipeline.workers.worker_pool", "import cloudpickle", "only pipeline.codec may"),
         ("replay.buffer", "import zmq", "only feeder may"),
-        ("testing.fakes", "from async_loader import AsyncDataLoader, loader", "below the loader"),
-        ("sources.columns", "from async_loader.testing import fakes", "helpers"),
+        (
+            "testing.conformance",
+            "from async_loader import AsyncDataLoader, loader",
+            "below the loader",
+        ),
+        ("sources.columns", "from async_loader.testing import conformance", "helpers"),
         ("table", "from async_loader.replay.rate_limiter import RateLimiter", "downward only"),
     ],
 )
@@ -369,7 +369,7 @@ def test_a_planted_circle_is_caught(code, depth):
             "pipeline.workers.worker_pool",
             "from .handle import WorkerHandle\nfrom ...errors import Closed",
         ),
-        ("testing.fakes", "from async_loader.pipeline import device"),
+        ("testing.conformance", "from async_loader.pipeline import device"),
     ],
 )
 def test_what_is_allowed_is_not_caught(module, code):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-import signal
 
 import numpy as np
 import pytest
 import torch
+from fake_device import FakeBackend, FakeStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,6 @@ from async_loader import (
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.testing.fake_device import FakeBackend, FakeStream
 from tests.test_transform import EVERYWHERE, KINDS, SOURCES, WIDE, columns, samples
 
 B = 8
@@ -301,42 +300,6 @@ def test_a_batch_that_does_not_fit_is_refused_whole_and_the_loader_goes_on():
             next(loader)
         assert into["x"].eq(5).all()
         assert next(loader)["x"][0, 0] == B
-
-
-class Alarm(KeyboardInterrupt):
-    pass
-
-
-def test_a_call_that_a_signal_interrupts_is_repeated_into_the_same_tensors(monkeypatch):
-    def alarm(*_):
-        raise Alarm
-
-    buffers = [given_tensors() for _ in range(2)]
-    before = signal.signal(signal.SIGUSR1, alarm)
-    original, armed = OutputBuffers.fill, []
-
-    def fill(self, batch, number):
-        made = original(self, batch, number)
-        if armed:
-            armed.clear()
-            signal.raise_signal(signal.SIGUSR1)
-        return made
-
-    monkeypatch.setattr(OutputBuffers, "fill", fill)
-    try:
-        with AsyncDataLoader(SOURCES["samples"](), B, into=buffers) as loader:
-            assert next(loader)["i"][0] == 0
-            armed.append(True)
-            with pytest.raises(Alarm):
-                next(loader)
-            assert buffers[0]["i"][0] == 0
-            batch = next(loader)
-            assert batch["x"] is buffers[1]["x"]
-            assert batch["i"][0] == B
-            assert buffers[0]["i"][0] == 0
-            assert next(loader)["x"] is buffers[0]["x"]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 # -- what is refused before anything starts --------------------------------------------------------

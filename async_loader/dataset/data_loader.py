@@ -39,13 +39,12 @@ from async_loader.errors import ConfigError, require
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.names import describe, explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.device.backend import DeviceBackend
-from async_loader.pipeline.device.backend_choice import backend_for
-from async_loader.pipeline.device.cuda_queue import CudaQueue
-from async_loader.pipeline.device.pinned_memory import PinnedMemory
-from async_loader.pipeline.device.streamer import Streamer
+from async_loader.pipeline.device.cuda_backend import backend_for
+from async_loader.pipeline.device.streamer import PinnedMemory, Streamer
 from async_loader.pipeline.device.torch_backend import TorchBackend
 from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
 from async_loader.pipeline.engine import Engine
+from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.work import Kind, WorkerType
 from async_loader.public_names import set_public_names
 from async_loader.source import Source
@@ -337,14 +336,14 @@ class DataLoader(Generic[B]):
         self._latest, self._start, self._epoch = epoch, None, number + 1
         return epoch
 
-    def _streamer(self, batches: StreamerInput) -> TransferThread:
+    def _streamer(self, batches: StreamerInput, output: TrainQueue) -> TransferThread:
         """The thread behind the train queue. A streamer has a stream of its own where we make
         the backend of the device.
         """
         backend = self._backend
         if backend is not self.device and isinstance(backend, TorchBackend):
             backend = backend_for(self.device)
-        return Streamer(batches, CudaQueue(), backend, pages=self._pages, host_fields=())
+        return Streamer(batches, output, backend, pages=self._pages, host_fields=())
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next epoch: for the order, and for the sampler's and the dataset's
@@ -457,7 +456,6 @@ class DataLoader(Generic[B]):
             slots_lent=0 if ring is None else ring.lent,
             copied_out=0,
             skipped=0,
-            interrupted=int(self._latest is not None and self._latest.interrupted),
             workers_replaced=self._engine.replaced,
             drawing_thread="caller",
             bottleneck=bottleneck(nothing, workers, copy, learner, one_thread=False),

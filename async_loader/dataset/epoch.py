@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from async_loader import tensors, tree
 from async_loader.dataset.batch_order import Batches, StreamBatches
-from async_loader.dataset.dataset_work import StreamPosition, StreamResult
+from async_loader.dataset.dataset_work import StreamResult
 from async_loader.dataset.epoch_progress import EpochProgress
 from async_loader.dataset.share_check import ShareCheck
 from async_loader.errors import Closed
-from async_loader.interrupts import SignalsDeferred
 from async_loader.names import stacklevel
 from async_loader.pipeline.batch import Failure
 from async_loader.pipeline.iterator import BatchIterator
-from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.source import END
 from async_loader.stats import Meter, StageStats
 
@@ -40,8 +38,6 @@ class Epoch(Iterator[B]):
         Batches given, those before the state that it began with included.
     finished : bool
         All batches were given.
-    held : Any
-        The batch that is handed out next, or NOTHING.
 
     Parameters
     ----------
@@ -71,8 +67,6 @@ class Epoch(Iterator[B]):
         self.number = number
         self.yielded = epoch_progress.over
         self.finished = False
-        self.held: Any = NOTHING
-        self._where: StreamPosition | None = None  # behind the batch that was handed out last
         self._iteration = iteration
         self._batches = batches
         self._snapshots = batches.snapshots
@@ -92,66 +86,40 @@ class Epoch(Iterator[B]):
     def __iter__(self) -> Epoch[B]:
         return self
 
-    def hold(self) -> None:
-        """See to it that ``held`` is the next batch. See NOTE [handed out once] in
-        `async_loader.pipeline.iterator`.
-        """
-        if self.held is NOTHING:
-            meter = self._meter
-            if meter is None:
-                self._find()
-            else:
-                begun = perf_counter()
-                try:
-                    self._find()
-                    meter.batches += 1
-                finally:
-                    meter.waited(begun)
-        self._iteration.release()
-
-    def _find(self) -> None:
-        if not self._opened:
-            self.open()
-        self.raise_unfit()
-        self._catch_up()
-        self._hold()
-
-    def _hold(self) -> None:
-        iteration = self._iteration
-        while True:
-            try:
-                iteration.hold()
-            except StopIteration:
-                self.finished = iteration.exhausted
-                raise
-            batch, where = iteration.held, None
-            if type(batch) is StreamResult:
-                batch, where = batch
-                if batch is END:  # the dataset of this worker has ended
-                    self._epoch_progress.note(where)
-                    iteration.release()
-                    continue
-            if self._finish is not None:
-                try:
-                    batch = self._finish(batch)
-                except Exception:
-                    iteration.release()  # the next call goes on with the next batch
-                    raise
-            self.held, self._where = batch, where
-            if self._check is not None:
-                self._check.see(self.yielded + 1, batch)
-            return
-
     def __next__(self) -> B:
         """The next batch. See `async_loader.pipeline.iterator.BatchIterator.__next__` for what
         is raised.
         """
-        self.hold()
+        begun = perf_counter()
+        self._catch_up()
         try:
-            batch: B = self.held
-            return batch
+            if not self._opened:
+                self.open()
+            self.raise_unfit()
+            batch: B = self._find()
         finally:
-            self.held, self.yielded = NOTHING, self.yielded + 1
+            if self._meter is not None:
+                self._meter.waited(begun)
+        if self._meter is not None:
+            self._meter.batches += 1
+        self.yielded += 1
+        return batch
+
+    def _find(self) -> Any:
+        for batch in self._iteration:
+            if type(batch) is StreamResult:
+                batch, where = batch
+                self._epoch_progress.note(where)
+                if batch is END:  # the dataset of this worker has ended
+                    continue
+                self._epoch_progress.turn = where.worker + 1
+            if self._finish is not None:
+                batch = self._finish(batch)
+            if self._check is not None:
+                self._check.see(self.yielded + 1, batch)
+            return batch
+        self.finished = self._iteration.exhausted
+        raise StopIteration
 
     def open(self) -> None:
         """Wait until every worker has begun and has said where its dataset is; idempotent. The
@@ -167,45 +135,30 @@ class Epoch(Iterator[B]):
             answers = self._iteration.openings()
         except Closed:
             answers = []
-        with SignalsDeferred():
-            self._opened = True
-            for answer in answers:
-                if isinstance(answer, Failure):
-                    self._unfit.append(answer.error)
-                elif answer is not END:
-                    self._epoch_progress.note(answer.where)
+        self._opened = True
+        for answer in answers:
+            if isinstance(answer, Failure):
+                self._unfit.append(answer.error)
+            elif answer is not END:
+                self._epoch_progress.note(answer.where)
 
     def raise_unfit(self) -> None:
         """The error of the next worker that could not begin, if there is one."""
         if self._unfit:
             raise self._unfit.popleft()
 
-    @property
-    def interrupted(self) -> bool:
-        """A signal interrupted ``next``, and the batch that it had is not handed out yet."""
-        return self.held is not NOTHING or bool(self._iteration.interrupted)
-
     def copying(self) -> StageStats | None:
         """Counters of the copy to a device; ``None`` for batches that stay on the CPU."""
         return self._iteration.stage()
 
     def _catch_up(self) -> None:
-        """Count what was handed out, or failed in its turn and is not to be done again; not what
-        an interrupted call has taken.
-        """
-        if self.held is not NOTHING or self._iteration.interrupted:
-            return
-        # Each step can be repeated: whichever one a signal interrupts, the next call finishes them.
-        epoch_progress, where = self._epoch_progress, self._where
-        if where is not None:
-            epoch_progress.note(where)
-            epoch_progress.turn = where.worker + 1
-            self._where = None
+        """Count what was handed out, or failed in its turn and is not to be done again."""
+        progress = self._epoch_progress
         if isinstance(self._batches, StreamBatches):  # where they are is known by their bookmarks
-            epoch_progress.upto = self.yielded
+            progress.upto = self.yielded
             return
-        epoch_progress.passed(self._iteration.passed, self._iteration.beyond)
-        self._snapshots.delivered(epoch_progress.upto)
+        progress.passed(self._iteration.passed, self._iteration.beyond)
+        self._snapshots.delivered(progress.upto)
 
     def close(self) -> None:
         """Cancel what is under way. The loader and its workers go on."""

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("async_loader.feeder")
 _ASK_S = 10.0  # for a feeder that is there
 LIVE_S, LOG_S, RATE_S = 1.0, 60.0, 0.5
-"""Seconds between redraws of a terminal's line; between lines of a log.
-
-For rates of a single status.
-"""
+"""Seconds between redraws of a terminal; between lines of a log; for rates of a single status."""
 
 
 AskStatus = Callable[[float], Status]
@@ -48,7 +45,7 @@ def _nothing(
     return contextlib.nullcontext()
 
 
-def serve(settings: ServerSettings, console: Console, beside: Beside = _nothing) -> int:
+def serve(settings: ServerSettings, beside: Beside = _nothing) -> int:
     """Run a server until it is drained or stopped; return the exit code.
 
     ``beside``: what runs beside the server, see `Beside`.
@@ -56,7 +53,6 @@ def serve(settings: ServerSettings, console: Console, beside: Beside = _nothing)
     from async_loader.feeder.serving import FeederProcess
 
     server = FeederProcess(settings)
-    report = _live if console.is_terminal else _logged
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(beside(settings, server.ask_status))
@@ -64,102 +60,46 @@ def serve(settings: ServerSettings, console: Console, beside: Beside = _nothing)
             server.close()
             raise
         # It says "serving" when SIGTERM ends it in order, not before.
-        return server.run(ready=lambda: stack.enter_context(report(server.status, console)))
-
-
-def log_to(console: Console) -> None:
-    """Log plain lines, or on a terminal lines above the live one."""
-    from rich.logging import RichHandler
-
-    handler = (
-        RichHandler(console=console, show_path=False)
-        if console.is_terminal
-        else logging.StreamHandler()
-    )
-    plain = (
-        "%(message)s" if console.is_terminal else "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.basicConfig(format=plain, level=logging.INFO, handlers=[handler])
+        return server.run(ready=lambda: stack.enter_context(_logged(server.status)))
 
 
 # -- while serving ---------------------------------------------------------------------------------
 
 
-class RateLog:
-    """Lines of a log: sizes, and rates since the line before."""
-
-    def __init__(self, status: Callable[[], Status]) -> None:
-        self._status = status
-        self._before: Status | None = None
-
-    def line(self) -> str | None:
-        """Return the next line; ``None`` if there is no status now."""
-        try:
-            now = self._status()
-        except (
-            RuntimeError,
-            AsyncLoaderError,
-        ):  # another thread changes the sessions, or closes the server
-            return None
-        before, self._before = self._before, now
-        parts = [
-            _serving(name, table, seconds_between(before, now), table_of(before, name))
-            for name, table in now["tables"].items()
-        ]
-        parts.append(f"{len(now['sessions'])} sessions")
-        return ("draining: " if now.get("draining") else "") + ", ".join(parts)
-
-
-def _serving(name: str, table: Status, seconds: float, before: Status | None) -> str:
-    said = f"{clean(name)} {count_text(table['size'])}" + (
-        f"/{count_text(table['capacity'])}" if table["capacity"] else ""
-    )
-    if before is None or seconds <= 0:
-        return said
-    came, went = (
-        count_text(rate(table, before, what, seconds)) for what in ("inserted", "sampled")
-    )
-    return f"{said} ({came}/s in, {went}/s out)"
-
-
 @contextlib.contextmanager
-def _live(status: Callable[[], Status], console: Console) -> Iterator[None]:
-    """Redraw one line at the terminal's end."""
-    from rich.live import Live
-    from rich.text import Text
-
-    pace = RateLog(status)
-    console.print(Text(_opening(status())))
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-
-        def show() -> None:
-            if line := pace.line():
-                live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-
-        with every(LIVE_S, show, "async-loader-report"):
-            yield
-
-
-@contextlib.contextmanager
-def _logged(status: Callable[[], Status], console: Console) -> Iterator[None]:
-    """Write lines to the log."""
-    pace = RateLog(status)
-    _log.info("%s", _opening(status()))
+def _logged(status: Callable[[], Status]) -> Iterator[None]:
+    """Log what is served; sizes, and rates since the line before, once a minute; and the end."""
+    before = status()
+    names = ", ".join(map(clean, before["tables"]))
+    where = f"{clean(before['address'])} (process {before['pid']})"
+    _log.info("serving %s at %s", names, where)
 
     def say() -> None:
-        if line := pace.line():
-            _log.info("%s", line)
+        nonlocal before
+        # another thread changes the sessions, or closes the server
+        with contextlib.suppress(RuntimeError, AsyncLoaderError):
+            now = status()
+            _log.info("%s", rates_text(now, before))
+            before = now
 
     with every(LOG_S, say, "async-loader-report"):
         yield
     _log.info("ended")
 
 
-def _opening(status: Status) -> str:
-    return (
-        f"serving {', '.join(map(clean, status['tables']))} at {clean(status['address'])} (process "
-        f"{status['pid']})"
-    )
+def rates_text(now: Status, before: Status) -> str:
+    """Return sizes of tables, and their rates since ``before``, as one line."""
+    parts, seconds = [], seconds_between(before, now)
+    for name, table in now["tables"].items():
+        text = f"{clean(name)} {count_text(table['size'])}"
+        text += f"/{count_text(table['capacity'])}" if table["capacity"] else ""
+        old = table_of(before, name)
+        if old is not None and seconds > 0:
+            came, went = (rate(table, old, what, seconds) for what in ("inserted", "sampled"))
+            text += f" ({count_text(came)}/s in, {count_text(went)}/s out)"
+        parts.append(text)
+    parts.append(f"{len(now['sessions'])} sessions")
+    return ("draining: " if now.get("draining") else "") + ", ".join(parts)
 
 
 # -- asking one that serves ------------------------------------------------------------------------

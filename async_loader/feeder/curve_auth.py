@@ -2,7 +2,7 @@
 
 # NOTE [closed unless opened]
 A connection with keys is ready only when `Curve` has found the user of its key; until then the
-server reads nothing but its handshake. Each start tests that (`self_test`).
+server reads nothing but its handshake.
 """
 
 from __future__ import annotations
@@ -37,14 +37,6 @@ class CurveAuthenticator:
     ConfigError
         If PyNaCl is missing, or a key is not one.
 
-    Examples
-    --------
-    The order in which a server starts::
-
-        authenticator = CurveAuthenticator(load_server_keys(folder))
-        self_test(authenticator)
-        ...  # bind
-        connection = Connection(authenticator.mechanism(), ...)  # for each accepted socket
     """
 
     def __init__(self, keys: ServerKeys) -> None:

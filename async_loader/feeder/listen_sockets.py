@@ -23,41 +23,22 @@ def listen(address: Address) -> tuple[socket.socket, str]:
     OSError
         If it cannot be bound; ``socket.gaierror`` for an unknown host.
     """
-    one, where = _unix(address) if address.scheme == "ipc" else _tcp(address)
-    try:
-        if address.scheme == "ipc":
-            _remove(address.path)
-            with owner_only():
-                one.bind(where)
-        else:
-            one.bind(where)
-        one.listen(_BACKLOG)
-        one.setblocking(False)
-        return one, _endpoint(one)
-    except BaseException:
-        one.close()
-        raise
-
-
-def _unix(address: Address) -> tuple[socket.socket, str]:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), address.path
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode):
-            os.unlink(path)
-
-
-def _tcp(address: Address) -> tuple[socket.socket, tuple[str, int]]:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    host = None if address.host == "*" else address.host
-    found = socket.getaddrinfo(host, address.port, family, socket.SOCK_STREAM, 0, socket.AI_PASSIVE)
-    one = socket.socket(family, socket.SOCK_STREAM)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if family == socket.AF_INET6:
-        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    return one, (str(found[0][4][0]), int(found[0][4][1]))
+    if address.scheme == "ipc":
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.lstat(address.path).st_mode):
+                os.unlink(address.path)
+        with owner_only():
+            one = socket.create_server(address.path, family=socket.AF_UNIX, backlog=_BACKLOG)
+    else:
+        six = ":" in address.host
+        one = socket.create_server(
+            ("" if address.host == "*" else address.host, address.port),
+            family=socket.AF_INET6 if six else socket.AF_INET,
+            backlog=_BACKLOG,
+            dualstack_ipv6=six and socket.has_dualstack_ipv6(),
+        )
+    one.setblocking(False)
+    return one, _endpoint(one)
 
 
 def _endpoint(one: socket.socket) -> str:

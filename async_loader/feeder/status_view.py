@@ -4,10 +4,8 @@ columns. Text of peers is cleaned before it is shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from async_loader.feeder.view_sections import Section, laid_out
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,9 +15,56 @@ _SILENT_S = 3.0
 """A client that is heard sends something each second or two."""
 _WAITS = 3
 """Lines of those that wait for one table."""
-_LEAST_TABLES, _LEAST_CLIENTS = 3, 4
-"""Lines on a terminal that is too low."""
+_LEAST = 4
+"""Rows of a table on a terminal that is too low."""
 _ORDER = {"died": 0, "silent": 1, "left": 3}
+
+
+class Screen:
+    """Lines for a terminal, of which some may be left.
+
+    Parameters
+    ----------
+    height : int, optional
+        Of the terminal; ``None``: all is shown.
+    """
+
+    def __init__(self, height: int | None) -> None:
+        self.lines: list[RenderableType] = []
+        self._left = 1 << 20 if height is None else height
+
+    def add(self, texts: Sequence[str], styles: Sequence[str] = (), keep: int = 0) -> None:
+        """Add lines while there is room for them and ``keep`` others."""
+        from rich.text import Text
+
+        shown = max(0, min(len(texts), self._left - keep))
+        for i, text in enumerate(texts[:shown]):
+            style = styles[i] if styles else ""
+            self.lines.append(Text(text, style, no_wrap=True, overflow="ellipsis"))
+        self._left -= shown
+
+    def table(
+        self,
+        names: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        texts: int = 1,
+        keep: int = 0,
+        more: str = "",
+        hidden: int = 0,
+    ) -> None:
+        """Add rows below ``names``; ``more`` counts those for which there is no room.
+
+        All but the first ``texts`` columns are numbers. ``hidden``: rows that are not here.
+        """
+        if not rows:
+            return
+        room = self._left - keep - 1
+        fits = len(rows) + bool(hidden) <= room
+        shown = len(rows) if fits else max(1, min(max(_LEAST, room) - 1, len(rows)))
+        self.lines.append(grid(names, rows[:shown], texts))
+        self._left -= shown + 1
+        if over := len(rows) - shown + hidden:
+            self.add([f"and {over} {more}"])
 
 
 def status_view(
@@ -35,47 +80,42 @@ def status_view(
         Lines of the terminal, of which one is the shell's. What does not fit is counted in a line;
         clients that are well are left out first.
     """
-    return laid_out(status_sections(status, before), None if height is None else height - 1)
+    screen = Screen(None if height is None else height - 1)
+    screen.add([headline(status)])
+    show_status(screen, status, before)
+    return screen.lines
 
 
-def status_sections(status: Status, before: Status | None) -> list[Section]:
-    """Return the sections of the view: head, tables, those that wait, clients, weights."""
+def headline(status: Status) -> str:
+    """Return which feeder it is."""
     head = clean(str(status.get("address", "?")))
     if "shards" not in status:
         head += f", process {clean(str(status.get('pid', '?')))}"
     head += f", up {_duration(status.get('uptime_s', 0))}"
-    head += ", draining" if status.get("draining") else ""
-    sessions = list(status.get("sessions", ()))
-    return [
-        text_section([head]),
-        _tables(status, before),
-        text_section([*_waits(status), *_stale(status)], least=0, rank=3),
-        text_section([_summary(status, sessions)]),
-        _clients(sessions, status, before),
-        text_section(list(_weights(status)), least=0, rank=2),
-    ]
+    return head + (", draining" if status.get("draining") else "")
 
 
-def text_section(
-    lines: list[str], style: str | list[str] = "", *, least: int = 2, rank: int = 0
-) -> Section:
-    """Return a section of lines, in a style or one each."""
-    styles = [style] * len(lines) if isinstance(style, str) else style
-    return Section(
-        count=len(lines),
-        show=lambda count: [
-            text_line(text, kind) for text, kind in zip(lines[:count], styles, strict=False)
-        ],
-        more=lambda shown: text_line(f"and {len(lines) - shown} lines more"),
-        least=least,
-        rank=rank,
-    )
+def show_status(screen: Screen, status: Status, before: Status | None) -> None:
+    """Show tables, those that wait, weights and clients."""
+    sessions = sorted(status.get("sessions", ()), key=_trouble)
+    names = ["table", "size", "in/s", "out/s", "out/in", "writers", "readers"]
+    clients = min(len(sessions), _LEAST) + 3
+    screen.table(names, _tables(status, before), keep=clients, more="tables more")
+    screen.add([*_waits(status), *_stale(status)], keep=clients)
+    screen.add(list(_weights(status)), keep=clients)
+    screen.add([_summary(status, sessions)])
+    seconds = seconds_between(before, status)
+    old = {one["id"]: one for one in (before or {}).get("sessions", ())}
+    rows = [_client(one, old.get(one["id"]), seconds) for one in sessions]
+    hidden = max(0, status.get("sessions_open", 0) - len(rows))
+    columns = ["client", "state", "rows/s", "batches/s", "age"]
+    screen.table(columns, rows, 2, more="clients more: see --json", hidden=hidden)
 
 
 # -- tables and weights ----------------------------------------------------------------------------
 
 
-def _tables(status: Status, before: Status | None) -> Section:
+def _tables(status: Status, before: Status | None) -> list[list[str]]:
     rows, seconds = [], seconds_between(before, status)
     for name, one in status.get("tables", {}).items():
         old = table_of(before, name)
@@ -90,15 +130,7 @@ def _tables(status: Status, before: Status | None) -> Section:
         rows.append(
             [name, f"{short_text(one['size'])}{full}", *map(short_text, rates), ratio, *members]
         )
-    names = ["table", "size", "in/s", "out/s", "out/in", "writers", "readers"]
-    return Section(
-        count=len(rows),
-        show=lambda count: [grid(names, rows[:count], 1)],
-        more=lambda shown: text_line(f"and {len(rows) - shown} tables more"),
-        header=1,
-        least=_LEAST_TABLES,
-        rank=1,
-    )
+    return rows
 
 
 def _waits(status: Status) -> Iterator[str]:
@@ -151,30 +183,6 @@ def _summary(status: Status, sessions: list[Status]) -> str:
     ended = status.get("sessions_ended", {})
     gone = [f"{ended[how]} {how}" for how in ("died", "lost", "left") if ended.get(how)]
     return said + (f", and before: {', '.join(gone)}" if gone else "")
-
-
-def _clients(sessions: list[Status], status: Status, before: Status | None) -> Section:
-    """Return a table of clients, those in trouble first, and a line on those without a row."""
-    seconds = seconds_between(before, status)
-    old = {one["id"]: one for one in (before or {}).get("sessions", ())}
-    ordered = sorted(sessions, key=_trouble)
-    rows = [_client(one, old.get(one["id"]), seconds) for one in ordered]
-    names = ["client", "state", "rows/s", "batches/s", "age"]
-    opened = max(status.get("sessions_open", 0), len(rows))
-
-    def more(shown: int) -> RenderableType:
-        actors = sum(one["writers"] > 0 for one in ordered[shown:])
-        return text_line(f"and {opened - shown} clients, {actors} of them actors, more: see --json")
-
-    return Section(
-        count=len(rows),
-        show=lambda count: [grid(names, rows[:count], 2)],
-        more=more,
-        header=1,
-        least=_LEAST_CLIENTS,
-        hidden=opened > len(rows),
-        rank=4,
-    )
 
 
 def _trouble(one: Status) -> tuple[float, ...]:
@@ -239,13 +247,7 @@ def table_of(status: Status | None, name: str) -> Status | None:
     return found
 
 
-def text_line(text: str, style: str = "") -> RenderableType:
-    from rich.text import Text
-
-    return Text(text, style, no_wrap=True, overflow="ellipsis")
-
-
-def grid(names: list[str], rows: list[list[str]], texts: int) -> RenderableType:
+def grid(names: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> RenderableType:
     """Return a table without lines; all but the first ``texts`` columns are numbers."""
     from rich.table import Table
     from rich.text import Text

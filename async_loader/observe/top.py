@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from async_loader.feeder.commands import LIVE_S, RATE_S, asking
 from async_loader.feeder.status_view import (
+    Screen,
     Status,
     clean,
-    grid,
+    headline,
     short_text,
-    status_sections,
-    text_line,
-    text_section,
+    show_status,
 )
-from async_loader.feeder.view_sections import Section, laid_out
 from async_loader.lifecycle import readable
 from async_loader.observe.cluster_status import paired
 from async_loader.observe.dashboard.frame import frame_of
@@ -27,7 +25,8 @@ if TYPE_CHECKING:
 
 _STYLES = {"bad": "bold red", "wait": "bold yellow", "flow": "green", "idle": "dim"}
 _ORDER = {"lost": 0, "silent": 0, "draining": 1}
-_LEAST_SHARDS = 4
+_BELOW, _BELOW_SHARDS = 22, 11
+"""Lines that are kept for what follows."""
 _SHARD = ["shard", "state", "items", "in/s", "out/s", "writers", "readers", "memory", "waits"]
 
 
@@ -43,27 +42,13 @@ def top_view(status: Status, before: Status | None, height: int | None) -> list[
     frame = frame_of(status, before)
     texts = [clean(one["text"]) for one in frame["headlines"]]
     tones = [_STYLES[one["tone"]] for one in frame["headlines"]]
-    said = text_section(texts, tones, rank=1)
-    head, *others = status_sections(status, before)
-    shards = [_shards(frame["shards"])] if frame["shards"] else []
-    return laid_out([said, head, *shards, *others], height)
-
-
-def _shards(rows: list[Mapping[str, Any]]) -> Section:
-    """Return a table of shards by number; if not all have room, of those in trouble."""
-    worst = sorted(rows, key=lambda row: (_ORDER.get(row["state"], 2), -_waited(row)))
-
-    def show(count: int) -> list[RenderableType]:
-        shown = rows if count == len(rows) else worst[:count]
-        return [grid(_SHARD, [_cells(row) for row in shown], 2)]
-
-    return Section(
-        count=len(rows),
-        show=show,
-        more=lambda shown: text_line(f"and {len(rows) - shown} shards more"),
-        header=1,
-        least=_LEAST_SHARDS,
-    )
+    screen = Screen(height)
+    screen.add(texts, tones, keep=_BELOW)
+    screen.add([headline(status)])
+    worst = sorted(frame["shards"], key=lambda row: (_ORDER.get(row["state"], 2), -_waited(row)))
+    screen.table(_SHARD, [_cells(row) for row in worst], 2, keep=_BELOW_SHARDS, more="shards more")
+    show_status(screen, status, before)
+    return screen.lines
 
 
 def _waited(row: Mapping[str, Any]) -> float:

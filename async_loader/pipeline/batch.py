@@ -25,13 +25,10 @@ class DeviceCopy:
     ----------
     event : Any
         Recorded behind the copy; ``None`` where the consumer's own stream copied.
-    stream : Any
-        That stream.
     """
 
     blocks: tuple[Any, ...]
     event: Any
-    stream: Any = None
 
 
 @dataclass(slots=True, eq=False)
@@ -102,9 +99,3 @@ class Failure:
 
 
 Outcome = Batch | Failure | StreamEnd
-
-
-class Wakeup:
-    """Something changed that the consumer should look at; carries nothing."""
-
-    __slots__ = ()

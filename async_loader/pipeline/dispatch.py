@@ -5,7 +5,6 @@ source.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +14,7 @@ from async_loader.pipeline.batch import Batch, Outcome, StreamEnd
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.job_queue import NO_PAYLOAD, Chunk, IterationSpec, Job
-from async_loader.pipeline.producer import Supply
+from async_loader.pipeline.producer import NO_WAIT, Supply
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.sample_work import LocalReaders, SampleTasks
 from async_loader.pipeline.workers.thread_pool import ThreadPool
@@ -36,7 +35,7 @@ class InlineTasks:
         self._spec = spec
         state.tell(spec.number, spec.seed, 0, lambda: spec.state)
 
-    def do(self, seq: int, task: object) -> Any:
+    def batch(self, seq: int, task: object) -> Any:
         """The batch of a task, or END of the stream. Raises what the work raises."""
         state, spec = self._state(), self._spec
         if state is None:
@@ -47,12 +46,9 @@ class InlineTasks:
         with arena.within(None):
             return state.do(spec.number, spec.first + seq, task, stream=spec.stream)
 
-    def outcome(self, seq: int, task: object) -> Outcome:
-        batch = self.do(seq, task)
+    def do(self, seq: int, task: object, worker: int | None) -> Outcome:
+        batch = self.batch(seq, task)
         return StreamEnd(0) if batch is END else Batch(tree=batch)
-
-    def send(self, seq: int, task: object, worker: int | None, noted: Callable[[], None]) -> None:
-        """Nothing is sent ahead."""
 
     def forget(self) -> None:
         """The iteration is over."""
@@ -78,13 +74,10 @@ class TaskDispatch:
         self._spec = spec
         self._ready = ready
 
-    def send(self, seq: int, task: object, worker: int | None, noted: Callable[[], None]) -> None:
-        def both() -> None:
-            self.jobs.append(chunk.job)
-            noted()
-
+    def do(self, seq: int, task: object, worker: int | None) -> None:
         chunk = self.chunk(seq, task, worker, self._ready)
-        self._pool.submit([chunk], both)
+        self.jobs.append(chunk.job)
+        self._pool.submit([chunk])
 
     def chunk(self, seq: int, task: object, worker: int | None, ready: TrainQueue) -> Chunk:
         """A task as one chunk. Raises CannotSend, OutOfMemory."""
@@ -119,17 +112,12 @@ class PlanDispatch:
         self._reader: Reader | None = None
         self._readers: LocalReaders | None = None
 
-    def send(self, seq: int, plan: Any, worker: int | None, noted: Callable[[], None]) -> None:
-        if self._pool is not None and isinstance(plan, Rows | Jobs):
-            self._pool.submit(self._chunks(seq, plan), noted)
-        else:
-            self._ready.put(seq, self.outcome(seq, plan))
-            noted()
-
-    def outcome(self, seq: int, plan: Plan) -> Outcome:
-        """The batch of a plan, made in this thread."""
+    def do(self, seq: int, plan: Plan, worker: int | None) -> Outcome | None:
         if isinstance(plan, Rows) and self._reader is None:
             self._meet_reader()
+        if self._pool is not None and isinstance(plan, Rows | Jobs):
+            self._pool.submit(self._chunks(seq, plan))
+            return None
         meter, begun = self.meter, perf_counter()
         try:
             outcome = self._local.do((seq, plan, self._readers))
@@ -139,23 +127,11 @@ class PlanDispatch:
             meter.worked(begun)
 
     def _chunks(self, seq: int, plan: Rows | Jobs) -> list[Chunk]:
-        if isinstance(plan, Rows) and self._reader is None:
-            self._meet_reader()
         if self._assembler is not None:
             return self._assembler.cut(self._spec, seq, self._ready, plan, self._reader)
         job = Job(seq, len(plan), None, True, self._ready, chunks=1)
-        return [
-            Chunk(
-                job,
-                self._spec,
-                "work",
-                0,
-                0,
-                len(plan),
-                NO_PAYLOAD,
-                task=(seq, plan, self._readers),
-            )
-        ]
+        task = (seq, plan, self._readers)
+        return [Chunk(job, self._spec, "work", 0, 0, len(plan), NO_PAYLOAD, task=task)]
 
     def _meet_reader(self) -> None:
         """A table without a schema has no reader before its first step, which the plan has waited
@@ -175,7 +151,7 @@ class PlanDispatch:
             else []
         )
         self._readers = LocalReaders([reader, *others])
-        self._reader = reader  # last: a signal may have ended this before
+        self._reader = reader
 
 
 class InlineInput:
@@ -185,13 +161,16 @@ class InlineInput:
     There is no producer thread: that would be a second hand-over beside a busy learner.
     """
 
-    def __init__(self, supply: Supply, tasks: InlineTasks) -> None:
+    def __init__(self, supply: Supply) -> None:
         self._supply = supply
-        self._tasks = tasks
 
     def get(self, deadline: Deadline) -> Any:
         """The next outcome, or END. Raises Closed, Timeout."""
         supply = self._supply
         supply.credits.wait(supply.seq, deadline)
-        outcome = supply.make_here(self._tasks.outcome)
-        return END if outcome is None or isinstance(outcome, StreamEnd) else outcome
+        seq = supply.seq
+        outcome = supply.draw(NO_WAIT)
+        if outcome is END or isinstance(outcome, StreamEnd):
+            return END
+        outcome.seq = seq
+        return outcome

@@ -54,6 +54,8 @@ from async_loader.validation import (
 if TYPE_CHECKING:
     from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
 
+    Transfer = Callable[[StreamerInput, TrainQueue], TransferThread]
+
 CLOSE_TIMEOUT_S = 5.0
 DEVICE_AHEAD = 2
 """Batches on the device, or on their way there, beyond the one that the consumer has."""
@@ -171,16 +173,15 @@ class Engine:
         """Worker processes that died and were started again, since all of them were started."""
         return 0 if self._core is None or self._core.pool is None else self._core.pool.replaced
 
-    def pinning(self, function: Callable[[Any], Any]) -> Callable[[StreamerInput], TransferThread]:
+    def pinning(self, function: Callable[[Any], Any]) -> Transfer:
         """For `iterate`: a thread that calls ``function`` with each batch, and whose batches are
         what it returns.
         """
-        from async_loader.pipeline.device.cuda_queue import CudaQueue
-        from async_loader.pipeline.device.pinning_thread import PinningThread
+        from async_loader.pipeline.device.transfer_thread import PinningThread
 
-        def transfer(batches: StreamerInput) -> TransferThread:
+        def transfer(batches: StreamerInput, output: TrainQueue) -> TransferThread:
             assert self._core is not None
-            return PinningThread(batches, CudaQueue(), self._core.output.hand_out, function)
+            return PinningThread(batches, output, self._core.output.hand_out, function)
 
         return transfer
 
@@ -264,7 +265,7 @@ class Engine:
         static: bool = False,
         first: int = 0,
         opening: object = END,
-        transfer: Callable[[StreamerInput], TransferThread] | None = None,
+        transfer: Transfer | None = None,
     ) -> BatchIterator:
         """One pass over ``tasks``.
 
@@ -312,7 +313,7 @@ class Engine:
         timeout_s: float | None = None,
         turn: int = 0,
         opening: object = END,
-        transfer: Callable[[StreamerInput], TransferThread] | None = None,
+        transfer: Transfer | None = None,
     ) -> BatchIterator:
         """One pass over what the workers' own iterators give: `Work.begin` returns one in each.
 
@@ -355,7 +356,7 @@ class Engine:
         in_order: bool,
         timeout_s: float | None,
         opening: tuple[Any, int],
-        transfer: Callable[[StreamerInput], TransferThread] | None,
+        transfer: Transfer | None,
     ) -> BatchIterator:
         core = self._core
         assert core is not None

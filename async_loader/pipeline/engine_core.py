@@ -21,7 +21,6 @@ import contextlib
 import importlib
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,8 +28,7 @@ from multiprocessing.context import BaseContext
 from typing import Protocol
 
 from async_loader.errors import Broken, CannotSend, Closed
-from async_loader.held_locks import check_wait
-from async_loader.interrupts import SignalsAllowed, SignalsDeferred
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, State, StateMachine
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.batches.host_output import HostOutput
@@ -130,10 +128,7 @@ class EngineCore:
         )
         self.output = output
         self.pool: WorkerPool | ThreadPool | None = None
-        self._closers = 0
         self._released = False
-        # reentrant: a signal handler may close inside of close
-        self._closers_lock = threading.RLock()
 
     def use_processes(
         self, assembler: ChunkAssembler, config: Callable[[int], WorkerConfig]
@@ -164,7 +159,7 @@ class EngineCore:
                     importlib.import_module("torch.utils.data")
             if self.pool is not None:
                 self._spawn_workers(self.pool)
-            with SignalsDeferred():  # a thread whose start was cut is not known
+            with SignalsDeferred():
                 if not self.settings.torch_workers:
                     importlib.import_module("torch")
                 if self.pool is not None:
@@ -230,57 +225,42 @@ class EngineCore:
         """
         if os.getpid() != self.pid:
             return True
-        check_wait()
-        # the waits within let signals through; what is between them is done as a whole
-        with SignalsDeferred():
-            return self._close(timeout_s, used)
-
-    def _close(self, timeout_s: float, used: bool) -> bool:
-        with self._closers_lock:
-            if self._released:
-                return True
-            self._closers += 1
-        # Every call does all of it, also beside or inside another one (a signal handler), which may
-        # never come to its end. One that came to its end has waited for what is late: no later call
-        # waits for that again, above all not the exit.
+        if self._released:
+            return True
+        # Every call does all of it, also beside another one. One that came to its end has waited
+        # for what is late: no later call waits for that again, above all not the exit.
         deadline = Deadline(0.0 if self.life.state is State.CLOSED else timeout_s)
         self.life.to(State.CLOSING)
-        iterations, late = list(self.iterations), []
-        interrupted: BaseException | None = None
+        iterations, late = list(self.iterations), [_POOL]
+        self._raise_end()
+        for iteration in iterations:
+            iteration.close_queues()
         try:
-            self._raise_end()
-            for iteration in iterations:
-                iteration.close_queues()
-            try:
-                with SignalsAllowed():
-                    late = self._join(iterations, deadline)
-                    if not late:
-                        for iteration in iterations:
-                            iteration.release_leases(deadline.left_or_inf(), used)
-            except BaseException as error:  # Ctrl-C, or what else the handler of a signal raised
-                interrupted = error
-                if self.pool is not None:
-                    self.pool.kill()
-                late = self._join(iterations, Deadline(_AFTER_CTRL_C_S))
+            late = self._join(iterations, deadline)
+            if not late:
+                for iteration in iterations:
+                    iteration.release_leases(deadline.left_or_inf(), used)
+        except BaseException:  # Ctrl-C, or what else the handler of a signal raised
+            if self.pool is not None:
+                self.pool.kill()
+            late = self._join(iterations, Deadline(_AFTER_CTRL_C_S))
+            raise
         finally:
-            first = self.life.to(State.CLOSED)
-            with self._closers_lock:
-                self._closers -= 1
-        if first:
-            for name in late:
-                what = f" on {self.settings.work_name}" if name == _POOL else ""
-                text = (
-                    "closed, but the %s is still at work%s and was left behind: its thread ends "
-                    "with the process"
-                )
-                log.warning(text, name, what)
-        with self._closers_lock:
-            if not late and not self._closers and not self._released:
+            if self.life.to(State.CLOSED):
+                self._warn_of(late)
+            if not late and not self._released:
                 self._released = True
                 self._release()
-        if interrupted is not None:
-            raise interrupted
         return not late
+
+    def _warn_of(self, late: list[str]) -> None:
+        for name in late:
+            what = f" on {self.settings.work_name}" if name == _POOL else ""
+            text = (
+                "closed, but the %s is still at work%s and was left behind: its thread ends "
+                "with the process"
+            )
+            log.warning(text, name, what)
 
     def _join(self, iterations: list[Stages], deadline: Deadline) -> list[str]:
         """Wait for every thread; the names of those that did not end in time.

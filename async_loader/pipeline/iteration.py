@@ -8,41 +8,29 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from async_loader.errors import (
-    AsyncLoaderError,
-    Broken,
-    Closed,
-    ConfigError,
-    Timeout,
-    WouldDeadlock,
-)
-from async_loader.held_locks import unheld
-from async_loader.interrupts import SignalsDeferred
+from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout, WouldDeadlock
 from async_loader.lifecycle import GAVE_UP, Deadline, Patience
-from async_loader.pipeline.batch import Failure, Outcome, StreamEnd, Wakeup
+from async_loader.pipeline.batch import Failure, Outcome, StreamEnd
 from async_loader.pipeline.dispatch import InlineInput, InlineTasks, PlanDispatch, TaskDispatch
-from async_loader.pipeline.draw_place import DrawingThread, DrawPlace
 from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.job_queue import IterationSpec, Job
-from async_loader.pipeline.producer import NO_WAIT, Credits, Producer, Supply
-from async_loader.pipeline.task_supplier import TaskSupplier
+from async_loader.pipeline.producer import Credits, DrawCosts, Producer, Supply
+from async_loader.pipeline.task_supplier import SourceTasks, TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.process_hooks import note_own_threads, package_threads
 from async_loader.source import END
 
 if TYPE_CHECKING:
-    from async_loader.pipeline.device.cuda_queue import CudaQueue
     from async_loader.pipeline.device.transfer_thread import TransferThread
 
 log = logging.getLogger("async_loader")
 
 CLOSE_TIMEOUT_S = 5.0
 _TURN_S = 0.5
-"""How long close() waits for a caller that draws: it may be that caller's own signal handler."""
+"""How long close() waits for a caller that draws."""
 _TELL_AFTER_S = 1.0
 """How long close() waits for a data source in silence."""
 
@@ -61,16 +49,19 @@ class Iteration:
     ready : TrainQueue
         Where the outcomes of tasks go.
     transfer : callable | None
-        Makes the thread behind the train queue of its input.
+        Makes the thread behind the train queue, of its input and its output.
+    costs : DrawCosts | None
+        The caller of `next` draws until they say otherwise, then the producer; ``None``: it does
+        from the beginning.
 
     Attributes
     ----------
     inline : InlineTasks | None
         The consumer does the tasks itself.
-    queue : TrainQueue | CudaQueue
+    queue : TrainQueue
         What the consumer takes from.
-    place : DrawPlace | None
-        Chooses the thread that draws; ``None``: the producer, unless `draw_in` says otherwise.
+    patience : Patience | None
+        Of a caller that draws; ``None``: it does not.
     iterator : weak reference to the BatchIterator | None
     """
 
@@ -82,30 +73,35 @@ class Iteration:
         tasks: InlineTasks | TaskDispatch | PlanDispatch,
         ready: TrainQueue,
         credits: Credits,
-        transfer: Callable[[Any], TransferThread] | None,
+        transfer: Callable[[Any, TrainQueue], TransferThread] | None,
+        costs: DrawCosts | None = None,
     ) -> None:
         self.core = core
         self.spec = spec
         self.supplier = supplier
         self.tasks = tasks
-        self.train_queue = ready
+        self.train_queue = self.queue = ready
         self.credits = credits
         self.supply = Supply(supplier, tasks, credits, ready)
+        here = tasks if isinstance(tasks, InlineTasks) else None
+        self.transfer: TransferThread | None = None
+        if transfer is not None:
+            self.queue = TrainQueue(ready.in_order)
+            self.transfer = transfer(
+                ready if here is None else InlineInput(self.supply), self.queue
+            )
+        self.inline = here if self.transfer is None else None
         self.producer: Producer | None = None
         if isinstance(tasks, PlanDispatch):
             assert core.end is not None
-            self.producer = Producer(self.supply, ready, core.end, self._fail)
-        here = tasks if isinstance(tasks, InlineTasks) else None
-        self.transfer: TransferThread | None = None
-        self.queue: TrainQueue | CudaQueue = ready
-        if transfer is not None:
-            self.transfer = transfer(ready if here is None else InlineInput(self.supply, here))
-            self.queue = self.transfer.output
-        self.inline = here if self.transfer is None else None
-        self.iterator: Callable[[], Any] = _no_iterator
-        self.place: DrawPlace | None = None
-        self._patience = NO_WAIT  # of the caller that draws
-        self._gave_up: str | None = None  # what the source said when that one's time was over
+            self.producer = Producer(self.supply, ready, core.end, self.queue.wake, self._fail)
+        self.patience: Patience | None = None
+        self._costs = costs
+        if costs is not None:
+            assert isinstance(supplier, SourceTasks)
+            supplier.at_once = True
+            self.patience = Patience(core.end, on_wait=self.refuse_deadlock)
+        self.iterator: Callable[[], Any] = _nothing
         self._opening = TrainQueue()
         self._opening_jobs: list[Job] = []
         self._openings: list[Any] = []
@@ -114,13 +110,11 @@ class Iteration:
 
     def start(self) -> None:
         """Start the threads."""
-        with SignalsDeferred():  # a thread whose start was cut is not known
-            if self.producer is not None:
-                self.producer.start(self.place)
-            if self.transfer is not None:
-                self.transfer.tells = self.place is not None
-                self.transfer.start()
-            note_own_threads()
+        if self.producer is not None and self.patience is None:
+            self.producer.start()
+        if self.transfer is not None:
+            self.transfer.start()
+        note_own_threads()
 
     # -- openings ----------------------------------------------------------------------------------
 
@@ -132,7 +126,7 @@ class Iteration:
         tasks = self.tasks
         if isinstance(tasks, InlineTasks):
             try:
-                self._openings.append(tasks.do(-1 - self.spec.first, task))
+                self._openings.append(tasks.batch(-1 - self.spec.first, task))
             except Exception as error:
                 self._openings.append(Failure(guarded(error)))
             return
@@ -142,7 +136,7 @@ class Iteration:
             try:
                 chunk = tasks.chunk(worker, task, worker, self._opening)
                 self._opening_jobs.append(chunk.job)
-                self.core.pool.submit([chunk], _nothing)
+                self.core.pool.submit([chunk])
             except AsyncLoaderError as error:
                 if isinstance(error, Closed):
                     raise
@@ -154,16 +148,11 @@ class Iteration:
 
         Waits for all, returns each once.
         """
-        while self._to_open:
+        while len(self._openings) < self._to_open:
             self.core.check()
-            item = self._opening.wait(deadline)
-            with SignalsDeferred():
-                self._opening.drop()
-                if not isinstance(item, Wakeup):
-                    self._openings.append(self._opened(item))
-                    self._to_open -= 1
+            self._openings.append(self._opened(self._opening.get(deadline)))
         self._opening_jobs.clear()  # they hold slots
-        taken, self._openings = self._openings, []
+        taken, self._openings, self._to_open = self._openings, [], 0
         return taken
 
     def _opened(self, item: Outcome) -> Any:
@@ -173,57 +162,23 @@ class Iteration:
 
     # -- what the consumer asks --------------------------------------------------------------------
 
-    def draw_in(self, where: Literal["caller", "thread"]) -> None:
-        """Who draws tasks and does them from now on: the thread that calls `next`, or the producer
-        thread.
-
-        Any thread, any time, any number of times: no task is lost or done twice.
-
-        Raises
-        ------
-        ConfigError
-            Workers do the tasks, or a device follows.
-        """
-        if self.producer is None or self.core.pool is not None or self.transfer is not None:
-            raise ConfigError(
-                "only tasks of a source that are done in one thread can change over to another one"
-            )
-        self.producer.park(where == "caller")
-
     @property
-    def drawing_thread(self) -> DrawingThread:
+    def drawing_thread(self) -> Literal["caller", "producer"]:
         """Which thread is to draw tasks."""
-        return "caller" if self.producer is None or self.producer.parks else "producer"
-
-    def produce_here(self, deadline: Deadline) -> None:
-        """Where the caller draws, and there is no batch: make one."""
-        self._gave_up = None
-        producer, tasks = self.producer, self.tasks
-        if producer is None or not producer.parked or not isinstance(tasks, PlanDispatch):
-            return
-        with unheld(producer.turn):
-            if producer.parked and not self.train_queue.depth and self._device_is_ready():
-                self._patience = Patience(self.core.end, deadline, self.refuse_deadlock)
-                begun = perf_counter()
-                try:
-                    self.supply.produce_here(tasks.outcome, self._patience)
-                except Timeout as error:  # the wait is over when `diagnosis` asks for its reason
-                    self._gave_up = str(error).replace(GAVE_UP, "it waits for ")
-                    raise
-                self.note_cost(perf_counter() - begun - self._patience.waited_s)
-
-    def _device_is_ready(self) -> bool:
-        """Whether no device follows, or the caller may draw for it. Raises Broken, Closed."""
-        if self.transfer is None:
-            return True
-        self.transfer.output.check()
-        return self.supply.out <= 0 and self.transfer.opened
+        return "producer" if self.producer is not None and self.patience is None else "caller"
 
     def note_cost(self, seconds: float) -> None:
-        """Note what a batch cost that the caller has drawn."""
-        if self.place is not None and self.place.note(seconds):
-            assert self.producer is not None
-            self.producer.park(False)
+        """Note what a batch cost that the caller has drawn; the producer may take over."""
+        if self._costs is None or not self._costs.note(seconds):
+            return
+        assert self.producer is not None
+        assert isinstance(self.supplier, SourceTasks)
+        self.supplier.at_once, self.patience = False, None
+        for queue in (self.train_queue, self.queue):
+            queue.turn = self.supply.seq
+        self.credits.give(self.supply.seq)
+        self.producer.start()
+        note_own_threads()
 
     def refuse_deadlock(self) -> None:
         """Raise when only this thread could end the wait.
@@ -249,22 +204,20 @@ class Iteration:
         """What the source waits for while no batch is on its way; ``None`` when it does not
         wait, or one is.
         """
-        producer = self.producer
-        if producer is None:
+        if self.producer is None:
             return None
         reason = self.supplier.waiting_for()
         # In this order: a plan that has just drawn what there was has ended its wait before, and
         # then it counts.
-        return (
-            reason
-            if reason is not None
-            and (producer.waits or self._patience.waiting)
-            and self.supply.out <= 0
-            else None
-        )
+        waits = (self.patience or self.producer.patience).waiting and self._out <= 0
+        return reason if waits else None
 
-    def diagnosis(self) -> str:
-        """Which stage the consumer waits for, in words."""
+    @property
+    def _out(self) -> int:
+        return 0 if self.patience is not None else self.supply.out
+
+    def diagnosis(self, of_source: Timeout | None = None) -> str:
+        """Which stage the consumer waits for, in words; ``of_source`` is how its draw ended."""
         pool = self.core.pool
         held = pool.waiting_for() if pool is not None else None
         producer = self.producer
@@ -272,12 +225,13 @@ class Iteration:
             if pool is None:  # this thread is not it: it would not wait
                 return "the work: it is done in the thread that copies to the device"
             return held or "no worker has anything to do"
-        reason = self.supplier.waiting_for() or self._gave_up
+        reason = self.supplier.waiting_for()
+        if reason is None and of_source is not None:
+            reason = str(of_source).replace(GAVE_UP, "it waits for ")
         if reason is not None:
             return f"the source: {reason}"
-        reason = producer.waits_for
-        if reason is not None:
-            return f"the source: it waits for {reason}"
+        if producer.patience.waiting:
+            return f"the source: it waits for {producer.patience.reason}"
         since = self.supplier.planning_since
         if since is not None:
             return f"the source: it has been at work on one batch for {seconds_since(since)}"
@@ -301,17 +255,13 @@ class Iteration:
         return self.train_queue.depth + self._opening.depth
 
     def break_(self, error: Broken) -> None:
-        self.train_queue.halt()
-        self._opening.halt()
-        if self.transfer is not None:
-            self.transfer.output.break_(error)
+        for queue in (self.train_queue, self.queue, self._opening):
+            queue.break_(error)
 
     def close_queues(self) -> None:
-        self.train_queue.close()
-        self._opening.close()
+        for queue in (self.train_queue, self.queue, self._opening):
+            queue.close()
         self.credits.close()
-        if self.transfer is not None:
-            self.transfer.output.close()
 
     def join_transfer(self, deadline: Deadline) -> list[str]:
         return [] if self.transfer is None or self.transfer.join(deadline.left()) else ["streamer"]
@@ -336,13 +286,12 @@ class Iteration:
         if used and iterator is not None:
             iterator.settle()
         # A caller that draws ends soon, and plans nothing later: see `Leasing`.
-        turn = None if self.producer is None else self.producer.turn
-        held = turn is not None and turn.acquire(timeout=min(timeout_s, _TURN_S))
+        held = self.supply.turn.acquire(timeout=min(timeout_s, _TURN_S))
         try:
             self.supplier.release(timeout_s)
         finally:
-            if turn is not None and held:
-                turn.release()
+            if held:
+                self.supply.turn.release()
 
     def _fail(self, error: BaseException) -> None:
         """As the core's, and it keeps this object for as long as the producer runs: it is joined at
@@ -375,6 +324,3 @@ class Iteration:
 
 
 def _nothing() -> None: ...
-
-
-def _no_iterator() -> None: ...

@@ -1,24 +1,20 @@
-"""Tasks on their way: `Credits` bound how many are, `Supply` draws and sends them, `Producer` is
-the thread for it.
+"""Tasks on their way: `Credits` bound how many are, `Supply` draws them and has them done, in the
+consumer's thread or in that of a `Producer`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any, Protocol
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout, WouldDeadlock
-from async_loader.held_locks import held_lock, unheld
-from async_loader.interrupts import SignalsDeferred
+from async_loader.errors import Broken, Closed, Timeout, WouldDeadlock
 from async_loader.lifecycle import AutoResetEvent, Deadline, EndFlag, Patience, join
 from async_loader.pipeline.batch import Failure, Outcome
-from async_loader.pipeline.draw_place import DrawPlace
-from async_loader.pipeline.task_supplier import NOTHING, SourceTasks, TaskSupplier
+from async_loader.pipeline.task_supplier import TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
-from async_loader.source import Ready
+from async_loader.source import END
 
 
 class Credits:
@@ -26,8 +22,7 @@ class Credits:
     it are not given back.
 
     No credit is taken: how many are out follows from the number of the next task, and from how many
-    were given back since the beginning. To say twice that the first n were given back, after a
-    signal, is to say it once.
+    were given back since the beginning.
 
     Giving back neither blocks nor makes a system call: those let go of the GIL, and the producer
     that was just woken would take it and keep the learner waiting inside `next`. So the producer
@@ -79,22 +74,58 @@ class Credits:
         self._gate.open()
 
 
+NO_WAIT = Patience(deadline=Deadline(0.0))
+
+HAND_OVER_S = 250e-6
+"""What a batch that another thread made costs a learner on the CPU, beyond the work on it: two
+wake-ups, cold caches, and waits for Python's lock. Measured by the row "dqn" of the benchmarks.
+"""
+_FIRST, _WINDOW = 2, 16
+
+
+class DrawCosts:
+    """What batches cost that the caller of `next` draws. The first ones do not count: they compile
+    kernels and fault in pages.
+    """
+
+    def __init__(self, hand_over_s: float = HAND_OVER_S) -> None:
+        self._hand_over_s = hand_over_s
+        self._costs: list[float] = []
+        self._ignored = _FIRST
+
+    def note(self, seconds: float) -> bool:
+        """Count the work on a batch, without waits; return whether another thread should draw.
+
+        That is, all but one of the last batches cost more than a hand-over: what other programs,
+        or a thread that holds Python's lock, add to some of them is no work.
+        """
+        if self._ignored:
+            self._ignored -= 1
+            return False
+        self._costs.append(seconds)
+        if len(self._costs) < _WINDOW:
+            return False
+        cost = sorted(self._costs)[1]
+        self._costs.clear()
+        return cost > self._hand_over_s
+
+
 class Dispatch(Protocol):
     """Where the work of a task is done."""
 
-    def send(self, seq: int, task: object, worker: int | None, noted: Callable[[], None]) -> None:
-        """Have a task done; its outcome goes to the train queue.
-
-        ``noted`` is called if, and only if, the task is on its way, also when a signal comes
-        meanwhile. Raises CannotSend, OutOfMemory.
+    def do(self, seq: int, task: Any, worker: int | None) -> Outcome | None:
+        """Do a task in this thread; or send it to workers, and return ``None``: its outcome goes
+        to the train queue. Raises what the work raises, CannotSend, OutOfMemory.
         """
 
 
 class Supply:
-    """Draws the tasks of one iteration and sends them, one at a time, in the thread that calls.
+    """Draws the tasks of one iteration and has them done, one at a time, in the thread that calls.
 
     Attributes
     ----------
+    turn : Lock
+        Held by the thread that draws.
     seq : int
         The number of the next task.
     ended : bool
@@ -108,6 +139,7 @@ class Supply:
     ) -> None:
         self.supplier = supplier
         self.credits = credits
+        self.turn = threading.Lock()
         self.seq = 0
         self.ended = False
         self.failed_draw: int | None = None
@@ -119,132 +151,73 @@ class Supply:
         """Tasks under way. The one that is being drawn does not count."""
         return self.seq - self.credits.given
 
-    def produce(self, patience: Patience) -> bool:
-        """Draw a task, for which there is a credit, and send it; False: there are no more.
+    def draw(self, patience: Patience, *, here: bool = False) -> Outcome | Any:
+        """Draw a task, for which there is a credit, and have it done.
 
-        In a producer thread.
-        """
-        supplier = self.supplier
-        try:
-            if not supplier.draw(patience):
-                self._end()
-                return False
-            self._dispatch.send(self.seq, supplier.drawn, supplier.worker(self.seq), self.noted)
-        except BaseException as error:  # data for the consumer: it is raised there
-            if isinstance(error, Closed) and patience.end is not None and patience.end.is_set():
-                raise
-            self._fail(error)
-        return True
+        Parameters
+        ----------
+        here : bool
+            In the consumer's thread.
 
-    def fill(self) -> None:
-        """Send tasks while there are credits. In the consumer's thread. Raises Closed."""
-        supplier = self.supplier
-        while not self.ended and self.credits.room(self.seq):
-            try:
-                if not supplier.draw(NO_WAIT):
-                    self._end()
-                    return
-            except Exception as error:  # of what gives the order: in its turn, and the last
-                with SignalsDeferred():
-                    self.failed_draw = self.seq
-                    self._fail(error)
-                    self._end()
-                return
-            try:
-                self._dispatch.send(self.seq, supplier.drawn, supplier.worker(self.seq), self.noted)
-            except AsyncLoaderError as error:  # this task cannot travel: the others can
-                if isinstance(error, Closed):
-                    raise
-                self._fail(error)
-
-    def make_here(self, do: Callable[[int, Any], Outcome]) -> Outcome | None:
-        """Draw a task and do it in this thread; ``None``: there are no more.
-
-        What fails is a Failure.
-        """
-        if self.ended:
-            return None
-        seq = self.seq
-        outcome: Outcome
-        try:
-            if not self.supplier.draw(NO_WAIT):
-                self.ended = True
-                return None
-            outcome = do(seq, self.supplier.drawn)
-        except BaseException as error:  # data for the consumer: it is raised there
-            outcome = Failure(guarded(error))
-            if self.supplier.drawn is NOTHING:
-                self.ended, self.failed_draw = True, seq
-        outcome.seq = seq
-        self.noted()
-        return outcome
-
-    def produce_here(self, do: Callable[[int, Any], Outcome], patience: Patience) -> None:
-        """As `produce`, in the consumer's thread: what a signal interrupts is done again by the
-        next call.
+        Returns
+        -------
+        Outcome | None | END
+            A `Failure` for what was raised; ``None``: workers do the task.
 
         Raises
         ------
         Timeout, Closed, WouldDeadlock
             Of a wait within ``patience``: no task was drawn.
+        KeyboardInterrupt
+            In the consumer's thread; a task that was drawn is lost.
         """
-        try:
-            with SignalsDeferred():  # what was drawn is known
-                more = self.supplier.draw(patience)
-            outcome = do(self.seq, self.supplier.drawn) if more else None
-        except (KeyboardInterrupt, GeneratorExit, WouldDeadlock):
-            raise
-        except BaseException as error:  # data for the consumer: it is raised there
-            if isinstance(error, Closed | Timeout) and (
-                patience.deadline.expired or (patience.end and patience.end.is_set())
-            ):
-                raise
-            outcome = self._failure(error)
-        with SignalsDeferred():
-            if outcome is None:
-                self._end()
-            else:
-                self._ready.put(self.seq, outcome)
-                self.noted()
+        with self.turn:
+            if self.ended:
+                return END
+            seq, task = self.seq, None
+            try:
+                task = self.supplier.draw(patience)
+                if task is END:
+                    self.ended = True
+                    return END
+                self.seq = seq + 1
+                return self._dispatch.do(seq, task, self.supplier.worker(seq, task))
+            except BaseException as error:
+                drawn = self.seq > seq
+                if _is_of_the_call(error, patience, here):
+                    if drawn:
+                        self._ready.put(seq, None)
+                    raise
+                if not drawn:
+                    self.seq = seq + 1
+                    if self.supplier.ends_by_errors:
+                        self.ended, self.failed_draw = True, seq
+                failure = Failure(guarded(error), lease=getattr(task, "lease", None))
+                failure.seq = seq
+                return failure
 
-    def draw_now(self, supplier: SourceTasks, do: Callable[[int, Any], Outcome]) -> Outcome | None:
-        """Draw a task and do it, in the consumer's thread, which notes that it has the outcome.
+    def produce(self, patience: Patience, *, here: bool = False) -> None:
+        """As `draw`; what it returns goes to the train queue."""
+        seq = self.seq
+        outcome = self.draw(patience, here=here)
+        if outcome is not None and outcome is not END:
+            self._ready.put(seq, outcome)
+        if self.ended:
+            self._ready.end(self.seq)
 
-        ``None``: that needs a wait, or failed; `produce_here` and the train queue say more.
-        """
-        try:
-            if not supplier.draw_now():
-                return None
-            return do(self.seq, supplier.drawn)
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
-        except (Closed, Timeout):
-            return None
-        except BaseException as error:  # data for the consumer: it is raised there
-            self._fail(error)
-            return None
-
-    def noted(self) -> None:
-        """What was drawn is on its way."""
-        # in one step: no signal comes in between
-        self.seq, self.supplier.drawn = self.seq + 1, NOTHING
-
-    def _end(self) -> None:
-        self.ended = True
-        self._ready.end(self.seq)
-
-    def _fail(self, error: BaseException) -> None:
-        with SignalsDeferred():
-            self._ready.put(self.seq, self._failure(error))
-            self.noted()
-
-    def _failure(self, error: BaseException) -> Failure:
-        """Of the task that was drawn, or of the draw."""
-        drawn = self.supplier.drawn
-        return Failure(guarded(error), lease=drawn.lease if isinstance(drawn, Ready) else None)
+    def fill(self) -> None:
+        """Draw tasks while there are credits. In the consumer's thread. Raises Closed."""
+        while not self.ended and self.credits.room(self.seq):
+            self.produce(NO_WAIT, here=True)
 
 
-NO_WAIT = Patience(deadline=Deadline(0.0))
+def _is_of_the_call(error: BaseException, patience: Patience, here: bool) -> bool:
+    """Whether it ends the call; otherwise it is data for the consumer, raised in its turn."""
+    if isinstance(error, Closed | Timeout):
+        return patience.deadline.expired or (patience.end is not None and patience.end.is_set())
+    if isinstance(error, WouldDeadlock):
+        return here and patience is not NO_WAIT
+    return here and isinstance(error, KeyboardInterrupt | GeneratorExit)
 
 
 class Producer:
@@ -253,16 +226,15 @@ class Producer:
 
     Parameters
     ----------
+    on_wait : callable
+        Called before each wait of the supplier.
     on_broken : callable
         Told when the thread cannot go on.
 
     Attributes
     ----------
-    parks : bool
-        The thread shall draw nothing more.
-    parked : bool
-        The thread draws nothing, and nothing that it drew is under way: the consumer draws, holding
-        `turn`.
+    patience : Patience
+        Of the supplier's waits.
     """
 
     def __init__(
@@ -270,66 +242,22 @@ class Producer:
         supply: Supply,
         ready: TrainQueue,
         end: EndFlag,
+        on_wait: Callable[[], None],
         on_broken: Callable[[BaseException], None],
     ) -> None:
+        self.patience = Patience(end, on_wait=on_wait)
         self._supply = supply
         self._ready = ready
         self._on_broken = on_broken
-        self.parks = self.parked = False
-        self.turn = held_lock(while_waiting=True)
-        self._gate = AutoResetEvent()
-        self._end = end
-        end.on_set(self._gate.open)
-        self._patience = Patience(end, on_wait=ready.wake_consumer)
-        self._place: DrawPlace | None = None
         end.on_set(supply.credits.close)
         self._thread = threading.Thread(target=self._run, name="async-loader-producer", daemon=True)
 
-    def start(self, place: DrawPlace | None = None) -> None:
-        """Start the thread. With a ``place`` it draws when, and as long as, that says so."""
-        self._place = place
-        if place is not None:
-            self.parked = self.parks = place.thread == "caller"
+    def start(self) -> None:
         self._thread.start()
 
     @property
-    def waits(self) -> bool:
-        """Whether the supplier waits within ``draw`` at this moment."""
-        return self._patience.waiting
-
-    @property
-    def waits_for(self) -> str | None:
-        """The reason that the supplier gave for its wait; ``None`` while it does not wait."""
-        patience = self._patience
-        return patience.reason if patience.waiting else None
-
-    def park(self, parks: bool) -> None:
-        """Draw nothing more from the next task on, or draw again. Any thread, any number of
-        times.
-        """
-        self.parks = parks
-        self._gate.open()
-
-    def _stand_by(self) -> None:
-        if not self.parked:
-            self.parked = True
-            self._ready.wake_consumer()
-        while self.parks and not self._end.is_set():
-            self._gate.pass_through()
-        # else a consumer that closes within its turn, in a handler of a signal, would wait for us
-        if not self._end.is_set():
-            with unheld(self.turn):
-                self.parked = False
-
-    def _produce(self) -> bool:
-        place, patience = self._place, self._patience
-        if place is None:
-            return self._supply.produce(patience)
-        begun, waited = perf_counter(), patience.waited_s
-        more = self._supply.produce(patience)
-        if place.note(perf_counter() - begun - (patience.waited_s - waited)):
-            self.parks = True
-        return more
+    def started(self) -> bool:
+        return self._thread.ident is not None
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait until the thread has ended; whether it has.
@@ -341,12 +269,9 @@ class Producer:
     def _run(self) -> None:
         supply = self._supply
         try:
-            while True:
+            while not supply.ended:
                 supply.credits.wait(supply.seq)
-                if self.parks or self.parked:
-                    self._stand_by()
-                elif not self._produce():
-                    return
+                supply.produce(self.patience)
         except Closed:
             self._ready.close()  # of a dropped loader: nothing else wakes the streamer
         except BaseException as error:  # the top of a thread: forward, never die silently

@@ -6,6 +6,7 @@ Knows neither the user's arguments nor the loader.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,11 @@ from async_loader.pipeline.batches.transform import Transform
 from async_loader.pipeline.codec import MainModule
 from async_loader.pipeline.device.backend import DirectBackend
 from async_loader.pipeline.dispatch import PlanDispatch
-from async_loader.pipeline.draw_place import DrawPlace
 from async_loader.pipeline.engine_core import CoreSettings, EngineCore
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.iterator import BatchIterator, OnError
 from async_loader.pipeline.job_queue import IterationSpec
-from async_loader.pipeline.producer import Credits
+from async_loader.pipeline.producer import Credits, DrawCosts
 from async_loader.pipeline.task_supplier import SourceTasks
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.sample_work import SampleTasks, SampleWork
@@ -124,13 +124,19 @@ class SourceEngine:
         self._supplier = SourceTasks(source, batch_size)
         covers = None if buffers is None or finish is not None else buffers.covers
         transfer = None if backend is None else _streamer(backend, covers)
-        self.iteration = Iteration(
-            core, spec, self._supplier, self._tasks, ready, Credits(prefetch), transfer
-        )
         direct = backend is None or isinstance(backend, DirectBackend)
-        if direct and core.pool is None and not whole:
-            # A user's function may depend on the thread that calls it.
-            self.iteration.place = DrawPlace() if isinstance(source, AnyThread) else None
+        # a user's function may depend on the thread that calls it
+        here = direct and core.pool is None and not whole and isinstance(source, AnyThread)
+        self.iteration = Iteration(
+            core,
+            spec,
+            self._supplier,
+            self._tasks,
+            ready,
+            Credits(prefetch),
+            transfer,
+            DrawCosts() if here else None,
+        )
         self.iterator = BatchIterator(
             None,
             self.iteration,
@@ -139,7 +145,6 @@ class SourceEngine:
             warns=True,
             finish=finish,
             fill=None if buffers is None else buffers.fill,
-            late=None if buffers is None else buffers.follow_last,
         )
 
     def start(self) -> None:
@@ -169,7 +174,6 @@ class SourceEngine:
             slots_lent=0 if ring is None else ring.lent,
             copied_out=output.copied_small + output.copied_short,
             skipped=iterator.skipped,
-            interrupted=iterator.interrupted,
             workers_replaced=0 if pool is None else pool.replaced,
             drawing_thread=self.iteration.drawing_thread,
             bottleneck=bottleneck(source, workers, copy, learner, one_thread=pool is None),
@@ -179,8 +183,7 @@ class SourceEngine:
 
 def _streamer(
     backend: DeviceBackend, covers: Callable[[BatchLayout], bool] | None
-) -> Callable[[StreamerInput], TransferThread]:
-    from async_loader.pipeline.device.cuda_queue import CudaQueue
+) -> Callable[[StreamerInput, TrainQueue], TransferThread]:
     from async_loader.pipeline.device.streamer import Streamer
 
-    return lambda batches: Streamer(batches, CudaQueue(), backend, covers=covers)
+    return partial(Streamer, backend=backend, covers=covers)

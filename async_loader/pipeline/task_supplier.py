@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from time import perf_counter
 from typing import Any, cast
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed
@@ -19,38 +18,29 @@ from async_loader.pipeline.workers.work import NumberedTask
 from async_loader.source import END, AnyThread, Leasing, Source, waiting_for
 from async_loader.stats import Meter
 
-NOTHING: Any = object()
-"""In place of a task or a batch that is not there: ``None`` may be one."""
-
 
 class TaskSupplier:
     """Draws the tasks of one iteration, in their order. One thread at a time calls it.
 
     Attributes
     ----------
-    drawn : Any
-        The task that was drawn and is not on its way yet, or NOTHING: a signal in between does not
-        lose it.
+    name : str
+        For messages.
+    ends_by_errors : bool
+        There are no more tasks after an error of `draw`.
     planning_since : float | None
         When the draw that is under way began.
     """
 
-    drawn: Any = NOTHING
+    name = "order of the batches"
+    ends_by_errors = True
     planning_since: float | None = None
 
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return "order of the batches"
-
-    def draw(self, patience: Patience) -> bool:
-        """See to it that `drawn` is the next task; False: there are no more.
-
-        Waits through ``patience`` alone.
-        """
+    def draw(self, patience: Patience) -> Any:
+        """Return the next task, or END. Waits through ``patience`` alone."""
         raise NotImplementedError
 
-    def worker(self, seq: int) -> int | None:
+    def worker(self, seq: int, task: object) -> int | None:
         """The only worker that may do task ``seq``; ``None``: any."""
         return None
 
@@ -80,37 +70,29 @@ class SourceTasks(TaskSupplier):
 
     Attributes
     ----------
-    leases : bool
-        Whether the source is `Leasing`.
+    at_once : bool
+        The source is `AnyThread`, and asked for batches that need no wait first.
     """
+
+    ends_by_errors = False
 
     def __init__(self, source: Source, batch_size: int) -> None:
         self.meter = Meter()
         self.source = source
-        self.leases = isinstance(source, Leasing)
+        self.at_once = False
+        self.name = f"data source {describe(getattr(source, 'function', source))}"
         self._batch_size = batch_size
 
-    def draw_now(self) -> bool:
-        """As `draw`, of a source that is `AnyThread`, and without a wait.
-
-        False: call `draw`.
-        """
-        if self.drawn is NOTHING:
-            meter, begun = self.meter, perf_counter()
-            plan = cast(AnyThread, self.source).draw_now(self._batch_size)
-            if plan is not None:
-                self.drawn = plan
-                meter.batches += 1
-                meter.worked(begun)
-        return self.drawn is not NOTHING and self.drawn is not END
-
-    def draw(self, patience: Patience) -> bool:
-        if self.drawn is not NOTHING:
-            return self.drawn is not END
-        self.meter.work()
-        self.planning_since = time.monotonic()
+    def draw(self, patience: Patience) -> Any:
+        meter, plan, begun = self.meter, None, time.perf_counter()
         try:
-            self.drawn = self.source.plan(self._batch_size, patience)
+            if self.at_once:
+                plan = cast(AnyThread, self.source).draw_now(self._batch_size)
+            if plan is None:
+                self.planning_since = time.monotonic()
+                plan = self.source.plan(self._batch_size, patience)
+            meter.batches += 1
+            return plan
         except Closed as error:
             # A source that the user closed is an error for the consumer; our own end flag ends the
             # thread.
@@ -119,13 +101,7 @@ class SourceTasks(TaskSupplier):
             raise AsyncLoaderError(f"the data source is closed: {error}") from error
         finally:
             self.planning_since = None
-            self.meter.wait()
-            self.meter.batches += 1
-        return self.drawn is not END
-
-    @property
-    def name(self) -> str:
-        return f"data source {describe(getattr(self.source, 'function', self.source))}"
+            meter.worked(begun)
 
     def waiting_for(self) -> str | None:
         return waiting_for(self.source)
@@ -158,7 +134,7 @@ class IterableTasks(TaskSupplier):
         self._first = first
         self._torn = False
 
-    def draw(self, patience: Patience) -> bool:
+    def draw(self, patience: Patience) -> Any:
         """See `TaskSupplier.draw`.
 
         Raises
@@ -167,29 +143,22 @@ class IterableTasks(TaskSupplier):
             There are no more because a signal came while the next task was made: a generator ends
             with that.
         """
-        if self.drawn is NOTHING:
-            try:
-                # Not next(): what a loop assigned is not lost, whenever a signal comes.
-                for self.drawn in self._tasks:  # noqa: B020
-                    break
-            except Exception:
-                raise
-            except BaseException:
-                self._torn = True
-                raise
-        torn, self._torn = self._torn, False
-        if torn and self.drawn is NOTHING:
+        try:
+            task = next(self._tasks, END)
+        except BaseException as error:
+            self._torn = not isinstance(error, Exception)
+            raise
+        if task is END and self._torn:
             raise Broken(
                 "a signal (Ctrl-C) ended what gives the order (a sampler): the rest of this pass "
                 "is lost, begin another"
             )
-        return self.drawn is not NOTHING
+        return task
 
-    def worker(self, seq: int) -> int | None:
+    def worker(self, seq: int, task: object) -> int | None:
         if not self._workers:
             return None
-        drawn = self.drawn
-        number = drawn.number if type(drawn) is NumberedTask else self._first + seq
+        number = task.number if type(task) is NumberedTask else self._first + seq
         return number % self._workers
 
     def close(self) -> None:
@@ -215,21 +184,18 @@ class StreamTasks(TaskSupplier):
         self._at = turn - 1
         self.under_way = under_way
 
-    def draw(self, patience: Patience) -> bool:
-        if self.drawn is not NOTHING:
-            return True
+    def draw(self, patience: Patience) -> Any:
         if not self._active:
-            return False
+            return END
         turns = [(self._at + n) % self._workers for n in range(1, self._workers + 1)]
         turns = [worker for worker in turns if worker in self._active]
         if self.under_way is not None:
             busy = Counter(job.worker for job in self.under_way if not job.over)
             turns.sort(key=busy.__getitem__)
-        # together: a signal in between would pass a worker over
-        self._at, self.drawn = turns[0], None
-        return True
+        self._at = turns[0]
+        return None
 
-    def worker(self, seq: int) -> int | None:
+    def worker(self, seq: int, task: object) -> int | None:
         return self._at
 
     def stream_ended(self, worker: int) -> None:

@@ -1,9 +1,9 @@
-"""Fakes and conformance tests for users of the protocols.
+"""Conformance tests for users of the protocols.
 
 Import the module that you need from here.
 """
 
 from async_loader.public_names import set_public_names
 
-__all__ = ["conformance", "debug", "fake_device", "fakes"]
+__all__ = ["conformance", "debug"]
 set_public_names(globals(), {name: f"{__name__}.{name}" for name in __all__})

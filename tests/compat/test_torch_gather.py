@@ -10,13 +10,11 @@ import threading
 
 import pytest
 import torch
-from storm_rig import count_points, strike
 from torch.utils import data as theirs
 from torch.utils.data import TensorDataset
 
 from async_loader.compat.torch import DataLoader
 from async_loader.compat.torch.gather_pass import GatherPass
-from async_loader.errors import Broken
 
 ROWS = TensorDataset(torch.arange(30).reshape(10, 3), torch.arange(10))
 
@@ -94,33 +92,6 @@ def test_a_batch_that_fails_is_passed_over():
         next(epoch)
     epoch._gather = gather
     assert plain(epoch) == plain(DataLoader(ROWS, 4))[1:]
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_signal_at_any_point_of_next_loses_no_batch(shuffle):
-    def begin():
-        return iter(
-            DataLoader(ROWS, 2, shuffle=shuffle, generator=torch.Generator().manual_seed(1))
-        )
-
-    whole, epoch = plain(begin()), begin()
-    next(epoch), next(epoch)
-    points = count_points(lambda: next(epoch))
-    assert points > 5
-    for at in range(1, points + 1):
-        epoch = begin()
-        given = [next(epoch), next(epoch)]
-        struck = strike(lambda epoch=epoch: next(epoch), at)
-        assert struck.raised is None or isinstance(struck.raised, KeyboardInterrupt), struck
-        if struck.raised is None:
-            given.append(struck.result)
-        torn = epoch._supplier._torn  # the order is a generator, which a signal within it ends
-        if torn:
-            with pytest.raises(Broken, match="ended what gives the order"):
-                next(epoch)
-            assert plain(given) == whole[:2]
-        else:
-            assert plain([*given, *epoch]) == whole, struck.where
 
 
 def test_rows_of_a_view_that_numpy_would_copy_come_in_the_usual_layout():

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 from dataset_rig import same
+from fake_device import FakeBackend
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, get_worker_info
 
 from async_loader import DataLoader
 from async_loader.compat.torch import DataLoader as TorchLoader
 from async_loader.compat.torch import StatefulDataLoader
 from async_loader.errors import ConfigError, Timeout
-from async_loader.testing.fake_device import FakeBackend
 
 KINDS = [(0, "process"), (2, "thread"), (2, "process")]
 

@@ -29,9 +29,9 @@ def test_a_task_is_over_once_through_any_number_of_states(orders, counts):
         told, before = 0, epoch_progress.upto
         for position in [n for n in order if n < len(left)][:count]:
             queue.put(position, Batch(tree=left[position]))
-            assert queue.get(None).tree == left[position]
+            assert queue.take().tree == left[position]
             over.append(left[position])
-            told += epoch_progress.passed(queue.passed, queue.beyond)
+            told += epoch_progress.passed(queue.turn, queue.beyond)
         assert {*range(epoch_progress.upto), *epoch_progress.beyond} == set(over)
         assert epoch_progress.upto not in over
         assert told == epoch_progress.upto - before

@@ -11,6 +11,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from fake_device import FakeBackend
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from async_loader import DataLoader
@@ -19,7 +20,6 @@ from async_loader.compat.gluon.data.batchify import Stack
 from async_loader.compat.torch import StatefulDataLoader
 from async_loader.errors import Broken
 from async_loader.pipeline.engine import Engine
-from async_loader.testing.fake_device import FakeBackend
 
 ROW = 4096
 

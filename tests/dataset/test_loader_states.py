@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 from dataset_rig import CountingIterator
+from fake_device import FakeBackend
 from hypothesis import given, settings
-from storm_rig import count_points, strike
 from torch.utils.data import get_worker_info
 
 from async_loader import DataLoader
 from async_loader.pipeline.batch import Failure
 from async_loader.pipeline.engine import Engine
-from async_loader.testing.fake_device import FakeBackend
 
 N = 9
 
@@ -279,28 +278,6 @@ def test_an_older_epoch_that_goes_on_changes_nothing_in_the_states_of_the_latest
         assert len(rest) >= 3
         two.load_state_dict(state)
         assert _batches(two) == rest
-
-
-@pytest.mark.parametrize("name", list(MAKERS))
-def test_a_signal_at_any_point_of_next_leaves_a_state_that_goes_on_behind_what_was_given(name):
-    with DataLoader(batch_size=2, **MAKERS[name]()) as loader:
-        whole = _batches(loader)
-    with DataLoader(batch_size=2, **MAKERS[name]()) as loader:
-        epoch = iter(loader)
-        next(epoch), next(epoch)
-        points = count_points(lambda: next(epoch))
-    assert points > 10
-    for at in range(1, points + 1):
-        one, two = (DataLoader(batch_size=2, **MAKERS[name]()) for _ in range(2))
-        with one, two:
-            epoch = iter(one)
-            given = [next(epoch), next(epoch)]
-            struck = strike(lambda epoch=epoch: next(epoch), at)
-            assert struck.raised is None or isinstance(struck.raised, KeyboardInterrupt), struck
-            if struck.raised is None:
-                given.append(struck.result)
-            two.load_state_dict(json.loads(json.dumps(one.state_dict())))
-            assert _batches(given) + _batches(two) == whole, struck.where
 
 
 class Augmented:

@@ -1,6 +1,4 @@
-"""A storm of Ctrl-C: real signals at seeded random moments of next, close, the constructor, add,
-sample and save, and of append and flush of writers over a feeder
-(storm_writers.py).
+"""A storm of Ctrl-C: real signals at seeded random moments of next, close and the constructor.
 
 As a script: ``storm_play.py SEED SIGNALS`` plays until that many have come, and prints what was
 seen as one line of JSON.
@@ -16,18 +14,15 @@ import random
 import signal
 import struct
 import sys
-import tempfile
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-from storm_writers import feeder, strike_feeder
 
 LONGEST_S = 60.0
 """No call takes longer, however often it is interrupted: then it is wedged."""
@@ -124,41 +119,33 @@ class Squares:
         return np.full(2048, i, np.int64)
 
 
+def check(numbers: list[int], interrupted: int, size: int) -> None:
+    """Batches come whole, in order and once; each interrupted call costs one at most."""
+    whole = [number for first in numbers[::size] for number in range(first, first + size)]
+    assert numbers == whole, numbers
+    assert numbers[::size] == sorted(set(numbers[::size])), numbers
+    assert numbers[-1] + 1 - len(numbers) <= interrupted * size, numbers
+
+
 def strike_next(storm: Storm, workers: int, times: int) -> None:
-    """Every job is delivered once and in order, but for the batch that an interrupted call
-    holds.
-    """
     from async_loader import AsyncDataLoader
 
-    source, taken = Numbers(), []
-
-    def one() -> None:
-        # What a call has returned is the program's: this loop takes it before any signal is
-        # handled.
-        for batch in loader:
-            taken.append(batch)
-            return
-
+    taken: list[Any] = []
     with AsyncDataLoader(
-        source, 4, num_workers=workers, multiprocessing_context="fork", timeout_s=LONGEST_S
+        Numbers(), 4, num_workers=workers, multiprocessing_context="fork", timeout_s=LONGEST_S
     ) as loader:
         for _ in range(times):
-            storm.strike(one)
-        held = loader.stats().interrupted
-        one()
-        assert loader.stats().interrupted == 0
-    numbers = [n for batch in taken for n in batch["i"].tolist()]
-    assert numbers == list(range(len(numbers))), f"lost, doubled or out of order: {numbers}"
+            storm.strike(lambda: taken.append(next(loader)))
+        taken.append(next(loader))
+    check([n for batch in taken for n in batch["i"].tolist()], times, 4)
     assert all((batch["x"][:, 0].int() == batch["i"]).all() for batch in taken)
     storm.seen["batches taken"] += len(taken)
-    storm.seen["batches held by an interrupted call"] += held
 
 
 def strike_epoch(storm: Storm, workers: int, kind: str, times: int) -> None:
-    """An epoch that is struck gives each of its batches once, in order."""
     from async_loader import DataLoader
 
-    taken: list[int] = []
+    taken: list[Any] = []
     with DataLoader(
         Squares(),
         4,
@@ -168,18 +155,10 @@ def strike_epoch(storm: Storm, workers: int, kind: str, times: int) -> None:
         timeout_s=LONGEST_S,
     ) as loader:
         epoch = iter(loader)
-
-        def one() -> None:
-            for batch in epoch:
-                taken.append(batch)
-                return
-
         for _ in range(min(times, 90)):
-            storm.strike(one)
-        for batch in epoch:
-            taken.append(batch)
-    numbers = [int(row[0]) for batch in taken for row in batch]
-    assert numbers == list(range(400)), f"lost, doubled or out of order: {numbers}"
+            storm.strike(lambda: taken.append(next(epoch)))
+        taken += epoch
+    check([int(row[0]) for batch in taken for row in batch], times, 4)
     storm.seen["batches taken"] += len(taken)
 
 
@@ -199,32 +178,6 @@ def strike_life(storm: Storm, workers: int) -> None:
         loader.close()
         assert list(loader) == []
     storm.seen["loaders built"] += len(kept)
-
-
-def strike_buffer(storm: Storm, folder: Path, times: int) -> None:
-    """What was added is there, what was struck is there or not; samples and saves go on."""
-    from async_loader import ReplayBuffer
-
-    buffer = ReplayBuffer(10_000, {"x": "int64"}, seed=0)
-    added = struck = 0
-    for n in range(times):
-        what = storm.chance.choice(("add", "add", "sample", "save"))
-        if what == "add" or not added:
-            ended, _ = storm.strike(lambda n=n: buffer.add(x=n), 2e-4)
-            added, struck = added + ended, struck + (not ended)
-        elif what == "sample" and len(buffer):
-            storm.strike(lambda: buffer.sample(16), 4e-4)
-        else:
-            storm.strike(lambda: buffer.save(folder / "table"), 2e-2)
-        assert added <= len(buffer) <= added + struck
-        if len(buffer):
-            buffer.sample(4)
-    buffer.save(folder / "table")
-    again = ReplayBuffer.from_checkpoint(folder / "table")
-    assert len(again) == len(buffer)
-    again.close()
-    buffer.close()
-    storm.seen["rows added"] += added
 
 
 # -- all of it -------------------------------------------------------------------------------------
@@ -271,15 +224,13 @@ def play(seed: int, signals: int, each: int = 40) -> dict[str, int]:
     """
     import torch  # noqa: F401  (a second of it would be struck each time, and is held back)
 
-    _load_kernels()
     storm = Storm(seed)
     gc.collect()
     known, fds = set(children()), len(os.listdir("/proc/self/fd"))
     try:
-        with tempfile.TemporaryDirectory() as folder, feeder() as client:
-            while storm.come < signals:
-                _round(storm, Path(folder), client, min(each, signals - storm.come))
-                gc.collect()
+        while storm.come < signals:
+            _round(storm, min(each, signals - storm.come))
+            gc.collect()
     finally:
         storm.close()
 
@@ -300,35 +251,17 @@ def play(seed: int, signals: int, each: int = 40) -> dict[str, int]:
     return {"signals": storm.come, **storm.seen, **left()}
 
 
-def _load_kernels() -> None:
-    """Signals are held back while they are compiled, which may take long: what is struck is what
-    comes after.
-    """
-    from async_loader import ReplayBuffer
-
-    with tempfile.TemporaryDirectory() as folder:
-        buffer = ReplayBuffer(10_000, {"x": "int64"}, seed=0)
-        buffer.add(x=1)
-        buffer.sample(4)
-        buffer.save(Path(folder) / "table")
-        buffer.close()
-
-
-def _round(storm: Storm, folder: Path, client: Any, times: int) -> None:
-    what = storm.chance.choice(("next", "next", "epoch", "epoch", "life", "buffer", "feeder"))
+def _round(storm: Storm, times: int) -> None:
+    what = storm.chance.choice(("next", "epoch", "life"))
     workers = storm.chance.choice((0, 2))
     with beside(storm.chance.choice((0, 2))):
         if what == "next":
             strike_next(storm, workers, times)
         elif what == "epoch":
             strike_epoch(storm, workers, storm.chance.choice(("process", "thread")), times)
-        elif what == "life":
+        else:
             for _ in range(max(1, times // 8)):
                 strike_life(storm, workers)
-        elif what == "buffer":
-            strike_buffer(storm, folder, times)
-        else:
-            strike_feeder(storm, client, times)
 
 
 if __name__ == "__main__":

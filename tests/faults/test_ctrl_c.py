@@ -170,7 +170,7 @@ def test_ctrl_c_twice_once_in_next_and_once_in_the_close_that_follows(tmp_path):
         assert_ended(script)
 
 
-def test_ctrl_c_that_is_caught_loses_no_batch_and_the_loader_goes_on(tmp_path):
+def test_ctrl_c_that_is_caught_while_next_waits_loses_no_batch(tmp_path):
     body = """\
         gate = os.path.join(os.environ["TMPDIR"], "gate")
         os.mkfifo(gate)

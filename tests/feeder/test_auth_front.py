@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import zmq
 
-from async_loader.errors import AddressInUse, Broken, ConfigError, InsecureBindError
-from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.errors import AddressInUse, ConfigError, InsecureBindError
 from async_loader.feeder.curve_keys import apply_client_keys
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.serving import lock_address
@@ -66,18 +65,6 @@ def test_beyond_this_machine_it_takes_keys_or_leave(folder):
     lock_address(settings("tcp://*:*", allow_insecure=True))[0].close()
     with lock_address(settings("tcp://*:*", folder))[0] as lock:
         assert not lock.insecure
-
-
-@pytest.mark.parametrize("bind", ["ipc://{}/x", "tcp://127.0.0.1:*"])
-def test_a_lock_that_does_not_hold_is_found_before_anything_is_claimed(
-    folder, tmp_path, monkeypatch, bind
-):
-    monkeypatch.setattr(CurveAuthenticator, "_admit", lambda self, public: "a client")
-    with pytest.raises(Broken, match="got in"):
-        lock_address(settings(bind.format(tmp_path), folder))
-    assert {path.name for path in tmp_path.iterdir()} == {"keys"}
-    monkeypatch.undo()
-    lock_address(settings("tcp://127.0.0.1:*", folder))[0].close()
 
 
 def test_a_later_failure_undoes_the_earlier_steps(folder, tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -124,7 +125,7 @@ def server(monkeypatch):
     module = types.ModuleType("async_loader.feeder.serving")
     module.FeederProcess = kind
     monkeypatch.setitem(sys.modules, "async_loader.feeder.serving", module)
-    monkeypatch.setattr(commands, "log_to", lambda console: None)  # pytest's log is the log
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # pytest's log is the log
     return kind
 
 
@@ -221,37 +222,14 @@ def test_serve_says_where_it_serves_in_the_log(server, caplog):
     assert caplog.messages[-1] == "ended"
 
 
-def test_serve_shows_one_live_line_on_a_terminal(server):
-    from async_loader.feeder.settings import ServerSettings
-
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120)
-    assert commands.serve(ServerSettings.of(["replay:1000"]), console) == 0
-    assert "serving replay at tcp://127.0.0.1:5555" in screen.getvalue()
-    assert "replay 1,000/5,000, 1 sessions" in screen.getvalue()
-
-
 def test_rates_are_those_between_two_statuses():
     later = status_of(uptime_s=77.0)
     later["tables"]["replay"].update(inserted=1200, sampled=4101)
-    statuses = [
-        status_of(),
-        RuntimeError("dictionary changed size during iteration"),
-        later,
-        status_of(draining=True),
-    ]
-
-    def status():
-        found = statuses.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    pace = commands.RateLog(status)
-    assert pace.line() == "replay 1,000/5,000, 1 sessions"
-    assert pace.line() is None
-    assert pace.line() == "replay 1,000/5,000 (100/s in, 2.5/s out), 1 sessions"
-    assert pace.line().startswith("draining: ")
+    before = status_of()
+    assert commands.rates_text(before, before) == "replay 1,000/5,000, 1 sessions"
+    said = "replay 1,000/5,000 (100/s in, 2.5/s out), 1 sessions"
+    assert commands.rates_text(later, before) == said
+    assert commands.rates_text(status_of(draining=True), before).startswith("draining: ")
 
 
 # -- status and drain ------------------------------------------------------------------------------

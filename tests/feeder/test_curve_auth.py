@@ -10,8 +10,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from async_loader.errors import Broken, ConfigError
-from async_loader.feeder import self_test as own_test
+from async_loader.errors import ConfigError
 from async_loader.feeder.curve_auth import CurveAuthenticator
 from async_loader.feeder.curve_keys import (
     ClientKeys,
@@ -23,7 +22,6 @@ from async_loader.feeder.curve_keys import (
 )
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.wire import Limits, Plane
-from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline
 
 IN, REFUSED = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -163,47 +161,6 @@ def test_a_producer_belongs_to_the_first_client_that_asks(authenticator):
     assert not authenticator.owns(None, b"q")
     authenticator.forget(b"p")
     assert authenticator.owns("bob", b"p")
-
-
-# -- the trial at the start ------------------------------------------------------------------------
-
-
-def test_the_trial_passes_where_unknown_keys_are_refused_and_leaves_nothing(
-    authenticator, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(own_test.tempfile, "tempdir", str(tmp_path))
-    before = set(tmp_path.iterdir())
-    own_test.self_test(authenticator)
-    assert (authenticator.allowed, authenticator.refused) == (0, 0)
-    assert set(tmp_path.iterdir()) == before
-
-
-def test_a_lock_that_opens_to_all_fails_the_trial(authenticator, monkeypatch):
-    monkeypatch.setattr(authenticator, "_admit", lambda public: "a client")
-    with pytest.raises(Broken, match="got in"):
-        own_test.self_test(authenticator)
-
-
-def test_a_lock_that_asks_for_no_key_fails_the_trial(authenticator, monkeypatch):
-    """Connections without a mechanism that has keys are refused by the client, but not by this
-    server.
-    """
-    monkeypatch.setattr(authenticator, "mechanism", Null)
-    with pytest.raises(Broken, match="not refused by the authenticator"):
-        own_test.self_test(authenticator)
-
-
-def test_a_refusal_by_another_gatekeeper_fails_the_trial(authenticator, folder, monkeypatch):
-    other = CurveAuthenticator(load_server_keys(folder))
-    monkeypatch.setattr(authenticator, "mechanism", other.mechanism)
-    with pytest.raises(Broken, match="not refused by the authenticator"):
-        own_test.self_test(authenticator)
-
-
-def test_a_server_that_does_not_answer_fails_the_trial(authenticator, monkeypatch):
-    monkeypatch.setattr(ServerSockets, "_accept", lambda self, fd, now: None)
-    with pytest.raises(Broken, match="had no answer"):
-        own_test.self_test(authenticator, timeout_s=0.2)
 
 
 # -- files -----------------------------------------------------------------------------------------

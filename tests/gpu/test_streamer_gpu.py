@@ -19,9 +19,7 @@ from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.batch_layout import BatchLayout
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch
-from async_loader.pipeline.device.backend_choice import backend_for
-from async_loader.pipeline.device.cuda_backend import CudaBackend
-from async_loader.pipeline.device.cuda_queue import CudaQueue
+from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for
 from async_loader.pipeline.device.streamer import Streamer
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema
@@ -68,7 +66,7 @@ class Line:
         self.layout = make(SCHEMA, rows)
         self.ring = SlotRing(slots, self.layout.nbytes, spare=1)
         self.backend = SlowCopies(device)
-        self.train, self.cuda = TrainQueue(), CudaQueue()
+        self.train, self.cuda = TrainQueue(), TrainQueue()
         self.streamer = Streamer(self.train, self.cuda, self.backend)
         self.streamer.start()
         self._rng = np.random.default_rng(0)
@@ -89,7 +87,7 @@ class Line:
         return [view.copy() for view in views]
 
     def arrival(self) -> Batch:
-        found = self.cuda.get(SOON)
+        found = self.cuda.get(SOON) or self.cuda.get(SOON)  # it is woken once
         assert isinstance(found, Batch), getattr(found, "error", found)
         return found
 

@@ -20,8 +20,8 @@ import pytest
 
 from async_loader import AsyncDataLoader, ReplayBuffer, connect
 from async_loader.errors import AddressInUse, Closed, ConfigError, MissingExtra, Timeout
+from async_loader.feeder.server.background_jobs import LoopCalls
 from async_loader.feeder.server.policy_lag import LAG_BOUNDS, Publications, ReceivedLags
-from async_loader.feeder.server.status_requests import StatusRequests
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 from async_loader.observe import Exporter
@@ -268,32 +268,34 @@ def test_a_missing_library_is_named(monkeypatch):
             Exporter(buffer, port=0)
 
 
-def test_a_scrape_of_a_feeder_that_has_ended_fails(tmp_path):
-    requests = StatusRequests(lambda: None)
-    requests.close()
+def test_a_scrape_of_a_feeder_that_has_ended_fails():
+    calls = LoopCalls(lambda: None)
+    calls.close()
     with pytest.raises(Closed):
-        requests.ask(1.0)
+        calls.ask(dict, 1.0)
 
 
 def test_a_status_that_is_not_made_in_time_is_a_timeout():
-    requests = StatusRequests(lambda: None)
-    with pytest.raises(Timeout, match="no status within 0 s"):
-        requests.ask(0.0)
-    requests.answer(lambda: {"late": True})  # its thread has given up: nothing happens
+    calls = LoopCalls(lambda: None)
+    with pytest.raises(Timeout, match="did not answer within 0 s"):
+        calls.ask(dict, 0.0)
+    calls.make()  # its thread has given up: nothing happens
 
 
-def test_one_status_answers_all_requests():
+def test_all_waiting_calls_are_made_in_one_round():
     woken = threading.Semaphore(0)
-    requests, made, got = StatusRequests(woken.release), [], []
-    threads = [threading.Thread(target=lambda: got.append(requests.ask(60.0))) for _ in range(3)]
+    calls, got = LoopCalls(woken.release), []
+    threads = [
+        threading.Thread(target=lambda: got.append(calls.ask(lambda: 1, 60.0))) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for _ in threads:
         assert woken.acquire(timeout=60)
-    requests.answer(lambda: made.append(1) or {"made": len(made)})
+    calls.make()
     for thread in threads:
         thread.join(60)
-    assert got == [{"made": 1}] * 3
+    assert got == [1, 1]
 
 
 class Clock:

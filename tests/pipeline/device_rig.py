@@ -5,23 +5,24 @@ decides who moves.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
 from typing import Any
 
 import numpy as np
+from fake_device import FakeArray, FakeBackend, FakeResult, FakeStream
 
 from async_loader import tree
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, Failure
-from async_loader.pipeline.device.cuda_queue import CudaQueue
 from async_loader.pipeline.device.streamer import Streamer
+from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.slot_ring import SlotRing
 from async_loader.source import END
-from async_loader.testing.fake_device import FakeArray, FakeBackend, FakeResult, FakeStream
 
 SCHEMA = Schema.of(
     {
@@ -37,10 +38,14 @@ class Inbox:
 
     def __init__(self) -> None:
         self.items: deque[Any] = deque()
+        self.seq = itertools.count()
 
     def get(self, deadline: Deadline) -> Any:
         if self.items:
-            return self.items[0] if self.items[0] is END else self.items.popleft()
+            item = self.items[0] if self.items[0] is END else self.items.popleft()
+            if isinstance(item, Batch):
+                item.seq = next(self.seq)
+            return item
         if deadline.left() == 0.0:
             raise Timeout("nothing there")
         raise Closed("the streamer would wait for ever here")
@@ -69,7 +74,7 @@ class Rig:
     """
 
     def __init__(self, kind: type[Streamer] = Streamer, slots: int = 3) -> None:
-        self.fake, self.inbox, self.queue = FakeBackend(), Inbox(), CudaQueue()
+        self.fake, self.inbox, self.queue = FakeBackend(), Inbox(), TrainQueue()
         self.streamer = kind(self.inbox, self.queue, self.fake)
         self.ring = new_ring(slots)
         self.old_rings: list[SlotRing] = []

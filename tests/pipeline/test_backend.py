@@ -10,15 +10,14 @@ from unittest.mock import MagicMock, call
 import numpy as np
 import pytest
 import torch
+from fake_device import FakeBackend
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError
 from async_loader.pipeline.device.backend import DeviceBackend
-from async_loader.pipeline.device.backend_choice import backend_for
-from async_loader.pipeline.device.block_views import BlockViews
-from async_loader.pipeline.device.cuda_backend import CudaBackend, pieces
+from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for, pieces
+from async_loader.pipeline.device.torch_backend import BlockViews
 from async_loader.schema import Schema
-from async_loader.testing.fake_device import FakeBackend
 
 DTYPES = [
     "bool",

@@ -12,19 +12,18 @@ import numpy as np
 import pytest
 import torch
 from device_rig import SCHEMA, Rig, filled, new_ring
+from fake_device import FakeArray, FakeBackend
 from waiting_rig import LIMIT_S
 
 from async_loader import AsyncDataLoader
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Closed
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Batch, Failure, Wakeup
-from async_loader.pipeline.device.cuda_queue import CudaQueue
+from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.device.streamer import MAX_IN_FLIGHT, Streamer
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema
 from async_loader.source import END
-from async_loader.testing.fake_device import FakeArray, FakeBackend
 
 NOW = Deadline(0.0)
 LAYOUT = BatchLayout.contiguous(SCHEMA, 4)
@@ -103,17 +102,13 @@ def test_a_batch_outside_the_ring_is_copied_from_pageable_memory():
     assert rig.problems() == []
 
 
-def test_failures_keep_their_turn_and_urgent_ones_and_nudges_overtake():
+def test_failures_keep_their_turn_and_urgent_ones_overtake():
     rig = Rig()
-    plain, urgent, wake_consumer = (
-        Failure(ValueError()),
-        Failure(ValueError(), urgent=True),
-        Wakeup(),
-    )
-    for item in (plain, urgent, wake_consumer, END):
+    plain, urgent = Failure(ValueError(), seq=0), Failure(ValueError(), urgent=True, seq=1)
+    for item in (plain, urgent, END):
         rig.inbox.items.append(item)
         rig.step()
-    assert [rig.queue.get(NOW) for _ in range(5)] == [urgent, wake_consumer, plain, END, END]
+    assert [rig.queue.get(NOW) for _ in range(4)] == [urgent, plain, END, END]
 
 
 def test_the_consumer_never_waits_for_the_device_to_take_a_batch():
@@ -199,8 +194,8 @@ def test_a_batch_that_cannot_be_copied_is_a_failure_and_holds_its_slot_while_the
 # -- the thread ------------------------------------------------------------------------------------
 
 
-def _threaded(backend: FakeBackend) -> tuple[TrainQueue, CudaQueue, Streamer]:
-    train, cuda = TrainQueue(), CudaQueue()
+def _threaded(backend: FakeBackend) -> tuple[TrainQueue, TrainQueue, Streamer]:
+    train, cuda = TrainQueue(), TrainQueue()
     streamer = Streamer(train, cuda, backend)
     streamer.start()
     return train, cuda, streamer
@@ -210,7 +205,9 @@ def test_the_thread_ends_with_the_train_queue_and_leaves_nothing_locked_or_lease
     fake, ring = FakeBackend(), new_ring()
     train, cuda, streamer = _threaded(fake)
     train.put(0, Batch(filled(ring, np.random.default_rng(0), LAYOUT), LAYOUT))
-    arrival = cuda.get(Deadline(LIMIT_S))
+    arrival = None
+    while arrival is None:  # it is woken when the device is open
+        arrival = cuda.get(Deadline(LIMIT_S))
     train.close()
     assert streamer.join(LIMIT_S)
     assert (ring.free, fake.unregistrations, fake.violations) == (3, 1, [])
@@ -247,7 +244,7 @@ def test_a_slot_comes_back_although_no_other_batch_follows():
 
 
 def test_join_before_start_and_twice_is_harmless():
-    streamer = Streamer(TrainQueue(), CudaQueue(), FakeBackend())
+    streamer = Streamer(TrainQueue(), TrainQueue(), FakeBackend())
     assert streamer.join(0.0)
     assert streamer.join(0.0)
 

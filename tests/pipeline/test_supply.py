@@ -1,19 +1,15 @@
-"""Tasks on their way: where they come from, how many are under way, and what a signal in between
-does to them.
-"""
+"""Tasks on their way: where they come from, how many are under way, and what a signal does."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from async_loader.errors import Broken, Closed
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.job_queue import Job
 from async_loader.pipeline.producer import NO_WAIT, Credits, Supply
-from async_loader.pipeline.task_supplier import NOTHING, IterableTasks, StreamTasks
+from async_loader.pipeline.task_supplier import IterableTasks, StreamTasks
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
 
@@ -21,67 +17,41 @@ NOW = Deadline(0.0)
 
 
 class Here:
-    """Does a task at once; raises Interrupted at the places that it is told, before or behind
-    the task.
-    """
+    """Does a task at once; raises KeyboardInterrupt at the numbers that it is told."""
 
-    def __init__(
-        self, ready: TrainQueue, interrupts: frozenset[tuple[int, str]] = frozenset()
-    ) -> None:
-        self.ready, self.interrupts = ready, set(interrupts)
+    def __init__(self, interrupts=()) -> None:
+        self.interrupts = set(interrupts)
 
-    def send(self, seq, task, worker, noted):
-        self._maybe(seq, "before")
-        self.ready.put(seq, Batch(tree=(task, worker)))
-        noted()
-        self._maybe(seq, "behind")
-
-    def _maybe(self, seq, where):
-        if (seq, where) in self.interrupts:
-            self.interrupts.remove((seq, where))
+    def do(self, seq, task, worker):
+        if seq in self.interrupts:
             raise KeyboardInterrupt
+        return Batch(tree=(task, worker))
 
 
 def drained(ready: TrainQueue, supply: Supply) -> list[object]:
     found: list[object] = []
     while (item := ready.get(NOW)) is not END:
         found.append(item.error if isinstance(item, Failure) else item.tree)
-        supply.credits.give(len(found))
+        supply.credits.give(ready.given)
         supply.fill()
     return found
 
 
 def test_as_many_tasks_are_sent_as_there_are_credits():
     ready = TrainQueue()
-    supply = Supply(IterableTasks(range(5)), Here(ready), Credits(2), ready)
+    supply = Supply(IterableTasks(range(5)), Here(), Credits(2), ready)
     supply.fill()
     assert (supply.out, ready.depth) == (2, 2)
     assert drained(ready, supply) == [(n, None) for n in range(5)]
-    assert supply.out == 0
 
 
-@given(
-    st.integers(0, 12),
-    st.integers(1, 4),
-    st.sets(st.tuples(st.integers(0, 12), st.sampled_from(["before", "behind"]))),
-)
-def test_a_signal_at_any_step_loses_no_task_and_repeats_none(count, credits, interrupts):
+def test_a_task_that_a_signal_ends_is_passed_over():
     ready = TrainQueue()
-    supply = Supply(
-        IterableTasks(range(count)), Here(ready, frozenset(interrupts)), Credits(credits), ready
-    )
-    found: list[object] = []
-    for _ in range(2 * count + 2 + len(interrupts)):
-        try:
+    supply = Supply(IterableTasks(range(5)), Here({1, 3}), Credits(9), ready)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
             supply.fill()
-            while ready.front() is not None:
-                found.append(ready.get(NOW).tree[0])
-                supply.credits.give(len(found))
-                supply.fill()
-        except KeyboardInterrupt:
-            continue
-    assert found == list(range(count))
-    assert ready.get(NOW) is END
+    assert [task for task, _ in drained(ready, supply)] == [0, 2, 4]
 
 
 def test_an_error_of_the_iterable_comes_in_its_turn_and_is_no_task():
@@ -90,7 +60,7 @@ def test_an_error_of_the_iterable_comes_in_its_turn_and_is_no_task():
         raise LookupError("no third")
 
     ready = TrainQueue()
-    supply = Supply(IterableTasks(numbers()), Here(ready), Credits(9), ready)
+    supply = Supply(IterableTasks(numbers()), Here(), Credits(9), ready)
     supply.fill()
     first, second, error = drained(ready, supply)
     assert (first, second) == ((0, None), (1, None))
@@ -104,8 +74,7 @@ def test_a_signal_that_ends_a_generator_is_told():
         raise KeyboardInterrupt
 
     tasks = IterableTasks(numbers())
-    assert tasks.draw(NO_WAIT)
-    tasks.drawn = NOTHING
+    assert tasks.draw(NO_WAIT) == 0
     with pytest.raises(KeyboardInterrupt):
         tasks.draw(NO_WAIT)
     with pytest.raises(Broken, match="Ctrl-C"):
@@ -114,16 +83,15 @@ def test_a_signal_that_ends_a_generator_is_told():
 
 def test_static_tasks_go_to_their_worker():
     ready = TrainQueue()
-    supply = Supply(IterableTasks("abcd", workers=3, first=2), Here(ready), Credits(9), ready)
+    supply = Supply(IterableTasks("abcd", workers=3, first=2), Here(), Credits(9), ready)
     supply.fill()
     assert drained(ready, supply) == [("a", 2), ("b", 0), ("c", 1), ("d", 2)]
 
 
 def test_streams_take_turns_and_one_that_has_ended_is_left_out():
     streams, turns = StreamTasks(3, turn=1), []
-    while streams.draw(NO_WAIT):
-        turns.append(streams.worker(len(turns)))
-        streams.drawn = NOTHING
+    while streams.draw(NO_WAIT) is not END:
+        turns.append(streams.worker(len(turns), None))
         if len(turns) == 4:
             streams.stream_ended(0)
         if len(turns) == 6:
@@ -137,8 +105,8 @@ def test_out_of_order_the_worker_with_the_fewest_jobs_is_next():
         return Job(0, 1, None, True, TrainQueue(), worker=worker)
 
     streams = StreamTasks(2, under_way=[job(0), job(0), job(1)])
-    assert streams.draw(NO_WAIT)
-    assert streams.worker(0) == 1
+    assert streams.draw(NO_WAIT) is None
+    assert streams.worker(0, None) == 1
 
 
 def test_credits_that_are_closed_end_a_wait():

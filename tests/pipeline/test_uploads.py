@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from fake_device import FakeBackend
 
 from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.batch_layout import BatchLayout
@@ -16,7 +17,6 @@ from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import BatchBuffer, ReadySlot
 from async_loader.shm.slot_ring import SlotRing
 from async_loader.source import Ready
-from async_loader.testing.fake_device import FakeBackend
 
 ROWS, BATCH = 400, 20
 PIXELS = (80, 60)  # a batch is large enough to be lent where it lies

@@ -11,16 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from async_loader.dataset.array_dataset import Columns
-from async_loader.pipeline.producer import NO_WAIT
-from async_loader.pipeline.task_supplier import NOTHING, IterableTasks
 from async_loader.shm.malloc import keep_freed_memory
 
 
 class GatherPass(Iterator[Any]):
     """One pass over columns, the result of `iter`.
 
-    A signal loses no batch: the index stays drawn until its batch is handed out. It is for one
-    thread at a time, as a generator is: a second one gets its ValueError.
+    It is for one thread at a time, as a generator is: a second one gets its ValueError.
 
     Parameters
     ----------
@@ -49,7 +46,7 @@ class GatherPass(Iterator[Any]):
         self._num_workers = num_workers
         self._length = length
         self._gather = columns.gather_checked
-        self._supplier = IterableTasks(tasks)
+        self._tasks = tasks
         self._entered = False
 
     def __iter__(self) -> GatherPass:
@@ -60,33 +57,18 @@ class GatherPass(Iterator[Any]):
         return self._length()
 
     def __next__(self) -> Any:
-        # No call between the two lines, so neither a signal nor another thread.
+        # No call between the two lines, so not another thread.
         if self._entered:
             raise ValueError("this pass is at work for another thread")
         self._entered = True
-        supplier = self._supplier
         try:
-            if not supplier.draw(NO_WAIT):
-                raise StopIteration
-            batch = self._gather(supplier.drawn)
-        except StopIteration:
-            self._entered = False
-            raise
-        except Exception:  # no memory: the next call goes on with the next batch
-            supplier.drawn, self._entered = NOTHING, False
-            raise
-        except BaseException:
-            self._entered = False
-            raise
-        try:  # see NOTE [handed out once] in async_loader.pipeline.iterator
-            return batch
+            return self._gather(next(self._tasks))
         finally:
-            supplier.drawn, self._entered = NOTHING, False
+            self._entered = False
 
     def close(self) -> None:
         """There are no more batches; idempotent."""
-        self._supplier.close()
-        self._supplier.drawn = NOTHING
+        self._tasks = iter(())
 
     def __getstate__(self) -> Any:
         raise NotImplementedError(

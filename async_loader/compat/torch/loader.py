@@ -39,7 +39,6 @@ from async_loader.dataset.share_check import ShareCheck
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.names import describe
 from async_loader.pipeline.engine import Engine
-from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.pipeline.workers.work import Kind
 
 T_co = TypeVar("T_co", covariant=True)
@@ -288,16 +287,11 @@ class Pass(Iterator[Any]):
         return len(self._loader)
 
     def __next__(self) -> Any:
-        epoch = self.epoch
         try:
-            self._asked(epoch.hold)
+            return self._asked(self.epoch.__next__)
         except StopIteration:
             self._end()
             raise
-        try:  # see NOTE [handed out once] in async_loader.pipeline.iterator
-            return epoch.held
-        finally:
-            epoch.held, epoch.yielded = NOTHING, epoch.yielded + 1
 
     @property
     def _workers(self) -> list[Any]:

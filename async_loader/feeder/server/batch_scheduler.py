@@ -42,7 +42,7 @@ from async_loader.schema import Schema
 
 _log = logging.getLogger("async_loader")
 MOST_SAMPLERS = 16
-Send = Callable[[ReaderState, OutgoingBatch], bool]
+Send = Callable[[ReaderState, Sequence[OutgoingBatch]], int]
 
 
 class BatchScheduler:
@@ -221,10 +221,7 @@ class BatchScheduler:
         self._leave_ready_queue(reader)
         for outgoing_batch in reader.leases.values():
             self._returned.put(reader.form.schema_id, outgoing_batch)
-        for outgoing_batch in reader.kept if self.table.leased else ():
-            self._returned.put(reader.form.schema_id, outgoing_batch, seen=False)
         reader.leases.clear()
-        reader.kept.clear()
         reader.let_go()
         reader.drawing.close()
 
@@ -235,20 +232,22 @@ class BatchScheduler:
             if not self._line:
                 self.blocked.drop()
 
-    def serve(self, send: Send, now: float, most: int) -> int:
-        """Draw and send up to ``most`` batches, longest waiting reader first; return how many.
+    def serve(self, send: Send, now: float) -> int:
+        """Draw and send batches of the longest waiting reader that can have some; return how many.
 
-        ``send`` returns whether the batch was taken. See NOTE [whose turn].
+        ``send`` returns how many were taken. See NOTE [whose turn].
         """
         served, passed = 0, []
         ahead: set[int] = set()
-        while served < most and self._line:
+        while self._line and not served:
             reader = self._line[0]
             schema = reader.form.schema_id
-            outgoing_batch = None if schema in ahead else self._next_or_fail(reader, not ahead)
-            if outgoing_batch is not None:
-                self._line.popleft()
-                served += self._hand_over(reader, outgoing_batch, send, now)
+            outgoing_batches = [] if schema in ahead else self._some(reader, not ahead)
+            if outgoing_batches:
+                if reader.hungry_since is not None:
+                    self._line.popleft()
+                    reader.hungry_since = None
+                served = self._hand_over(reader, outgoing_batches, send, now)
             elif reader.hungry_since is not None:
                 if self.table.uses_up:
                     ahead.add(schema)
@@ -258,6 +257,35 @@ class BatchScheduler:
         self._line.extendleft(reversed(passed))
         self.blocked.note(bool(self._line) and not served, now)
         return served
+
+    def _some(self, reader: ReaderState, may_draw: bool) -> list[OutgoingBatch]:
+        """Return the next batches of a reader, as many as one message holds."""
+        found: list[OutgoingBatch] = []
+        most = min(reader.together, reader.granted - reader.sent)
+        while len(found) < most and (reader.send_buffer is not None or reader.has_slot):
+            outgoing_batch = self._next_or_fail(reader, may_draw)
+            if outgoing_batch is None:
+                break
+            found.append(outgoing_batch)
+        return found
+
+    def _hand_over(
+        self, reader: ReaderState, outgoing_batches: list[OutgoingBatch], send: Send, now: float
+    ) -> int:
+        """Send batches. If that fails, the reader stays out of the ready queue until its next
+        message; rows that were used up come again.
+        """
+        sent = send(reader, outgoing_batches)
+        for one in outgoing_batches[:sent]:
+            self.handed_over(reader, one)
+        if sent == len(outgoing_batches):
+            self.want(reader, now)
+        for one in reversed(outgoing_batches[sent:]):
+            if reader.send_buffer is None and one.batch_slot is not None and reader.batch_ring:
+                reader.batch_ring.put_back(one.batch_slot)
+            if self.table.leased:
+                self._returned.put_back(reader.form.schema_id, one)
+        return sent
 
     def draw(self, reader: ReaderState) -> OutgoingBatch | None:
         """Draw a batch for a call, into the reader's memory; ``None``: not yet.
@@ -284,35 +312,6 @@ class BatchScheduler:
         """Since when the first reader in the ready queue waits."""
         return self._line[0].hungry_since if self._line else None
 
-    def _hand_over(
-        self, reader: ReaderState, outgoing_batch: OutgoingBatch, send: Send, now: float
-    ) -> bool:
-        """Send a batch. If that fails, the reader leaves the ready queue until its next message."""
-        reader.hungry_since = None
-        if not send(reader, outgoing_batch):
-            self._keep(reader, outgoing_batch)
-            return False
-        self.handed_over(reader, outgoing_batch)
-        self.want(reader, now)
-        return True
-
-    def unsent(self, reader: ReaderState, outgoing_batches: Sequence[OutgoingBatch]) -> None:
-        """Keep the last batches, which could not be sent after all: as in `_hand_over`."""
-        self._leave_ready_queue(reader)
-        for outgoing_batch in reversed(outgoing_batches):
-            reader.sent -= 1
-            reader.leases.pop(reader.sent, None)
-            self._keep(reader, outgoing_batch)
-            self.batches -= 1
-            self.rows -= outgoing_batch.rows
-            self.redelivered -= outgoing_batch.again
-
-    def _keep(self, reader: ReaderState, outgoing_batch: OutgoingBatch) -> None:
-        if reader.send_buffer is not None:  # no batch of this reader waits in it
-            outgoing_batch.stay()
-            reader.send_buffer.clear()
-        reader.kept.appendleft(outgoing_batch)
-
     def _next_or_fail(self, reader: ReaderState, may_draw: bool) -> OutgoingBatch | None:
         """As `_next`.
 
@@ -334,13 +333,10 @@ class BatchScheduler:
 
     def _next(self, reader: ReaderState, may_draw: bool) -> OutgoingBatch | None:
         """Return the reader's next batch, if there is one."""
-        if reader.kept:
-            outgoing_batch: OutgoingBatch | None = reader.kept.popleft()
-        elif not self.table.leased:
+        if not self.table.leased:
             return self._filled(reader) if may_draw else None
-        else:
-            outgoing_batch = self._made(reader, may_draw)
-        if outgoing_batch is not None and outgoing_batch.batch_slot is None:
+        outgoing_batch = self._made(reader, may_draw)
+        if outgoing_batch is not None:
             # The columns stay here: the batch may have to go to another reader.
             outgoing_batch.lie(reader.memory.take())
         return outgoing_batch
@@ -427,9 +423,7 @@ class BatchScheduler:
         if not self.table.leased or not self._readers:
             return True
         return not (
-            len(self._returned)
-            or len(self.table)
-            or any(one.leases or one.kept for one in self._readers)
+            len(self._returned) or len(self.table) or any(one.leases for one in self._readers)
         )
 
     @property

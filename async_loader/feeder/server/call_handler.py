@@ -77,7 +77,7 @@ class CallHandler:
             folders,
         )
         self.samples, self.fault = SampleQueue(server_state, dispatcher), dispatcher.fault
-        self._answers: dict[Type, Callable[[Session, Message, TableEntry], Message | None]] = {
+        self._answers: dict[Type, Callable[[Session, Message, TableEntry, Any], Message | None]] = {
             Type.ABOUT: self._about,
             Type.CLEAR: self._clear,
             Type.SAVE: self._save,
@@ -89,21 +89,19 @@ class CallHandler:
             Type.PRIORITIZE: self._prioritize,
         }
 
-    def answer(self, session: Session, message: Message) -> Message | None:
+    def answer(self, session: Session, message: Message, body: OfTable) -> Message | None:
         """Return the answer; ``None``: later. Raises Malformed if the call cannot be done."""
-        body = message.body
-        assert isinstance(body, OfTable)
         table = self._server_state.table(body.table)
         if table.table.closed:
             raise Malformed(f"table {table.name!r} was closed", ErrorCode.UNSUPPORTED)
         try:
-            return self._answers[message.type](session, message, table)
+            return self._answers[message.type](session, message, table, body)
         except (AsyncLoaderError, OSError) as error:
             raise refused(error) from error
 
     # -- what a table is -------------------------------------------------------------------------
 
-    def _about(self, session: Session, message: Message, table: TableEntry) -> Message:
+    def _about(self, session: Session, message: Message, table: TableEntry, body: About) -> Message:
         buffer = table.buffer
         stats, schema, limiter = table.stats(), buffer.schema, buffer.limiter
         plain = {
@@ -111,10 +109,8 @@ class CallHandler:
         }
         numbers = {name: value for name, value in plain.items() if isinstance(value, int | float)}
         waiting, now = table.waiting()[:_MOST_WAITING], self._server_state.clock()
-        assert isinstance(message.body, About)
-        newest = message.body.newest
-        look = newest and schema is not None
-        episodes = episodes_plain(table.table.newest_episodes(newest)) if look else None
+        look = body.newest and schema is not None
+        episodes = episodes_plain(table.table.newest_episodes(body.newest)) if look else None
         waits = {
             "waiting": [text for text, _ in waiting],
             "waited_s": [max(0.0, now - since) for _, since in waiting],
@@ -135,9 +131,7 @@ class CallHandler:
 
     # -- by id -----------------------------------------------------------------------------------
 
-    def _get(self, session: Session, message: Message, table: TableEntry) -> Message:
-        body = message.body
-        assert isinstance(body, Get)
+    def _get(self, session: Session, message: Message, table: TableEntry, body: Get) -> Message:
         view, ids = table.scheduler.views.of(body.view), _ids(message)
         if table.table.schema is not None:  # before they are read: one id may be named many times
             there = table.table.count_there(ids)
@@ -167,35 +161,33 @@ class CallHandler:
             text = f"{rows} rows take {form.nbytes} bytes, a message {most}: ask for fewer rows"
             raise Malformed(text, ErrorCode.TOO_LARGE)
 
-    def _update(self, session: Session, message: Message, table: TableEntry) -> Message:
-        body = message.body
-        assert isinstance(body, Update)
+    def _update(
+        self, session: Session, message: Message, table: TableEntry, body: Update
+    ) -> Message:
         values: dict[str, Any] = tensors_of(body.specs, memoryview(message.data)[8 * body.count :])
         return self._applied(message, table.buffer.update(_ids(message), **values))
 
-    def _delete(self, session: Session, message: Message, table: TableEntry) -> Message:
-        assert isinstance(message.body, Delete)
+    def _delete(
+        self, session: Session, message: Message, table: TableEntry, body: Delete
+    ) -> Message:
         return self._applied(message, table.buffer.delete(_ids(message)))
 
-    def _prioritize(self, session: Session, message: Message, table: TableEntry) -> Message:
-        body = message.body
-        assert isinstance(body, Prioritize)
+    def _prioritize(
+        self, session: Session, message: Message, table: TableEntry, body: Prioritize
+    ) -> Message:
         values = np.frombuffer(memoryview(message.data)[8 * body.count :], np.float64)
         return self._applied(message, table.buffer.update_priorities(_ids(message), values.copy()))
 
     def _applied(self, message: Message, done: source.Applied) -> Message:
         return message.reply(Applied(done.applied, done.stale))
 
-    def _clear(self, session: Session, message: Message, table: TableEntry) -> Message:
-        assert isinstance(message.body, Clear)
+    def _clear(self, session: Session, message: Message, table: TableEntry, body: Clear) -> Message:
         table.clear()
         return message.reply(Done())
 
     # -- checkpoints, see NOTE [slow work] ---------------------------------------------------------
 
-    def _save(self, session: Session, message: Message, table: TableEntry) -> None:
-        body = message.body
-        assert isinstance(body, Save)
+    def _save(self, session: Session, message: Message, table: TableEntry, body: Save) -> None:
         folder = self._folders.of(table.name, body.path)
 
         def work() -> Saved:
@@ -212,9 +204,7 @@ class CallHandler:
 
         self._jobs.add(work, lambda result: self._over(session, message, result))
 
-    def _load(self, session: Session, message: Message, table: TableEntry) -> None:
-        body = message.body
-        assert isinstance(body, Load)
+    def _load(self, session: Session, message: Message, table: TableEntry, body: Load) -> None:
         folder = self._folders.of(table.name, body.path)
 
         def over(result: Done | BaseException) -> None:

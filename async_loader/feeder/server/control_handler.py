@@ -10,13 +10,8 @@ from typing import Any, Literal
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.plain_values import sampler_said
 from async_loader.feeder.server.call_handler import CallHandler
-from async_loader.feeder.server.insert_queue import WriterState
-from async_loader.feeder.server.pending import (
-    Answer,
-    PendingCloses,
-    PendingReplies,
-    PendingReply,
-)
+from async_loader.feeder.server.insert_queue import InsertQueue, WriterState
+from async_loader.feeder.server.pending import Answer, PendingReplies, PendingReply
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.weights import WeightsReceipt
@@ -25,6 +20,7 @@ from async_loader.feeder.wire import (
     CloseReader,
     CloseWriter,
     Done,
+    Drain,
     Error,
     ErrorCode,
     Hello,
@@ -35,6 +31,7 @@ from async_loader.feeder.wire import (
     Publish,
     Published,
     Reader,
+    Status,
     StatusReply,
     Type,
     Welcome,
@@ -60,7 +57,7 @@ class ControlHandler:
     status : callable
         Makes the answer to STATUS.
     patience_s : float
-        See `PendingCloses`.
+        How long INSERTs of a closing writer may be on their way, after the last one received.
     """
 
     def __init__(
@@ -77,10 +74,10 @@ class ControlHandler:
             welcome,
             status,
         )
-        self._waits = PendingReplies()
-        self._pending_closes = PendingCloses(patience_s, self.ack)
+        self._waits, self._closes = PendingReplies(), PendingReplies()
+        self._patience_s = patience_s
         self.drain_asked: list[tuple[Session, Message]] = []
-        self._answers: dict[Type, Callable[[Session, Message], Message | None]] = {
+        self._answers: dict[Type, Callable[[Session, Message, Any], Message | None]] = {
             Type.OPEN_WRITER: self._open_writer,
             Type.CLOSE_WRITER: self._close_writer,
             Type.OPEN_READER: self._open_reader,
@@ -110,9 +107,8 @@ class ControlHandler:
         """End a session."""
         self._server_state.sessions.drop(session)
         self._waits.forget(session)
+        self._closes.forget(session)
         self._calls.samples.forget(session)
-        for writer in session.writers.values():
-            self._pending_closes.drop(writer)
         self._server_state.leave(session)
 
     def _check_stays(self) -> None:
@@ -134,7 +130,7 @@ class ControlHandler:
         if answer is None:
             raise Malformed(f"{message.type.name} is nothing for a server's control plane")
         try:
-            return answer(session, message)
+            return answer(session, message, message.body)
         except Malformed:
             raise
         except AsyncLoaderError as error:  # e.g. a schema that no table can have
@@ -142,15 +138,13 @@ class ControlHandler:
 
     # -- writers -----------------------------------------------------------------------------------
 
-    def _open_writer(self, session: Session, message: Message) -> Message:
-        body, number = message.body, message.number
-        assert isinstance(body, OpenWriter)
-        server_state = self._server_state
+    def _open_writer(self, session: Session, message: Message, body: OpenWriter) -> Message:
+        server_state, number = self._server_state, message.number
         self._check_stays()
         served = server_state.table(body.table)
         before = session.close_writer(number)
         if before is not None:
-            self._pending_closes.drop(before)
+            self._closes.drop(before)
             before.insert_queue.leave(before)
         session.check_room("writers")
         new = served.table.schema is None
@@ -189,23 +183,42 @@ class ControlHandler:
         )
         return message.reply(reply, schema=served.insert_queue.layout.schema_id)
 
-    def _close_writer(self, session: Session, message: Message) -> None:
-        body = message.body
-        assert isinstance(body, CloseWriter)
+    def _close_writer(self, session: Session, message: Message, body: CloseWriter) -> None:
         writer = session.writers.get(message.number)
         if writer is None:
             raise Malformed(f"session has no writer {message.number}", ErrorCode.UNKNOWN_WRITER)
-        self._pending_closes.add(writer, message, body.last, self._server_state.clock())
+        before, state, last, producer = (
+            self._closes.get(writer), self._server_state, body.last, writer.producer
+        )  # fmt: skip
+        again = before is not None and before.message.body == body  # it has no more time then
+        asked = before.asked if before is not None and again else state.clock()
 
-    def ack(self, applied: int) -> Ack:
-        return Ack(applied, 0, self._server_state.window_bytes, self._server_state.window_rows)
+        def until() -> float | None:
+            """Return when INSERTs that did not come are given up."""
+            late = producer.received < last
+            return max(asked, writer.heard) + self._patience_s if late else None
+
+        def answer(over: bool) -> Message | None:
+            writer.check()
+            if producer.applied >= last:
+                session.close_writer(writer.number)
+                writer.insert_queue.leave(writer, closed=True)
+                ack = Ack(producer.applied, 0, state.window_bytes, state.window_rows)
+                return message.reply(ack)
+            if over:
+                text = f"{producer.received} of {last} inserts have come: send the others, and"
+                raise Malformed(f"{text} close again", ErrorCode.GAP, producer.received)
+            return None
+
+        told = functools.partial(self._told, message, answer)
+        self._closes.add(writer, PendingReply(session, None, message, told, until, asked))
 
     # -- readers -----------------------------------------------------------------------------------
 
-    def _open_reader(self, session: Session, message: Message) -> Message | None:
+    def _open_reader(
+        self, session: Session, message: Message, wanted: OpenReader
+    ) -> Message | None:
         """Open a reader. The answer waits for the table's schema: learners often come first."""
-        wanted = message.body
-        assert isinstance(wanted, OpenReader)
         self._check_stays()
         served = self._server_state.table(wanted.table)
         key = session.number, message.number
@@ -223,7 +236,7 @@ class ControlHandler:
 
         until = None if wanted.timeout_s is None else self._server_state.clock() + wanted.timeout_s
         if before is not None and before.message.body == wanted:
-            until = before.until  # asked for again: the time that it may take goes on
+            until = before.until()  # asked for again: the time that it may take goes on
         self._wait(session, served, message, answer, until, key)
         return None
 
@@ -254,7 +267,7 @@ class ControlHandler:
                 ErrorCode.LIMIT,
             )
         told = functools.partial(self._told, message, answer)
-        self._waits.add(PendingReply(session, what, message, told, until), key)
+        self._waits.add(key or object(), PendingReply(session, what, message, told, lambda: until))
 
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
         scheduler = self._server_state.table(wanted.table).scheduler
@@ -283,9 +296,8 @@ class ControlHandler:
         if reader is not None:
             reader.scheduler.close(reader)
 
-    def _close_reader(self, session: Session, message: Message) -> Message:
-        body, reader = message.body, session.readers.get(message.number)
-        assert isinstance(body, CloseReader)
+    def _close_reader(self, session: Session, message: Message, body: CloseReader) -> Message:
+        reader = session.readers.get(message.number)
         if reader is not None:
             leases = body.unused.tolist()
             reader.scheduler.settle(
@@ -296,9 +308,8 @@ class ControlHandler:
 
     # -- weights -----------------------------------------------------------------------------------
 
-    def _publish(self, session: Session, message: Message) -> Message:
-        part, weights = message.body, self._server_state.weights
-        assert isinstance(part, Publish)
+    def _publish(self, session: Session, message: Message, part: Publish) -> Message:
+        weights = self._server_state.weights
         taken = weights.publish(session.number, session.hello.client, part, message.data)
         if taken is WeightsReceipt.NEWEST:
             self._waits.news(part.name)
@@ -310,10 +321,7 @@ class ControlHandler:
             Published(newest=taken is not WeightsReceipt.STALE, version=version, run=run)
         )
 
-    def _latest(self, session: Session, message: Message) -> Message | None:
-        wanted = message.body
-        assert isinstance(wanted, Latest)
-
+    def _latest(self, session: Session, message: Message, wanted: Latest) -> Message | None:
         def answer(over: bool) -> Message | None:
             found = self._server_state.weights.answer(
                 wanted, self._server_state.limits.message_bytes
@@ -331,7 +339,7 @@ class ControlHandler:
 
     # -- what it is --------------------------------------------------------------------------------
 
-    def _tell_status(self, session: Session, message: Message) -> Message:
+    def _tell_status(self, session: Session, message: Message, body: Status) -> Message:
         return message.reply(StatusReply(self._status()))
 
     # -- later -------------------------------------------------------------------------------------
@@ -340,44 +348,41 @@ class ControlHandler:
         """Yield answers that are due now: to LATEST, OPEN_READER and CLOSE_WRITER."""
         now = self._server_state.clock()
         yield from self._waits.answers(now)
-        for writer, message in self._pending_closes.answers(now):
-            session = self._server_state.sessions.get(writer.session)
-            if session is None:
-                continue
-            if message.type is Type.ACK:
-                session.close_writer(writer.number)
-                writer.insert_queue.leave(writer, closed=True)
-            yield session, message
+        self._closes.news(None)
+        yield from self._closes.answers(now)
 
     def end_table(self, table: TableEntry, reason: str) -> Late:
         """Yield the answers to requests that wait for a closed table."""
-        yield from self._of_writers(
-            self._pending_closes.end(ErrorCode.UNSUPPORTED, reason, table.insert_queue)
-        )
+        yield from self._end_closes(ErrorCode.UNSUPPORTED, reason, table.insert_queue)
 
     def last_answers(self, reason: str, unsaved: str) -> Late:
         """Yield the last answers to all waiting requests; ``unsaved``: why a DRAIN has failed."""
         drained = Error.of(ErrorCode.INTERNAL, unsaved) if unsaved else Done()
         yield from self._waits.end()
-        yield from self._of_writers(self._pending_closes.end(ErrorCode.DRAINING, reason))
+        yield from self._end_closes(ErrorCode.DRAINING, reason)
         for session, message in self.drain_asked:
             yield session, message.reply(drained)
 
-    def _of_writers(self, answers: list[tuple[WriterState, Message]]) -> Late:
-        for writer, message in answers:
-            session = self._server_state.sessions.get(writer.session)
-            if session is not None:
-                yield session, message
+    def _end_closes(
+        self, code: ErrorCode, reason: str, insert_queue: InsertQueue | None = None
+    ) -> Late:
+        """Refuse to close writers: nothing goes into this table (any table) any more."""
+        for writer, one in self._closes:
+            assert isinstance(writer, WriterState)
+            if insert_queue is None or writer.insert_queue is insert_queue:
+                self._closes.drop(writer)
+                error = Error.of(code, reason, writer.producer.applied)
+                yield one.session, one.message.reply(error)
 
     def waiting(self) -> dict[Any, int]:
         """Return how many requests wait for each `TableEntry`, and each name of weights."""
-        return Counter(wait.what for wait in self._waits)
+        return Counter(wait.what for _, wait in self._waits)
 
     def left_s(self) -> float | None:
         """Return the seconds until a waiting request is answered anyway."""
         now = self._server_state.clock()
-        moments = [self._waits.left_s(now), self._pending_closes.left_s(now)]
+        moments = [self._waits.left_s(now), self._closes.left_s(now)]
         return min((one for one in moments if one is not None), default=None)
 
-    def _drain(self, session: Session, message: Message) -> None:
+    def _drain(self, session: Session, message: Message, body: Drain) -> None:
         self.drain_asked.append((session, message))

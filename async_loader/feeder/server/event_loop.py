@@ -15,22 +15,20 @@ from typing import Any
 from async_loader.errors import Closed
 from async_loader.feeder.curve_auth import CurveAuthenticator
 from async_loader.feeder.server.acceptor import Bind
-from async_loader.feeder.server.background_jobs import BackgroundJobs
+from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.control_handler import ControlHandler
 from async_loader.feeder.server.counters import Counters
-from async_loader.feeder.server.deferred import DeferredMessages
+from async_loader.feeder.server.deferred import DeferredMessages, KernelWarmup
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.insert_handler import InsertHandler
-from async_loader.feeder.server.kernel_warmup import KernelWarmup
 from async_loader.feeder.server.periodic_saves import PeriodicSaves
 from async_loader.feeder.server.pull_handler import PullHandler, SharedMemoryAcceptor
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import status_of
-from async_loader.feeder.server.status_requests import StatusRequests
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import VERSION, End, Message, Plane, Type, Welcome
 from async_loader.feeder.zmtp import Null
@@ -40,10 +38,6 @@ from async_loader.shm.malloc import keep_freed
 
 _DEFAULTS = ServiceSettings()
 _log = logging.getLogger("async_loader.feeder")
-_OF_TABLES = (
-    Type.OPEN_WRITER, Type.CLOSE_WRITER, Type.OPEN_READER, Type.CLOSE_READER, Type.DRAIN,
-    Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD,
-)  # fmt: skip
 # Messages of each plane in one round, and their bytes: a heartbeat waits no longer than that.
 _BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}
 _LINKS, _MORE_LINKS = 3, 512  # connections of a session; connections without one
@@ -126,7 +120,8 @@ class Server:
             server_state, self._dispatcher, self._jobs, checkpoints or Folders(None)
         )
         self._saves = PeriodicSaves() if saves is None else saves
-        self._saves.begin(server_state.tables, self._jobs, self._ring)
+        self._loop_calls = LoopCalls(self._ring)
+        self._saves.begin(server_state.tables, self._jobs, self._loop_calls)
         self._control_handler = ControlHandler(
             server_state, self._calls, self._welcome, self.status, settings.heartbeat_s
         )
@@ -137,9 +132,9 @@ class Server:
         )
         self._resting = DeferredMessages(server_state, self._dispatcher)
         self._bell = EventFd()
-        self._status_requests = StatusRequests(self._ring)
         self._sockets.watch(self._bell.fileno())
-        self._callers: set[int] = set()  # connections of learners that offer memory
+        if self._memory_acceptor is not None:
+            self._sockets.watch(self._memory_acceptor.listener.fileno())
         self._stops = 0
         self._more = False  # the next round need not wait
         self._ending: Deadline | None = None
@@ -167,8 +162,9 @@ class Server:
         with contextlib.suppress(OSError):  # closed already
             self._bell.ring()
 
-    def run(self, ready: Callable[[], None] | None = None) -> None:
-        """Serve until `stop`, a DRAIN, SIGTERM or SIGINT; then `close`.
+    def run(self, ready: Callable[[], None] | None = None) -> int:
+        """Serve until `stop`, a DRAIN, SIGTERM or SIGINT; then `close`. Return the exit code, which
+        is 1 if a table could not be saved at the end.
 
         ``ready`` is called when signals stop the server in order: before, SIGTERM ends the process
         at once.
@@ -184,30 +180,16 @@ class Server:
                     self._round()
         finally:
             self.close()
+        return 1 if self.unsaved else 0
 
     # -- the loop ----------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        left = self._left_s()
-        if self._memory_acceptor is not None:
-            self._hear_callers(self._memory_acceptor)
-        for what in self._sockets.wait(left):
+        for what in self._sockets.wait(self._left_s()):
             if what == self._bell.fileno():
                 self._bell.clear()
-            elif self._memory_acceptor is not None and what in self._callers:
-                # It may be closed now, and the next caller get its number: it is watched anew.
-                self._sockets.unwatch(what)
-                self._callers.discard(what)
-                self._memory_acceptor.handle(what)
-
-    def _hear_callers(self, memory_acceptor: SharedMemoryAcceptor) -> None:
-        callers = set(memory_acceptor.filenos())
-        if callers != self._callers:
-            for gone in self._callers - callers:
-                self._sockets.unwatch(gone)
-            for new in callers - self._callers:
-                self._sockets.watch(new)
-            self._callers = callers
+            elif self._memory_acceptor is not None:
+                self._memory_acceptor.listener.handle()
 
     def _left_s(self) -> float | None:
         """Return the seconds until something is due, whether messages come or not."""
@@ -232,15 +214,16 @@ class Server:
         return min((one for one in moments if one is not None), default=None)
 
     def _round(self) -> None:
-        begun = self._kernel_warmup is None or self._begin(self._kernel_warmup)
-        heard_all = self._dispatcher.receive(
-            Plane.CONTROL, *_BUDGET[Plane.CONTROL], self._answer if begun else self._answer_early
-        )  # fmt: skip
+        if not self._resting.begun and self._kernel_warmup is not None and self._kernel_warmup.over:
+            self._resting.begun = True
+            self._sockets.open()
+            self._resting.let_go()
+        heard_all = self._dispatcher.receive(Plane.CONTROL, *_BUDGET[Plane.CONTROL], self._answer)
         self._more = False
         self._jobs.finish()
         self._saves.step()
-        self._status_requests.answer(self.status)
-        if begun:
+        self._loop_calls.make()
+        if self._resting.begun:
             self._serve_tables()
         for session, answer in self._control_handler.late_answers():
             self._dispatcher.answer(session, Plane.CONTROL, answer)
@@ -269,23 +252,6 @@ class Server:
         self._insert_handler.tell()
         self._pull_handler.complain()
 
-    def _begin(self, kernel_warmup: KernelWarmup) -> bool:
-        """Return whether tables can be used; then handle the messages that waited for it."""
-        if not kernel_warmup.over:
-            return False
-        self._kernel_warmup = None
-        self._sockets.open()
-        for session, message in kernel_warmup.kept():
-            self._dispatcher.late(Plane.CONTROL, session, message, self._answer)
-        return True
-
-    def _answer_early(self, session: Session, message: Message) -> None:
-        if message.type not in _OF_TABLES:
-            self._answer(session, message)
-        else:
-            assert self._kernel_warmup is not None
-            self._kernel_warmup.keep(session, message)
-
     def _pulled(self, session: Session, message: Message) -> None:
         if not (
             self._jobs.busy and self._resting.keeps(Plane.PULL, session, message, self._pulled)
@@ -293,7 +259,8 @@ class Server:
             self._pull_handler.handle(session, message)
 
     def _answer(self, session: Session, message: Message) -> None:
-        if self._jobs.busy and self._resting.keeps(Plane.CONTROL, session, message, self._answer):
+        waits = self._jobs.busy or not self._resting.begun
+        if waits and self._resting.keeps(Plane.CONTROL, session, message, self._answer):
             return
         if message.type is not Type.PING:
             reply = self._control_handler.answer(session, message)
@@ -359,16 +326,16 @@ class Server:
         if self._closed:
             return
         self._closed = True
-        self._status_requests.close()
         if self._kernel_warmup is not None and not self._ends_process:
             self._kernel_warmup.close(self._settings.drain_s)
         self.unsaved = self._saves.end_job(self._jobs, self._settings.drain_s)
+        self._loop_calls.close()
         try:
             self._send_ends("the server was shut down")
         finally:
             self._sockets.close()
             if self._memory_acceptor is not None:
-                self._memory_acceptor.close()
+                self._memory_acceptor.listener.close()
             self._bell.close()
             for session in self._server_state.sessions:
                 for reader in session.readers.values():
@@ -427,8 +394,8 @@ class Server:
         )
 
     def ask_status(self, timeout_s: float) -> dict[str, Any]:
-        """Return the status, made by the loop. Other threads only: see `StatusRequests.ask`."""
-        return self._status_requests.ask(timeout_s)
+        """Return the status, made by the loop. Other threads only: see `LoopCalls.ask`."""
+        return self._loop_calls.ask(self.status, timeout_s)
 
     def status(self) -> dict[str, Any]:
         """Return the answer to STATUS."""

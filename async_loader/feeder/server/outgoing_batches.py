@@ -72,13 +72,6 @@ class OutgoingBatch:
         self.again = True
         self.columns = [*self._own[:-1], np.ones(self.rows, np.bool_)]
 
-    def stay(self) -> None:
-        """Copy the rows out of the slot, which is about to be reused."""
-        if self.columns is None:
-            assert self.batch_slot is not None
-            self.columns = [array[: self.rows].copy() for array in self.batch_slot.arrays]
-        self.batch_slot = None
-
     @property
     def _own(self) -> Sequence[Column]:
         assert self.columns is not None

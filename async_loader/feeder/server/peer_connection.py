@@ -52,8 +52,6 @@ class PeerConnection:
         Whether a message waits until there is room for it among those to be sent.
     epoll : select.epoll | None
         What its socket is registered with.
-    heard : float
-        When bytes came last.
     listed : bool
         Whether it is in a queue of `MessageQueues`.
     paused : bool
@@ -80,7 +78,6 @@ class PeerConnection:
         "deaf",
         "ended",
         "epoll",
-        "heard",
         "known",
         "listed",
         "mask",
@@ -94,7 +91,7 @@ class PeerConnection:
 
     def __init__(self, sock: socket.socket, plane: Any, connection: Connection, now: float) -> None:
         self.sock, self.plane, self.connection = sock, plane, connection
-        self.since = self.heard = now
+        self.since = now
         self.known = self.listed = self.paused = self.deaf = self.ended = self.awaited = False
         self.refusals = self.mask = self.turn = 0
         self.epoll: select.epoll | None = None
@@ -174,13 +171,6 @@ class PeerConnection:
     def resume(self, scratch: bytearray) -> None:
         """Parse received bytes that were not parsed yet. Raises ProtocolError."""
         self.connection.resume(scratch, self.turn_frames)
-
-    def readable(self) -> bool:
-        """Return whether bytes wait in the kernel."""
-        try:
-            return bool(self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except OSError:
-            return False
 
     def discard(self, scratch: bytearray) -> bool:
         """Read and drop bytes; return whether the peer has closed."""

@@ -11,17 +11,15 @@ See NOTE [slow work] in background_jobs.py and NOTE [positions of a save] in pro
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from async_loader.errors import Broken, Malformed
 from async_loader.feeder.server import producer_positions
-from async_loader.feeder.server.background_jobs import BackgroundJobs
+from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
 from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.producer_positions import Position, Positions
 from async_loader.feeder.server.row_counts import RowCount
@@ -36,7 +34,6 @@ LAST_S = 300.0
 """How long the last saves may take, before a feeder ends without them."""
 _LOOP_S = 60.0
 _TURN_S = 0.02
-_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +184,13 @@ class PeriodicSaves:
         self._clock = clock
         self._entries: Mapping[str, TableEntry] = {}
         self._jobs: BackgroundJobs | None = None
-        self._ring: Callable[[], None] = lambda: None
+        self._loop_calls: LoopCalls | None = None
         self._due = {
             name: clock() + one.every_s
             for name, one in self.tables.items()
             if one.every_s is not None
         }
         self._last: Deadline | None = None
-        self._asked: deque[Callable[[], None]] = deque()
 
     @classmethod
     def of(
@@ -218,10 +214,10 @@ class PeriodicSaves:
         return cls(made)
 
     def begin(
-        self, entries: Mapping[str, TableEntry], jobs: BackgroundJobs, ring: Callable[[], None]
+        self, entries: Mapping[str, TableEntry], jobs: BackgroundJobs, loop_calls: LoopCalls
     ) -> None:
-        """Take what the loop has. ``ring`` wakes it, from any thread."""
-        self._entries, self._jobs, self._ring = entries, jobs, ring
+        """Take what the loop has."""
+        self._entries, self._jobs, self._loop_calls = entries, jobs, loop_calls
         for name, one in self.tables.items():
             if one.restored.positions:
                 entries[name].insert_queue.restore(one.restored.positions)
@@ -244,18 +240,14 @@ class PeriodicSaves:
         return max(0.0, min(self._due.values()) - self._clock()) if self._due else None
 
     def step(self) -> None:
-        """Answer a save that asks for positions; begin those that are due. Never waits."""
-        self._answer()
+        """Begin the saves that are due. Never waits."""
         now = self._clock()
         for name, due in self._due.items():
             if now >= due and self._last is None:
-                self._due[name] = now + (self.tables[name].every_s or 0.0)
-                if not self._save(self.tables[name]):
-                    self._due[name] = now + _AGAIN_S
-
-    def _answer(self) -> None:
-        while self._asked:
-            self._asked.popleft()()
+                one = self.tables[name]
+                self._due[name] = now + (one.every_s or 0.0)
+                if not self._entries[name].rests:
+                    self._save(one)
 
     def end_job(self, jobs: BackgroundJobs, timeout_s: float) -> str:
         """Wait for the job that is at work: a save asks the loop, which is here, for positions.
@@ -263,8 +255,9 @@ class PeriodicSaves:
         Return which tables are not saved as they are now, and why; empty: all are.
         """
         deadline = Deadline(timeout_s)
+        assert self._loop_calls is not None
         while not jobs.close(min(_TURN_S, deadline.left_or_inf())) and not deadline.expired:
-            self._answer()
+            self._loop_calls.make()
         jobs.finish()
         late = "its last save was not over in time"
         return "; ".join(
@@ -278,28 +271,18 @@ class PeriodicSaves:
         if self._last is None:
             self._last = Deadline(LAST_S if self._due else 0.0, self._clock)
             for name in self._due:
-                one = self.tables[name]
-                one.failed, self._entries[name].rests = None, True
-                if not one.saving:
-                    self._save(one)
-        over = True
-        for name in self._due:  # a periodic one was under way, or there was no place
-            one = self.tables[name]
-            closed = self._entries[name].table.closed
-            if not closed and not one.saving and one.failed is None and one.changed():
-                over &= self._save(one)
-            over &= not one.saving
-        return over or self._last.expired
+                self.tables[name].failed, self._entries[name].rests = None, True
+        for name in self._due:  # again after a periodic one that was under way
+            if self.tables[name].failed is None:
+                self._save(self.tables[name])
+        return self._last.expired or not any(self.tables[name].saving for name in self._due)
 
-    def _save(self, one: TableSaves) -> bool:
-        """Begin a save, if the table has changed; return whether it could be done."""
+    def _save(self, one: TableSaves) -> None:
+        """Begin a save, if the table has changed and none is under way."""
         entry = self._entries[one.name]
-        if one.saving or (entry.rests and self._last is None) or entry.table.closed:
-            return False
-        counts = one.counts()
-        if not one.changed():
-            return True
-        positions = Positions(entry.insert_queue.positions())
+        if one.saving or entry.table.closed or not one.changed():
+            return
+        counts, positions = one.counts(), Positions(entry.insert_queue.positions())
         entry.insert_queue.notes = positions
 
         def done(result: Any) -> None:
@@ -307,30 +290,14 @@ class PeriodicSaves:
             one.saved(result, counts, self._clock())
 
         assert self._jobs is not None
-        try:
-            self._jobs.add(lambda: one.save(lambda rows: self._positions(positions, rows)), done)
-        except Malformed as error:
-            entry.insert_queue.notes = None
-            if self._last is None:  # at the end there is a place later
-                one.failed = str(error)
-            return False
         one.saving = True
-        return True
+        work = partial(one.save, partial(self._positions, positions))
+        self._jobs.add(work, done, bounded=False)
 
     def _positions(self, positions: Positions, rows: int) -> list[Position]:
         """Read the notes in the loop, and wait for it. On the background thread."""
-        found: list[list[Position]] = []
-        over = threading.Event()
-
-        def answer() -> None:
-            found.append(positions.at(rows))
-            over.set()
-
-        self._asked.append(answer)
-        self._ring()
-        if not over.wait(_LOOP_S):
-            raise Broken(f"the server's loop did not answer within {_LOOP_S:g} s")
-        return found[0]
+        assert self._loop_calls is not None
+        return self._loop_calls.ask(lambda: positions.at(rows), _LOOP_S)
 
     def status(self) -> dict[str, Any]:
         """Return the status of each table by name."""

@@ -45,8 +45,6 @@ from async_loader.shm.segment import Segment
 
 _BATCHES = 64  # of one table in one round
 _BYTES = 16 << 20
-_TOLD_BYTES = 1 << 20
-"""Filled slots of this size are sent without waiting for the rest of the round."""
 
 
 class PullHandler:
@@ -63,11 +61,7 @@ class PullHandler:
         self, server_state: ServerState, dispatcher: Dispatcher, calls: CallHandler
     ) -> None:
         self._server_state, self._dispatcher, self._calls = server_state, dispatcher, calls
-        self._bytes = self._slot_bytes = 0
-        self._untold: dict[
-            ReaderState, list[OutgoingBatch]
-        ] = {}  # batches that are ready to be sent
-        self._full: ReaderState | None = None  # its batches fill a message
+        self._bytes = 0
 
     def handle(self, session: Session, message: Message) -> None:
         """Handle a message of a session. Raises Malformed if it cannot be done."""
@@ -77,7 +71,7 @@ class PullHandler:
                 one.scheduler.want(one, session.heard)
             return
         if isinstance(body, OfTable):
-            answer = self._calls.answer(session, message)
+            answer = self._calls.answer(session, message, body)
             if answer is not None:
                 self._dispatcher.answer(session, Plane.PULL, answer)
             return
@@ -115,7 +109,6 @@ class PullHandler:
         try:
             return self._flow(table)
         finally:
-            self._tell_all()
             table.insert_queue.blocked_time.note(
                 table.insert_queue.blocked, self._server_state.clock()
             )
@@ -133,67 +126,41 @@ class PullHandler:
                 return False
             went = self._serve(table, now)
             sent += went
-            if self._full is not None:
-                self._tell(self._full)
-            elif self._slot_bytes >= _TOLD_BYTES:
-                self._tell_all()
             if sent >= _BATCHES or self._bytes >= _BYTES:
                 return True
             if not went and not came:
                 return False
 
     def _serve(self, table: TableEntry, now: float) -> int:
-        """Send a batch to a reader or a call; return how many.
+        """Send batches to a reader, or one to a call; return how many.
 
         See NOTE [whose turn] in batch_scheduler.py.
         """
         scheduler, calls = table.scheduler, self._calls.samples
         first = calls.oldest(table)
         if first is None:
-            return scheduler.serve(self._deliver, now, 1)
+            return scheduler.serve(self._send, now)
         since = scheduler.oldest
         if not table.table.uses_up or since is None:
-            return calls.serve(table) + scheduler.serve(self._deliver, now, 1)
+            return calls.serve(table) + scheduler.serve(self._send, now)
         if first <= since:
             return calls.serve(table)
-        return scheduler.serve(self._deliver, now, 1) + calls.serve(table, may_draw=False)
+        return scheduler.serve(self._send, now) + calls.serve(table, may_draw=False)
 
-    def _deliver(self, reader: ReaderState, outgoing_batch: OutgoingBatch) -> bool:
-        if self._server_state.sessions.get(reader.session) is None:
-            return False
-        self._bytes += reader.form.nbytes
-        ready = self._untold.setdefault(reader, [])
-        ready.append(outgoing_batch)
-        if reader.send_buffer is None:
-            self._slot_bytes += reader.form.nbytes
-        elif len(ready) == reader.send_buffer.most:
-            self._full = reader
-        return True
-
-    def _tell_all(self) -> None:
-        for reader in list(self._untold):
-            self._tell(reader)
-
-    def _tell(self, reader: ReaderState) -> None:
-        """Send the batches that are ready for a reader.
-
-        The scheduler keeps those that cannot be sent.
-        """
-        self._full = None
-        outgoing_batches = self._untold.pop(reader)
+    def _send(self, reader: ReaderState, outgoing_batches: Sequence[OutgoingBatch]) -> int:
         session = self._server_state.sessions.get(reader.session)
-        sent = 0
+        if session is None:
+            return 0
+        self._bytes += len(outgoing_batches) * reader.form.nbytes
         if reader.send_buffer is None:
-            self._slot_bytes -= len(outgoing_batches) * reader.form.nbytes
-            sent = 0 if session is None else self._tell_slots(session, reader, outgoing_batches)
-        elif session is not None:
+            sent = self._send_slots(session, reader, outgoing_batches)
+        else:
             sent = self._send_from(reader.send_buffer, session, reader, outgoing_batches)
         for one in outgoing_batches[:sent]:
             one.batch_slot = None  # a leased batch has columns of its own
-        if sent < len(outgoing_batches):
-            reader.scheduler.unsent(reader, outgoing_batches[sent:])
+        return sent
 
-    def _tell_slots(
+    def _send_slots(
         self, session: Session, reader: ReaderState, outgoing_batches: Sequence[OutgoingBatch]
     ) -> int:
         places = [
@@ -206,10 +173,8 @@ class PullHandler:
             for one in outgoing_batches
             if one.batch_slot is not None
         ]
-        first, schema = reader.sent - len(outgoing_batches), reader.form.schema_id
-        told = self._dispatcher.tell(
-            session, Plane.PULL, reader.number, first, SlotBatches(places), schema
-        )
+        body, schema = SlotBatches(places), reader.form.schema_id
+        told = self._dispatcher.tell(session, Plane.PULL, reader.number, reader.sent, body, schema)
         return len(outgoing_batches) if told else 0
 
     def _send_from(
@@ -219,7 +184,7 @@ class PullHandler:
         reader: ReaderState,
         outgoing_batches: Sequence[OutgoingBatch],
     ) -> int:
-        sent, first = 0, reader.sent - len(outgoing_batches)
+        sent, first = 0, reader.sent
         for some in _alike(outgoing_batches, reader.batch_size):
             batch_slots = [one.batch_slot for one in some if one.batch_slot is not None]
             body = Batch(sum(one.rows for one in some), send_buffer.frames(batch_slots))
@@ -261,7 +226,7 @@ class PullHandler:
 
 
 class SharedMemoryAcceptor:
-    """Takes clients' offers of memory. Poll `filenos`, and call `handle` with readable ones.
+    """Takes clients' offers of memory. Poll `listener`, and call its `handle`.
 
     Parameters
     ----------
@@ -282,17 +247,12 @@ class SharedMemoryAcceptor:
         self._sessions, self._weights = sessions, weights
         weights.shared = True
         try:
-            self._listener = Listener(path, self._take, self._give)
+            self.listener = Listener(path, self._take, self._give)
         except OSError as error:
             raise ConfigError(
                 f"{path} (shared memory) cannot be bound: {error.strerror}: name another address"
             ) from None
         self.path = path
-        self.filenos, self.handle, self.close = (
-            self._listener.filenos,
-            self._listener.handle,
-            self._listener.close,
-        )
 
     def _give(self, wanted: WeightsRequest) -> int:
         if self._sessions.get(wanted.session) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,6 +18,9 @@ from async_loader.feeder.wire import BatchForm
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.replay.table.sampler_session import SamplerSession
 from async_loader.schema import Schema
+
+_TOLD_BYTES = 1 << 20
+"""Filled slots of this size are told of in one message."""
 
 
 class Scheduler(Protocol):
@@ -36,8 +39,6 @@ class Scheduler(Protocol):
 
     def give_back(self, reader: ReaderState, numbers: Sequence[int]) -> None: ...
 
-    def unsent(self, reader: ReaderState, outgoing_batches: Sequence[OutgoingBatch]) -> None: ...
-
 
 @dataclass(slots=True, eq=False)
 class ReaderState:
@@ -50,8 +51,6 @@ class ReaderState:
         Batches, counted from the opening.
     hungry_since : float | None
         Since when it has had credit and got no batch; ``None``: it is not in the ready queue.
-    kept : deque of OutgoingBatch
-        Batches that could not be sent: the next ones, after the reader's next message.
     leases : dict
         Batches that were not given back, by number.
     opening : int
@@ -85,7 +84,6 @@ class ReaderState:
     granted: int = 0
     sent: int = 0
     hungry_since: float | None = None
-    kept: deque[OutgoingBatch] = field(default_factory=deque)
     leases: OrderedDict[int, OutgoingBatch] = field(default_factory=OrderedDict)
     batch_ring: SharedBatchRing | None = None
     asks: tuple[Any, ...] | None = None
@@ -97,6 +95,13 @@ class ReaderState:
     def batch_size(self) -> int:
         """Rows of a batch."""
         return self.form.batch_size
+
+    @property
+    def together(self) -> int:
+        """Batches of one message."""
+        if self.send_buffer is not None:
+            return self.send_buffer.most
+        return max(1, _TOLD_BYTES // self.form.nbytes)
 
     @property
     def schema(self) -> Schema:
@@ -116,9 +121,7 @@ class ReaderState:
     @property
     def has_credit(self) -> bool:
         """Whether it may be sent a batch."""
-        return self.sent < self.granted and (
-            self.send_buffer is not None or bool(self.kept) or self.has_slot
-        )
+        return self.sent < self.granted and (self.send_buffer is not None or self.has_slot)
 
     @property
     def has_slot(self) -> bool:
@@ -149,7 +152,6 @@ class ReaderState:
     def let_go(self) -> None:
         """Unmap the memory of a closed reader."""
         batch_ring, self.batch_ring = self.batch_ring, None
-        self.kept.clear()  # their slots may be in it
         if batch_ring is not None:
             batch_ring.close()
 

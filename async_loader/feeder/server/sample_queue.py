@@ -95,9 +95,8 @@ class SampleQueue:
             table.calls_waiting = functools.partial(self.waiting, table)
             table.scheduler.calls_wait = functools.partial(self.wanted, table)
 
-    def add(self, session: Session, message: Message, table: TableEntry) -> None:
-        body, now = message.body, self._server_state.clock()
-        assert isinstance(body, Sample)
+    def add(self, session: Session, message: Message, table: TableEntry, body: Sample) -> None:
+        now = self._server_state.clock()
         reader = session.readers.get(message.number)
         if reader is not None and reader.batch_ring is not None and body.slots:
             reader.take_back(body.slots)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,52 +27,8 @@ A message costs both sides as much as some dozens of small batches.
 """
 
 
-class SendBuffer(Protocol):
-    """Where the next batches go.
-
-    Attributes
-    ----------
-    most : int
-        Batches that one message holds.
-    """
-
-    most: int
-
-    def take(self) -> BatchSlot:
-        """Return an empty slot. There is one while fewer than ``most`` wait to be sent."""
-
-    def put_back(self, batch_slot: BatchSlot) -> None:
-        """Give back the slot that was taken last, unused."""
-
-    def frames(self, batch_slots: Sequence[BatchSlot]) -> list[Any]:
-        """Return the frames of slots that were taken one after the other."""
-
-    def sent(self, first: int, batch_slots: Sequence[BatchSlot]) -> None:
-        """Note that these slots were sent, as batch ``first`` and the following."""
-
-    def clear(self) -> None:
-        """Give back all slots that were taken and not sent."""
-
-    def received(self, count: int) -> None:
-        """Refill batches before ``count``: the reader has them."""
-
-
-def send_buffer_for(form: BatchForm, together: int, ahead: int, message_bytes: int) -> SendBuffer:
-    """Return a buffer for ``together`` batches in a message, ``ahead`` of them on their way."""
-    lent = form.nbytes >= LENT_FROM
-    most = max(
-        1,
-        min(
-            together,
-            ahead,
-            min(LENT_TOGETHER if lent else COPIED_TOGETHER, message_bytes) // form.nbytes,
-        ),
-    )
-    return ZeroCopySendBuffer(form, most, ahead) if lent else CopiedSendBuffer(form, most)
-
-
 class CopiedSendBuffer:
-    """A block for ``most`` batches."""
+    """A block for ``most`` batches of one message."""
 
     def __init__(self, form: BatchForm, most: int) -> None:
         self.most, self._nbytes, self._taken = most, form.nbytes, 0
@@ -85,24 +41,28 @@ class CopiedSendBuffer:
         ]
 
     def take(self) -> BatchSlot:
+        """Return an empty slot. There is one while fewer than ``most`` wait to be sent."""
         self._taken += 1
         return self._batch_slots[self._taken - 1]
 
     def put_back(self, batch_slot: BatchSlot) -> None:
+        """Give back the slot that was taken last, unused."""
         self._taken -= 1
 
     def frames(self, batch_slots: Sequence[BatchSlot]) -> list[Any]:
+        """Return the frames of slots that were taken one after the other."""
         first, last = batch_slots[0].slot, batch_slots[-1].slot
         return [self._block[first * self._nbytes : (last + 1) * self._nbytes].tobytes()]
 
     def sent(self, first: int, batch_slots: Sequence[BatchSlot]) -> None:
-        pass
+        """Note that these slots were sent, as batch ``first`` and the following."""
 
     def clear(self) -> None:
+        """Give back all slots that were taken and not sent."""
         self._taken = 0
 
     def received(self, count: int) -> None:
-        pass
+        """Refill batches before ``count``: the reader has them."""
 
 
 class ZeroCopySendBuffer:
@@ -150,3 +110,21 @@ class ZeroCopySendBuffer:
     def received(self, count: int) -> None:
         while self._lent and self._lent[0][0] < count:
             self._free.append(self._lent.popleft()[1])
+
+
+SendBuffer = CopiedSendBuffer | ZeroCopySendBuffer
+"""Where the next batches go."""
+
+
+def send_buffer_for(form: BatchForm, together: int, ahead: int, message_bytes: int) -> SendBuffer:
+    """Return a buffer for ``together`` batches in a message, ``ahead`` of them on their way."""
+    lent = form.nbytes >= LENT_FROM
+    most = max(
+        1,
+        min(
+            together,
+            ahead,
+            min(LENT_TOGETHER if lent else COPIED_TOGETHER, message_bytes) // form.nbytes,
+        ),
+    )
+    return ZeroCopySendBuffer(form, most, ahead) if lent else CopiedSendBuffer(form, most)

@@ -113,11 +113,6 @@ class ServerSockets:
         """Let `wait` end when this is readable, too."""
         self._all.register(fd, select.EPOLLIN)
 
-    def unwatch(self, fd: int) -> None:
-        """Watch it no more. It may be closed already."""
-        with contextlib.suppress(OSError, ValueError):
-            self._all.unregister(fd)
-
     def open(self) -> None:
         """Take messages of all planes from now on; before, those of control only."""
         self._queues.held.clear()
@@ -242,7 +237,6 @@ class ServerSockets:
         except ProtocolError as error:
             self._violated(link, error)
             return
-        link.heard = now
         self._came(link)
         if not alive:
             self._drop(link)
@@ -254,8 +248,6 @@ class ServerSockets:
             self._ends.unready.pop(link, None)
         if connection.outgoing and not link.ended:
             self._answer(link)
-        if connection.ttl_s is not None and not link.ended:
-            self._ends.note_mortal(link, link.heard + connection.ttl_s)
         if not link.listed and (connection.messages or connection.cut_short):
             self._queues.add(link)
         if not link.known:

@@ -11,6 +11,7 @@ from async_loader.feeder.server.policy_lag import lags
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 
+_OF_STATS = ("size", "capacity", "full", "inserted", "sampled", "deleted", "nbytes")
 _SESSIONS, _WAITING, _NAMES = 128, 8, 32  # more are counted only
 
 
@@ -65,16 +66,10 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         else []
     )
     return {
-        "size": stats.size,
-        "capacity": stats.capacity,
-        "full": stats.full,
-        "inserted": stats.inserted,
-        "sampled": stats.sampled,
-        "deleted": stats.deleted,
+        **{name: getattr(stats, name) for name in _OF_STATS},
         "inserted_total": inserted_total,
         "sampled_total": sampled_total,
         "deleted_total": deleted_total,
-        "nbytes": stats.nbytes,
         "inserts_per_s": rates[0],
         "samples_per_s": rates[1],
         "inserts_per_s_mean": means[0],

@@ -36,18 +36,15 @@ class TableViews:
             text = f"a server sums up {MOST_STEPS} at most: no step is drawn before they followed"
             raise ConfigError(f"n_steps={n}: {text}")
         view = view_from(said)
-        if view in self._used:
-            return view
-        self._check_count(len(self._used), MOST_VIEWS, "views")
-        if isinstance(view, Sequences):
-            there = sum(isinstance(one, Sequences) for one in self._used)
-            self._check_count(there, MOST_OF_SEQUENCES, "views of sequences")
-        return view
-
-    def _check_count(self, there: int, most: int, what: str) -> None:
-        if there >= most:
-            text = f"readers of table {self._table!r} use {most} {what}, which is the limit"
+        sequences = [one for one in self._used if isinstance(one, Sequences)]
+        if view not in self._used and (
+            len(self._used) >= MOST_VIEWS
+            or (isinstance(view, Sequences) and len(sequences) >= MOST_OF_SEQUENCES)
+        ):
+            text = f"readers of table {self._table!r} use {len(self._used)} views, of which"
+            text = f"{text} {len(sequences)} of sequences, which is the limit"
             raise Malformed(text, ErrorCode.LIMIT)
+        return view
 
     def use(self, view: TableView | None) -> None:
         """Count a view, which the table keeps."""

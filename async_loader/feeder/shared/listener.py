@@ -1,8 +1,5 @@
 """The server's unix socket for offers of memory, and for weights in memory of its own. Never
-waits: a loop polls its descriptors.
-
-While there is no descriptor in reserve, the socket is not polled; opening one is tried each time
-that the loop asks what to poll. See NOTE [out of descriptors] in reserve_descriptor.py.
+waits: a loop polls its descriptor. See NOTE [out of descriptors] in reserve_descriptor.py.
 """
 
 from __future__ import annotations
@@ -10,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import socket
 from collections.abc import Callable
 
@@ -55,24 +53,22 @@ class Listener:
             self._socket.close()
             raise
         self._reserve = ReserveDescriptor()
+        self._reserve.refill()
+        self._epoll = select.epoll()
+        self._epoll.register(self._socket.fileno(), select.EPOLLIN)
 
-    def filenos(self) -> list[int]:
+    def fileno(self) -> int:
         """Return what to poll for reading."""
-        return (
-            [self._socket.fileno(), *self._callers]
-            if self._reserve.refill()
-            else list(self._callers)
-        )
+        return self._epoll.fileno()
 
-    def handle(self, fd: int) -> None:
-        """Handle a readable descriptor."""
-        if fd == self._socket.fileno():
-            self._accept()
-            return
-        caller = self._callers.pop(fd, None)
-        if caller is not None:
-            with caller:
-                self._hear(caller)
+    def handle(self) -> None:
+        """Hear callers. Called when it is readable."""
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._socket.fileno():
+                self._accept()
+            elif fd in self._callers:
+                with self._callers.pop(fd) as caller:
+                    self._hear(caller)
 
     def _accept(self) -> None:
         try:
@@ -87,6 +83,7 @@ class Listener:
             if len(self._callers) >= _MOST_CALLERS:  # the one that has been silent longest
                 self._callers.pop(next(iter(self._callers))).close()
             self._callers[caller.fileno()] = caller
+            self._epoll.register(caller.fileno(), select.EPOLLIN)
 
     def _hear(self, caller: socket.socket) -> None:
         fds: list[int] = []
@@ -128,6 +125,7 @@ class Listener:
             caller.close()
         self._callers.clear()
         self._socket.close()
+        self._epoll.close()
         self._reserve.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)

@@ -25,8 +25,6 @@ NAME_CHARACTERS = 256
 FRAMES = FIELDS + 1
 DEPTH = 32
 """Nesting of dicts, lists and tuples in a schema."""
-NESTING = 2 * DEPTH + 12
-"""Nesting of msgpack containers: a schema takes two for each of its own."""
 DIMENSIONS = 16
 
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS)]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import msgspec
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire import bounds, calls, control, scan
+from async_loader.feeder.wire import bounds, calls, control
 from async_loader.feeder.wire.codes import ErrorCode, Type
 from async_loader.feeder.wire.control import Control
 
@@ -19,11 +17,8 @@ KINDS = [
 ]
 DECODERS = {kind.TYPE: msgspec.msgpack.Decoder(kind) for kind in KINDS}
 _encoder = msgspec.msgpack.Encoder()
-_OFTEN = (Type.SAMPLE, Type.SAMPLED)
-"""Kinds whose bodies repeat: decoding one costs more than the call itself."""
-_SHORT = 512
-"""Bytes of a body that is cached, at most."""
-_REMEMBERED = 256
+FAILURES = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+"""What msgspec raises, whatever the bytes are."""
 
 
 def pack(body: Control) -> bytes:
@@ -33,12 +28,6 @@ def pack(body: Control) -> bytes:
     ------
     Malformed
     """
-    if body.TYPE in _OFTEN and getattr(body, "schema", None) is None:
-        return _packed_often(body)
-    return _packed(body)
-
-
-def _packed(body: Control) -> bytes:
     try:
         data = _encoder.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -56,26 +45,14 @@ def unpack(kind: Type, frame: memoryview, most: int = bounds.CONTROL_BYTES) -> C
         Names the wrong field.
     """
     _bounded(kind, frame.nbytes, most)
-    data = frame.tobytes()
-    if kind in _OFTEN and len(data) <= _SHORT:
-        return _read_often(kind, data)
-    return _read(kind, data)
-
-
-def _read(kind: Type, data: bytes) -> Control:
-    scan.check(data)
-    return _decode(kind, data)
-
-
-_packed_often = functools.lru_cache(_REMEMBERED)(_packed)
-_read_often = functools.lru_cache(_REMEMBERED)(_read)
+    return _decode(kind, frame.tobytes())
 
 
 def _decode(kind: Type, data: bytes) -> Control:
     _bounded(kind, len(data), bounds.CONTROL_BYTES)
     try:
         body: Control = DECODERS[kind].decode(data)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+    except FAILURES as error:
         raise Malformed(f"{kind.name}: {error}") from None
     return body
 

@@ -102,8 +102,23 @@ def spec_of(schema: Schema) -> SchemaSpec:
 
     Raises SchemaError for other containers, keys other than text, and sizes.
     """
-    fields = tuple(_field_spec(field) for field in schema.fields)
-    return SchemaSpec(_nest(schema.structure, 1), fields)
+    fields = tuple(
+        FieldSpec(
+            one.name,
+            codes.dtype_code(one.dtype),
+            one.shape,
+            one.stack,
+            one.next,
+            1 if one.padding == "zero" else 0,
+        )
+        for one in schema.fields
+    )
+    spec = SchemaSpec(_nest(schema.structure), fields)
+    try:
+        msgspec.convert(msgspec.to_builtins(spec), SchemaSpec)
+    except msgspec.ValidationError as error:
+        raise SchemaError(f"the schema ({str(schema)[:80]}) cannot travel: {error}") from None
+    return spec
 
 
 def schema_of(spec: SchemaSpec) -> Schema:
@@ -163,42 +178,16 @@ def check_id(said: int, ours: int) -> None:
         raise Malformed(text, ErrorCode.SCHEMA, ours)
 
 
-def _field_spec(field: Field) -> FieldSpec:
-    if not 1 <= len(field.name) <= 256 or len(field.next or "") > 256 or field.next == "":
-        raise SchemaError(
-            f"field {field.name[:80]!r} or its next has a name of other than 1 to 256 characters: "
-            "rename it"
-        )
-    if len(field.shape) > bounds.DIMENSIONS:
-        raise SchemaError(
-            f"field {field.name!r} has {len(field.shape)} dimensions, {bounds.DIMENSIONS} may "
-            "travel: join some"
-        )
-    if any(n >= 2**31 for n in field.shape) or field.stack > 2**20:
-        raise SchemaError(
-            f"field {field.name!r} has shape {field.shape} and stack {field.stack}: no dimension "
-            "reaches 2**31"
-        )
-    padding: Literal[0, 1] = 1 if field.padding == "zero" else 0
-    return FieldSpec(
-        field.name, codes.dtype_code(field.dtype), field.shape, field.stack, field.next, padding
-    )
-
-
-def _nest(structure: tree.Structure, depth: int) -> Nest | None:
+def _nest(structure: tree.Structure) -> Nest | None:
     if structure is None:
         return None
     if structure.kind not in _KINDS:
         raise SchemaError(
             f"{structure.kind.__name__} cannot travel: nest steps with dicts, lists and tuples"
         )
-    if depth > bounds.DEPTH:
-        raise SchemaError(f"the schema is nested more than {bounds.DEPTH} deep: flatten it")
     keys: tuple[Any, ...] = structure.keys if structure.kind is dict else ()
-    if not all(isinstance(key, str) and len(key) <= 256 for key in keys):
-        raise SchemaError(f"keys {keys!r} cannot travel: a key is text of at most 256 characters")
     kind: Any = _KINDS.index(structure.kind)
-    return Nest(kind, keys, tuple(_nest(child, depth + 1) for child in structure.children))
+    return Nest(kind, keys, tuple(map(_nest, structure.children)))
 
 
 def _structure(nest: Nest | None) -> tree.Structure:

@@ -49,8 +49,6 @@ class Connection:
         Memory of `messages`; the code that takes a message subtracts it.
     outgoing : list of bytes
         What the protocol sends, in order; the code that sends it clears the list.
-    ttl_s : float | None
-        How long the peer may be silent, from its last PING; ``None``: for ever.
 
     Examples
     --------
@@ -71,7 +69,6 @@ class Connection:
         self.messages: deque[tuple[list[Buffer], int]] = deque()
         self.held_bytes = 0
         self.outgoing: list[bytes] = [greeting(mechanism.name)]
-        self.ttl_s: float | None = None
         self._greeted = False
         self._pending: Buffer = b""  # what was received and not cut yet
         self._large: memoryview | None = None  # a frame that is under way, in its own buffer
@@ -241,8 +238,6 @@ class Connection:
         if name == b"PING":
             if len(body) < 7:
                 raise ProtocolError("a PING has no time to live")
-            ttl = int.from_bytes(body[5:7], "big")
-            self.ttl_s = ttl / 10 if ttl else None
             pong = b"\4PONG" + bytes(body[7 : 7 + _MOST_CONTEXT])
             self.outgoing.append(b"".join(self._mechanism.seal(pong, len(pong), COMMAND)))
         elif name == b"ERROR":

@@ -165,7 +165,6 @@ class OutputBuffers:
         _refuse_overlaps([target for buffer in self._buffers for target in _leaves(buffer)])
         # what made the tensors may still be at work on this stream
         self._streams = [writer.current()] * len(self._buffers)
-        self._turn = 0
         self._covered: tuple[BatchLayout, bool] | None = None
         self._write_each: Callable[[Pairs], None] | None = getattr(writer, "write_each", None)
 
@@ -226,14 +225,6 @@ class OutputBuffers:
             known = self._covered = (layout, covered)
         return known[1]
 
-    def follow_last(self) -> None:
-        """Let this thread's current stream wait for the copies of the batch that was filled last,
-        if they were made on another one.
-        """
-        stream, former = self._writer.current(), self._streams[self._turn]
-        if stream != former:
-            self._writer.follow(former)
-
     def fill(self, batch: Any, number: int) -> dict[Any, Any]:
         """Copy a batch into the buffer whose turn it is. May be repeated with the same number.
 
@@ -254,7 +245,7 @@ class OutputBuffers:
         SchemaError
             The batch does not fit. Nothing was written then.
         """
-        turn = self._turn = number % len(self._buffers)
+        turn = number % len(self._buffers)
         pairs: list[tuple[Target, Any]] = []
         made: dict[Any, Any] = self._match(batch, self._buffers[turn], pairs)
         writer = self._writer

@@ -5,11 +5,12 @@ Holds the slot ring and replaces it when a batch outgrows it; writes nothing.
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError
-from async_loader.held_locks import held_lock, unheld
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.limits import human
@@ -44,7 +45,7 @@ class SlotAllocator:
         self._slot_bytes = None if slot_bytes is None else whole_pages(slot_bytes)
         self._always_slots = always_slots
         self._ring: SlotRing | None = None
-        self._lock = held_lock()
+        self._lock = threading.Lock()
         self._known: tuple[Schema, int, BatchLayout] | None = None
 
     @property
@@ -79,7 +80,7 @@ class SlotAllocator:
         OutOfMemory, ConfigError
             When slots of that size cannot be had.
         """
-        with unheld(self._lock):
+        with self._lock:
             ring = self._fitting(nbytes)
             lease = ring.lease()
         return None if lease is None else BatchBuffer(ring, *lease)
@@ -91,7 +92,7 @@ class SlotAllocator:
 
     def reserve(self, nbytes: int) -> None:
         """Make sure that slots hold ``nbytes``."""
-        with unheld(self._lock):
+        with self._lock:
             self._fitting(nbytes)
 
     def _fitting(self, nbytes: int) -> SlotRing:
@@ -109,7 +110,7 @@ class SlotAllocator:
 
     def release(self) -> None:
         """Let go of the ring: its pages are given back with the last batch that lies in it."""
-        with unheld(self._lock):
+        with self._lock:
             self._ring = None
 
     def retire_leased(self) -> None:

@@ -92,9 +92,3 @@ class StagingBackend(DirectBackend, Protocol):
         """As `upload` and `arrays`, on this thread's current stream; ``root`` may change as soon as
         this returns. At most `STAGED_BYTES`.
         """
-
-    def current(self) -> Any:
-        """This thread's current stream."""
-
-    def follow(self, stream: Any) -> None:
-        """Let this thread's current stream wait for all that ``stream`` was given so far."""

@@ -1,4 +1,4 @@
-"""CUDA: streams and events of torch.cuda, and page-locked slots.
+"""CUDA: streams and events of torch.cuda, and page-locked slots. And which backend a device has.
 
 torch is imported inside functions only.
 
@@ -11,12 +11,13 @@ copies from a slot holds its lease until the copy's event is done.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from async_loader.batch_layout import Region
-from async_loader.pipeline.device.backend import Bytes
+from async_loader.errors import ConfigError
+from async_loader.pipeline.device.backend import Bytes, DeviceBackend
 from async_loader.pipeline.device.torch_backend import TorchBackend
 
 if TYPE_CHECKING:
@@ -157,3 +158,52 @@ def pieces(nbytes: int, unit: int, largest: int = _LARGEST_REGISTRATION) -> list
     """
     size = max(1, largest // max(unit, 1)) * max(unit, 1)
     return [(start, min(size, nbytes - start)) for start in range(0, nbytes, size)]
+
+
+BY_NAME: dict[object, Callable[[], DeviceBackend]] = {}
+"""Makers of other devices than torch's, for tests."""
+
+
+def backend_for(device: Any) -> DeviceBackend:
+    """The backend of a device.
+
+    Parameters
+    ----------
+    device : str | torch.device | DeviceBackend
+        An accelerator that torch has ("cuda", "cuda:1", "xpu"), or a backend of your own.
+
+    Raises
+    ------
+    ConfigError
+        When torch does not know the device, or this machine does not have it.
+    """
+    if isinstance(device, DeviceBackend):
+        return device
+    if device in BY_NAME:
+        return BY_NAME[device]()
+    found = _find(device)
+    return CudaBackend(found) if found.type == "cuda" else TorchBackend(found)
+
+
+def _find(device: str | torch.device) -> torch.device:
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device {device!r} is nothing that torch knows: use 'cpu', 'cuda', 'cuda:0' ..."
+        ) from error
+    present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if present is None or present.type != wanted.type:
+        has = "no accelerator" if present is None else repr(present.type)
+        raise ConfigError(
+            f"device {str(wanted)!r} is not available, torch has {has} here: use device='cpu'"
+        )
+    count = torch.accelerator.device_count()
+    if wanted.index is not None and wanted.index >= count:
+        raise ConfigError(
+            f"device {str(wanted)!r} is not available, there are {count}: use an index below "
+            f"{count}"
+        )
+    return wanted

@@ -19,14 +19,15 @@ wait until slots are free: where they are short, a batch lies in memory that is 
 slots of these copies are given back when the next batch is copied, by whichever thread.
 A batch of `STAGED_BYTES` at most that lies in no slot is copied on the consumer's current stream,
 whose kernels follow the copy anyway, and its memory is read before the call returns: nothing is in
-flight, and there is no event. Only a consumer that was interrupted before it handed a batch out can
-hand it out on another stream: `receive_late`.
+flight, and there is no event.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,6 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Closed
-from async_loader.held_locks import held_lock, unheld
-from async_loader.interrupts import SignalsDeferred
 from async_loader.pipeline.batch import Batch, DeviceCopy, Failure
 from async_loader.pipeline.batches.collate import is_ignored
 from async_loader.pipeline.device.backend import (
@@ -44,9 +43,8 @@ from async_loader.pipeline.device.backend import (
     DirectBackend,
     StagingBackend,
 )
-from async_loader.pipeline.device.cuda_queue import CudaQueue
-from async_loader.pipeline.device.pinned_memory import PinnedMemory
 from async_loader.pipeline.device.transfer_thread import InFlight, StreamerInput, TransferThread
+from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.shm.batch_buffer import STAGED_BYTES, BatchBuffer
 from async_loader.shm.slot_ring import SlotRing
 
@@ -54,6 +52,44 @@ MAX_IN_FLIGHT = 2
 """Copies under way: one that runs and one behind it keep the copy engine busy; more would only hold
 slots.
 """
+
+
+@dataclass(slots=True)
+class _PinnedRange:
+    backend: DeviceBackend
+    users: int = 1
+
+
+class PinnedMemory:
+    """Page-locks memory for the first streamer that asks, and gives it back with the last: one that
+    has ended must not take the pages from under the copies of another. Any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[int, _PinnedRange] = {}
+
+    def register(self, backend: DeviceBackend, memory: Bytes, unit: int) -> bool:
+        """As `DeviceBackend.register`."""
+        with self._lock:
+            held = self._held.get(memory.ctypes.data)
+            if held is not None:
+                held.users += 1
+                return True
+            pinned = backend.register(memory, unit)
+            if pinned:
+                self._held[memory.ctypes.data] = _PinnedRange(backend)
+            return pinned
+
+    def unregister(self, memory: Bytes) -> None:
+        """The counterpart of a `register` that returned True."""
+        with self._lock:
+            held = self._held[memory.ctypes.data]
+            held.users -= 1
+            if held.users:
+                return
+            del self._held[memory.ctypes.data]
+            held.backend.unregister(memory)
 
 
 class Streamer(TransferThread):
@@ -75,7 +111,7 @@ class Streamer(TransferThread):
     def __init__(
         self,
         train_queue: StreamerInput,
-        output: CudaQueue,
+        output: TrainQueue,
         backend: DeviceBackend,
         max_in_flight: int = MAX_IN_FLIGHT,
         pages: PinnedMemory | None = None,
@@ -94,8 +130,8 @@ class Streamer(TransferThread):
         self._direct = backend if isinstance(backend, DirectBackend) else None
         self._staging = backend if isinstance(backend, StagingBackend) else None
         self._by_consumer: deque[InFlight] = deque()
-        self._turn = held_lock(while_waiting=True)  # of the consumer's copies, and of the end
-        self._meeting = held_lock(while_waiting=True)
+        self._turn = threading.Lock()  # of the consumer's copies, and of the end
+        self._meeting = threading.Lock()
         self._over = False
 
     @property
@@ -110,12 +146,12 @@ class Streamer(TransferThread):
     def _send(self, batch: Batch) -> Batch | Failure:
         self._free_done(self._in_flight)
         if self._by_consumer:
-            with unheld(self._turn):
+            with self._turn:
                 self._free_done(self._by_consumer)
         while len(self._in_flight) >= self._max_in_flight:
             self._free_oldest()
         error = self._start(batch, self._in_flight)
-        return batch if error is None else Failure(error, seq=batch.seq, lease=batch.lease)
+        return batch if error is None else Failure(error, lease=batch.lease)
 
     def _start(self, batch: Batch, in_flight: deque[InFlight]) -> Exception | None:
         """Enqueue the copy of a batch, which lets go of its host memory; return what failed."""
@@ -207,7 +243,7 @@ class Streamer(TransferThread):
         """Page-lock a ring that is new, and release the pages of an old one after its last use."""
         if id(ring) in self._rings:
             return
-        with unheld(self._meeting):
+        with self._meeting:
             self._meet(ring)
 
     def _meet(self, ring: SlotRing) -> None:
@@ -228,7 +264,7 @@ class Streamer(TransferThread):
 
         When the first fails the device is lost and may still read the slots: they stay held.
         """
-        with unheld(self._turn):
+        with self._turn:
             self._over = True
         self._synchronize()
         self._unregister()
@@ -264,16 +300,6 @@ class Streamer(TransferThread):
             self._await(copy)
             self._protect(copy)
 
-    def receive_late(self, copy: DeviceCopy | None) -> None:
-        if copy is None:
-            return
-        self._follow(copy)
-        staging = self._staging
-        staged = staging is not None and copy.event is None and copy.blocks
-        if staging is not None and staged and staging.current() != copy.stream:
-            staging.follow(copy.stream)
-            self._protect(copy)
-
     def send_here(self, batch: Batch) -> Batch | Failure:
         """As `_send`, of what the consumer has drawn: see NOTE [copies by the consumer].
 
@@ -284,13 +310,13 @@ class Streamer(TransferThread):
         """
         error = None if self._stage(batch) else self._start_here(batch)
         self.meter.batches += 1
-        return batch if error is None else Failure(error, seq=batch.seq, lease=batch.lease)
+        return batch if error is None else Failure(error, lease=batch.lease)
 
     def _start_here(self, batch: Batch) -> Exception | None:
         """As `_start`, in the consumer's thread."""
         backend = self._direct
         assert backend is not None
-        with SignalsDeferred(), unheld(self._turn):
+        with self._turn:
             self._check()
             try:
                 self._free_done(self._by_consumer)
@@ -309,8 +335,8 @@ class Streamer(TransferThread):
     def _stage(self, batch: Batch) -> bool:
         """Copy a batch on the consumer's stream; return whether that could be done.
 
-        Nothing is in flight then: a batch that a signal cuts off is copied again. One for tensors
-        of the caller's stays where it is until it is copied into them.
+        Nothing is in flight then. One for tensors of the caller's stays where it is until it is
+        copied into them.
         """
         staging, layout, buffer = self._staging, batch.layout, batch.buffer
         if (
@@ -332,7 +358,7 @@ class Streamer(TransferThread):
             batch.value = self._value(layout, buffer, values)
         except Exception:  # the other way finds out whether it is of this batch alone
             return False
-        batch.device = DeviceCopy((block,), None, staging.current())
+        batch.device = DeviceCopy((block,), None)
         batch.detach()
         return True
 

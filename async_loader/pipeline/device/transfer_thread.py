@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from async_loader.errors import Broken, Closed, Timeout
 from async_loader.lifecycle import Deadline, join
-from async_loader.pipeline.batch import Batch, DeviceCopy, Failure, Wakeup
-from async_loader.pipeline.device.cuda_queue import CudaQueue
+from async_loader.pipeline.batch import Batch, Failure
+from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
 from async_loader.stats import Meter
 
@@ -19,7 +20,7 @@ class StreamerInput(Protocol):
     """The streamer's end of the train queue."""
 
     def get(self, deadline: Deadline) -> Any:
-        """An outcome, a Wakeup or END; raises Timeout and Closed."""
+        """An outcome or END; raises Timeout, Closed and Broken."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,22 +41,20 @@ class TransferThread:
     ----------
     train_queue : StreamerInput
         Closing it ends the thread.
-    output : CudaQueue
+    output : TrainQueue
 
     Attributes
     ----------
-    output : CudaQueue
+    output : TrainQueue
     meter : Meter
     opened : bool
         The thread has begun: the consumer may `send_here`.
-    tells : bool
-        Wake the consumer when ``opened`` becomes true.
     """
 
-    def __init__(self, train_queue: StreamerInput, output: CudaQueue) -> None:
+    def __init__(self, train_queue: StreamerInput, output: TrainQueue) -> None:
         self.meter = Meter()
         self.output = output
-        self.opened = self.tells = False
+        self.opened = False
         self._train_queue = train_queue
         self._in_flight: deque[InFlight] = deque()
         self._thread = threading.Thread(target=self.run, name="async-loader-streamer", daemon=True)
@@ -74,8 +73,7 @@ class TransferThread:
         try:
             self.open()
             self.opened = True
-            if self.tells:
-                self.output.put_urgent(Wakeup())
+            self.output.wake()
             while self.step():
                 pass
         except Closed:
@@ -97,15 +95,16 @@ class TransferThread:
     def step(self) -> bool:
         """Pass one item on; whether there may be another."""
         item = self._take()
+        if item is END:
+            self.output.end()
+            return False
         if isinstance(item, Batch):
-            sent = self._send(item)
+            seq, item = item.seq, self._send(item)
             self.meter.batches += 1  # before the batch can be taken, and the count be read
-            self.output.put(sent)
-        elif isinstance(item, Wakeup) or (isinstance(item, Failure) and item.urgent):
-            self.output.put_urgent(item)
-        else:
-            self.output.put(item)
-        return item is not END
+            item.seq = seq
+        if item is not None:
+            self.output.put(item.seq, item)
+        return True
 
     def _take(self) -> Any:
         """The next item.
@@ -146,7 +145,27 @@ class TransferThread:
         """The value of a batch, in the consumer's thread. Does not wait."""
         return batch.value
 
-    def receive_late(self, copy: DeviceCopy | None) -> None:
-        """Before a batch is handed out by another call than the one that found it, which was
-        interrupted: the current stream may be another one by now.
-        """
+
+class PinningThread(TransferThread):
+    """The value of a batch is what a function makes of it, such as its copy in page-locked
+    memory: for loaders that pin memory for no device.
+    """
+
+    def __init__(
+        self,
+        train_queue: StreamerInput,
+        output: TrainQueue,
+        hand_out: Callable[[Batch], Any],
+        function: Callable[[Any], Any],
+    ) -> None:
+        super().__init__(train_queue, output)
+        self._hand_out = hand_out
+        self._function = function
+
+    def _send(self, batch: Batch) -> Batch | Failure:
+        try:
+            batch.value = self._function(self._hand_out(batch))
+        except Exception as error:  # of this batch alone, as far as can be known
+            return Failure(error, lease=batch.lease)
+        batch.detach()
+        return batch

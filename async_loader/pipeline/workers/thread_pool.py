@@ -69,12 +69,10 @@ class ThreadPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, chunks: Sequence[Chunk], noted: Callable[[], object]) -> None:
+    def submit(self, chunks: Sequence[Chunk]) -> None:
         """See `WorkerPool.submit`."""
-        # In this order: entering a Condition takes more than one step, and threads hold it briefly.
-        with SignalsDeferred(), self._changed:
+        with SignalsDeferred(), self._changed:  # a Condition is entered in more than one step
             self.jobs.put(chunks)
-            noted()
             if chunks[0].worker is None:
                 self._changed.notify(len(chunks))
             else:

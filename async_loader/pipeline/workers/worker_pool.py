@@ -21,7 +21,6 @@ from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 from async_loader.errors import AsyncLoaderError, Broken, CannotSend, WorkerDied
-from async_loader.held_locks import held_lock, unheld
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, join, readable
 from async_loader.names import describe
@@ -48,10 +47,6 @@ One that ends by itself will do so again: that is enough.
 """
 
 log = logging.getLogger("async_loader")
-
-
-def nothing() -> None:
-    """What `WorkerPool.submit` calls where nothing has to be noted."""
 
 
 class Assembler(Protocol):
@@ -96,7 +91,7 @@ class WorkerPool:
         self._config = config
         self._on_broken = on_broken
         self._stillbirths = 0
-        self._lock = held_lock()
+        self._lock = threading.Lock()
         self._poll = select.poll()
         self._by_fd: dict[int, tuple[Callable[[WorkerHandle], None], WorkerHandle]] = {}
         self.handles: list[WorkerHandle] = []
@@ -107,35 +102,20 @@ class WorkerPool:
 
     def spawn_workers(self) -> None:
         """Start the processes, from the calling thread."""
-        try:
-            with SignalsDeferred():
-                self._parent_fd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
-            for number in range(self.size):
-                self._spawn_worker(number)
-        except BaseException:
-            self._shut_down_without_thread()
-            raise
-
-    def _shut_down_without_thread(self) -> None:
-        """End the workers where the thread that does so was never started. Safe to repeat."""
         with SignalsDeferred():
-            self._end.set()
-            self._shut_down(0.0)
+            self._parent_fd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
+        for number in range(self.size):
+            self._spawn_worker(number)
 
     def start(self) -> None:
         """Start the thread."""
         self._poll.register(self._end.fileno(), select.POLLIN)
         self._thread.start()
 
-    def submit(self, chunks: Sequence[Chunk], noted: Callable[[], object] = nothing) -> None:
-        """Send the chunks of one job to the workers that are free first; see NOTE [who sends].
-
-        ``noted`` is called when they are on their way. To a thread that a signal interrupts both
-        happen, or neither.
-        """
-        with unheld(self._lock), SignalsDeferred():
+    def submit(self, chunks: Sequence[Chunk]) -> None:
+        """Send the chunks of one job to the workers that are free first; see NOTE [who sends]."""
+        with SignalsDeferred(), self._lock:  # whether a worker has a chunk must be known
             self.jobs.put(chunks)
-            noted()
             self._dispatch()
 
     def join(self, timeout_s: float | None) -> bool:
@@ -143,8 +123,9 @@ class WorkerPool:
 
         Workers are killed when half of the time is over.
         """
-        if self._thread.ident is None:
-            self._shut_down_without_thread()
+        if self._thread.ident is None:  # the start failed
+            self._end.set()
+            self._shut_down(0.0)
             return True
         deadline = Deadline(timeout_s)
         if not join(self._thread, None if timeout_s is None else timeout_s / 2):
@@ -205,7 +186,7 @@ class WorkerPool:
         self.meter.wait()
         fds = [fd for fd, _ in self._poll.poll(self._patience_ms())]
         self.meter.work()
-        with unheld(self._lock):
+        with self._lock:
             for fd in fds:
                 entry = self._by_fd.get(fd)
                 if entry is not None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from client_rig import OBS, PATIENCE_S, FakeFeeder
+from fake_device import FakeBackend
 from test_client_shared import LARGE, SMALL, patience, queue, rows, serving
 
 from async_loader import AsyncDataLoader
@@ -24,7 +25,6 @@ from async_loader.feeder import connect, wire
 from async_loader.feeder.client.reader_state import ReaderPhase
 from async_loader.feeder.wire import Type
 from async_loader.source import END, Leasing
-from async_loader.testing.fake_device import FakeBackend
 
 BATCH = 4
 

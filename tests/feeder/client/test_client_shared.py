@@ -15,6 +15,7 @@ import sys
 import numpy as np
 import pytest
 from client_rig import FakeFeeder
+from fake_device import FakeBackend
 from msgspec.structs import replace
 from thread_rig import Feeder
 
@@ -29,7 +30,6 @@ from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized
 from async_loader.source import END
-from async_loader.testing.fake_device import FakeBackend
 from tests.waiting_rig import until
 
 SMALL = {"x": np.int64, "obs": ((3,), np.float32)}

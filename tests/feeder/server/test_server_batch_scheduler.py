@@ -11,11 +11,9 @@ from async_loader.feeder.wire import (
     REDELIVERED,
     SENT_BEFORE,
     Batch,
-    Clear,
     End,
     Error,
     ErrorCode,
-    Message,
     Ping,
     Plane,
     Priorities,
@@ -514,8 +512,7 @@ def test_rates_begin_anew_when_a_table_is_cleared():
         peer.insert(0, range(500))
         for _ in range(4):
             rig.pass_time(1.0)
-        clear = Message(Clear(table="t"), 0, 1, 0)
-        rig.server._calls._clear(None, clear, rig.server_state.tables["t"])
+        rig.server_state.tables["t"].clear()
         peer.insert(1, range(20))
         rig.pass_time(1.0)
         found = peer.status()["tables"]["t"]

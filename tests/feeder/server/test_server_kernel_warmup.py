@@ -12,7 +12,7 @@ import zmq
 from server_rig import SCHEMA, Peer
 
 from async_loader import ReplayBuffer
-from async_loader.feeder.server import Server, kernel_warmup
+from async_loader.feeder.server import Server, deferred
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import (
     Ack,
@@ -36,9 +36,9 @@ from async_loader.feeder.wire.codes import dtype_code
 def kernels(monkeypatch):
     """Loaded when this is set."""
     loaded = threading.Event()
-    monkeypatch.setattr(kernel_warmup, "is_warm", lambda: False)
-    monkeypatch.setattr(kernel_warmup, "is_kept", lambda: True)
-    monkeypatch.setattr(kernel_warmup, "warm", lambda: loaded.wait(30))
+    monkeypatch.setattr(deferred, "is_warm", lambda: False)
+    monkeypatch.setattr(deferred, "is_kept", lambda: True)
+    monkeypatch.setattr(deferred, "warm", lambda: loaded.wait(30))
     yield loaded
     loaded.set()
 
@@ -130,9 +130,9 @@ def test_a_constructor_that_is_interrupted_while_it_compiles_leaves_nothing_open
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kernel_warmup, "is_warm", lambda: False)
-    monkeypatch.setattr(kernel_warmup, "is_kept", lambda: False)
-    monkeypatch.setattr(kernel_warmup, "warm", interrupted)
+    monkeypatch.setattr(deferred, "is_warm", lambda: False)
+    monkeypatch.setattr(deferred, "is_kept", lambda: False)
+    monkeypatch.setattr(deferred, "warm", interrupted)
     endpoints = {plane: f"ipc://{tmp_path}/{plane.value}" for plane in Plane}
     with pytest.raises(KeyboardInterrupt):
         Server({"t": ReplayBuffer(100, SCHEMA)}, endpoints, memory=str(tmp_path / "memory"))
@@ -143,9 +143,9 @@ def test_kernels_that_cannot_be_loaded_end_it(monkeypatch):
     def broken() -> None:
         raise OSError("no compiler")
 
-    monkeypatch.setattr(kernel_warmup, "is_warm", lambda: False)
-    monkeypatch.setattr(kernel_warmup, "is_kept", lambda: True)
-    monkeypatch.setattr(kernel_warmup, "warm", broken)
+    monkeypatch.setattr(deferred, "is_warm", lambda: False)
+    monkeypatch.setattr(deferred, "is_kept", lambda: True)
+    monkeypatch.setattr(deferred, "warm", broken)
     server = Server({"t": ReplayBuffer(100, SCHEMA)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"))
     with pytest.raises(OSError, match="no compiler"):
         server.run()

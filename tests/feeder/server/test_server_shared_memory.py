@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import socket
 from dataclasses import replace
 
 import numpy as np
@@ -67,8 +66,8 @@ class Learner:
             Offering(memory_acceptor.path, offer or self.offer, self.segment.fileno())
         ) as offering:
             while not offering.taken():
-                for fd in select.select(memory_acceptor.filenos(), [], [], 20)[0]:
-                    memory_acceptor.handle(fd)
+                if select.select([memory_acceptor.listener], [], [], 20)[0]:
+                    memory_acceptor.listener.handle()
 
     def pull(self, granted, returned=()):
         self.peer.send(Plane.PULL, Pull(granted, 0, np.array(returned, np.uint32)), self.number)
@@ -277,32 +276,6 @@ def test_a_learner_that_cannot_be_told_loses_no_batch(tmp_path, monkeypatch):
         found = [(sequence, values) for sequence, _, values in learner.batches()]
         assert found == [(0, [0, 1, 2, 3]), (1, [4, 5, 6, 7]), (2, [8, 9, 10, 11])]
         assert rig.tables["t"].stats().sampled == 12
-
-
-def test_a_caller_that_gets_the_number_of_one_just_answered_is_heard():
-    with contextlib.ExitStack() as stack:
-        (first, served), (second, next_served) = (socket.socketpair() for _ in range(2))
-        for one in (first, served, second, next_served):
-            stack.enter_context(one)
-        heard = []
-
-        class Callers:
-            def filenos(self):
-                return [served.fileno()]
-
-            def handle(self, number):
-                heard.append(os.read(number, 64))
-                if len(heard) == 1:  # this connection ends, and the next one has its number
-                    os.dup2(next_served.fileno(), number)
-
-        rig = stack.enter_context(Rig())
-        rig.server._memory_acceptor = Callers()
-        stack.callback(setattr, rig.server, "_memory_acceptor", None)
-        for caller, said in ((first, b"first"), (second, b"second")):
-            caller.send(said)
-            rig.server._more = True  # for nothing: what is there is handled
-            rig.server._wait()
-        assert heard == [b"first", b"second"]
 
 
 def test_the_socket_for_memory_is_this_users_and_goes_with_the_server(tmp_path):

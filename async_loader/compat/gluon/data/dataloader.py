@@ -35,7 +35,6 @@ from async_loader.dataset.epoch import can_pin
 from async_loader.errors import ConfigError, Timeout
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.engine import Engine
-from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.pipeline.workers.work import Kind
 from async_loader.public_names import set_public_names
 
@@ -240,20 +239,11 @@ class BatchIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            self._batches.hold()
+            return self._finish(next(self._batches))
         except Timeout as late:
             raise LoaderTimeout(
                 f"{late}: raise timeout, or give the loader more workers or less prefetch"
             ) from None
-        try:
-            batch = self._finish(self._batches.held)  # repeated if a signal interrupts it
-        except Exception:
-            self._batches.release()
-            raise
-        try:
-            return batch
-        finally:
-            self._batches.held = NOTHING
 
     def next(self) -> Any:
         """Same as ``next(iterator)``."""

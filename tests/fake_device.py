@@ -3,7 +3,7 @@
 Operations run as late as the device's rules allow.
 
 Use it in place of a loader's device: ``AsyncDataLoader(source, 64, device=FakeBackend())``, or
-``device="fake"``. Its arrays are read with ``.cpu()`` or `FakeBackend.launch`, which go through the
+``device="fake"`` in tests. Its arrays are read with ``.cpu()`` or `FakeBackend.launch`, which go through the
 consumer's current stream as kernels on a real device do. The model is strict about these rules:
 
 * A copy runs when its stream is advanced, by a test or by a waiting thread, and reads page-locked
@@ -33,20 +33,10 @@ import numpy.typing as npt
 
 from async_loader import tensors
 from async_loader.batch_layout import Region
-from async_loader.public_names import set_public_names
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "FakeArray",
-    "FakeBackend",
-    "FakeBlock",
-    "FakeEvent",
-    "FakeResult",
-    "FakeStream",
-]
-set_public_names(globals())
 
 POISON = 0xDB
 

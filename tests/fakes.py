@@ -10,15 +10,7 @@ import numpy.typing as npt
 
 from async_loader.errors import Unsupported
 from async_loader.lifecycle import EventFd, Patience
-from async_loader.public_names import set_public_names
 from async_loader.source import END, Applied, Plan, Reader, Rows, Seed, Window
-
-__all__ = [
-    "ItemsReader",
-    "ItemsSource",
-    "WaitingSource",
-]
-set_public_names(globals())
 
 
 class ItemsSource:
