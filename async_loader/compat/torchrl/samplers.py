@@ -41,11 +41,11 @@ class SamplerWithoutReplacement(Fifo):
         super().__init__()
         self.drop_last, self.shuffle = drop_last, shuffle
         self.left: Rows = _NO_ROWS
-        self.fresh = True
+        self.fresh, self._restored = True, False
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         super().insert(rows, priority)
-        self.fresh = True
+        self.fresh, self._restored = not self._restored, False
 
     def remove(self, rows: Rows) -> None:
         super().remove(rows)
@@ -80,6 +80,7 @@ class SamplerWithoutReplacement(Fifo):
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self.left, self.fresh = np.array(state["left"], np.int64), bool(state["fresh"])
+        self._restored = not self.fresh  # the items that are there come next
 
     def __repr__(self) -> str:
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle})"

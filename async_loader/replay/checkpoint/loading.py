@@ -19,6 +19,7 @@ from async_loader.replay.checkpoint.snapshot import columns, index_type, row_par
 from async_loader.replay.checkpoint.writing import PreviousSave, Saver
 from async_loader.replay.samplers.random_numbers import seeds_of
 from async_loader.replay.stream_names import pass_over
+from async_loader.replay.table.rebuild import tell_again
 from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.table import Table
@@ -232,7 +233,7 @@ class _Loading:
                     table_state.follow(view, state)
             elif state is not None:
                 known.restore(state)
-                table_state.table.tell_again(known)
+                tell_again(table_state.table, known)
 
     def _check(self, table_state: TableState, same: bool) -> None:
         table, saved = table_state.table, self._table

@@ -16,7 +16,6 @@ models?", MSPC 2012, figure 6), so this also holds where the machine reorders ac
 
 from async_loader.replay.kernels.compressed import retire_steps
 from async_loader.replay.kernels.items import (
-    drop_pending,
     forget,
     lend,
     note_priorities,
@@ -35,7 +34,6 @@ from async_loader.replay.kernels.reading import (
 from async_loader.replay.kernels.writing import end_stream, overwrite, write
 
 __all__ = [
-    "drop_pending",
     "end_stream",
     "find",
     "find_steps",

@@ -19,16 +19,13 @@ from async_loader.replay.base.row_format import (
     LAST,
     LENT,
     LENT_TO,
-    LOOKAHEAD,
     NEXT,
-    PREV,
     ROW_CHANGED,
     ROWS,
     STATE_CHANGED,
     STRIDE,
     TAIL,
     VERSION_ONE,
-    WAITING,
 )
 from async_loader.replay.kernels.machine import (
     before_stores,
@@ -40,27 +37,6 @@ from async_loader.replay.kernels.machine import (
 )
 from async_loader.replay.kernels.row_address import at, there
 from async_loader.replay.kernels.writing import deactivate, end_item, note
-
-
-@kernel(keeps_gil=True)
-def drop_pending(g: Any, steps: int, streams: int, changes: Any) -> None:
-    """Raise LOOKAHEAD to ``steps``.
-
-    Items at the open end of a stream that have fewer successors wait for them.
-
-    They become items again: ``changes[3]`` counts the rows of DIED that do not count as deleted.
-    """
-    g[LOOKAHEAD] = steps
-    for stream in range(streams):
-        name = peek64(g[LAST] + 8 * stream)
-        for _ in range(g[LOOKAHEAD]):
-            if not there(g, name):
-                break
-            if peek8(g[ALIVE] + name % g[ROWS]):
-                deactivate(g, name % g[ROWS], changes)
-                g[WAITING] += 1
-                changes[3] += 1
-            name = load(at(g, name) + PREV)
 
 
 @kernel(inline=True)

@@ -184,11 +184,6 @@ class Prioritized(Binding):
             return Draw(rows, weight)
         return Draw(rows, weight, lambda: -beta * math.log(base if base > 0 else float(mass.min())))
 
-    def draw_more(self, count: int) -> Draw:
-        """See NOTE [shortcuts]."""
-        self._draws -= 1
-        return self.draw(count)
-
     def draw_into(self, reading: Reading) -> bool:
         """See NOTE [shortcuts].
 

@@ -112,11 +112,6 @@ class RankPrioritized(Binding):
         scale = None if self.normalize == "none" else lambda: -beta * math.log(base)
         return Draw(self._heap.order[places], ((base / mass) ** beta).astype(np.float32), scale)
 
-    def draw_more(self, count: int) -> Draw:
-        """See NOTE [shortcuts]."""
-        self._draws -= 1
-        return self.draw(count)
-
     def __repr__(self) -> str:
         settings = (
             f"alpha={self.alpha!r}, beta={self.beta!r}, normalize={self.normalize!r}, "

@@ -61,11 +61,6 @@ class Recency(Binding):
         self._draws += 1
         return Draw(self._arrivals.newest(self._ages(count, half_life)))
 
-    def draw_more(self, count: int) -> Draw:
-        """See NOTE [shortcuts]."""
-        self._draws -= 1
-        return self.draw(count)
-
     def _ages(self, count: int, half_life: float) -> Ids:
         """Draw ages from the geometric distribution, of those that are there.
 

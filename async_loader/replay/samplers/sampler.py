@@ -120,7 +120,7 @@ class Sampler(Protocol):
 
     # NOTE [shortcuts]
     Each call from Python to a kernel costs about as much as the work on some dozens of items. So a
-    sampler may have two more methods, which do in one call what a table otherwise does in several,
+    sampler may have more methods, which do in one call what a table otherwise does in several,
     with the same outcome (see `shortcut`):
 
     ``draw_into(reading: Reading) -> bool``: as `draw`, and the items are read. False: nothing was
@@ -130,8 +130,7 @@ class Sampler(Protocol):
     what `update` does for those that are items; how many steps were there. Called where no other
     sampler wants to know.
 
-    ``draw_more(count) -> Draw``: as `draw`, for the same batch as the draw before: a schedule of
-    draws does not go on.
+    ``reset() -> None``: forgets all items, where a table otherwise removes each of its rows.
 
     # NOTE [fields of steps]
     A sampler may choose by a field of the steps, see ``Items.column``. It has one more method then,

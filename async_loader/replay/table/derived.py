@@ -17,6 +17,7 @@ import numpy as np
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Items, Sampler, Uniform
 from async_loader.replay.table.inner_sampler import InnerSampler
+from async_loader.replay.table.rebuild import complete, tell_again
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.table import Table
 
@@ -88,7 +89,7 @@ def from_rows(table: Table) -> dict[str, Any]:
     ids, flags = heads[:, r.ID // 8] - 1, heads[:, r.FLAGS // 8] % r.VERSION_ONE
     here = (ids >= 0) & (ids >= g[r.CURSOR] - table.window if g[r.ORDERED] else True)
     steps = np.flatnonzero(here & (flags & (r.FINAL | r.DELETED) == 0))
-    alive = table._complete(steps).tolist()
+    alive = complete(table, steps, int(g[r.LOOKAHEAD])).tolist()
     count = len(alive)
     found: dict[str, Any] = {
         "ids": ids.tolist(),
@@ -159,7 +160,7 @@ def _starts(table: Table, sampler: SequenceSampler) -> list[int]:
     again.sampler.bind(again.own_items, np.random.SeedSequence(0))
     for name in ("_seen", "_position"):
         setattr(again, name, getattr(sampler, name).copy())
-    table.tell_again(again)
+    tell_again(table, again)
     return np.flatnonzero(again.own_items.alive).tolist()
 
 

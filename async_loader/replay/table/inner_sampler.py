@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.samplers import Draw, Items, Sampler, shortcut
+from async_loader.replay.samplers import Draw, Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
 
 
@@ -87,11 +87,6 @@ class InnerSampler:
 
     def draw(self, count: int) -> Draw:
         return self.sampler.draw(count)
-
-    def draw_more(self, count: int) -> Draw:
-        """See sampler.py, NOTE [shortcuts]."""
-        drawn: Draw = (shortcut(self.sampler, "draw_more", "draw") or self.sampler.draw)(count)
-        return drawn
 
     def check(self, priority: Priorities) -> None:
         self.sampler.check(priority)

@@ -15,6 +15,7 @@ from async_loader.replay.samplers import Fifo, Items, Sampler, shortcut
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.free_rows import FreeRows
 from async_loader.replay.table.inner_sampler import InnerSampler
+from async_loader.replay.table.rebuild import rebuild, tell_all
 from async_loader.replay.table.step_packer import end_fields
 from async_loader.replay.table.storage import Storage
 from async_loader.replay.views import depth_and_lookahead
@@ -77,14 +78,13 @@ class TableItems:
         self.given: Floats = _NO_FLOATS
         self._passed = NO_ROWS
         self.times = np.zeros(rows if max_times_sampled else 0, np.int64)
-        # See kernels: new items, ended items, an answer, ended items that are not deleted, rows of
-        # PASSED.
+        # See kernels: new items, ended items, two answers, rows of PASSED.
         self._changes = np.zeros(5, np.int64)
         # Draws of tables in which each item counts its draws; kernels count them.
         self._used = np.zeros(1, np.int64)
         # Draws that did not become samples: of items that left before, and of unreadable ones.
         self._lost = np.zeros(1, np.int64)
-        # Whether a change has begun and not ended: see NOTE [interrupted calls].
+        # Whether a change has begun and not ended: see rebuild.py.
         self.unfinished = False
         self._held: dict[int, int] = {}
         self.streams: dict[Hashable, int] = {}  # see streams.py, NOTE [streams]
@@ -161,7 +161,7 @@ class TableItems:
         for one in self._told:
             if isinstance(one, InnerSampler):
                 one.forget()
-        self.rebuild()
+        rebuild(self)
 
     @property
     def window(self) -> int:
@@ -209,7 +209,7 @@ class TableItems:
         self.let_go()
         self.unfinished = True
         self._tell(sampler)
-        self.tell_all(sampler)
+        tell_all(self, sampler)
         self.unfinished = False
 
     def detach(self, sampler: Sampler) -> None:
@@ -231,46 +231,6 @@ class TableItems:
             self.detach(self.leaving[0])
             self.leaving.popleft()
 
-    def tell_all(self, sampler: Sampler) -> None:
-        """Tell a new sampler of all items."""
-        there = self.in_order()
-        priority = self._given(there)
-        sampler.insert(there, priority)
-        if hasattr(sampler, "passed"):
-            sampler.passed(self.passed())
-        if sampler.prioritized:
-            later = np.signbit(self.given[there])  # sequences have these from their first step
-            if later.any():
-                sampler.update(there[later], priority[later])
-
-    def in_order(self) -> Ids:
-        """Return the rows of all items, by their ids."""
-        there = np.flatnonzero(self.items.alive)
-        rows: Ids = there[np.argsort(self.ids[there], kind="stable")]
-        return rows
-
-    def passed(self) -> Ids:
-        """Return the rows of deleted steps whose turn to become items has come, as `settle` tells
-        of them.
-        """
-        flags = self.storage.heads()[:, r.FLAGS // 8]
-        deleted = (self.ids >= 0) & (flags & (r.DELETED | r.FINAL) == r.DELETED)
-        rows = self._complete(np.flatnonzero(deleted))
-        in_order: Ids = rows[np.argsort(self.ids[rows], kind="stable")]
-        return in_order
-
-    def _complete(self, rows: Ids) -> Ids:
-        """Return those of the rows of steps that have all their successors."""
-        heads, ids = self.storage.heads(), self.ids
-        flags, after = heads[:, r.FLAGS // 8], heads[:, r.NEXT // 8]
-        last, ended = rows, np.zeros(len(rows), np.bool_)
-        for _ in range(self.g[r.LOOKAHEAD]):
-            follows = (after[last] >= 0) & (ids[after[last] % len(ids)] == after[last])
-            ended |= (flags[last] & r.ENDS != 0) & (follows | (flags[last] & r.AWAITS == 0))
-            rows, last, ended = (one[follows | ended] for one in (rows, last, ended))
-            last = np.where(ended, last, after[last] % len(ids))
-        return rows
-
     @property
     def sampled(self) -> int:
         """Items drawn since the table was made."""
@@ -289,7 +249,7 @@ class TableItems:
     def __len__(self) -> int:
         return int(self.g[r.COUNT])
 
-    def _given(self, rows: Ids) -> Floats:
+    def given_to(self, rows: Ids) -> Floats:
         if len(self.given):
             return np.abs(self.given[rows])
         return (
@@ -298,14 +258,14 @@ class TableItems:
 
     def settle(self) -> None:
         """Tell the samplers of the items that kernels have made and ended."""
-        born, died, _, waiting, passed = self._changes.tolist()
+        born, died, _, _, passed = self._changes.tolist()
         self.items.count, self.items.top = self.g[r.COUNT : r.TOP + 1].tolist()
         if born:
             rows = self._born[:born]
             if self._most:
                 self.times[rows] = 0
             for one in self._told:
-                one.insert(rows, self._given(rows))
+                one.insert(rows, self.given_to(rows))
         if passed:
             for sampler in self._told_of_passed:
                 sampler.passed(self._passed[:passed])
@@ -316,11 +276,11 @@ class TableItems:
             if self.free is not None:
                 self.free.put(rows)
         lost = 0
-        if died and self._most:  # items that become items again begin with all their draws
-            lost = self._most * (died - waiting) - int(self.times[self._died[:died]].sum())
+        if died and self._most:
+            lost = self._most * died - int(self.times[self._died[:died]].sum())
         self._changes[:] = 0
-        self.inserted += born - waiting
-        self.deleted += died - waiting
+        self.inserted += born
+        self.deleted += died
         self._lost[0] += lost
         self.unfinished = False
 
@@ -340,77 +300,6 @@ class TableItems:
         self.unfinished = True
         (self._k.forget if self._parted else self._k.remove)(self.g, rows, self._changes)
         self.settle()
-
-    # NOTE [interrupted calls]
-    # An exception, as of Ctrl-C, may end a call between any two kernels, but not within one, and
-    # each leaves rows, links and items as they should be. So `unfinished` is set before the first
-    # kernel of a change and taken back when samplers and counts have followed; the next call that
-    # finds it set has both derived anew from the rows. Whether the call had its effect is not said.
-
-    def derive(self, first: int) -> None:
-        """Find out from rows that were put in place which of them hold items: see `rebuild`.
-
-        ``first``: the first step that can be shown whole.
-        """
-        g, items, heads = self.g, self.items, self.storage.heads()
-        ids = self.ids
-        ids[:] = heads[:, r.ID // 8] - 1
-        flags = heads[:, r.FLAGS // 8]
-        used = np.flatnonzero(ids >= 0)
-        steps = used[flags[used] & (r.FINAL | r.DELETED) == 0]
-        if self.free is None:
-            if self.keeps and len(steps):  # what the saved queue had been lent
-                missing = int(g[r.CURSOR] - ids[steps].min()) - self.window
-                self._k.lend(g, max(0, missing), int(g[r.CURSOR]))
-            # those that show a step which the table would not hold any more had it been written to
-            oldest = ids[used].copy()
-            for _ in range(g[r.DEPTH] - 1):
-                at = oldest % len(ids)
-                before = np.where(ids[at] == oldest, heads[at, r.PREV // 8], -1)
-                oldest = np.where(before >= 0, before, oldest)
-            gone = oldest < max(first, int(g[r.CURSOR]) - self.window)
-            flags[used[gone]] |= r.DELETED
-            steps = steps[flags[steps] & r.DELETED == 0]
-        items.alive[:] = 0
-        items.alive[self._complete(steps)] = 1
-        g[r.COUNT] = np.count_nonzero(items.alive)
-        g[r.TOP] = used[-1] + 1 if len(used) else 0
-        g[r.WAITING] = len(steps) - g[r.COUNT]
-
-    def rebuild(self) -> None:
-        """Derive counts, free rows, and what samplers know of items from the rows."""
-        self.unfinished = True
-        self._sort_told()
-        if self._most:
-            self.times[self._born[: self._changes[0]]] = 0
-        self._changes[:] = 0
-        odd = np.flatnonzero(self.storage.heads()[:, r.FLAGS // 8] & r.VERSION_ONE)
-        if len(odd) and not self._parted:  # rows that were being patched
-            self._k.turn_version(self.g, odd, False)
-        if self._most:
-            worn = (self.items.alive != 0) & (self.times >= self._most)
-            self._k.remove(self.g, np.flatnonzero(worn), self._changes)
-            self._changes[:] = 0
-        items = self.items
-        items.count, items.top = self.g[r.COUNT : r.TOP + 1].tolist()
-        self.deleted = self.inserted - items.count
-        if self._most:
-            left = int((self._most - self.times[items.alive != 0]).sum())
-            self._lost[0] = self.inserted * self._most - self.sampled - left
-        if self.free is not None:
-            self.free.rebuild(self.ids, items.alive)
-        for one in self._told:
-            self.tell_again(one)
-        self.unfinished = False
-
-    def tell_again(self, sampler: Sampler) -> None:
-        """Have a sampler forget all items, and tell it of those that there are."""
-        reset = getattr(sampler, "reset", None)
-        if reset is None:
-            sampler.remove(np.arange(self.storage.layout.rows))
-        else:
-            reset()
-        self.tell_all(sampler)
 
     def finish(self) -> None:
         """Rebuild what an interrupted call left half done, and write staged steps."""

@@ -21,8 +21,9 @@ from async_loader.errors import Broken
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import NO_FIELDS
-from async_loader.replay.samplers import Draw, Items, Sampler, one_scale, shortcut
+from async_loader.replay.samplers import Draw, Items, Sampler, one_scale
 from async_loader.replay.table.items import NO_ROWS
+from async_loader.replay.table.rebuild import derive, rebuild
 from async_loader.replay.table.write import TableWriting
 from async_loader.source import Applied
 
@@ -84,7 +85,6 @@ class Table(TableWriting):
         if not self._most:
             return Drawn(self.names(drawn.rows), drawn.weight, drawn.scale)
         ids, weights = [], []
-        more = shortcut(sampler, "draw_more", "draw") or sampler.draw
         counted = self._lost if again else self._used
         while True:
             rows = drawn.rows
@@ -108,7 +108,7 @@ class Table(TableWriting):
                     "The counts of this table are wrong: save it, and load it again, which counts "
                     "anew"
                 )
-            drawn = more(count)
+            drawn = sampler.draw(count)
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
         """Change the priorities of items.
@@ -195,5 +195,5 @@ class Table(TableWriting):
         g = self.g
         g[r.CURSOR], g[r.LOOKAHEAD] = saved["cursor"], max(g[r.LOOKAHEAD], saved["lookahead"])
         self.inserted, self.counted, self.carried, self.cleared = (saved[name] for name in _COUNTS)
-        self.derive(first)
-        self.rebuild()
+        derive(self, first)
+        rebuild(self)

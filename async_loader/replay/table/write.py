@@ -9,6 +9,7 @@ import numpy as np
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
+from async_loader.replay.table import rebuild
 from async_loader.replay.table.compressed_ring import CompressedRing, Packed
 from async_loader.replay.table.free_rows import FreeRows
 from async_loader.replay.table.room import TableRoom
@@ -148,7 +149,7 @@ class TableWriting(TableRoom):
     def finish(self) -> None:
         """Rebuild what an interrupted call left half done, and write staged steps."""
         if self.unfinished:
-            self.rebuild()
+            rebuild.rebuild(self)
         staged = self.staged
         if staged is not None and staged.count:
             cursor = int(self.g[r.CURSOR])
@@ -157,16 +158,6 @@ class TableWriting(TableRoom):
             # those that an interrupted call has written
             self._write(cursor - self._staged_at, *staged.taken())
             staged.count, self._staged_at = 0, -1
-
-    def rebuild(self) -> None:
-        """See `TableItems.rebuild`."""
-        self.unfinished = True
-        if self.ring is not None:
-            cursor = int(self.g[r.CURSOR])
-            self.ring.commit(cursor)
-            oldest = max(0, cursor - self.storage.layout.rows)
-            self._k.retire_steps(self.g, oldest, self.ring.tail, self._changes)
-        super().rebuild()
 
     def patch(self, ids: Ids, columns: dict[int, Array]) -> Applied:
         """Overwrite fields (by position) of the steps that are still there.
@@ -192,22 +183,11 @@ class TableWriting(TableRoom):
         return Applied(len(rows), len(ids) - len(rows))
 
     def would_wait(self, steps: int) -> Ids:
-        """Return the rows of items that would wait for successors after `look_ahead`.
-
-        O(open streams * steps), in Python.
-        """
+        """Return the rows of items that would wait for successors after `look_ahead`. O(rows)."""
         self.finish()
-        heads, rows = self.storage.heads(), self.storage.layout.rows
-        found = []
-        for name in self.last[self.last >= 0].tolist():
-            for _ in range(steps):
-                row = name % rows
-                if name < 0 or self.ids[row] != name:
-                    break
-                if self.items.alive[row]:
-                    found.append(row)
-                name = int(heads[row, r.PREV // 8])
-        return np.array(found, np.int64)
+        alive = np.flatnonzero(self.items.alive)
+        waiting: Ids = np.setdiff1d(alive, rebuild.complete(self, alive, steps))
+        return waiting
 
     def look_ahead(self, steps: int) -> None:
         """Keep ``steps`` successors with each item of an open episode from now on; a view needs
@@ -215,10 +195,4 @@ class TableWriting(TableRoom):
         """
         if steps > self.g[r.LOOKAHEAD]:
             self.finish()
-            self.unfinished = True
-            self._k.drop_pending(self.g, steps, self._numbers, self._changes)
-            self.settle()
-            self.unfinished = True
-            for one in self._told_of_passed:  # sequences that now wait for successors are none
-                self.tell_again(one)
-            self.unfinished = False
+            rebuild.look_ahead(self, steps)
