@@ -3,8 +3,9 @@
 Operations run as late as the device's rules allow.
 
 Use it in place of a loader's device: ``AsyncDataLoader(source, 64, device=FakeBackend())``, or
-``device="fake"`` in tests. Its arrays are read with ``.cpu()`` or `FakeBackend.launch`, which go through the
-consumer's current stream as kernels on a real device do. The model is strict about these rules:
+``device="fake"`` in tests. Its arrays are read with ``.cpu()`` or `FakeBackend.launch`, which go
+through the consumer's current stream as kernels on a real device do. The model is strict about
+these rules:
 
 * A copy runs when its stream is advanced, by a test or by a waiting thread, and reads page-locked
   memory then.

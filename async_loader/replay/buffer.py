@@ -32,7 +32,6 @@ from async_loader.replay.table.episode_ends import how_ended
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.source_sampler import sampler_for
-from async_loader.replay.table.staged_steps import NOT_STAGED
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.table.table_state import TableState
@@ -404,11 +403,6 @@ class ReplayBuffer(Table):
             stream, table_state = 0, self._table_state
             if table_state.linked:
                 table_state.check_default_stream()
-            staged = table_state.staged
-            if staged is not None and priority is None and final_obs is None and timeout_s is None:
-                id_ = staged.add(table_state.table, values, 0, 0)
-                if id_ != NOT_STAGED:
-                    return id_
         return self._in.add(values, stream, 0, priority, timeout_s, final_obs)
 
     @by_name

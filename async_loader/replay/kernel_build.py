@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import Unsupported
-from async_loader.replay.base import place_table
-from async_loader.replay.base.field_table import READING, WRITING
 from async_loader.replay.base.row_format import PLACES
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.hindsight_view import Hindsight
@@ -56,7 +54,6 @@ def build() -> None:
     _use(4, sampler=Prioritized(), view=sequences)
     _use_hindsight()
     _use_compressed()
-    _use_places()
 
 
 def _use(many: int, **settings: Any) -> None:
@@ -111,15 +108,6 @@ def _use_compressed() -> None:
     compressed.put_values(place, 1, none, place, none, none)
     compressed.take_values(place, 1, place, none, none, place, none)
     compressed.copy_values(none, none, 0)
-
-
-def _use_places() -> None:
-    """As the buffers for Stable-Baselines3 do, which may not be there."""
-    from async_loader.replay.kernels import places  # late: see compiled.py
-
-    fields, staged = np.zeros((1, READING), np.int64), np.zeros((1, WRITING), np.int64)
-    ring, none = np.zeros(place_table.TARGETS + 1, np.int64), np.empty(0, np.int64)
-    places.draw_places(np.zeros(PLACES, np.int64), ring, fields, staged, none)
 
 
 if __name__ == "__main__":

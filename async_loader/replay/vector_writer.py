@@ -42,10 +42,7 @@ class _Writer(Protocol):
 
     @property
     def steps(self) -> int:
-        """Steps that were added.
-
-        After a call that raised it tells whether the rows of that call are in.
-        """
+        """Steps that were added."""
 
     def _extend_together(
         self,
@@ -81,8 +78,8 @@ class VectorWriter:
 
     Made by ``vector_writer`` of a table.
 
-    Threads: one at a time. A call of `append` adds a step of each environment, or of none: also if
-    it is refused, times out or is interrupted by Ctrl-C. `steps` says which.
+    Threads: one at a time. A call of `append` adds a step of each environment, or of none if it is
+    refused or times out.
 
     Parameters
     ----------
@@ -127,9 +124,6 @@ class VectorWriter:
         self._none = bytes(count)  # of a bool for each environment, none of them true
         self._shape = (count,)
         self._resetting: Bools = np.zeros(count, np.bool_)
-        # The value of `_resetting` if the running call adds its steps.
-        self._then: Bools | None = None
-        self._before = 0  # steps that were in before that call
 
     @property
     def schema(self) -> Schema | None:
@@ -138,7 +132,7 @@ class VectorWriter:
 
     @property
     def steps(self) -> int:
-        """Steps that this writer has added, of all environments. It never falls."""
+        """Steps that this writer has added, of all environments."""
         return self._writer.steps
 
     @explain_wrong_names
@@ -197,7 +191,6 @@ class VectorWriter:
         """
         if self._closed:
             raise Closed("this writer was closed: get another from the buffer")
-        self._settle()
         over, cut = self._ended("terminated", terminated), self._ended("truncated", truncated)
         known: Info = None
         if info is not None:
@@ -219,9 +212,7 @@ class VectorWriter:
         elif about.stores_next:
             fields["next_obs"] = after
         if goes_on and self._resetting.tobytes() == none:
-            self._before = self._writer.steps
-            self._then = self._resetting
-            ids = self._writer._extend_together(
+            return self._writer._extend_together(
                 fields,
                 self._each,
                 terminated=over,
@@ -230,15 +221,11 @@ class VectorWriter:
                 priority=None if priority is None else tensors.to_array(priority),
                 timeout_s=timeout_s,
             )
-            self._then = None
-            return ids
         ends, keep = over | cut, ~self._resetting
         then = ends & keep if self._mode == "nextstep" else self._resetting
         if not keep.any():  # a call that only resets
             self._resetting = then
             return np.empty(0, np.int64)
-        self._before = self._writer.steps
-        self._then = then
         ids = self._writer._extend_together(
             _pick(fields, keep),
             [stream for stream, kept in zip(self.streams, keep, strict=True) if kept],
@@ -248,7 +235,7 @@ class VectorWriter:
             priority=None if priority is None else tensors.to_array(priority)[keep],
             timeout_s=timeout_s,
         )
-        self._resetting, self._then = then, None
+        self._resetting = then
         return ids
 
     @explain_wrong_names
@@ -263,7 +250,6 @@ class VectorWriter:
         mask : bool array [envs], optional
             Which environments were reset (``options={"reset_mask": mask}``); all by default.
         """
-        self._settle()
         which = np.ones(self._count, np.bool_) if mask is None else self._ended("mask", mask)
         if not self._closed:
             self._end_episodes(np.flatnonzero(which).tolist(), final_obs)
@@ -315,13 +301,6 @@ class VectorWriter:
         )
 
     # -- what was returned -------------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        """Find out whether the last call added its steps, if it was interrupted or refused."""
-        then = self._then
-        if then is not None and self._writer.steps > self._before:
-            self._resetting = then
-        self._then = None
 
     def _ended(self, name: str, values: object) -> Bools:
         if type(values) is np.ndarray and values.dtype is _BOOL and values.shape == self._shape:

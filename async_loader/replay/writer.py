@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Never, Self
 
-import numpy as np
-
-from async_loader.errors import CannotSend, Closed
+from async_loader.errors import CannotSend, Closed, Timeout, WouldDeadlock
 from async_loader.lifecycle import seconds_or_none
 from async_loader.names import (
     by_name,
@@ -23,8 +21,6 @@ from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.table_state import TableState
 from async_loader.schema import Schema
 from async_loader.table import Ids, Streams
-
-_NO_IDS: Ids = np.empty(0, np.int64)
 
 
 @explain_wrong_attributes
@@ -57,7 +53,7 @@ class LocalWriter:
 
     @property
     def steps(self) -> int:
-        """Steps that this writer has added. It never falls."""
+        """Steps that this writer has added."""
         return self._steps
 
     @by_name
@@ -217,21 +213,13 @@ class LocalWriter:
         timeout_s: float | None,
         whole: bool = False,
     ) -> Ids:
-        made = [_NO_IDS]
-
-        def new(count: int) -> Ids:
-            made[0] = np.full(count, -1, np.int64)
-            return made[0]
-
-        one_by_one = self._table_state.limiter is not None and not whole
         try:
-            made[0] = self._in.extend(
-                values, names, priority, timeout_s, final_obs, flags,
-                ids=new if one_by_one else None, whole=whole,
-            )  # fmt: skip
-        finally:
-            self._steps += int(np.count_nonzero(made[0] >= 0)) if one_by_one else len(made[0])
-        return made[0]
+            ids = self._in.extend(values, names, priority, timeout_s, final_obs, flags, whole)
+        except (Timeout, WouldDeadlock, Closed) as error:
+            self._steps += getattr(error, "steps_in", 0)
+            raise
+        self._steps += len(ids)
+        return ids
 
     def _end_episodes(self, streams: Sequence[Hashable]) -> None:
         """End the open episodes of these streams, as `end_episode` without arguments does."""

@@ -38,11 +38,11 @@ class DebugState(NamedTuple):
 def debug_state(buffer: ReplayBuffer) -> DebugState:
     """Return the parts of a buffer, for a test that looks inside.
 
-    Steps that are staged are written before; those that are added later may be staged.
+    Steps that were gathered are written before; those that are added later may be gathered.
     """
     parts = parts_of(buffer)
     lock = parts.state.lock
-    if parts.state.staged is not None and lock.acquire(blocking=False):
+    if parts.state.ready and lock.acquire(blocking=False):
         try:
             parts.state.catch_up()
         finally:

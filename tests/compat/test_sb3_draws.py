@@ -48,8 +48,8 @@ def assert_same_draw(both: tuple[Any, Any], batch: int = 50) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(after, np.random.get_state(), strict=True))
 
 
-def staged(buffer: Any) -> int:
-    return buffer._placed._staged.count
+def gathered(buffer: Any) -> int:
+    return buffer._placed._state.table.records.count
 
 
 @settings(max_examples=40)
@@ -60,7 +60,7 @@ def staged(buffer: Any) -> int:
     batch=st.integers(1, 300),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_draws_are_those_of_the_original_whether_steps_are_staged_or_not(
+def test_draws_are_those_of_the_original_whether_steps_are_gathered_or_not(
     size, n_envs, calls, batch, seed
 ):
     both = buffers(size * n_envs, n_envs)
@@ -72,22 +72,20 @@ def test_draws_are_those_of_the_original_whether_steps_are_staged_or_not(
             for buffer in both:
                 buffer.add(*call(number, n_envs, done=ends and i == count - 1))
         if ends:
-            assert staged(both[1]) == 0
+            assert gathered(both[1]) == 0
         assert_same_draw(both, batch)
 
 
-def test_calls_without_an_end_are_staged_and_every_reader_sees_them():
+def test_calls_without_an_end_are_gathered_and_every_reader_sees_them():
     buffer = buffers(100)[1]
     for number in range(10):
         buffer.add(*call(number))
-    assert staged(buffer) == 10
+    assert gathered(buffer) == 10
     buffer.sample(20)
-    assert staged(buffer) == 10  # a draw takes them from there
-    assert len(buffer.table) == 10
-    assert staged(buffer) == 0
+    assert gathered(buffer) == 0
     for number in range(10, 15):
         buffer.add(*call(number))
-    assert staged(buffer) == 5
+    assert gathered(buffer) == 5
     assert buffer.table.get([12])["reward"].tolist() == [12]
     for number in range(15, 20):
         buffer.add(*call(number))
@@ -97,7 +95,7 @@ def test_calls_without_an_end_are_staged_and_every_reader_sees_them():
     assert buffer.table.stats().inserted == 25
 
 
-def test_a_call_in_other_dtypes_is_converted_and_staged():
+def test_a_call_in_other_dtypes_is_converted_and_gathered():
     both = buffers(64)
     for number in range(40):
         obs, next_obs, action, reward, done, infos = call(number)
@@ -109,11 +107,11 @@ def test_a_call_in_other_dtypes_is_converted_and_staged():
             reward = reward.tolist()  # no array
         for buffer in both:
             buffer.add(obs, next_obs, action, reward, done, infos)
-        assert staged(both[1]) == number + 1  # as the table stores it
+        assert gathered(both[1]) == 1  # as the table stores it
         assert_same_draw(both)
 
 
-def test_more_calls_than_can_be_staged_lose_none():
+def test_more_calls_than_can_be_gathered_lose_none():
     both = buffers(1000, 3)
     for number in range(300):
         for buffer in both:
@@ -172,11 +170,11 @@ def test_an_empty_buffer_has_the_original_s_error():
     assert errors[0] == errors[1]
 
 
-def test_a_forked_process_draws_what_was_staged_and_adds_nothing():
+def test_a_forked_process_draws_what_was_gathered_and_adds_nothing():
     buffer = buffers(100)[1]
     for number in range(10):
         buffer.add(*call(number))
-    assert staged(buffer) == 10
+    assert gathered(buffer) == 10
     child = os.fork()
     if child == 0:
         right = False

@@ -135,7 +135,7 @@ def test_planned_rows_that_are_gone_are_replaced_reproducibly_and_named(one_by_o
     if one_by_one:
         for n in range(50, 5050):
             buffer.add(check=np.full(16, n), number=n, byte=n % 256)
-        assert len(buffer) > 0  # the staged steps are written
+        assert len(buffer) > 0  # what was gathered is written
     else:
         buffer.extend(checked(50, 5000, 16), stream=0)
     delivered = []

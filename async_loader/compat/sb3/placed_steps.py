@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from async_loader.compat.saved_table import SavedTable, column_of
-from async_loader.compat.sb3.cold_calls import OTHERS, NewestId, adder, drawer
-from async_loader.compat.sb3.placed_draws import PlacedDraws
-from async_loader.compat.sb3.staged_calls import StagedCalls
 from async_loader.compat.sb3.step_block import StepBlock
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.errors import Broken
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.base.row_format import CURSOR
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.table.readers import reader_of
+from async_loader.replay.table.records import plain_heads
+from async_loader.replay.table.table_state import TableState
+
+OTHERS = (
+    "the table of this buffer has other steps than those of add(), or lacks some of them: nothing "
+    "else may write to it"
+)
+
+
+class NewestId:
+    """The id of the first environment's newest transition."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, newest: int) -> None:
+        self.id = newest
 
 
 class PlacedSteps:
@@ -22,8 +39,7 @@ class PlacedSteps:
 
     The transition of environment ``e`` that was added ``k`` calls before the newest has the id
     ``newest - k * n_envs + e``, so a place ``[position, environment]`` is a row without a look-up.
-    Calls in which no episode ends are staged, and drawn from where they are staged: an algorithm
-    that draws after each step would have the table written for every step.
+    Calls in which no episode ends are gathered until a draw asks for them.
 
     Parameters
     ----------
@@ -40,10 +56,7 @@ class PlacedSteps:
         What `add_block` adds.
     add : callable
         Adds a call, given its values in the order of `StepBlock.columns`, without ``truncated``.
-        Returns whether it is staged: not if an episode ends.
-    draw : callable
-        As `PlacedDraws.draw`, without the id; ``None`` if there are more than one call of the
-        kernel reads.
+        Returns whether it is gathered: not if an episode ends.
     """
 
     def __init__(self, size: int, form: TransitionFormat, saved: SavedTable | None = None) -> None:
@@ -57,30 +70,9 @@ class PlacedSteps:
         self._storage = self._state.table.storage
         self._rows = self._storage.layout.rows
         self._reader = reader_of(self._state, parts.table_sampler.read_plan(None))
-        columns = self.block.columns
-        self._staged = None
-        if StagedCalls.suits(columns):
-            self._staged = StagedCalls(self._state.step_packer, columns)
-        self._drawing = PlacedDraws(self._storage, form, size, self._staged)
         with self._state.lock:  # so that a run's first steps do not wait for it
             self._state.table.load_writing()
-        self.add = adder(
-            self._state, self._staged, self._newest, weakref.WeakMethod(self.begin_staging)
-        )
-        self.draw = drawer(self._state, self._drawing, self._newest)
-        self.draw(0, 1, 0)  # loads the kernel
-
-    def begin_staging(self) -> bool:
-        """Let the table take staged calls; return whether it does. Under the lock."""
-        state, staged = self._state, self._staged
-        if staged is None:
-            return False
-        if state.foreign or state.closed:
-            return False
-        table = state.own()
-        staged.count = 0
-        staged.streams[:] = self.block.stream_numbers(table)
-        return state.stage_in(staged)
+        self.add = adder(self._state, self.block, self._newest)
 
     def add_block(self) -> None:
         """Add what `block` holds, a transition of each environment."""
@@ -130,3 +122,45 @@ class PlacedSteps:
     def saved(self) -> SavedTable:
         """Return everything, as an object that pickles."""
         return SavedTable.of(self.table, self._newest.id)
+
+
+def adder(state: TableState, block: StepBlock, newest: NewestId) -> Callable[[Sequence[Any]], bool]:
+    """Return a function that gathers a call; see `PlacedSteps.add`."""
+    table, waiters, rows = state.table, state.waiters, len(block.reward)
+    records = table.records
+    columns, ends, no_ends = records.views[:-1], records.views[-2], bytes(rows)
+    fields, known_to = range(len(columns)), None
+
+    def add(values: Sequence[Any]) -> bool:
+        nonlocal known_to
+        with state.lock:
+            count = records.count
+            if records.limit <= rows:
+                return False
+            if known_to is not table.streams or not records.single:
+                table.single()
+                records.heads[:] = plain_heads(records.capacity)
+                records.heads["stream"] = np.resize(block.stream_numbers(table), records.capacity)
+                known_to, count = table.streams, 0
+            elif count + rows > records.limit:
+                table.finish()
+                count = 0
+            if not count:
+                records.first = int(table.g[CURSOR])
+            if records.first + count != newest.id + rows:
+                return False
+            stop = count + rows
+            for i in fields:
+                columns[i][count:stop] = values[i]
+            if ends[count] if rows == 1 else ends[count:stop].tobytes() != no_ends:
+                return False
+            records.count = stop
+            newest.id += rows
+            if waiters.any_waits:
+                try:
+                    table.finish()
+                finally:
+                    waiters.ring()
+        return True
+
+    return add

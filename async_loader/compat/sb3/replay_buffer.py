@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -89,12 +88,6 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             self.action_dim,
             self._maybe_cast_dtype(self.action_space.dtype),
         )
-        # a subclass may return something else for positions
-        self._own_samples = type(self)._get_samples is ReplayBuffer._get_samples
-        kind = self._sample_class
-        # what __new__ of a named tuple does, without its call of Python: see cold_calls.py
-        self._new_samples = functools.partial(tuple.__new__, kind)
-        self._no_more = tuple(kind._field_defaults[name] for name in kind._fields[5:])
         self._placed: PlacedSteps | None = None
         self._linked: LinkedSteps | None = None
         if self.optimize_memory_usage:
@@ -136,7 +129,6 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
                 for info in infos:
                     ends = ends or info.get("TimeLimit.truncated", False)
             if not ends:
-                # mostly as given; see cold_calls.py
                 if action.ndim != 2:
                     action = action.reshape(placed.block.action.shape)
                 if self._form.as_given:
@@ -187,22 +179,10 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         ReplayBufferSamples
             Of the version that is installed, with new tensors on `device`.
         """
-        placed, most = self._placed, self.buffer_size if self.full else self.pos
-        if placed is None:
-            assert self._linked is not None
+        if self._linked is not None:
             return self._samples(self._linked.draw(batch_size), env)
-        drawn: Any = None
-        if env is None and most and self._own_samples:
-            drawn = placed.draw(batch_size, most, self.pos)
-        if drawn is None:
-            return self._get_samples(np.random.randint(0, most, size=batch_size), env=env)
-        device = self.device
-        if device.type != "cpu":
-            drawn = [tensor.to(device) for tensor in drawn]
-        if self._form.keys is not None:
-            drawn = self._form.divided(drawn)
-        obs, next_obs, action, reward, ends = drawn
-        return self._new_samples((obs, action, next_obs, ends, reward, *self._no_more))
+        most = self.buffer_size if self.full else self.pos
+        return self._get_samples(np.random.randint(0, most, size=batch_size), env=env)
 
     def _get_samples(self, batch_inds: Ids, env: Any = None) -> Any:
         """Return the transitions at these positions, of environments that are drawn."""
@@ -353,14 +333,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     # -- pickles -----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        left = (
-            "_placed",
-            "_linked",
-            "_form",
-            "_own_samples",
-            "_new_samples",
-            "_no_more",
-        )
+        left = ("_placed", "_linked", "_form")
         state = {name: value for name, value in vars(self).items() if name not in left}
         state["_saved"] = self._steps.saved()
         return state

@@ -7,9 +7,8 @@ import numpy as np
 from async_loader.compat.sb3.transitions import TransitionFormat
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Bools, Ids
-from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
-from async_loader.replay.base.row_format import ENDS
 from async_loader.replay.buffer import parts_of
+from async_loader.replay.table.records import RowSource, plain_heads
 from async_loader.replay.table.table import Table as TableOfSteps
 
 
@@ -48,40 +47,25 @@ class StepBlock:
             self.truncated,
         ]
         self._state = parts_of(table).state
-        packer = self._packer = self._state.step_packer
-        self._fields = packer.fields(packer.everything, self.columns)
-        self._final = packer.fields(packer.followed, self.next_obs) if linked else NO_FIELDS
+        self._source = RowSource.of(self._state.table.fields_of(self.columns), plain_heads(n_envs))
         self._streams = list(range(n_envs))
         self._known_to: object = None
-        self._numbers = self._none = np.zeros(n_envs, np.int64)
+        self._numbers = np.zeros(n_envs, np.int64)
 
     def write(self) -> Ids:
         """Write the steps. Return their ids, which follow each other."""
-        if self._table.limiter is not None:
+        state, heads = self._state, self._source.heads
+        ends = self.terminated.any() or self.truncated.any()
+        if self._table.limiter is not None or (self._linked and ends):
             return self._extend()
-        flags, final = self._none, NO_FIELDS
-        if self.terminated.any() or self.truncated.any():
-            flags = self._packer.column_ends(self.columns)
-            if self._linked:
-                final, flags = self._final, self._packer.check_ends(flags, flags & ENDS != 0)
-        state = self._state
-        ids = np.full(len(self.reward), -1, np.int64)
+        ids = np.empty(len(heads), np.int64)
         with state.lock:
-            try:
-                table = state.own()
-                table.write(
-                    self._fields,
-                    final,
-                    len(ids),
-                    self.stream_numbers(table),
-                    flags,
-                    NO_PRIORITIES,
-                    ids,
-                    (self.columns, self.next_obs),
-                )
-            finally:
-                if state.waiters.any_waits:
-                    state.waiters.ring()
+            table = state.own()
+            heads["stream"] = self.stream_numbers(table)
+            heads["flags"] = state.step_packer.column_ends(self.columns) if ends else 0
+            table.write(self._source, len(ids), ids)
+            if state.waiters.any_waits:
+                state.waiters.ring()
         return ids
 
     def stream_numbers(self, table: TableOfSteps) -> Ids:

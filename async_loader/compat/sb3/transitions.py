@@ -97,12 +97,6 @@ class TransitionFormat:
         """Return arrays of one observation as a table takes them."""
         return arrays[0] if self.keys is None else dict(zip(self.keys, arrays, strict=True))
 
-    def divided(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the values of transitions as an observation, the next one, and the others."""
-        width = self.width
-        both = self.nested(values[:width]), self.nested(values[width : 2 * width])
-        return *both, *values[2 * width :]
-
     def empty_observations(self) -> list[Array]:
         """Return zeros ``[n_envs, ...]`` in place of observations of all environments."""
         return [np.zeros(shape, dtype) for shape, dtype in self._columns]

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from async_loader.errors import ConfigError
 from async_loader.feeder.client.insert_memory import LEAST_BYTES, InsertMemory
 from async_loader.feeder.client.outbox import Entry, Outbox
-from async_loader.feeder.client.row_buffer import CheckedRows, InsertPayload, RowBuffer
-from async_loader.feeder.client.row_packer import RowPacker
+from async_loader.feeder.client.row_packer import InsertPayload, RowBuffer, RowPacker
 from async_loader.feeder.wire import MESSAGE_BYTES
 from async_loader.replay.arguments import positive
 
@@ -58,10 +57,8 @@ class SpareBuffers:
         spares = self.by_rows.get(rows)
         if not spares:
             return None
-        buffer = spares[-1]
-        nbytes = buffer.nbytes
-        del spares[-1]  # no call from here on: Ctrl-C comes before both or after
-        self._nbytes -= nbytes
+        buffer = spares.pop()
+        self._nbytes -= buffer.nbytes
         return buffer
 
     def keep(self, buffer: RowBuffer) -> None:
@@ -177,9 +174,9 @@ class RowQueue:
         if rows * layout.row_bytes >= LEAST_BYTES:
             slot = self.memory.take(layout.slot_places(rows)[1])
         if slot is None:
-            return self._spares.take(rows) or self.packer.buffer(rows)
+            return self._spares.take(rows) or RowBuffer(self.packer, rows)
         try:
-            return self.packer.buffer(rows, slot)
+            return RowBuffer(self.packer, rows, slot)
         except BaseException:
             self.memory.give_back(slot)
             raise
@@ -225,16 +222,9 @@ class RowQueue:
         if self.buffer is not None and self.buffer.count >= self.buffer.limit:
             self.seal()
 
-    def put_rows(self, rows: CheckedRows, first: int, count: int) -> None:
-        """Put ``count`` of many rows as a whole message. The filled buffer was sealed before."""
-        self._mend()
-        buffer = self._new_buffer(count)
-        buffer.put_rows(rows, first, count)
-        self._put_buffer(buffer)
-
     def _put_buffer(self, buffer: RowBuffer) -> None:
         payload = buffer.sealed()
-        self._put(Entry(payload, buffer.count, payload.nbytes), buffer)
+        self._put(Entry(payload, buffer.count, payload.nbytes), True)
         if payload.buffer is None:
             self._keep(buffer)
 
@@ -251,15 +241,15 @@ class RowQueue:
             self._put(_cut_of(self.packer.cut(self._progress.broken)))
             self._progress.broken = set()  # after it: an end that is sent twice does no harm
 
-    def _put(self, entry: Entry, buffer: RowBuffer | None = None) -> None:
-        """Add a message. ``buffer``: its source, which is not filled any more from then on."""
+    def _put(self, entry: Entry, of_buffer: bool = False) -> None:
+        """Add a message. ``of_buffer``: of what is filled, which is filled no more then."""
         entry.finals = entry.payload.finals
         progress, box = self._progress, self.outbox
         streams, steps = progress.streams | entry.payload.streams, progress.steps + entry.steps
-        filled, due = (None, None) if buffer is self.buffer else (self.buffer, self.fill_at)
         box.nbytes += entry.nbytes  # no call from here on: Ctrl-C comes before all of it or after
         box.entries += (entry,)
-        self.buffer, self.fill_at = filled, due
+        if of_buffer:
+            self.buffer = self.fill_at = None
         progress.streams, progress.steps = streams, steps
 
     def steps(self) -> int:

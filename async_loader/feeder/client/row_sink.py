@@ -13,13 +13,11 @@ import numpy as np
 from async_loader.errors import Timeout, Unsupported
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.row_buffer import CheckedRows, RowBuffer
-from async_loader.feeder.client.row_packer import RowPacker
+from async_loader.feeder.client.row_packer import NAN, RowBuffer, RowPacker
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.feeder.wire import FINAL, MESSAGE_BYTES, SHOWN, About, AboutReply
-from async_loader.held_locks import unheld
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
+from async_loader.replay.table.records import Rows, finals_of
 from async_loader.schema import Schema
 
 
@@ -100,72 +98,50 @@ class RowSink:
     def append(
         self,
         packer: RowPacker,
-        values: list[Any],
+        step: tuple[list[Any], int, list[Any] | None],
         stream: int,
-        flags: int,
-        priority: float | None,
-        final: list[Any] | None,
+        priority: float,
         deadline: Deadline,
     ) -> None:
-        """Add one step, and the observation after it, which begin or fill a message."""
+        """Add one step, as `RowPacker.step` returns it; it begins or fills a message."""
+        values, flags, final = step
         rows = 1 if final is None else 2
         room = self._make_room(deadline, rows, "the step was not added")
-        with unheld(self._channel.lock):
+        with self._channel.lock:
             self._channel.check()
             if room:
                 buffer = self._buffer_for(rows)
-                if final is None:
-                    buffer.put(values, stream, flags, priority)
-                else:
-                    buffer.put_last(values, stream, flags, priority, packer.followed, final)
+                buffer.put(values, stream, flags, priority)
+                if final is not None:
+                    buffer.put(final, stream, FINAL, NAN)
                 self._queue.seal_full()
             else:
                 self._queue.give_up(1, (stream,))
         self._connection.wake()
 
-    def extend(self, packer: RowPacker, rows: CheckedRows, deadline: Deadline) -> None:
+    def extend(self, packer: RowPacker, rows: Rows, deadline: Deadline) -> None:
         """Add many rows, message by message. A Timeout says how many were added."""
         at = 0
         if not len(rows):
             self._channel.check()  # as for a first row
         try:
             while at < len(rows):
-                at += self._some(packer, rows, at, deadline)
+                room = self._make_room(deadline)
+                with self._channel.lock:
+                    self._channel.check()
+                    if room:
+                        at += self._put_some(packer, rows, at)
+                    else:
+                        at += self._give_up(rows, at, packer.whole(rows, at))
+                self._connection.wake()
         except Timeout as error:
             text = f"the first {at} of {len(rows)} rows were added, the others were not"
             raise Timeout(f"{text}: {error}") from None
 
-    def _some(self, packer: RowPacker, rows: CheckedRows, at: int, deadline: Deadline) -> int:
-        """Add the next rows, to a buffer or as a whole message; return how many."""
-        queue, left = self._queue, len(rows) - at
-        room = self._make_room(deadline)
-        with unheld(self._channel.lock):
-            self._channel.check()
-            count, buffer = packer.whole(rows, at), queue.buffer
-            if not room:
-                streams = rows.streams[at : at + count].tolist()
-                queue.give_up(count - rows.finals(at, count), streams)
-            elif (
-                left <= packer.fill_rows
-                and buffer is not None
-                and buffer.count + left <= buffer.limit
-            ):
-                buffer.put_rows(rows, at, count)
-                queue.seal_full()
-            else:
-                queue.seal()
-                if left < packer.fill_rows:
-                    queue.begin_buffer(self._connection.clock()).put_rows(rows, at, count)
-                    queue.seal_full()
-                else:
-                    queue.put_rows(rows, at, count)
-        self._connection.wake()
-        return count
-
-    def extend_together(self, packer: RowPacker, rows: CheckedRows, deadline: Deadline) -> None:
+    def extend_together(self, packer: RowPacker, rows: Rows, deadline: Deadline) -> None:
         """Add all rows or none."""
-        channel, queue, count = self._channel, self._queue, len(rows)
-        nbytes = max(count * packer.layout.row_bytes, packer.fill_bytes)
+        channel, queue, at = self._channel, self._queue, 0
+        nbytes = max(len(rows) * packer.layout.row_bytes, packer.fill_bytes)
 
         def attempt() -> bool:
             channel.check()
@@ -173,50 +149,54 @@ class RowSink:
 
         channel.warn()
         channel.news.until(attempt, deadline, lambda: self._full("no step was added"))
-        with unheld(channel.lock), SignalsDeferred():  # Ctrl-C comes before all of it or after
+        with channel.lock:
             channel.check()
-            if not queue.fits(nbytes):
-                streams = np.unique(rows.streams).tolist()
-                queue.give_up(count - rows.finals(0, count), streams)
-            elif queue.buffer is not None and queue.buffer.count + count <= queue.buffer.limit:
-                queue.buffer.put_rows(rows, 0, count)
-                queue.seal_full()
-            else:
-                queue.seal()
-                at = 0
-                while at < count:
-                    some = packer.whole(rows, at)
-                    if some < packer.fill_rows:
-                        queue.begin_buffer(self._connection.clock()).put_rows(rows, at, some)
-                        queue.seal_full()
-                    else:
-                        queue.put_rows(rows, at, some)
-                    at += some
+            room = queue.fits(nbytes)
+            while at < len(rows):
+                at += (
+                    self._put_some(packer, rows, at) if room else self._give_up(rows, at, len(rows))
+                )
         self._connection.wake()
+
+    def _put_some(self, packer: RowPacker, rows: Rows, at: int) -> int:
+        """Add the next rows, to a buffer or as a whole message; return how many."""
+        queue, left = self._queue, len(rows) - at
+        count, buffer = packer.whole(rows, at), queue.buffer
+        if buffer is None or buffer.count + left > buffer.limit:
+            queue.seal()
+            buffer = queue.begin_buffer(self._connection.clock(), count)
+        buffer.put_rows(rows, at, count)
+        if left >= packer.fill_rows:
+            queue.seal()
+        queue.seal_full()
+        return count
+
+    def _give_up(self, rows: Rows, at: int, count: int) -> int:
+        heads = rows.heads
+        assert heads is not None
+        part = heads[at : at + count]
+        self._queue.give_up(count - finals_of(part), np.unique(part["stream"]).tolist())
+        return count
 
     def end_episode(
         self, packer: RowPacker, final: list[Any] | None, stream: int, ends: int, deadline: Deadline
     ) -> None:
         """End a stream's episode after its last step."""
         room = self._make_room(deadline, refused="the end of the episode was not added")
-        queue = self._queue
-        with unheld(self._channel.lock):
+        with self._channel.lock:
             self._channel.check()
-            newest = final is not None and not packer.stored and queue.buffer is not None
-            if newest and queue.buffer is not None and queue.buffer.ends_in(stream):
-                queue.buffer.put_final(packer.followed, final or (), stream, ends=ends)
-            elif room:
-                shown = SHOWN if final else 0
-                flags, followed = FINAL | ends | shown, packer.followed if final else ()
-                self._buffer_for(1).put_final(followed, final or (), stream, flags)
+            if room:
+                flags = FINAL | ends | (0 if final is None else SHOWN)
+                values = packer.nothing.copy() if final is None else final
+                self._buffer_for(1).put(values, stream, flags, NAN)
+                self._queue.seal_full()
             else:
-                queue.give_up(1, (stream,))
-            queue.seal_full()
+                self._queue.give_up(1, (stream,))
         self._connection.wake()
 
     def end_open(self, streams: Sequence[int]) -> None:
         """End the episodes of these streams where they are."""
-        with unheld(self._channel.lock):
+        with self._channel.lock:
             self._queue.seal()
             self._queue.end_streams(streams)
         self._connection.wake()
@@ -252,7 +232,7 @@ class RowSink:
     def flush(self, deadline: Deadline) -> None:
         """Wait until everything that was added is acknowledged."""
         channel, queue = self._channel, self._queue
-        with unheld(channel.lock):
+        with channel.lock:
             queue.seal()
             target = queue.hurry()
         self._connection.wake()
@@ -270,7 +250,7 @@ class RowSink:
     def close(self, open_streams: Sequence[int], deadline: Deadline) -> None:
         """End these streams, flush, and close the channel."""
         channel = self._channel
-        with unheld(channel.lock):
+        with channel.lock:
             put = channel.close(open_streams)
         self._connection.wake()
         if not put:

@@ -40,7 +40,6 @@ from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table import by_id
 from async_loader.replay.table.step_packer import StepPacker
-from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.waiters import Waiting
 from async_loader.schema import Schema
 from async_loader.table import Batch
@@ -288,7 +287,7 @@ def _columns_for(
     schema: Schema, fields: Mapping[str, Any], rows: int
 ) -> dict[str, npt.NDArray[Any]]:
     """Return values as the table stores them, by dotted name. Raises SchemaError."""
-    step_packer = StepPacker(StorageLayout.of(schema, 1), 0)
+    step_packer = StepPacker(schema)
     found = by_id.columns_of(step_packer, fields, rows)
     known = schema.fields
     return {known[i].name: np.ascontiguousarray(one, known[i].dtype) for i, one in found.items()}

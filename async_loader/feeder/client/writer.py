@@ -9,12 +9,16 @@ from typing import Any, Never
 from async_loader.errors import AsyncLoaderError, CannotSend
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.forks import forks
-from async_loader.feeder.client.row_buffer import CheckedRows
-from async_loader.feeder.client.row_packer import RowPacker, checked_priority, given_priorities
+from async_loader.feeder.client.row_packer import (
+    NAN,
+    RowPacker,
+    checked_priority,
+    ended,
+    given_priorities,
+)
 from async_loader.feeder.client.row_sink import RowSink
 from async_loader.feeder.client.stream_numbers import OWN, StreamNumbers
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
-from async_loader.held_locks import check_wait, unheld
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import (
     by_name,
@@ -25,6 +29,8 @@ from async_loader.names import (
 from async_loader.replay.arguments import count_of, one_float, one_of, schema_of_columns
 from async_loader.replay.stream_names import fresh_stream, stream_name, stream_names
 from async_loader.replay.table.episode_ends import Ends, how_ended
+from async_loader.replay.table.records import Rows
+from async_loader.replay.table.step_packer import NOT_PACKED
 from async_loader.schema import Schema
 from async_loader.table import Streams
 
@@ -101,12 +107,8 @@ class RemoteWriter:
 
     @property
     def steps(self) -> int:
-        """Steps added through this writer, in the table or on their way there. It never falls.
-
-        A call that Ctrl-C interrupts has added its step or has not: this tells which. For `extend`
-        it tells how many rows were added.
-        """
-        with unheld(self._channel.lock):
+        """Steps added through this writer, in the table or on their way there."""
+        with self._channel.lock:
             return self._queue.steps()
 
     @by_name
@@ -167,31 +169,35 @@ class RemoteWriter:
             Ends(None).into(first, terminated, truncated)
             packer = self._sink.agree(
                 lambda: Schema.of_step(first),
-                lambda trial: trial.row(dict(values), terminated, truncated, final_obs),
+                lambda trial: trial.step(dict(values), terminated, truncated, final_obs),
                 self._deadline(timeout_s),
             )
         if values is step and packer.stored and not packer.stored <= values.keys():
-            values = dict(values)  # `goes_on` adds the stored fields to it
+            values = dict(values)  # the stored fields are added to it
         if stream is None:  # without a call: this runs once for each step
             number = OWN
             self._streams.finished.discard(OWN)
         else:
             number = self._streams.number(stream)
-        if final_obs is None and packer.goes_on(values, terminated, truncated):
-            with unheld(channel.lock):
-                buffer = queue.buffer
-                if (
-                    buffer is not None
-                    and not channel.closing
-                    and channel.failure is None
-                    and buffer.count + 1 < buffer.limit
-                    and buffer.put_step(values, number, priority)
-                ):
-                    return
-        checked, flags, final = packer.row(values, terminated, truncated, final_obs)
-        deadline = self._deadline(timeout_s)
-        self._sink.append(packer, checked, number, flags, priority, final, deadline)
-        if flags:
+        made = packer.step(values, terminated, truncated, final_obs)
+        given = NAN if priority is None else priority
+        try:
+            if not made[1] and final_obs is None:
+                with channel.lock:
+                    buffer = queue.buffer
+                    if (
+                        buffer is not None
+                        and not channel.closing
+                        and channel.failure is None
+                        and buffer.count + 1 < buffer.limit
+                    ):
+                        buffer.put(made[0], number, 0, given)
+                        return
+            self._sink.append(packer, made, number, given, self._deadline(timeout_s))
+        except NOT_PACKED:
+            packer.pack_unusual(values)  # raises what is wrong
+            raise
+        if made[1]:
             self._streams.ended((number,))
 
     @by_name
@@ -239,7 +245,7 @@ class RemoteWriter:
             whole, names, terminated, truncated, priority, final_obs, deadline
         )
         self._sink.extend(packer, rows, deadline)
-        self._streams.ended(rows.ended())
+        self._streams.ended(ended(rows))
 
     def _rows(
         self,
@@ -250,13 +256,13 @@ class RemoteWriter:
         priority: object,
         final_obs: object,
         deadline: Deadline,
-    ) -> tuple[RowPacker, CheckedRows]:
+    ) -> tuple[RowPacker, Rows]:
         """Check a batch. Nothing was added when this raises."""
         count = count_of(batch)
         streams = self._streams.of_rows(names, count)
 
-        def made(packer: RowPacker) -> CheckedRows:
-            return packer.rows(dict(batch), streams, priority, final_obs, terminated, truncated)
+        def made(packer: RowPacker) -> Rows:
+            return packer.batch(dict(batch), streams, priority, final_obs, terminated, truncated)
 
         def proposed() -> Schema:
             first = dict(batch)
@@ -287,7 +293,7 @@ class RemoteWriter:
             dict(batch), list(streams), terminated, truncated, priority, final_obs, deadline
         )
         self._sink.extend_together(packer, rows, deadline)
-        self._streams.ended(rows.ended())
+        self._streams.ended(ended(rows))
 
     @explain_wrong_names
     def end_episode(
@@ -308,7 +314,7 @@ class RemoteWriter:
         ends = how_ended(terminated, truncated)
         deadline = self._deadline(timeout_s)
         self._connection.check()
-        with unheld(self._channel.lock):
+        with self._channel.lock:
             self._channel.check()
         number = OWN if stream is None else self._streams.known(stream)
         if final_obs is not None and self._queue.packer is None:
@@ -316,7 +322,7 @@ class RemoteWriter:
         packer = self._queue.packer
         if packer is None:
             return  # there was no step
-        final = None if final_obs is None else packer.final_values(final_obs)
+        final = None if final_obs is None else packer.final(final_obs)
         if number is not None:
             self._sink.end_episode(packer, final, number, ends, deadline)
             self._streams.ended((number,))
@@ -360,7 +366,6 @@ class RemoteWriter:
         if self._channel.phase is WriterPhase.CLOSED:
             return
         self._connection.check()
-        check_wait()
         self._sink.close([] if self.closed else self._streams.open(), deadline)
 
     def __enter__(self) -> RemoteWriter:

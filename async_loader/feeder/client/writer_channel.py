@@ -35,8 +35,7 @@ from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.notifier import Notifier
 from async_loader.feeder.client.outbox import Entry
-from async_loader.feeder.client.row_buffer import InsertPayload
-from async_loader.feeder.client.row_packer import RowPacker
+from async_loader.feeder.client.row_packer import InsertPayload, RowPacker
 from async_loader.feeder.client.row_queue import RowQueue, WriterOptions
 from async_loader.feeder.wire import (
     ACK_NOW,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from async_loader.replay.array_types import Floats, Ids
+from async_loader.replay.array_types import Ids
 
 # For writing and reading: where the field lies in the table.
 ROW_ADDRESS = 0  # in row 0
@@ -32,8 +32,6 @@ RETURN, DISCOUNT, MASK, IS_FIRST, STEP_INDEX, RELABELLED, STEPS = range(4, 11)
 """What is computed. See `ReadPlan`."""
 
 NO_FIELDS: Ids = np.empty((0, WRITING), np.int64)
-NO_PRIORITIES: Floats = np.empty(0)
-"""What kernels take for steps of a table without priorities."""
 
 
 def from_step(fields: Ids, step: int) -> Ids:

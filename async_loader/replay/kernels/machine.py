@@ -116,18 +116,6 @@ def stack_words(typingctx: Any) -> Any:
     return types.int64(), _value(emit)
 
 
-@intrinsic
-def call32(typingctx: Any, function: Any, argument: Any) -> Any:
-    """Call the C function at an address, which takes a pointer and returns 32 bits."""
-
-    def emit(builder: Any, given: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [cgutils.voidptr_t])
-        pointer = builder.inttoptr(given[1], cgutils.voidptr_t)
-        return builder.zext(builder.call(_at(builder, given[0], kind), [pointer]), _WORD)
-
-    return types.int64(types.int64, types.int64), _value(emit)
-
-
 def _access(bits: int, real: bool = False) -> tuple[Any, Any]:
     """Make a load and a store of a number of this many bits at any address; the value is an int64,
     or a float64.
@@ -156,6 +144,7 @@ def _access(bits: int, real: bool = False) -> tuple[Any, Any]:
 
 
 peek64, poke64 = _access(64)
+peek32, _ = _access(32)
 peek8, poke8 = _access(8)
 peek_float, poke_float = _access(64, real=True)
 peek_float32, poke_float32 = _access(32, real=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.record_layout import FLAGS_AT, PRIORITY_AT
 from async_loader.replay.base.row_format import (
     ALIVE,
     AWAITS,
@@ -48,7 +47,9 @@ from async_loader.replay.kernels.machine import (
     before_stores,
     load,
     peek8,
+    peek32,
     peek64,
+    peek_float,
     poke8,
     poke64,
     poke_float,
@@ -292,82 +293,55 @@ def settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) -
 def write(
     g: Any,
     fields: Any,
-    start: int,
-    stop: int,
+    heads: int,
+    apart: int,
     per: int,
     between: int,
-    final: Any,
-    streams: Any,
-    flags: Any,
-    given: Any,
+    start: int,
+    stop: int,
     ids: Any,
     changes: Any,
 ) -> None:
-    """Write steps ``start`` to ``stop``, and the final observations of those with AWAITS, into rows
-    in order.
+    """Write records ``start`` to ``stop`` into rows in order.
 
-    ``fields [fields, 5]``: see field_table.py; ``final``: the same for final observations. Steps of
-    ``fields`` come in blocks of ``per``, each ``between`` bytes after the one before it. ``given
-    [steps]``: priorities, NaN for none, or empty. ``changes``: how many rows were noted in BORN and
-    in DIED. No row is in DIED first and then in BORN, as long as fewer rows are written than there
-    are spare ones.
+    ``fields [fields, 5]``: see field_table.py. ``heads``: the address of the first record's head,
+    see record_layout.py; the others lie ``apart`` bytes from each other. Records come in blocks of
+    ``per``, each ``between`` bytes after the one before it. ``changes``: how many rows were noted
+    in BORN and in DIED. No row is in DIED first and then in BORN, as long as fewer rows are written
+    than there are spare ones.
     """
     block, k = start // per * between, start % per
     for i in range(start, stop):
         if k == per:
             block, k = block + between, 0
-        priority = given[i] if len(given) else np.nan
-        ids[i] = _write_one(g, fields, block, k, flags[i], streams[i], priority, changes)
-        if flags[i] & AWAITS:
-            _write_one(g, final, 0, i, FINAL, streams[i], np.nan, changes)
+        name, row = next_row(g, changes)
+        ids[i] = name
+        _put(g, fields, heads + block + k * apart, block, k, name, row, changes)
         k += 1
 
 
 @kernel(inline=True, always=True)
-def _write_one(
-    g: Any,
-    fields: Any,
-    block: int,
-    i: int,
-    flags: int,
-    stream: int,
-    priority: float,
-    changes: Any,
-) -> int:
-    name, row = next_row(g, changes)
-    _fill(g, fields, block, i, row, priority)
-    settle(g, name, row, stream, flags, changes)
-    return name
-
-
-@kernel(inline=True, always=True)
-def _fill(g: Any, fields: Any, block: int, i: int, row: int, priority: float) -> None:
+def _put(
+    g: Any, fields: Any, head: int, block: int, i: int, name: int, row: int, changes: Any
+) -> None:
     put_row(fields, block, i, row)
     if g[GIVEN]:
-        poke_float(g[GIVEN] + 8 * row, priority)
+        poke_float(g[GIVEN] + 8 * row, peek_float(head + PRIORITY_AT))
+    settle(g, name, row, peek32(head), peek32(head + FLAGS_AT), changes)
 
 
 @kernel(keeps_gil=True)
 def overwrite(
-    g: Any,
-    fields: Any,
-    i: int,
-    row: int,
-    stream: int,
-    flags: int,
-    priority: float,
-    ids: Any,
-    changes: Any,
+    g: Any, fields: Any, heads: int, apart: int, i: int, row: int, ids: Any, changes: Any
 ) -> None:
-    """Write step ``i`` into a free row, under its next id, which goes into ``ids[i]``."""
+    """Write record ``i`` into a free row, under its next id, which goes into ``ids[i]``."""
     name = g[CURSOR] + (row - g[CURSOR]) % g[ROWS]
     g[CURSOR] = name + 1
     store(at_row(g, row) + ID, 0)
     before_stores()
     g[TOP] = max(g[TOP], row + 1)
-    _fill(g, fields, 0, i, row, priority)
-    settle(g, name, row, stream, flags, changes)
     ids[i] = name
+    _put(g, fields, heads + i * apart, 0, i, name, row, changes)
 
 
 @kernel(inline=True)
@@ -392,4 +366,6 @@ def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> Non
     elif peek64(mark) >= 0:
         last = peek64(mark)
         _flag(g, last, last % g[ROWS], flags)
-        _write_one(g, final, 0, 0, FINAL, stream, np.nan, changes)
+        name, row = next_row(g, changes)
+        put_row(final, 0, 0, row)
+        settle(g, name, row, stream, FINAL, changes)

@@ -33,10 +33,8 @@ from async_loader.replay.base.field_table import (
     ARRAY_ADDRESS,
     ARRAY_STRIDE,
     NBYTES,
-    NO_FIELDS,
     ROW_ADDRESS,
 )
-from async_loader.replay.base.row_format import AWAITS
 from async_loader.replay.codec import Lz4
 from async_loader.replay.table.storage import LOCATOR_BYTES, Storage
 from async_loader.shm.hugepages import advise
@@ -59,10 +57,10 @@ class Packed(NamedTuple):
         Of each value: where it begins in the ring's scratch memory, and its bytes.
     firsts : list of int
         For each row in order: its first value.
-    fields, final : int64 array [fields, 5]
-        The steps' tables of fields, with locators in place of values.
+    fields : int64 array [fields, 5]
+        The steps' table of fields, with locators in place of values.
     locators : list of int64 array [steps, 2]
-        What these tables point to.
+        What this table points to.
     owners : list of (int, int)
         Of each value: which of ``locators``, and the step.
     positions : list of int
@@ -77,7 +75,6 @@ class Packed(NamedTuple):
     counts: list[int]
     firsts: list[int]
     fields: Ids
-    final: Ids
     locators: list[Ids]
     owners: list[tuple[int, int]]
     positions: list[int]
@@ -138,30 +135,22 @@ class CompressedRing:
         oldest = max(self.tail, cursor - window, 0)
         return 0 if oldest >= cursor else self.head - int(self._begins[oldest % self._rows])
 
-    def pack(self, fields: Ids, final: Ids, start: int, stop: int, flags: Ids) -> Packed:
-        """Compress the steps from ``start`` on, up to ``stop`` or as many as fit at once."""
-        of_steps, of_final = self._coded_in(fields), self._coded_in(final)
-        locators = [np.zeros((stop - start, 2), np.int64) for _ in (*of_steps, *of_final)]
-        made = Packed([], [], [], fields.copy(), final.copy(), locators, [], [], 0, stop)
-        used, i, ends = 0, start, (flags & AWAITS).tolist()
+    def pack(self, fields: Ids, start: int, stop: int) -> Packed:
+        """Compress the records from ``start`` on, up to ``stop`` or as many as fit at once."""
+        coded = self._coded_in(fields)
+        locators = [np.zeros((stop - start, 2), np.int64) for _ in coded]
+        made = Packed([], [], [], fields.copy(), locators, [], [], 0, stop)
+        used, i = 0, start
         while i < stop and used <= self._at_once:
-            used = self._pack_row(made, of_steps, 0, i, i - start, used)
-            if ends[i]:
-                used = self._pack_row(made, of_final, len(of_steps), i, i - start, used)
+            used = self._pack_row(made, coded, i, i - start, used)
             i += 1
-        both = (made.fields, of_steps, 0), (made.final, of_final, len(of_steps))
-        for table, rows, first in both:
-            for at, (f, *_) in enumerate(rows):
-                # kernels count from step 0
-                address = locators[first + at].ctypes.data - start * LOCATOR_BYTES
-                table[f, ARRAY_ADDRESS], table[f, ARRAY_STRIDE] = address, LOCATOR_BYTES
-                table[f, NBYTES] = LOCATOR_BYTES
+        for which, (f, *_) in enumerate(coded):
+            # kernels count from record 0
+            address = locators[which].ctypes.data - start * LOCATOR_BYTES
+            made.fields[f, ARRAY_ADDRESS], made.fields[f, ARRAY_STRIDE] = address, LOCATOR_BYTES
+            made.fields[f, NBYTES] = LOCATOR_BYTES
         positions, end = self._positions(made.counts)
         return made._replace(positions=positions, end=end, stop=i)
-
-    def pack_final(self, final: Ids) -> Packed:
-        """Compress the observation after an episode's last step, which has a row of its own."""
-        return self.pack(final, NO_FIELDS, 0, 1, np.zeros(1, np.int64))
 
     def _coded_in(self, fields: Ids) -> list[tuple[int, int, int, int]]:
         """Return the fields with a codec: which, the address and the stride of the steps' values,
@@ -179,7 +168,6 @@ class CompressedRing:
         self,
         made: Packed,
         sources: list[tuple[int, int, int, int]],
-        first: int,
         i: int,
         step: int,
         used: int,
@@ -187,7 +175,7 @@ class CompressedRing:
         """Compress the values of a row behind those of others. Return the bytes of all."""
         made.firsts.append(len(made.starts))
         compress, most = self._codec.compress, self._codec.most
-        for at, (_, address, stride, nbytes) in enumerate(sources, first):
+        for at, (_, address, stride, nbytes) in enumerate(sources):
             count = compress(address + i * stride, nbytes, self._view[used : used + most(nbytes)])
             made.starts.append(used)
             made.counts.append(count)

@@ -15,6 +15,7 @@ from async_loader.replay.end_names import end_meant
 from async_loader.schema import END_FIELDS, Schema, kind_of
 
 _BOOL = np.dtype(np.bool_)
+_PLAIN = (bool, np.bool_, type(None))
 
 
 def how_ended(terminated: bool, truncated: bool) -> int:
@@ -53,6 +54,7 @@ class Ends:
         )
         self.stored = frozenset(self._shapes.keys() & {"terminated", "truncated"})
         self.done = "done" in self._shapes
+        self._goes_on = [(name, self.value(name, False)) for name in self._shapes]
 
     def value(self, name: str, said: bool) -> Any:
         """Return what a step stores in a field for True or False, in the field's shape."""
@@ -71,8 +73,18 @@ class Ends:
         to say it under another name, gets no such fields: the table looks at those names then.
         """
         flags = 0
-        if not self.known and terminated is None and truncated is None and _says_end(step):
-            return flags
+        if (
+            type(terminated) in _PLAIN
+            and type(truncated) in _PLAIN
+            and not (terminated or truncated)
+        ):
+            if self.known:  # as below, in a third of the time
+                for name, value in self._goes_on:
+                    if name not in step:
+                        step[name] = value
+                return flags
+            if terminated is None and truncated is None and _says_end(step):
+                return flags
         for name, flag, given in (
             ("terminated", TERMINATED, terminated),
             ("truncated", TRUNCATED, truncated),

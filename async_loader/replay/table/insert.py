@@ -5,7 +5,7 @@ allows.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,20 +13,33 @@ from async_loader.errors import Closed, ConfigError, Timeout, Unsupported, Would
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.replay.arguments import one_float, schema_of_columns, storable
 from async_loader.replay.array_types import Floats, Ids
-from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES, from_step
-from async_loader.replay.base.row_format import AWAITS
+from async_loader.replay.base.field_table import NO_FIELDS, from_step
+from async_loader.replay.base.row_format import CURSOR, FINAL
 from async_loader.replay.samplers import priority_rules
-from async_loader.replay.stream_names import StreamName, stream_name, stream_names
-from async_loader.replay.table.last_streams import LastStreams
-from async_loader.replay.table.staged_steps import NOT_STAGED
-from async_loader.replay.table.step_packer import StepPacker, Steps
-from async_loader.replay.table.storage import StorageLayout
+from async_loader.replay.stream_names import EachStream, StreamName, stream_name, stream_names
+from async_loader.replay.table.records import Rows, RowSource, plain_heads
+from async_loader.replay.table.step_packer import NOT_PACKED, StepPacker
+from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
 from async_loader.schema import Schema
 from async_loader.source import Applied
 
 _NAN = float("nan")
-_NO_ID = np.full(1, -1, np.int64)
+_INT64 = np.dtype(np.int64)
+_AS_THEY_ARE = (EachStream, range, int, str, StreamName)
+
+
+class _Streams(NamedTuple):
+    """The streams of the last batch: a vector of environments names the same ones in every call.
+
+    ``known_to``: the table's numbers of its streams, which hold while the table has this mapping.
+    ``heads``: of steps of these streams within their episodes.
+    """
+
+    given: object
+    known_to: Mapping[Hashable, int]
+    numbers: Ids
+    heads: bytes
 
 
 class Inserter:
@@ -39,9 +52,7 @@ class Inserter:
 
     def __init__(self, table_state: TableState) -> None:
         self._table_state = table_state
-        # of one step, under the lock
-        self._stream, self._flags = (np.zeros(1, np.int64) for _ in range(2))
-        self._last_streams: LastStreams | None = None
+        self._last: _Streams | None = None
 
     def add(
         self,
@@ -54,62 +65,92 @@ class Inserter:
     ) -> int:
         """Insert one step and return its id.
 
-        Parameters
-        ----------
-        said : int
-            Flags that tell how the episode stands, beside the step's own fields.
+        ``said``: flags that tell how the episode stands, beside the step's own fields.
         """
         table_state = self._table_state
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         if type(stream) is not int and type(stream) is not str and type(stream) is not StreamName:
             stream = stream_name(stream)
-        staged = table_state.staged
-        if staged is not None and final is None and priority is None:
-            number = staged.add(table_state.table, step, stream, said)
-            if number != NOT_STAGED:
-                return number
-        if not table_state.ready:
-            self._begin(
-                Schema.of_step(step),
-                lambda step_packer: self._one(step_packer, step, said, priority, final),
+        table = table_state._table
+        if table is None:
+            self._begin_with(step, said, final, priority)
+            table = table_state.table
+        values, flags = table.packer.pack(step, said, final is not None)
+        last = None if final is None else table.packer.final(final)
+        given = _NAN
+        if priority is not None or table_state.needs_priority:
+            given = self._priority(priority)
+        try:
+            if table_state._limits is None:
+                with table_state.lock:
+                    records = table.records
+                    number, at = table.streams.get(stream), records.count
+                    if (
+                        number is not None
+                        and 0 < at < records.limit - 1
+                        and records.single
+                        and last is None
+                        and not table_state.waiters.any_waits
+                    ):  # as in `_put`, in half the time
+                        if records.large:
+                            records.put(values, number, flags, given)
+                        else:
+                            place = at * records.size
+                            records.pack_into(records.memory, place, number, flags, given, *values)
+                            records.count = at + 1
+                        return records.first + at
+                    return self._put(stream, values, flags, given, last)
+            ids: list[int] = []
+            self._when_insertable(
+                lambda: ids.append(self._put(stream, values, flags, given, last)),
+                1,
+                timeout_s,
+                1 if last is None else 2,
+                stream,
             )
-        step_packer = table_state.step_packer
-        values, ends, flags, given = self._one(step_packer, step, said, priority, final)
-        new = _NO_ID.copy()
+            return ids[0]
+        except NOT_PACKED:
+            table.packer.pack_unusual(step, said, final is not None)  # raises what is wrong
+            raise
 
-        def write() -> None:
-            table = table_state.own()
-            number = table.streams.get(stream)
-            self._stream[0] = table.stream(stream) if number is None else number
-            self._flags[0] = flags
-            last = NO_FIELDS if ends is None else step_packer.put_final(ends)
-            table.write(step_packer.put(values), last, 1, self._stream, self._flags, given, new)
-            if table_state.staged is None and table_state.may_stage:
-                table_state.stage()
-
-        self._write(write, 1, timeout_s, 1 if ends is None else 2, stream)
-        return int(new[0])
-
-    def _one(
+    def _put(
         self,
-        step_packer: StepPacker,
-        step: Mapping[str, Any],
-        said: int,
-        priority: object,
-        final: object,
-    ) -> tuple[list[Any], list[Any] | None, int, Floats]:
-        """Check one step.
+        stream: Hashable,
+        values: list[Any],
+        flags: int,
+        priority: float,
+        final: list[Any] | None,
+    ) -> int:
+        """Add a packed step and its final observation. Return its id. Under the lock."""
+        table_state = self._table_state
+        table = table_state.table
+        records = table.records
+        if records.limit == 1:
+            table_state.own()
+        number = table.streams.get(stream)
+        if number is None:
+            number = table.stream(stream)
+        if not records.single:
+            table.single()
+        at = records.count
+        if not at:
+            records.first = int(table.g[CURSOR])
+        id_ = records.first + at
+        records.put(values, number, flags, priority)
+        if final is not None:
+            records.put(final, number, FINAL, _NAN)
+        if records.count >= records.limit or table_state.waiters.any_waits:
+            id_ = int(self._write(table, at, 1)[0])
+        return id_
 
-        Return its values, those of its final observation, its flags, its priority.
-        """
-        values = step_packer.values(step)
-        ends = None if final is None else step_packer.final_values(final)
-        flags = step_packer.flags(values, ends is not None, said)
-        if priority is None and not self._table_state.prioritized:
-            return values, ends, flags, NO_PRIORITIES
-        given = np.full(1, _NAN) if priority is None else one_float(priority, "priority")
-        return values, ends, flags, self.checked(given)
+    def _write(self, table: Table, at: int, count: int) -> Ids:
+        """Write what was gathered. Return the ids of ``count`` records from place ``at`` on."""
+        try:
+            table.write_records()
+        finally:
+            self._table_state.waiters.ring()
+        return table.ids_at(at, count)
 
     def extend(
         self,
@@ -119,7 +160,6 @@ class Inserter:
         timeout_s: float | None,
         final_obs: object,
         said: Ids | None = None,
-        ids: Callable[[int], Ids] | None = None,
         whole: bool = False,
     ) -> Ids:
         """Insert many steps and return their ids.
@@ -128,62 +168,100 @@ class Inserter:
         ----------
         said : int64 array [rows], optional
             As in `add`, for each.
-        ids : callable, optional
-            Returns an array for this many ids, all -1; each id is stored there when its step is in.
         whole : bool
             Under a limiter, wait until all may be inserted, rather than insert one by one.
         """
         table_state = self._table_state
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
-
         if not table_state.ready:
 
-            def check(step_packer: StepPacker) -> None:
-                _, _, flags, _ = step_packer.steps(batch, final_obs, said)
-                self._priorities(priority, len(flags))
-                stream_names(stream, len(flags), ())
+            def check(packer: StepPacker) -> None:
+                steps = packer.rows(batch, said, final_obs).steps
+                if priority is not None or table_state.prioritized:
+                    self._priorities(priority, steps)
+                stream_names(stream, steps, ())
 
             self._begin(schema_of_columns(batch), check)
-        staged = table_state.staged
-        if staged is not None and final_obs is None and priority is None:
-            known = staged.extend(table_state.table, batch, stream, said, ids)
-            if known is not None:
-                return known
-        steps = table_state.step_packer.steps(batch, final_obs, said)
-        source, final, flags, memory = steps
-        count = len(flags)
-        given = self._priorities(priority, count)
-        last = self._last_streams
-        if last is not None and last.are(stream, count):
-            names: Any = last.names
-        else:
-            last = None
+        rows = table_state.step_packer.rows(batch, said, final_obs)
+        if priority is not None or table_state.needs_priority:
+            rows.prioritize(self._priorities(priority, rows.steps))
+        if table_state._limits is None:
             with table_state.lock:
-                names = stream_names(stream, count, table_state.own().streams)
-        new = np.full(count, -1, np.int64) if ids is None else ids(count)
-        if table_state.limiter is not None and not whole:
-            self._one_by_one(steps, names, given, new, timeout_s)
-            return new
+                return self._put_rows(rows, stream)
+        with table_state.lock:
+            names = stream_names(stream, rows.steps, table_state.own().streams)
+        if not whole:
+            return self._one_by_one(rows, names, timeout_s)
+        ids: list[Ids] = []
+        self._when_insertable(
+            lambda: ids.append(self._put_rows(rows, stream)),
+            rows.steps,
+            timeout_s,
+            len(rows),
+            names,
+        )
+        return ids[0]
 
-        def write() -> None:
-            table = table_state.own()
-            if last is not None and last.known_to is table.streams:
-                numbers = last.numbers
-            elif isinstance(names, list):
-                numbers = table.numbers(names)
-                self._last_streams = LastStreams.of(stream, names, table.streams, numbers)
-            else:
-                numbers = np.full(count, table.stream(names), np.int64)
-            table.write(source, final, count, numbers, flags, given, new, memory)
-            if table_state.staged is None and table_state.may_stage:
-                table_state.stage()
-            if table_state.staged is not None and final_obs is None and priority is None:
-                table_state.staged.prepare(table, batch, stream, numbers)
+    def _put_rows(self, rows: Rows, stream: object) -> Ids:
+        """Add many records. Return the ids of their steps. Under the lock."""
+        table_state = self._table_state
+        table = table_state.table
+        records = table.records
+        if records.limit == 1:
+            table_state.own()
+        streams = self._numbers(table, stream, rows.steps)
+        heads = None
+        packed = streams.heads
+        if rows.heads is not None or rows.repeats is not None:
+            heads = rows.of(streams.numbers)
+            packed = heads.tobytes()
+        place = table.gather_batch(rows.columns, packed)
+        if place < 0:
+            table.finish()
+            columns = [np.ascontiguousarray(column) for column in rows.columns]
+            ids = np.empty(len(rows), np.int64)
+            heads = rows.of(streams.numbers) if heads is None else heads
+            table.write(RowSource.of(table.fields_of(columns), heads), len(ids), ids)
+        elif table_state.waiters.any_waits:
+            ids = self._write(table, place, len(rows))
+        else:
+            ids = table.ids_at(place, len(rows))
+        if table_state.waiters.any_waits:
+            table_state.waiters.ring()
+        return ids if rows.repeats is None else ids[rows.are_steps]
 
-        rows = count + (int(np.count_nonzero(flags & AWAITS)) if len(final) else 0)
-        self._write(write, count, timeout_s, rows, names)
-        return new
+    def _numbers(self, table: Table, stream: object, steps: int) -> _Streams:
+        """Return the streams of a batch. Under the lock."""
+        last = self._last
+        if (
+            last is not None
+            and last.known_to is table.streams
+            and len(last.numbers) == steps
+            and (stream is last.given or _is_same(last.given, stream))
+        ):
+            return last
+        names = stream_names(stream, steps, table.streams)
+        if isinstance(names, list):
+            numbers = table.numbers(names)
+        else:
+            numbers = np.full(steps, table.stream(names), np.int64)
+        heads = plain_heads(steps)
+        heads["stream"] = numbers
+        self._last = _Streams(_kept(stream), table.streams, numbers, heads.tobytes())
+        return self._last
+
+    def _begin_with(
+        self, step: Mapping[str, Any], said: int, final: object, priority: object
+    ) -> None:
+        def check(packer: StepPacker) -> None:
+            packer.pack_unusual(step, said, final is not None)
+            if final is not None:
+                packer.final(final)
+            if priority is not None or self._table_state.prioritized:
+                self._priority(priority)
+
+        self._begin(Schema.of_step(step), check)
 
     def _begin(self, schema: Schema, check: Callable[[StepPacker], Any]) -> None:
         """Allocate the table for its first step.
@@ -191,60 +269,35 @@ class Inserter:
         If ``check`` refuses that step, the next may be another.
         """
         storable(schema)
-        check(StepPacker(StorageLayout.of(schema, 1), 0))
+        check(StepPacker(schema))
         self._table_state.start(schema)
 
     def _one_by_one(
-        self,
-        steps: Steps,
-        names: Hashable | list[Hashable],
-        given: Floats,
-        ids: Ids,
-        timeout_s: float | None,
-    ) -> None:
+        self, rows: Rows, names: Hashable | list[Hashable], timeout_s: float | None
+    ) -> Ids:
         """Insert each step as soon as the limiter allows it; other threads may insert between."""
-        source, final, flags, memory = steps
-        table_state, count = self._table_state, len(flags)
+        table_state, count = self._table_state, rows.steps
+        columns = [np.ascontiguousarray(column) for column in rows.columns]
+        fields = table_state.table.fields_of(columns)
+        heads, ids = rows.of(np.zeros(count, np.int64)), np.empty(len(rows), np.int64)
+        stop = 0
         for i in range(count):
-            one, last, step = from_step(source, i), from_step(final, i), slice(i, i + 1)
-            name = names[i] if isinstance(names, list) else names
+            start, stop = stop, stop + (1 if rows.repeats is None else int(rows.repeats[i]))
+            part, name = slice(start, stop), names[i] if isinstance(names, list) else names
 
-            def write(
-                one: Ids = one, last: Ids = last, step: slice = step, name: Hashable = name
-            ) -> None:
+            def write(part: slice = part, name: Hashable = name) -> None:
                 table = table_state.own()
-                number = np.full(1, table.stream(name), np.int64)
-                table.write(one, last, 1, number, flags[step], given[step], ids[step], memory)
+                heads["stream"][part] = table.stream(name)
+                source = RowSource.of(from_step(fields, part.start), heads[part])
+                table.write(source, part.stop - part.start, ids[part])
 
             try:
-                self._write(write, 1, timeout_s, 2 if flags[i] & AWAITS else 1, name)
+                self._when_insertable(write, 1, timeout_s, stop - start, name)
             except (Timeout, WouldDeadlock, Closed) as error:
-                raise type(error)(f"{i} of {count} steps are in: {error}") from None
-
-    def _write(
-        self,
-        write: Callable[[], None],
-        count: int,
-        timeout_s: float | None,
-        rows: int,
-        names: object,
-    ) -> None:
-        """Call ``write`` under the lock as soon as the limiter allows ``count`` items, and wake
-        waiting calls.
-        """
-        table_state = self._table_state
-        if table_state.limiter is not None:
-            self._when_insertable(write, count, timeout_s, rows, names)
-            return
-        with table_state.lock:
-            try:
-                write()
-                if table_state.waiters.any_waits:
-                    table_state.waiters.ring()
-            except BaseException:
-                # after Ctrl-C: calls may wait for what was written
-                table_state.waiters.ring()
-                raise
+                made = type(error)(f"{i} of {count} steps are in: {error}")
+                made.steps_in = i  # type: ignore[union-attr]
+                raise made from None
+        return ids[rows.are_steps]
 
     def end_episodes(
         self,
@@ -261,7 +314,12 @@ class Inserter:
         seconds_or_none("timeout_s", timeout_s)
         if not table_state.ready:
             return
-        values = None if final_obs is None else table_state.step_packer.final_values(final_obs)
+        final, columns = NO_FIELDS, []
+        if final_obs is not None:
+            packer = table_state.step_packer
+            for i, value in zip(packer.followed, packer.final_values(final_obs), strict=True):
+                columns.append(np.asarray(value, packer.schema.fields[i].dtype)[np.newaxis])
+            final = table_state.table.fields_of(columns, packer.followed)
 
         def why_not() -> str | None:
             numbers = {table_state.table.streams.get(stream, -1) for stream in streams}
@@ -274,13 +332,9 @@ class Inserter:
                     number = table.streams.get(stream)
                     if number is None:
                         continue
-                    if values is not None and not table_state.has_room(1, (number,)):
+                    if columns and not table_state.has_room(1, (number,)):
                         return False
-                    table.end_stream(
-                        number,
-                        flags,
-                        NO_FIELDS if values is None else table_state.step_packer.put_final(values),
-                    )
+                    table.end_stream(number, flags, final)
             finally:
                 table_state.waiters.ring()
             return True
@@ -354,13 +408,14 @@ class Inserter:
                 f"{limits.why_not_insert(count)}"
             )
 
+    def _priority(self, priority: object) -> float:
+        """Check the priority of one step."""
+        given = np.full(1, _NAN) if priority is None else one_float(priority, "priority")
+        return float(self.checked(given)[0])
+
     def _priorities(self, priority: object, count: int) -> Floats:
         if priority is None:
-            return (
-                self.checked(np.full(count, _NAN))
-                if self._table_state.prioritized
-                else NO_PRIORITIES
-            )
+            return self.checked(np.full(count, _NAN))
         self._check_used()
         return self.checked(priority_rules.column_of(priority, count))
 
@@ -384,3 +439,24 @@ class Inserter:
         for one in known:
             one.check(priority)
         return priority
+
+
+def _kept(stream: Any) -> object:
+    """Return a copy of names that is cheap to compare, an object that equals nothing for others."""
+    if type(stream) in _AS_THEY_ARE:
+        return stream
+    if type(stream) is np.ndarray and stream.dtype is _INT64 and stream.ndim == 1:
+        return stream.tobytes()
+    if type(stream) is list and all(type(one) in _AS_THEY_ARE for one in stream):
+        return stream.copy()
+    return object()
+
+
+def _is_same(kept: object, stream: Any) -> bool:
+    """Return whether ``stream`` gives the names of which `_kept` has returned ``kept``."""
+    kind = type(stream)
+    if kind is list:
+        return type(kept) is list and kept == stream
+    if kind is np.ndarray:
+        return type(kept) is bytes and stream.dtype is _INT64 and kept == stream.tobytes()
+    return kind is type(kept) and kind in _AS_THEY_ARE and bool(kept == stream)

@@ -302,7 +302,7 @@ class TableItems:
         self.settle()
 
     def finish(self) -> None:
-        """Rebuild what an interrupted call left half done, and write staged steps."""
+        """Rebuild what an interrupted call left half done, and write what was gathered."""
         raise NotImplementedError
 
     @property

@@ -14,18 +14,14 @@ import numpy as np
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.array_types import Array, Bools, Floats, Ids
-from async_loader.replay.base.field_table import (
-    ARRAY_ADDRESS,
-    ARRAY_STRIDE,
-    NO_FIELDS,
-    NO_PRIORITIES,
-    from_step,
-)
+from async_loader.replay.base.field_table import NO_FIELDS, from_step
+from async_loader.replay.base.record_layout import HEAD
 from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN, TRUNCATED
 from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.newest_episodes import NewestEpisodes, newest_episodes
+from async_loader.replay.table.records import RowSource
 from async_loader.replay.table.sampler_session import SamplerSession
 from async_loader.replay.table.source_sampler import NewestOf, nothing_published, sampler_for
 from async_loader.replay.table.table_parts import TableParts
@@ -89,8 +85,9 @@ class NonblockingTable:
         self._parts = parts
         self._table_state, self._inserter, self._table_sampler = parts
         with self._table_state.lock:
-            self._table_state.stop_staging()  # it reads the table without catching up
-            self._table_state.may_stage = False
+            self._table_state.served = True  # it reads the table without catching up
+            self._table_state.catch_up()
+            self._table_state.gather()
         # Ids of rows that a learner may have had from an earlier server.
         self._seen: set[int] = set()
         self._notes_seen = False
@@ -252,7 +249,8 @@ class NonblockingTable:
             shown = flags[start] & SHOWN and step_packer.followed
             if shown and not self._table_state.has_room(1, (int(steps.streams[start]),)):
                 return start
-            final = self._from(steps, start)[step_packer.followed] if shown else NO_FIELDS
+            fields = self._table_state.table.fields_of(steps.columns)
+            final = from_step(fields, start)[step_packer.followed] if shown else NO_FIELDS
             self._end(int(steps.streams[start]), int(flags[start]) & ENDS or TRUNCATED, final)
             return start + 1
         finals = np.flatnonzero(flags[start:] & FINAL)
@@ -290,49 +288,30 @@ class NonblockingTable:
         """
         if start == stop:
             return
-        step_packer = self._table_state.step_packer
-        flags, streams = steps.flags[start:stop].copy(), steps.streams[start:stop]
-        source, final, cut = self._from(steps, start), NO_FIELDS, []
-        if step_packer.followed:
+        table, gives_up = self._table_state.table, []
+        heads = np.empty(stop - start, HEAD)
+        heads["stream"], heads["flags"] = steps.streams[start:stop], steps.flags[start:stop]
+        heads["priority"] = steps.priorities[start:stop]
+        if table.packer.followed:
             if followed:
-                final = source[step_packer.followed]
-                # The final observation of a step is in the row behind it.
-                final[:, ARRAY_ADDRESS] += final[:, ARRAY_STRIDE]
-                flags[-1] |= AWAITS
-            unknown = flags & (ENDS | AWAITS) == TRUNCATED
+                final = np.array((steps.streams[stop], FINAL, np.nan), HEAD)
+                heads = np.append(heads, final)
+                heads["flags"][-2] |= AWAITS
+            unknown = heads["flags"] & (ENDS | AWAITS) == TRUNCATED
             # `_end` sets it, and gives up the step, which has no observation after it.
-            flags[unknown] &= ~TRUNCATED
-            cut = np.flatnonzero(unknown).tolist()
-        given = steps.priorities[start:stop] if self._table_state.prioritized else NO_PRIORITIES
-        first = 0
-        for last in cut:
-            self._write_part(source, final, slice(first, last + 1), streams, flags, given)
-            self._end(int(streams[last]), TRUNCATED, NO_FIELDS)
+            heads["flags"][unknown] &= ~np.uint32(TRUNCATED)
+            gives_up = np.flatnonzero(unknown).tolist()
+        fields, first = table.fields_of(steps.columns), 0
+        for last in (*gives_up, len(heads) - 1):
+            part = heads[first : last + 1]
+            if len(part):
+                ids = np.empty(len(part), np.int64)
+                table.write(RowSource.of(from_step(fields, start + first), part), len(part), ids)
+                if self._notes_seen:
+                    self._note_seen(ids[part["flags"] & FINAL == 0])
+            if last in gives_up:
+                self._end(int(heads["stream"][last]), TRUNCATED, NO_FIELDS)
             first = last + 1
-        if first < stop - start:
-            self._write_part(source, final, slice(first, stop - start), streams, flags, given)
-
-    def _write_part(
-        self, source: Ids, final: Ids, part: slice, streams: Ids, flags: Ids, given: Floats
-    ) -> None:
-        source, final = from_step(source, part.start), from_step(final, part.start)
-        count = part.stop - part.start
-        given = given[part] if len(given) else given
-        ids = np.full(count, -1, np.int64)
-        self._table_state.table.write(source, final, count, streams[part], flags[part], given, ids)
-        if self._notes_seen:
-            self._note_seen(ids)
-
-    def _from(self, steps: Incoming, start: int) -> Ids:
-        """Return the table of fields that kernels take, for columns from row ``start`` on."""
-        step_packer = self._table_state.step_packer
-        columns = steps.columns
-        # Columns of a message are strided: `address_of` would find that out by an exception.
-        fields = step_packer.fields_at(
-            step_packer.everything, [column.ctypes.data for column in columns]
-        )
-        fields[:, ARRAY_STRIDE] = [column.strides[0] for column in columns]
-        return from_step(fields, start)
 
     def _end(self, stream: int, flags: int, final: Ids) -> None:
         self._table_state.table.end_stream(stream, flags, final)

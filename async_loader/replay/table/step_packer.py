@@ -1,9 +1,10 @@
-"""Checks steps, and lays them out for kernels: as sources with an address and a stride."""
+"""Checks steps, and packs them as records."""
 
 from __future__ import annotations
 
-import contextlib
+import struct
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,73 +13,159 @@ from async_loader import tensors, tree
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import length_of
 from async_loader.replay.array_types import Array, Bools, Ids
-from async_loader.replay.base.array_address import address_of
-from async_loader.replay.base.field_table import ARRAY_ADDRESS, NO_FIELDS
-from async_loader.replay.base.row_format import AWAITS, ENDS, TERMINATED, TRUNCATED
+from async_loader.replay.base.record_layout import HEAD_BYTES, RecordLayout
+from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL, TERMINATED, TRUNCATED
 from async_loader.replay.table.field_validator import FieldValidator
-from async_loader.replay.table.storage import StorageLayout
-from async_loader.schema import Schema
+from async_loader.replay.table.records import Rows, plain_heads
+from async_loader.schema import Field, Schema
 
-Steps = tuple[Ids, Ids, Ids, object]
-"""Many checked steps, as kernels take them. A plain tuple: it is made for every call.
-
-- the table of fields of the steps, and that of their final observations; see field_table.py
-- the flags ``[steps]``: how each stands in its episode
-- what these tables point to, to be kept until the steps are written
-"""
+_look: Any = attrgetter("__class__", "dtype", "shape")
+NOT_PACKED = (struct.error, OverflowError)
+"""What `StepPacker.pack_into` raises for a number that its field cannot hold."""
+_FORMATS = {np.dtype(name).char: sign for name, sign in (
+    ("bool", "?"), ("int8", "b"), ("uint8", "B"), ("int16", "h"), ("uint16", "H"),
+    ("int32", "i"), ("uint32", "I"), ("int64", "q"), ("uint64", "Q"),
+    ("float16", "e"), ("float32", "f"), ("float64", "d"),
+)}  # fmt: skip
+"""Formats of `struct` for numbers. It refuses what a field does not hold, as `FieldValidator`."""
 
 
 class StepPacker:
-    """Checks and packs the steps of one writing process.
+    """Checks steps of a schema, and packs them as the records of one layout. Any thread.
 
-    Used under its lock, except where a method says otherwise.
+    Packed are values in the order of the records: small fields as they lie in memory, numbers as
+    they are and arrays as bytes, then the large fields as arrays.
 
     Parameters
     ----------
-    layout : StorageLayout
-    base : int
-        Address of row 0.
+    schema : Schema
+    layout : RecordLayout, optional
+
+    Attributes
+    ----------
+    pack_into : callable
+        ``pack_into(memory, at, stream, flags, priority, *small)`` writes a record in frame 0.
+    fits : list of FieldValidator
+    followed : list of int
+        Fields that a final observation has.
+    nothing : list
+        Packed zeros.
     """
 
-    def __init__(self, layout: StorageLayout, base: int) -> None:
-        self.schema = schema = layout.schema
+    def __init__(self, schema: Schema, layout: RecordLayout | None = None) -> None:
+        self.schema, self.layout = schema, RecordLayout.of(schema) if layout is None else layout
         self.fits = [FieldValidator(field) for field in schema.fields]
         self._kinds = [
             (fit, f.dtype, f.shape, f.dtype.type if f.shape == () else None)
             for fit, f in zip(self.fits, schema.fields, strict=True)
         ]
-        self.leaves = _leaves_of(schema)
-        self.everything = list(range(len(schema.fields)))
-        places = zip(layout.places, schema.fields, strict=True)
-        self._template = np.array(
-            [(base + offset, stride, f.nbytes, 0, f.nbytes) for (offset, stride), f in places],
-            np.int64,
-        )
-        self._cells = [np.zeros((1, *field.shape), field.dtype) for field in schema.fields]
-        self._one = self.fields(self.everything, self._cells)
         self.terminated, self.truncated, self.done = end_fields(schema)
         self.ends = [i for i in (self.terminated, self.truncated, self.done) if i >= 0]
         self.followed = [i for i, field in enumerate(schema.fields) if field.next is not None]
         every = list(tree.paths(schema.structure))
         self._paths = [every[i] for i in self.followed]
         self._tops = list(dict.fromkeys(path[0] for path in self._paths))
-        self._final_cells = [np.zeros_like(self._cells[i]) for i in self.followed]
-        self._one_final = self.fields(self.followed, self._final_cells)
+        # Of the last batch whose columns were stored as they were: such need no checks.
+        self._looks: list[object] = []
+        self._zeros: list[Any] = [np.zeros(field.shape, field.dtype) for field in schema.fields]
+        self._arrange()
+        self.nothing = self.packed(self._zeros)
 
-    def fields(self, which: list[int], sources: Sequence[Array]) -> Ids:
-        """Return the table of fields for `kernels.write`, of sources ``[steps, *shape]``."""
-        return self.fields_at(which, [address_of(source) for source in sources])
+    def _arrange(self) -> None:
+        """Compute how records are packed."""
+        fields, layout = self.schema.fields, self.layout
+        # a field without elements begins where the next one does
+        small = sorted((layout.offsets[i] or 0, fields[i].nbytes, i) for i in layout.small)
+        form, at = "<IId", HEAD_BYTES
+        for offset, nbytes, i in small:
+            sign = _FORMATS[fields[i].dtype.char] if _is_number(fields[i]) else f"{nbytes}s"
+            form, at = f"{form}{offset - at}x{sign}", offset + nbytes
+        packer = struct.Struct(f"{form}{layout.stride - at}x")
+        self.pack_into = packer.pack_into
+        self._order = order = [*(i for *_, i in small), *layout.large]
+        placed = list(enumerate(fields[i] for i in order))
+        # two lists: a test in one loop over all would cost 15 ns a field
+        self._numbers = [(k, _types(one)) for k, one in placed if _is_number(one)]
+        arrays = [(k, one.dtype, one.shape) for k, one in placed if not _is_number(one)]
+        self._arrays = [one for one in arrays if one[0] < len(small)]
+        self._large = [one for one in arrays if one[0] >= len(small)]
+        self._packed_ends = [order.index(i) for i in self.ends]
+        self._get, self._width = _getter_of(self.schema, order)
+        self._get_columns, self._batch_width = _getter_of(self.schema, list(range(len(fields))))
+        if any(fields[i].shape for i in self.ends):
+            self._width = -1  # bytes say nothing about an end
 
-    def fields_at(self, which: list[int], addresses: list[int]) -> Ids:
-        """As `fields`, of sources with known addresses."""
-        made = self._template.copy() if which is self.everything else self._template[which]
-        for i, address in enumerate(addresses):
-            made[i, ARRAY_ADDRESS] = address
-        return made
+    def pack(
+        self, step: Mapping[str, Any], said: int = 0, has_final: bool = False
+    ) -> tuple[list[Any], int]:
+        """Check one step. Return its packed values, and its flags: those of its fields, and
+        ``said``. See NOTE [done].
+
+        Raises
+        ------
+        SchemaError
+            Also if the episode is cut off and the observation after it is needed and missing; or
+            is given and the episode goes on.
+        """
+        if len(step) != self._width or type(step) is not dict:
+            return self.pack_unusual(step, said, has_final)
+        try:
+            values = list(self._get(step))
+        except KeyError:
+            return self.pack_unusual(step, said, has_final)
+        for k, types in self._numbers:
+            if type(values[k]) not in types:
+                return self.pack_unusual(step, said, has_final)
+        for k, dtype, shape in self._arrays:
+            value = values[k]
+            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+                return self.pack_unusual(step, said, has_final)
+            values[k] = value.tobytes()
+        for k, dtype, shape in self._large:
+            value = values[k]
+            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+                return self.pack_unusual(step, said, has_final)
+        for k in self._packed_ends:
+            if values[k]:
+                return self.pack_unusual(step, said, has_final)
+        return values, self.check_end(said, has_final) if said or has_final else 0
+
+    def pack_unusual(
+        self, step: Mapping[str, Any], said: int = 0, has_final: bool = False
+    ) -> tuple[list[Any], int]:
+        """As `pack`, for any step; says what is wrong with it."""
+        values = self.values(step)
+        flags = said
+        if self.terminated >= 0 and values[self.terminated]:
+            flags |= TERMINATED
+        if self.truncated >= 0 and values[self.truncated]:
+            flags |= TRUNCATED
+        if self.done >= 0 and values[self.done] and not flags & TRUNCATED:
+            flags |= TERMINATED
+        return self.packed(values), self.check_end(flags, has_final)
+
+    def packed(self, values: Sequence[Any]) -> list[Any]:
+        """Pack checked values."""
+        packed: list[Any] = []
+        for i in self._order:
+            field, value = self.schema.fields[i], values[i]
+            if not _is_number(field):
+                value = np.asarray(value, field.dtype)
+                packed.append(value.tobytes() if len(packed) < len(self.layout.small) else value)
+            else:
+                packed.append(value.item() if isinstance(value, np.ndarray | np.generic) else value)
+        return packed
+
+    def final(self, final_obs: object) -> list[Any]:
+        """Check one final observation. Return its packed values."""
+        values = self._zeros.copy()
+        for i, value in zip(self.followed, self.final_values(final_obs), strict=True):
+            values[i] = value
+        return self.packed(values)
 
     def values(self, step: Mapping[str, Any]) -> list[Any]:
-        """Check one step and return its values. Any thread, without the lock."""
-        values = self.leaves(step)
+        """Check one step. Return its values, in the order of the schema."""
+        values = self.schema.leaves(step)
         for i, (fit, dtype, shape, scalar) in enumerate(self._kinds):
             value = values[i]
             kind = type(value)
@@ -88,84 +175,74 @@ class StepPacker:
                 values[i] = fit.value(value)
         return values
 
-    def put(self, values: Sequence[Any]) -> Ids:
-        """Lay out one step. Return its table of fields for `kernels.write`."""
-        for cell, value in zip(self._cells, values, strict=True):
-            cell[0] = value
-        return self._one
-
-    def put_final(self, values: Sequence[Any]) -> Ids:
-        """Lay out one final observation. Return its table of fields."""
-        for cell, value in zip(self._final_cells, values, strict=True):
-            cell[0] = value
-        return self._one_final
-
     def columns(self, batch: Mapping[str, Any]) -> list[Array]:
-        """Check many steps.
-
-        Return their columns, contiguous, in the fields' dtypes. Any thread, without the lock.
-        """
-        columns = self.leaves(batch)
-        for i, (_, dtype, shape, _) in enumerate(self._kinds):
+        """Check many steps. Return their columns, in the fields' dtypes."""
+        if len(batch) == self._batch_width and type(batch) is dict:
+            try:
+                columns = list(self._get_columns(batch))
+            except KeyError:
+                columns = self.schema.leaves(batch)
+        else:
+            columns = self.schema.leaves(batch)
+        try:
+            looks = list(map(_look, columns))
+        except AttributeError:  # a list, a number
+            looks = []
+        if looks == self._looks and looks:
+            return columns
+        exact = bool(looks)
+        for i, (fit, dtype, shape, _) in enumerate(self._kinds):
             value = columns[i]
             if (
                 type(value) is not np.ndarray
-                or not value.ndim
                 or value.dtype is not dtype
+                or not value.ndim
                 or value.shape[1:] != shape
-                or not value.flags.c_contiguous
             ):
-                columns[i] = self.column(i, value)
+                columns[i] = fit.column(value).astype(dtype, copy=False)
+                exact = False
         length_of(self.schema, columns)
+        if exact:
+            self._looks = looks
         return columns
 
-    def column(self, i: int, value: object) -> Array:
-        """As `columns`, for one field."""
-        fit, dtype, *_ = self._kinds[i]
-        return np.ascontiguousarray(fit.column(value), dtype)
-
-    def steps(self, batch: Mapping[str, Any], final_obs: object, said: Ids | None) -> Steps:
-        """Check many steps. Any thread, without the lock.
+    def rows(
+        self,
+        batch: Mapping[str, Any],
+        said: Ids | None = None,
+        final_obs: object = None,
+    ) -> Rows:
+        """Check many steps; final observations come behind their steps.
 
         Parameters
         ----------
-        said : int64 array [rows] | None
+        said : int array [rows] | None
             Flags beside those that the fields ``terminated``, ``truncated`` and ``done`` hold.
         """
-        columns = self.columns(batch)
+        columns, repeats = self.columns(batch), None
         if said is None and final_obs is None and not self.may_end(columns):
-            flags = np.zeros(len(columns[0]), np.int64)
-            return self.fields(self.everything, columns), NO_FIELDS, flags, columns
+            return Rows(columns)
         flags = self.column_ends(columns, said)
-        final, finals, has_final = NO_FIELDS, None, np.zeros(len(flags), np.bool_)
+        has_final, finals = np.zeros(len(flags), np.bool_), None
         if final_obs is not None:
             finals, has_final = self.final_columns(final_obs, flags & ENDS != 0)
-            final = self.fields(self.followed, finals)
-        flags = self.check_ends(flags, has_final)
-        return self.fields(self.everything, columns), final, flags, (columns, finals)
+        heads = plain_heads(len(flags))
+        heads["flags"] = self.check_ends(flags, has_final)
+        if finals is not None and has_final.any():
+            repeats = 1 + has_final
+            ends = np.flatnonzero(has_final)
+            behind = np.cumsum(repeats)[ends] - 1
+            columns = [np.repeat(column, repeats, 0) for column in columns]
+            for i, final in zip(self.followed, finals, strict=True):
+                columns[i][behind] = final[ends]
+            heads = np.repeat(heads, repeats)
+            heads["flags"][behind] = FINAL
+        return Rows(columns, heads, repeats)
 
     # -- ends of episodes --------------------------------------------------------------------------
 
-    def flags(self, values: Sequence[Any], has_final: bool, said: int = 0) -> int:
-        """Return the flags of one step: those of its fields, and ``said``. See NOTE [done].
-
-        Raises
-        ------
-        SchemaError
-            If the episode is cut off and the observation after it is needed and missing; or is
-            given and the episode goes on.
-        """
-        flags = said
-        if self.terminated >= 0 and values[self.terminated]:
-            flags |= TERMINATED
-        if self.truncated >= 0 and values[self.truncated]:
-            flags |= TRUNCATED
-        if self.done >= 0 and values[self.done] and not flags & TRUNCATED:
-            flags |= TERMINATED
-        return self.check_end(flags, has_final)
-
     def check_end(self, flags: int, has_final: bool) -> int:
-        """Return the flags, with AWAITS if a final observation follows. Raises as `flags`."""
+        """Return the flags, with AWAITS if a final observation follows. Raises as `pack`."""
         if not self.followed:
             return flags
         if has_final:
@@ -185,8 +262,10 @@ class StepPacker:
 
     def may_end(self, columns: Sequence[Array]) -> bool:
         """Return whether a step of these columns may end its episode."""
-        # a third of what `any()` takes
-        return any(columns[i].tobytes().strip(b"\0") for i in self.ends)
+        for i in self.ends:  # noqa: SIM110  # a generator takes longer
+            if columns[i].tobytes().strip(b"\0"):  # a third of what `any()` takes
+                return True
+        return False
 
     def column_ends(self, columns: Sequence[Array], said: Ids | None = None) -> Ids:
         """Return the flags of many steps: those of their fields, and ``said``."""
@@ -302,24 +381,23 @@ def rows_of(value: Any, what: str) -> int:
         ) from None
 
 
-def _leaves_of(schema: Schema) -> Callable[[Any], list[Any]]:
+def _getter_of(schema: Schema, order: list[int]) -> tuple[Callable[[Any], Sequence[Any]], int]:
+    """Return what takes values out of a dict in this order, and how many keys it has to have."""
     root = schema.structure
-    return (
-        _Flat(schema, root.keys)
-        if isinstance(root, tree.Node) and root.kind is dict and not any(root.children)
-        else schema.leaves
-    )
+    if not isinstance(root, tree.Node) or root.kind is not dict or not order:
+        return schema.leaves, -1
+    nested = any(root.children)
+    names: list[Any] = order if nested else [root.keys[i] for i in order]
+    get: Any = itemgetter(*names) if len(names) > 1 else lambda step: (step[names[0]],)
+    return (lambda step: get(schema.leaves(step))) if nested else get, len(root.keys)
 
 
-class _Flat:
-    """The leaves of a step without nested fields; faster than `Schema.leaves`."""
+def _is_number(field: Field) -> bool:
+    """Return whether `struct` has a format for the field's values."""
+    return not field.shape and field.dtype.isnative and field.dtype.char in _FORMATS
 
-    def __init__(self, schema: Schema, keys: Sequence[str]) -> None:
-        self._schema = schema
-        self._keys = keys
 
-    def __call__(self, step: Mapping[str, Any]) -> list[Any]:
-        if len(step) == len(self._keys):
-            with contextlib.suppress(KeyError):
-                return [step[key] for key in self._keys]
-        return self._schema.leaves(step)
+def _types(field: Field) -> frozenset[type]:
+    """Return the types of values that a number's place in the format takes as they are."""
+    others = {"b": (), "f": (float, np.float64)}.get(field.dtype.kind, (int,))
+    return frozenset((field.dtype.type, bool, *others))

@@ -20,19 +20,32 @@ from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterState, check_room
 from async_loader.replay.rate_limiter import RateLimiter
-from async_loader.replay.samplers import Sampler
+from async_loader.replay.samplers import (
+    Balanced,
+    Fifo,
+    Lifo,
+    MaxHeap,
+    MinHeap,
+    Prioritized,
+    RankPrioritized,
+    Recency,
+    Sampler,
+    Uniform,
+)
 from async_loader.replay.samplers.priority_rules import unused
 from async_loader.replay.sequence_limits import check_sequences
 from async_loader.replay.table.sequence_sampler import SequenceSampler
-from async_loader.replay.table.staged_steps import StagedSteps
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.waiters import Waiters
-from async_loader.replay.table.write import Staged
 from async_loader.replay.views import Sequences, View, links
 from async_loader.schema import Schema
 
 _FORK_WAIT_S = 1.0
+_KNOWN: frozenset[type] = frozenset(
+    (Balanced, Fifo, Lifo, MaxHeap, MinHeap, Prioritized, RankPrioritized, Recency, Uniform)
+)
+"""Samplers that raise no error when they are told of items."""
 _GOALS = 0x676F616C
 """The kind of seeds for hindsight goals: samplers and sources have those with lower keys."""
 
@@ -84,12 +97,11 @@ class TableAccess:
         # Whether the sampler, the remover or a source's sampler uses priorities.
         self.prioritized = sampler.prioritized or remover.prioritized
         self._table: Table | None = None
-        self._step_packer: StepPacker | None = None
         # Whether items are read with the steps beside them; see `_link`.
         self.linked = links(view)
-        # How `Inserter.add` adds most steps; see staged_steps.py. `None`: at once.
-        self.staged: StagedSteps | None = None
-        self.may_stage = True
+        # Whether something reads the table without `catch_up`: nothing is gathered then.
+        self.served = False
+        self.needs_priority = False  # a step without one may be refused
         # Ids of items to be ended: see `end_later`.
         self._ending: Ids | None = None
         # What draws the sequences of each view; see TableState.sequence_sampler.
@@ -117,10 +129,10 @@ class TableAccess:
         self.foreign = True
         self.lock = self._new_lock()
         self.waiters = Waiters(self.lock)
-        self.staged = None
         if self._table is not None:
-            self._table.staged = None  # these are the parent's to write
+            self._table.records.count = 0  # these are the parent's to write
             self._table.part()
+            self.gather()
 
     def goal_seeds(self) -> np.random.SeedSequence:
         """Return the seed of the next random numbers for hindsight goals.
@@ -143,9 +155,10 @@ class TableAccess:
 
         Under the lock.
         """
-        self.stop_staging()
+        self.table.finish()
         self.table.attach(sampler)
         self.prioritized |= sampler.prioritized
+        self.gather()
 
     def let_go_of(self, sampler: Sampler) -> None:
         """Detach a sampler at the table's next change.
@@ -170,8 +183,7 @@ class TableAccess:
 
     @property
     def step_packer(self) -> StepPacker:
-        assert self._step_packer is not None
-        return self._step_packer
+        return self.table.packer
 
     @property
     def limits(self) -> LimiterState | None:
@@ -199,12 +211,13 @@ class TableAccess:
         elif self.capacity is not None:
             check_room(limiter, self.capacity, self.capacity)
         with self.lock:
-            self.stop_staging()
+            self.catch_up()
             before = self.limiter
             self._limits = None if limiter is None else LimiterState(limiter)
             if self._table is not None:
                 self._table.keeps = self._keeps(self._table.storage.layout.capacity)
                 self.carry_account(before)
+                self.gather()
             self.waiters.ring()
 
     def carry_account(self, before: RateLimiter | None) -> None:
@@ -276,36 +289,31 @@ class TableAccess:
             self.table.delete(ids)
             self._ending = None if self._ending is ids else self._ending[len(ids) :]
 
-    def stage(self) -> None:
-        """Let steps be staged from now on, unless something forbids it. Under the lock."""
-        table, step_packer = self._table, self._step_packer
-        if self.may_stage and table is not None and step_packer is not None:
-            self.may_stage = StagedSteps.suits(table)
-            if self.may_stage and self._takes_staged(table):
-                self.staged = table.staged = StagedSteps(step_packer, self.lock, self.waiters)
+    def gather(self) -> None:
+        """Decide how many records a table gathers, see records.py, NOTE [records]. Under the lock.
 
-    def stage_in(self, staged: Staged) -> bool:
-        """Have the table take the steps of ``staged`` when it is used next, from now on until
-        `stop_staging`. Return whether nothing forbids it. Under the lock, after `own`.
+        Errors of samplers belong to the call that adds the step.
         """
-        if not self._takes_staged(self.table):
-            return False
-        self.stop_staging()
-        self.table.staged = staged
-        return True
-
-    def _takes_staged(self, table: Table) -> bool:
-        return self._limits is None and not self.closed and StagedSteps.allowed(table)
-
-    def stop_staging(self) -> None:
-        """Write the steps that are staged, and stage no more until `stage`. Under the lock."""
         table = self._table
-        if table is not None and table.staged is not None:
-            table.finish()
-            table.staged = None
-        if self.staged is not None:
-            self.staged.stopped = True
-            self.staged = None
+        if table is None:
+            return
+        one_by_one = (
+            self.served
+            or self.closed
+            or self.foreign
+            or self._limits is not None
+            or table.free is not None
+            or table.ring is not None
+            or table.uses_up
+            or any(type(one) not in _KNOWN for one in table.samplers)
+        )
+        table.records.limit = 1 if one_by_one else table.records.capacity - 1
+        self.needs_priority = False
+        try:
+            for sampler in table.prioritized:
+                sampler.check(np.full(1, np.nan))
+        except ConfigError:
+            self.needs_priority = True
 
     def count_items(self) -> int:
         """Return how many items can be drawn."""
@@ -361,10 +369,9 @@ _all: weakref.WeakSet[TableAccess] = weakref.WeakSet()
 
 
 def _before_fork() -> None:
-    """Write staged steps: the child may draw what this process has added."""
+    """Write what was gathered: the child may draw what this process has added."""
     for one in list(_all):
-        staged = None if one._table is None else one._table.staged
-        if staged is None or not staged.count:
+        if one._table is None or not one._table.records.count:
             continue
         # Another thread that holds the lock is about to write them.
         if one.lock.acquire(timeout=_FORK_WAIT_S):

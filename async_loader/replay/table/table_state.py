@@ -23,7 +23,6 @@ from async_loader.replay.samplers.binding import like
 from async_loader.replay.sequence_limits import check_sequences
 from async_loader.replay.table.lag_sampler import REASONS, LagSampler
 from async_loader.replay.table.sequence_sampler import SequenceSampler
-from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_access import TableAccess
@@ -59,8 +58,9 @@ class TableState(TableAccess):
         with self.lock:
             if self.foreign:
                 return
-            self.stop_staging()
+            self.catch_up()
             self.closed = True
+            self.gather()
             self.waiters.ring()
 
     def start(self, schema: Schema) -> None:
@@ -116,10 +116,10 @@ class TableState(TableAccess):
         if not loaded:
             self._see(table, schema)
         self.sampler.bind(table.items, for_sampler)
-        self._step_packer = StepPacker(layout, storage.base)
         self.capacity, self.schema = layout.capacity, schema
         self._link(table)
         self._table = table
+        self.gather()
 
     def _check_compressed(self, layout: StorageLayout) -> None:
         """Raise for a table that cannot keep compressed values. Nothing is allocated yet."""
@@ -136,7 +136,6 @@ class TableState(TableAccess):
                 "compress need, and this table may lose no item before it was drawn: leave "
                 "max_bytes out (memory is taken as values come), or leave the codec out"
             )
-        self.may_stage = False
 
     def _see(self, table: Table, schema: Schema) -> None:
         if self.view is not None:
@@ -261,10 +260,12 @@ class TableState(TableAccess):
 
     def begin_again(self) -> None:
         """Empty the table, which keeps its memory and samplers. Under the lock."""
-        self.stop_staging()
-        self.table.keeps = self._keeps(self.table.storage.layout.capacity)
-        self.table.begin_again()
+        table = self.table
+        table.finish()
+        table.keeps = self._keeps(table.storage.layout.capacity)
+        table.begin_again()
         self.default_thread, self._ending = 0, None
+        self.gather()
 
     def go_on(self, lookahead: int) -> None:
         """Adapt the loaded table to the successors of its view and of the views so far.

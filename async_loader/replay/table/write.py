@@ -1,108 +1,165 @@
-"""Writes steps into a table."""
+"""Writes records into a table."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from async_loader.replay.array_types import Array, Floats, Ids
+from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base import row_format as r
-from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
+from async_loader.replay.base.array_address import address_of
+from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, WRITING
+from async_loader.replay.base.record_layout import HEAD, HEAD_BYTES
 from async_loader.replay.table import rebuild
 from async_loader.replay.table.compressed_ring import CompressedRing, Packed
 from async_loader.replay.table.free_rows import FreeRows
+from async_loader.replay.table.records import Batches, Records, RowSource
 from async_loader.replay.table.room import TableRoom
+from async_loader.replay.table.step_packer import StepPacker
 from async_loader.source import Applied
 
-
-class Staged(Protocol):
-    """Steps that are to be written together: `staged_steps.StagedSteps`."""
-
-    count: int
-
-    def taken(self) -> tuple[Any, ...]:
-        """Return the arguments of `TableWriting._write` after the first."""
+_GATHERED, _BYTES = 448, 1 << 18
+"""Records that are gathered, and their bytes, at most."""
+_ROW_BYTES = 1 << 12
+"""Bytes of a record, beyond which a second copy costs more than a call."""
 
 
 class TableWriting(TableRoom):
     """The layer of a table that writes rows. Under the table's lock."""
 
-    staged: Staged | None = None
-    """Steps that `finish` writes. See staged_steps.py, NOTE [staged steps]."""
-    _staged_at = -1
-    """The id of the first of these, while they are written."""
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        storage = self.storage
+        schema, places = storage.layout.schema, storage.layout.places
+        self._fields = np.array(
+            [
+                (storage.base + offset, stride, field.nbytes, 0, field.nbytes)
+                for (offset, stride), field in zip(places, schema.fields, strict=True)
+            ],
+            np.int64,
+        ).reshape(-1, WRITING)
+        self.packer = packer = StepPacker(schema)
+        each = packer.layout.row_bytes
+        most = 1 if each > _ROW_BYTES else min(_GATHERED, _BYTES // each, 2 * self._burst - 1)
+        # Behind the last step there is room for its final observation.
+        self.records = Records(packer.layout, packer.pack_into, most + 1)
+        self.records.limit = most
+        self._singles = RowSource.of(self._of_records(), self.records.heads)
+        self._source = self._singles
+        self._batches: Batches | None = None
+        self._ids = np.full(most + 1, -1, np.int64)
 
-    def write(
-        self,
-        fields: Ids,
-        final: Ids,
-        count: int,
-        streams: Ids,
-        flags: Ids,
-        given: Floats,
-        ids: Ids,
-        keep: object = None,
-    ) -> None:
-        """Write ``count`` steps whose sources ``fields`` describes (see `kernels.write`).
-
-        ``ids``: where their ids go, -1 each before. ``keep``: what the sources lie in.
+    def _of_records(self) -> Ids:
+        """Return the table of fields of `records`. Small fields lie in them as they do in rows, and
+        are copied together.
         """
+        records, layout = self.records, self.storage.layout
+        fields, packed = self.fields_of(records.views), records.layout
+        places = [place for place, _ in layout.places]
+        if (
+            self.ring is not None
+            or not packed.small
+            or any(
+                places[i] - r.HEAD_BYTES != (packed.offsets[i] or 0) - HEAD_BYTES
+                for i in packed.small
+            )
+        ):
+            return fields
+        first, heads = self.storage.base + r.HEAD_BYTES, records.heads.ctypes.data
+        nbytes = min(packed.stride - HEAD_BYTES, layout.stride - r.HEAD_BYTES)
+        small = (first, layout.stride, nbytes, heads + HEAD_BYTES, packed.stride)
+        return np.array([small, *fields[list(packed.large)].tolist()], np.int64)
+
+    def fields_of(self, columns: Sequence[Array], which: list[int] | None = None) -> Ids:
+        """Return the table of fields of records in these columns; all fields, or ``which``.
+
+        Keep the columns while it is used.
+        """
+        fields = self._fields.copy() if which is None else self._fields[which]
+        # `address_of` would find out by an exception that a column is strided
+        fields[:, ARRAY_ADDRESS] = [
+            address_of(one) if one.flags.c_contiguous else one.ctypes.data for one in columns
+        ]
+        fields[:, ARRAY_STRIDE] = [column.strides[0] for column in columns]
+        return fields
+
+    def ids_at(self, place: int, count: int) -> Ids:
+        """Return the ids of ``count`` records from this place of `records` on."""
+        if self.free is None:
+            first = self.records.first + place
+            return np.arange(first, first + count)
+        return self._ids[place : place + count].copy()
+
+    def write_records(self) -> None:
+        """Write what was gathered, but for what an interrupted call has written."""
+        records = self.records
+        count, done = records.count, 0
+        if self.free is None:
+            done = int(self.g[r.CURSOR]) - records.first
+        else:
+            records.count = 0
+        self.write(self._source, count, self._ids, done)
+        records.count = 0
+
+    def gather_batch(self, columns: Sequence[Array], heads: bytes) -> int:
+        """Gather a batch of records. Return the place of the first; -1 if it is to be written
+        at once: it is large, or not contiguous.
+        """
+        records, count = self.records, len(heads) // HEAD.itemsize
+        if not 0 < 2 * count <= records.limit:
+            return -1
+        try:
+            packed = b"".join((heads, *columns))  # type: ignore[arg-type]
+        except (TypeError, ValueError, BufferError):  # also of columns without a buffer, as times
+            return -1
+        batches = self._batches
+        if batches is None or count != batches.rows:
+            self.single()
+            batches = self._batches = Batches(self._fields, count, records.limit)
+        if records.single or records.count + count > batches.most:
+            self.finish()
+            records.single, self._source = False, batches.source
+        place = records.count
+        if not place:
+            records.first = int(self.g[r.CURSOR])
+        at = place * batches.row_bytes
+        batches.memory[at : at + len(packed)] = packed
+        records.count = place + count
+        return place
+
+    def single(self) -> None:
+        """Let single records be gathered, not batches."""
+        self.finish()
+        self.records.single, self._source = True, self._singles
+
+    def write(self, source: RowSource, count: int, ids: Ids, start: int = 0) -> None:
+        """Write records of a source, from ``start`` to ``count``. ``ids``: where their ids go."""
         if self._stale:
-            self.begin_anew(streams.tolist())
-        self._write(0, fields, (count, 0), final, count, streams, flags, given, ids, keep)
+            self.begin_anew(source.heads["stream"].ravel()[start:count].tolist())
+        while start < count:
+            stop = min(count, start + 2 * self._burst)
+            if self.free is not None:
+                stop = start + 1
+                self._overwrite(self.free, source, start, ids)
+            else:
+                fields, _, *heads = source
+                if self.ring is not None:
+                    packed = self.ring.pack(fields, start, stop)
+                    fields, stop = packed.fields, packed.stop
+                    self._put_compressed(self.ring, packed)
+                self._ready(stop - start)
+                self.unfinished = True
+                self._k.write(self.g, fields, *heads, start, stop, ids, self._changes)
+                self._commit_compressed()
+            self.settle()
+            start = stop
 
     def load_writing(self) -> None:
         """Load the kernel that writes, which the first steps would wait for: 0.3 s."""
-        none = np.empty(0, np.int64)
-        self._k.write(
-            self.g, NO_FIELDS, 0, 0, 1, 0, NO_FIELDS, none, none, NO_PRIORITIES, none, self._changes
-        )
-
-    def _write(
-        self,
-        start: int,
-        fields: Ids,
-        block: tuple[int, int],
-        final: Ids,
-        count: int,
-        streams: Ids,
-        flags: Ids,
-        given: Floats,
-        ids: Ids,
-        keep: object,
-    ) -> None:
-        """As `write`, from step ``start`` on; ``block``: ``per`` and ``between`` of the kernel."""
-        while start < count:
-            if self.free is not None:
-                stop = start + 1
-                self._overwrite(self.free, fields, start, streams, flags, given, ids)
-            else:
-                stop = min(count, start + self._burst)
-                source, last = fields, final
-                self.unfinished = True
-                if self.ring is not None:
-                    packed = self.ring.pack(fields, final, start, stop, flags)
-                    source, last, stop = packed.fields, packed.final, packed.stop
-                    self._put_compressed(self.ring, packed)
-                self._ready(2 * (stop - start))
-                self.unfinished = True
-                self._k.write(
-                    self.g,
-                    source,
-                    start,
-                    stop,
-                    *block,
-                    last,
-                    streams,
-                    flags,
-                    given,
-                    ids,
-                    self._changes,
-                )
-            self._commit_compressed()
-            self.settle()
-            start = stop
+        fields, _, *heads = self._source
+        self._k.write(self.g, fields, *heads, 0, 0, self._ids, self._changes)
 
     def _put_compressed(self, ring: CompressedRing, packed: Packed) -> None:
         """Put compressed values into the ring. The oldest steps leave the table if it is full."""
@@ -126,38 +183,28 @@ class TableWriting(TableRoom):
         """See `TableStreams.end_stream`."""
         packed = None  # until the kernel has copied its locators
         if self.ring is not None and len(final) and self.last[stream] >= 0:
-            packed = self.ring.pack_final(final)
+            packed = self.ring.pack(final, 0, 1)
             self._put_compressed(self.ring, packed)
             final = packed.fields
         super().end_stream(stream, flags, final)
         self._commit_compressed()
         del packed
 
-    def _overwrite(
-        self, free: FreeRows, fields: Ids, i: int, streams: Ids, flags: Ids, given: Floats, ids: Ids
-    ) -> None:
+    def _overwrite(self, free: FreeRows, source: RowSource, i: int, ids: Ids) -> None:
         if not free.left():
             self.remove(self.remover.draw(1).rows)
-        self.unfinished = True
-        priority = float(given[i]) if len(given) else np.nan
         self._ready(1)
+        self.unfinished = True
         row = free.take()
-        self._k.overwrite(
-            self.g, fields, i, row, int(streams[i]), int(flags[i]), priority, ids, self._changes
-        )
+        fields, _, address, apart, *_ = source
+        self._k.overwrite(self.g, fields, address, apart, i, row, ids, self._changes)
 
     def finish(self) -> None:
-        """Rebuild what an interrupted call left half done, and write staged steps."""
+        """Rebuild what an interrupted call left half done, and write what was gathered."""
         if self.unfinished:
             rebuild.rebuild(self)
-        staged = self.staged
-        if staged is not None and staged.count:
-            cursor = int(self.g[r.CURSOR])
-            if self._staged_at < 0:
-                self._staged_at = cursor
-            # those that an interrupted call has written
-            self._write(cursor - self._staged_at, *staged.taken())
-            staged.count, self._staged_at = 0, -1
+        if self.records.count:
+            self.write_records()
 
     def patch(self, ids: Ids, columns: dict[int, Array]) -> Applied:
         """Overwrite fields (by position) of the steps that are still there.

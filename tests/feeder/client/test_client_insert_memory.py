@@ -17,7 +17,7 @@ from test_client_shared import LARGE, Feeder, check, process, replay, rows, serv
 from async_loader.errors import OutOfMemory
 from async_loader.feeder import connect
 from async_loader.feeder.client import insert_memory
-from async_loader.feeder.client.row_buffer import RowBuffer
+from async_loader.feeder.client.row_packer import RowBuffer
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
 from async_loader.shm.segment import Segment

@@ -508,8 +508,8 @@ def test_final_observations_follow_their_steps(address):
             (1, FINAL),
             (0, TERMINATED),
             (0, FINAL | TRUNCATED),
-            (0, TRUNCATED),
-            (0, FINAL),
+            (0, 0),
+            (0, FINAL | TRUNCATED | SHOWN),
             (0, 0),
             (0, FINAL | TERMINATED | SHOWN),
         ]
