@@ -10,7 +10,7 @@ both derived anew from the rows. Whether the call had its effect is not said.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from async_loader.replay.array_types import Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Sampler
 
-if TYPE_CHECKING:
-    from async_loader.replay.table.items import TableItems
+Items: TypeAlias = Any
+"""A `TableItems`, whose file uses this one."""
 
 
-def complete(table: TableItems, rows: Ids, ahead: int) -> Ids:
+def complete(table: Items, rows: Ids, ahead: int) -> Ids:
     """Return those of the rows of steps that have ``ahead`` successors, or all that will come."""
     heads, ids = table.storage.heads(), table.ids
     flags, after = heads[:, r.FLAGS // 8], heads[:, r.NEXT // 8]
@@ -35,7 +35,7 @@ def complete(table: TableItems, rows: Ids, ahead: int) -> Ids:
     return rows
 
 
-def derive(table: TableItems, first: int) -> None:
+def derive(table: Items, first: int) -> None:
     """Find out from rows that were put in place which of them hold items.
 
     ``first``: the first step that can be shown whole.
@@ -65,7 +65,7 @@ def derive(table: TableItems, first: int) -> None:
     g[r.WAITING] = len(steps) - g[r.COUNT]
 
 
-def rebuild(table: TableItems) -> None:
+def rebuild(table: Items) -> None:
     """Derive counts, free rows, and what samplers know of items from the rows."""
     table.unfinished = True
     table._sort_told()
@@ -95,7 +95,7 @@ def rebuild(table: TableItems) -> None:
     table.unfinished = False
 
 
-def look_ahead(table: TableItems, steps: int) -> None:
+def look_ahead(table: Items, steps: int) -> None:
     """Have items keep ``steps`` successors: those at open ends wait for theirs, and are none."""
     g, items = table.g, table.items
     alive = np.flatnonzero(items.alive)
@@ -113,14 +113,14 @@ def look_ahead(table: TableItems, steps: int) -> None:
     rebuild(table)
 
 
-def in_order(table: TableItems) -> Ids:
+def in_order(table: Items) -> Ids:
     """Return the rows of all items, by their ids."""
     there = np.flatnonzero(table.items.alive)
     rows: Ids = there[np.argsort(table.ids[there], kind="stable")]
     return rows
 
 
-def tell_all(table: TableItems, sampler: Sampler) -> None:
+def tell_all(table: Items, sampler: Sampler) -> None:
     """Tell a new sampler of all items."""
     there = in_order(table)
     priority = table.given_to(there)
@@ -136,7 +136,7 @@ def tell_all(table: TableItems, sampler: Sampler) -> None:
             sampler.update(there[later], priority[later])
 
 
-def tell_again(table: TableItems, sampler: Sampler) -> None:
+def tell_again(table: Items, sampler: Sampler) -> None:
     """Have a sampler forget all items, and tell it of those that there are."""
     reset = getattr(sampler, "reset", None)
     if reset is None:
