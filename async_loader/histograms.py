@@ -11,18 +11,13 @@ import numpy.typing as npt
 _BARS = 10
 
 
-def finite(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the finite ones of some numbers."""
-    found: npt.NDArray[Any] = values[np.isfinite(values)]
-    return found
-
-
-def summary(values: npt.NDArray[Any]) -> dict[str, float | None] | None:
-    """Return the range of the finite numbers, and their middle; ``None`` without any.
+def histogram(values: npt.NDArray[Any]) -> dict[str, Any] | None:
+    """Return the range of the finite numbers, their middle, and how many are in each part of the
+    range; ``None`` without any.
 
     A number that is too large for a float is ``None``: JSON has none for it.
     """
-    values = finite(values)
+    values = values[np.isfinite(values)]
     if not len(values):
         return None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -32,18 +27,9 @@ def summary(values: npt.NDArray[Any]) -> dict[str, float | None] | None:
             "median": float(np.median(values)),
             "max": float(values.max()),
         }
-    return {name: value if math.isfinite(value) else None for name, value in said.items()}
-
-
-def bars(values: npt.NDArray[Any]) -> tuple[list[int], list[float]]:
-    """Return how many of the finite numbers are in each part of their range, and its edges.
-
-    There is at least one.
-    """
-    values = finite(values)
-    try:
-        with np.errstate(over="ignore", invalid="ignore"):
+        try:
             counts, edges = np.histogram(values, min(_BARS, len(np.unique(values))))
-    except ValueError:  # a range too narrow for these parts, or beyond the largest float
-        return [len(values)], [float(values.min()), float(values.max())]
-    return counts.tolist(), edges.tolist()
+        except ValueError:  # a range too narrow for these parts, or beyond the largest float
+            counts, edges = np.array([len(values)]), np.array([said["min"], said["max"]])
+    finite = {name: value if math.isfinite(value) else None for name, value in said.items()}
+    return {**finite, "counts": counts.tolist(), "edges": edges.tolist()}

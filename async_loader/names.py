@@ -1,7 +1,6 @@
 """Names in messages: short names of callables and objects, and remedies for wrong keywords.
 
-`SAY`, `LEAVE_OUT`, `_ATTRIBUTES` and `PUBLIC` are the only tables of old names and of names in
-other libraries.
+The tables of names in other libraries are in other_names.py.
 """
 
 from __future__ import annotations
@@ -14,437 +13,46 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from async_loader import other_names
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
 
-_SAY: tuple[tuple[str, str], ...] = (
-    (
-        "timeout timeout_sec timeout_seconds timeout_ms rate_limiter_timeout_ms patience",
-        "timeout_s",
-    ),
-    ("buffer_size max_size maxsize maxlen max_len n", "size"),
-    ("buffer_size max_size maxsize maxlen max_len max_capacity memory_size size", "capacity"),
-    ("rate_limiter", "limiter"),
-    ("env_dict signature spec specs data_spec fields", "schema"),
-    (
-        "observation_space action_space",
-        "schema={'obs': observation_space, 'action': action_space, ...}",
-    ),
-    ("n_step nstep Nstep n multi_step", "n_steps"),
-    ("n_step n_steps nstep Nstep n multi_step", "view=Transitions(n_steps=...)"),
-    ("seq_len sequence_length slice_len traj_len n num_steps unroll_length", "length"),
-    ("burnin warmup_steps lookback", "burn_in"),
-    ("overlap period shift step", "stride"),
-    ("episode_boundary", "boundary"),
-    ("states stored_state hidden_state", "state"),
-    ("transform transforms", "view"),
-    ("goal_selection_strategy goal_strategy her_strategy relabel_strategy", "strategy"),
-    ("n_sampled_goal replay_k future_k k", "relabel_fraction=k / (k + 1)"),
-    ("her_ratio relabel_ratio relabel_prob future_p her_p ratio fraction", "relabel_fraction"),
-    ("reward_fn reward_function reward_fun compute_reward_fn env", "compute_reward"),
-    ("terminated_fn done_fn compute_done is_success success_fn", "compute_terminated"),
-    ("desired_goal goal_key", "goal"),
-    ("achieved_goal achieved_goal_key", "achieved"),
-    ("transforms augment augmentation batch_transform postprocess", "transform"),
-    ("lambda_ lmbda gae_lambda td_lambda trace_decay", "lam"),
-    ("rewards", "reward"),
-    ("values state_value baseline", "value"),
-    ("q q_values action_value", "q_value"),
-    ("next_values next_state_value final_value", "next_value"),
-    ("bootstrap_value last_value last_values", "bootstrap"),
-    ("behavior_log_prob log_mu behaviour_log_probs behavior_log_probs", "behaviour_log_prob"),
-    ("log_pi target_log_probs", "target_log_prob"),
-    ("rho_thresh clip_rho_threshold rho_clip", "rho_bar"),
-    ("c_thresh clip_c_threshold c_clip", "c_bar"),
-    ("discount discount_factor", "gamma"),
-    ("new default_priority max_priority_within_buffer initial_priority", "new_priority"),
-    ("alpha beta", "sampler=Prioritized(alpha=..., beta=...)"),
-    ("epsilon priority_eps", "eps"),
-    ("normalise normalization", "normalize"),
-    ("min_size learning_starts warmup min_size_to_learn", "min_size_to_sample"),
-    ("min_size_to_sample learning_starts warmup", "min_size"),
-    ("min_size_to_sample learning_starts warmup min_size", "limiter=MinSize(...)"),
-    ("samples_per_insert", "limiter=RateLimiter(samples_per_insert=...)"),
-    ("ratio replay_ratio samples_per_insert_ratio sample_to_insert_ratio", "samples_per_insert"),
-    ("max_diff min_diff max_deficit min_deficit error tolerance", "error_buffer"),
-    ("stack_num frame_stack num_stack n_stack framestack", "stack"),
-    ("pad padding_mode", "padding"),
-    ("type kind", "dtype"),
-    ("initial begin initial_value start_value", "start"),
-    ("final end_value final_value last", "end"),
-    ("steps n_steps total_steps duration anneal_steps num_steps iterations", "draws"),
-    ("with_replacement replace", "replacement"),
-    ("rank rank_based", "rank_prioritized"),
-    ("buffer replay_buffer writer data_collector", "table"),
-    ("extra extras extra_fields extra_keys", "fields"),
-    ("min_size samples_per_insert sample_to_insert_ratio", "rate_limiter, with min_size_to_sample"),
-    ("n_envs num_env num_envs env", "envs"),
-    ("autoreset_mode auto_reset", "autoreset"),
-    ("delta_timestamps delta_indices", "windows"),
-    ("num_samples n size batch", "batch_size"),
-    ("bs", "batch_size"),
-    ("observation observations obs_ ob state states", "obs"),
-    ("actions act acts", "action"),
-    ("rew rews", "reward"),
-    ("out out_tensors output outputs output_tensors out_buffers static_inputs", "into"),
-    ("as_torch batch_type return_type output_format", "batch_format"),
-    ("indices indexes idxs idxes idx ids id keys", "index"),
-    ("priorities td_errors td_error prios p", "priority"),
-    ("final_observation last_obs terminal_observation", "final_obs"),
-    ("next_observation next_observations", "next_obs"),
-    ("final_obs next_observation", "next_obs"),
-    ("infos", "info"),
-    ("done dones", "terminated"),
-    ("stream_id episode_id env_id worker_id", "stream"),
-    ("save checkpoint step", "number"),
-    ("directory folder filename checkpoint_path", "path"),
-    ("source table buffer dataset replay_buffer", "data_source"),
-    ("data_source data source", "dataset"),
-    ("scratch_dir mmap memmap path", "disk"),
-    ("drop_last drop_remainder", "last_batch='drop'"),
-    ("prefetch_factor prefetch_batches", "prefetch, in batches over all workers"),
-    ("workers", "num_workers=N and worker_type='process' or 'thread'"),
-    ("thread_pool", "worker_type='thread'"),
-    ("method", "worker_type"),
-    ("context mp_context start_method", "multiprocessing_context"),
-    ("compiled", "bulk"),
-    ("batchify_fn collate", "collate_fn"),
-    ("wif init_fn", "worker_init_fn"),
-    ("generator rng random_state random_seed torch_rng", "seed"),
-    ("pin_memory_device", "device"),
-    ("pin", "pin_memory"),
-    ("host url server server_address endpoint", "address"),
-    ("weights params state_dict", "tensors"),
-    ("weights probs probabilities p ratios proportions fractions sources tables", "shares"),
-    ("decay eta tau age recency_factor", "half_life"),
-    ("key label labels by column name class_field stratify group", "field"),
-    ("max_in_flight max_in_flight_samples_per_worker num_prefetch", "prefetch"),
-)
-"""Names in other libraries and before the first release, with ours.
 
-A line applies if our name is a parameter.
-"""
+def _rows(text: str) -> list[list[str]]:
+    """Return the cells of a table of `other_names`, line by line."""
+    return [line.split(" -> ") for line in re.sub(r"\n {4}", " ", text).strip().splitlines()]
+
 
 SAY: dict[str, tuple[str, ...]] = {}
 """A wrong keyword and its replacements, in the order of preference."""
-for _wrong, _ours in _SAY:
-    for _word in _wrong.split():
+for _words, _ours in _rows(other_names.SAY):
+    for _word in _words.split():
         SAY[_word] = (*SAY.get(_word, ()), _ours)
 
-LEAVE_OUT: dict[tuple[str, str], str] = {
-    ("AsyncDataLoader", "drop_last"): "every batch of a source is whole, leave it out",
-    **{
-        (one, "persistent_workers"): "workers live as long as the loader, leave it out"
-        for one in ("AsyncDataLoader", "DataLoader")
-    },
-    ("AsyncDataLoader", "shuffle"): (
-        "a source decides its order: give a table another sampler, or use async_loader.DataLoader "
-        "for a dataset"
-    ),
-    (
-        "AsyncDataLoader",
-        "sampler",
-    ): "give it to the table: ReplayBuffer(sampler=...) or table.source(sampler=...)",
-    (
-        "AsyncDataLoader",
-        "view",
-    ): "give it to the table: ReplayBuffer(view=...) or table.source(view=...)",
-    ("AsyncDataLoader", "min_size"): "give it to the source: table.source(min_size=...)",
-    (
-        "AsyncDataLoader",
-        "pin_memory",
-    ): "say device='cuda': batches then come from page-locked memory",
-    (
-        "AsyncDataLoader",
-        "bulk",
-    ): "rows of columns and tables are always gathered in bulk, leave it out",
-    ("AsyncDataLoader", "layout"): "fields of a batch are always contiguous, leave it out",
-    ("Uniform", "seed"): "give it to the table: ReplayBuffer(seed=...) or table.source(seed=...)",
-    (
-        "Prioritized",
-        "seed",
-    ): "give it to the table: ReplayBuffer(seed=...) or table.source(seed=...)",
-    ("Prioritized", "max_capacity"): "a sampler takes the capacity of its table, leave it out",
-    (
-        "Transitions",
-        "overlapping",
-    ): "obs and next_obs of a batch are arrays of their own, leave it out",
-    ("DataLoader", "generator"): "say seed: the order depends on it alone",
-    ("DataLoader", "chunk_size"): "batches are not divided, leave it out",
-    (
-        "DataLoader",
-        "on_error",
-    ): "an error of the dataset is raised by next, and the next call goes on: leave it out",
-    (
-        "ReplayBuffer",
-        "batch_size",
-    ): "give it to sample(batch_size) or to AsyncDataLoader(table, batch_size)",
-    ("ReplayBuffer", "device"): "give it to sample(device=...) or to AsyncDataLoader(device=...); "
-    "for Stable-Baselines3 take the class from async_loader.compat.sb3",
-    ("ReplayBuffer", "collate_fn"): "give it to AsyncDataLoader(collate_fn=...)",
-    ("ReplayBuffer", "prefetch"): "give it to AsyncDataLoader(prefetch=...)",
-    (
-        "ReplayBuffer",
-        "pin_memory",
-    ): "say AsyncDataLoader(device='cuda'): batches then come from page-locked memory",
-    ("ReplayBuffer", "storage"): "rows are kept in shared memory, leave it out; or say "
-    "disk=folder to keep them in a mapped file",
-    ("ReplayBuffer", "writer"): "call table.writer() for one",
-    (
-        "ReplayBuffer",
-        "n_envs",
-    ): "a table takes any number of streams: call table.vector_writer(envs), leave it out",
-    (
-        "ReplayBuffer",
-        "num_envs",
-    ): "a table takes any number of streams: call table.vector_writer(envs), leave it out",
-    (
-        "ReplayBuffer",
-        "optimize_memory_usage",
-    ): "say Field(..., next='next_obs') in the schema: next observations are not stored twice",
-    ("ReplayBuffer", "next_of"): "say Field(..., next='next_obs') in the schema",
-    ("ReplayBuffer", "stack_compress"): "say Field(..., stack=4) in the schema",
-    ("ReplayBuffer", "stack"): "say Field(..., stack=4) in the schema",
-    (
-        "ReplayBuffer",
-        "handle_timeout_termination",
-    ): "say truncated=True for a step that a time limit ended, leave it out",
+LEAVE_OUT = {
+    (words.split()[0], word): remedy
+    for words, remedy in _rows(other_names.LEAVE_OUT)
+    for word in words.split()[1:]
 }
 """Keywords without a replacement in a callable of ours, and the reason or the remedy."""
 
-_ATTRIBUTES: tuple[tuple[str, str, str], ...] = (
-    ("size get_stored_size get_buffer_size", "sample", "say len(table)"),
-    (
-        "writer_handle",
-        "sample",
-        "other processes write to a feeder, which connect('embedded', tables=...) opens",
-    ),
-    ("is_full full", "sample", "say stats().full"),
-    ("priorities", "update_priorities", "say update_priorities(index, priority)"),
-    ("reset empty", "clear", "say clear()"),
-    ("push store insert put add_transition append", "add", "say add(...), or writer().append(...)"),
-    ("push store insert put add_transition append add", "writer", "say writer().append(...)"),
-    ("push store insert put add_transition add", "append", "say append(...)"),
-    (
-        "update_priority update_tensordict_priority mutate_priorities feedback set_priorities",
-        "update_priorities",
-        "say update_priorities(index, priority)",
-    ),
-    ("sample_batch get_batch", "sample", "say sample(batch_size)"),
-    ("sample sample_batch get_batch next", "update", "say next(loader)"),
-    ("dumps save_transitions save_to_disk checkpoint", "save", "say save(path)"),
-    ("loads load_transitions", "load", "say load(path)"),
-    ("on_episode_end episode_end", "end_episode", "say end_episode()"),
-    (
-        "state_dict load_state_dict",
-        "save",
-        "the table has the state: say table.save(path) and table.load(path)",
-    ),
-    (
-        "plan reader note_ahead waiting_for",
-        "source",
-        "a table is not a source: say table.source()",
-    ),
-    ("as_dataset dataset dataloader loader", "sample", "say AsyncDataLoader(table, batch_size)"),
-    ("who_waits", "stats", "say stats().waiting"),
-    ("buffer_size max_size", "capacity", "say capacity"),
-    ("trajectory_writer", "writer", "say table.writer()"),
-    ("create_item", "append", "every step is an item: say append(...)"),
-    (
-        "append extend add end_episode flush close steps",
-        "open",
-        "a handle is opened by the process that writes: say writer = handle.open(), and then "
-        "writer.append(...)",
-    ),
-    (
-        "sample append add extend writer vector_writer source capacity schema update_priorities",
-        "table",
-        "the tables have it: say client.table(name)",
-    ),
-    ("stop shutdown terminate", "close", "say close()"),
-)
-"""Attributes of tables, writers and loaders in other libraries or earlier versions, an attribute
-of ours, and the replacement for objects that have it. The first line that applies is taken.
-"""
+ATTRIBUTES = [
+    (words.split(), needed, remedy) for words, needed, remedy in _rows(other_names.ATTRIBUTES)
+]
+
+PUBLIC: dict[str, dict[str, str]] = {}
+"""Names that a user might expect in a module, and what to write in their place."""
+for _part in other_names.PUBLIC.split("## ")[1:]:
+    _modules, _, _text = _part.partition("\n")
+    _known = {word: remedy for words, remedy in _rows(_text) for word in words.split()}
+    PUBLIC |= dict.fromkeys(_modules.split(), _known)
 
 ON_CLASS: dict[str, str] = {
     "load": "say table.load(path), or ReplayBuffer.from_checkpoint(path) for a table that is not "
     "there yet"
 }
 """Methods that were renamed or moved, called on a class."""
-
-_OF_PACKAGE: dict[str, str] = {
-    "Queue": "say ReplayBuffer.queue(size, schema)",
-    "Stack": "say ReplayBuffer.stack(size, schema)",
-    "PrioritizedReplayBuffer": "say ReplayBuffer(capacity, schema, sampler=Prioritized())",
-    "SampleToInsertRatio": "say RateLimiter(samples_per_insert=...)",
-    "NStep": "say Transitions(n_steps=...)",
-    "Client": "say connect(address)",
-    "Server": "say connect('embedded', tables=...), or start async-loader serve",
-    **{
-        name: "say async_loader.offline." + ours
-        for name, ours in (
-            ("MinariDataset", "from_minari(name)"),
-            ("D4RLDataset", "from_hdf5(path)"),
-            ("LeRobotDataset", "lerobot.LeRobotSource(path)"),
-            ("LeRobotSource", "lerobot.LeRobotSource(path)"),
-            ("from_minari", "from_minari(name)"),
-            ("to_minari", "to_minari(table, name)"),
-            ("to_npz", "to_npz(table, folder)"),
-            ("from_hdf5", "from_hdf5(path)"),
-            ("from_npz", "from_npz(folder)"),
-            ("from_episodes", "from_episodes(episodes)"),
-        )
-    },
-    "VectorWriter": "call table.vector_writer(envs)",
-    "WriterHandle": "write to a feeder: connect('embedded', tables=...)",
-    "ReplayStats": "call table.stats(), which gives a TableStats",
-    "Recorder": "say async_loader.recording.Recorder(env, table)",
-    "VectorRecorder": "say async_loader.recording.VectorRecorder(envs, table)",
-    "DataCollector": "say async_loader.recording.Recorder(env, table)",
-    "Sequence": "say Sequences(length)",
-    **{name: f"say from async_loader.targets import {name}" for name in ("GAE", "VTrace")},
-    "SliceSampler": "say ReplayBuffer(view=Sequences(length))",
-    **dict.fromkeys(
-        ("ReplayBufferEnsemble", "SamplerEnsemble", "StorageEnsemble", "MixedDataset"),
-        "say Mixture({table: share, ...})",
-    ),
-    "ERE": "say sampler=Recency(half_life)",
-    **dict.fromkeys(
-        ("WeightedRandomSampler", "BalancedSampler", "ClassBalanced", "Stratified"),
-        "say sampler=Balanced(field), for every value of a field equally often",
-    ),
-    "HER": "say ReplayBuffer(view=Hindsight(compute_reward))",
-    "HerReplayBuffer": "say ReplayBuffer(view=Hindsight(compute_reward))",
-    "HERReplayBuffer": "say ReplayBuffer(view=Hindsight(compute_reward))",
-    "HindsightReplayBuffer": "say ReplayBuffer(view=Hindsight(compute_reward))",
-    "HERTransform": "say ReplayBuffer(view=Hindsight(compute_reward))",
-    "MultiStepTransform": "say ReplayBuffer(view=Transitions(n_steps=...))",
-}
-
-_STAYS = "it stays where it is, import it from "
-_RL_STORAGE = "say storage=n, the number of steps"
-_RL_TABLE = "buffer.table, an async_loader.ReplayBuffer, "
-_RL_HINTS = {
-    **dict.fromkeys(("LazyTensorStorage", "ListStorage", "TensorStorage", "Storage"), _RL_STORAGE),
-    "LazyMemmapStorage": f"{_RL_STORAGE}; async_loader.ReplayBuffer(disk=folder) is in a file",
-    **dict.fromkeys(
-        ("RoundRobinWriter", "TensorDictRoundRobinWriter", "Writer"),
-        "a table overwrites its oldest steps, leave it out",
-    ),
-    **dict.fromkeys(
-        ("TensorDictMaxValueWriter", "ImmutableDatasetWriter", "WriterEnsemble"),
-        "say async_loader.ReplayBuffer(remover=...), which decides what makes room",
-    ),
-    "Sampler": "derive from async_loader.Sampler",
-    "SliceSamplerWithoutReplacement": "say SliceSampler, or AsyncDataLoader with "
-    f"{_RL_TABLE}and view=Sequences(length)",
-    "PrioritizedSliceSampler": f"say {_RL_TABLE}with view=Sequences(length), sampler=Prioritized()",
-    "ConsumingSampler": "say async_loader.ReplayBuffer(max_times_sampled=1)",
-    "StalenessAwareSampler": "say sampler=async_loader.Recency(half_life)",
-    **dict.fromkeys(
-        ("RemoteTensorDictReplayBuffer", "RayReplayBuffer"),
-        "say async_loader.connect(address), a table of a feeder",
-    ),
-    "HERReplayBuffer": _OF_PACKAGE["HERReplayBuffer"],
-    **dict.fromkeys(
-        ("ReplayBufferEnsemble", "SamplerEnsemble", "StorageEnsemble"),
-        _OF_PACKAGE["SamplerEnsemble"],
-    ),
-    "MultiStep": _OF_PACKAGE["NStep"],
-    "OfflineToOnlineReplayBuffer": _OF_PACKAGE["MixedDataset"],
-}
-_SB3_HINTS = {
-    "HerReplayBuffer": "it reads the arrays of its own class; "
-    + _OF_PACKAGE["HerReplayBuffer"].replace("ReplayBuffer(", "async_loader.ReplayBuffer(")
-    + ", or import it from stable_baselines3",
-    **dict.fromkeys(
-        ("RolloutBuffer", "DictRolloutBuffer", "BaseBuffer"),
-        _STAYS + "stable_baselines3.common.buffers",
-    ),
-    **dict.fromkeys(
-        (
-            "ReplayBufferSamples",
-            "DictReplayBufferSamples",
-            "RolloutBufferSamples",
-            "DictRolloutBufferSamples",
-        ),
-        _STAYS + "stable_baselines3.common.type_aliases",
-    ),
-    **dict.fromkeys(
-        ("PrioritizedReplayBuffer", "PrioritizedReplayBufferSamples"),
-        "say async_loader.ReplayBuffer(capacity, schema, sampler=Prioritized())",
-    ),
-}
-_DING_HINTS = {
-    **dict.fromkeys(
-        ("NaiveRLDataset", "BCODataset", "create_dataset", "offline_data_save_type", "hdf5_save"),
-        _STAYS + "ding.utils.data",
-    ),
-    **dict.fromkeys(
-        ("D4RLDataset", "HDF5Dataset"),
-        "say async_loader.offline.from_hdf5(path), or import it from ding.utils.data",
-    ),
-    **dict.fromkeys(
-        ("DequeBuffer", "NaiveReplayBuffer", "Buffer"),
-        "say async_loader.ReplayBuffer(capacity, schema)",
-    ),
-    "AdvancedReplayBuffer": _OF_PACKAGE["PrioritizedReplayBuffer"],
-    "EpisodeReplayBuffer": "say async_loader.ReplayBuffer(view=Sequences(length, whole=True))",
-}
-_FASTAI_HINTS = dict.fromkeys(
-    (
-        "DataLoaders",
-        "Datasets",
-        "DataBlock",
-        "TfmdDL",
-        "TfmdLists",
-        "Pipeline",
-        "Transform",
-        "ImageDataLoaders",
-        "TextDataLoaders",
-        "TabularDataLoaders",
-    ),
-    _STAYS + "fastai",
-)
-_GLUON_HINTS = {
-    **dict.fromkeys(
-        ("vision", "ImageFolderDataset", "ImageRecordDataset", "transforms"),
-        _STAYS + "mxnet.gluon.data.vision",
-    ),
-    **dict.fromkeys(("Block", "HybridBlock", "Trainer", "nn", "loss"), _STAYS + "mxnet.gluon"),
-}
-_GLUONNLP_HINTS = {
-    **dict.fromkeys(("Vocab", "model", "embedding", "optimizer"), _STAYS + "gluonnlp"),
-    **dict.fromkeys(
-        (
-            "DatasetLoader",
-            "PrefetchingStream",
-            "DataStream",
-            "SimpleDataStream",
-            "TSVDataset",
-            "TextLineDataset",
-            "CorpusDataset",
-            "SentencepieceTokenizer",
-            "NLTKMosesTokenizer",
-            "SacreMosesTokenizer",
-            "SpacyTokenizer",
-        ),
-        _STAYS + "gluonnlp.data",
-    ),
-}
-PUBLIC: dict[str, dict[str, str]] = {
-    "async_loader": _OF_PACKAGE,
-    "async_loader.compat.ding": _DING_HINTS,
-    "async_loader.compat.fastai": _FASTAI_HINTS,
-    "async_loader.compat.gluon": _GLUON_HINTS,
-    "async_loader.compat.gluon.data": _GLUON_HINTS,
-    "async_loader.compat.gluonnlp": _GLUONNLP_HINTS,
-    "async_loader.compat.gluonnlp.data": _GLUONNLP_HINTS,
-    "async_loader.compat.sb3": _SB3_HINTS,
-    "async_loader.compat.torchrl": _RL_HINTS,
-}
-"""Names that a user might expect in a module, and what to write in their place."""
 
 
 def hint(word: str, known: Iterable[str], owner: str = "") -> str:
@@ -511,17 +119,13 @@ def _keyword(ours: str) -> str:
 def attribute_remedy(kind: type, name: str) -> str:
     """Return what objects of this class have in place of an attribute; "" if that is unknown."""
     return next(
-        (
-            remedy
-            for words, needed, remedy in _ATTRIBUTES
-            if name in words.split() and hasattr(kind, needed)
-        ),
+        (remedy for words, needed, remedy in ATTRIBUTES if name in words and hasattr(kind, needed)),
         "",
     )
 
 
 def explain_wrong_attributes(kind: T) -> T:
-    """Decorate a class: the AttributeError for a name in `_ATTRIBUTES` names the replacement
+    """Decorate a class: the AttributeError for a name in `ATTRIBUTES` names the replacement
     that the object has.
 
     Existing attributes cost nothing extra. Type checkers see the class unchanged.

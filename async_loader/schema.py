@@ -31,6 +31,10 @@ set_public_names(globals())
 # keywords of calls that add steps, beside the fields
 _OF_ADDING = ("stream", "priority", "timeout_s", "final_obs")
 
+_INSTEAD_OF_TEXT = (
+    "; text is left out, or stored as a number: its place in a list of texts, or its characters as "
+    "uint8, padded to one length"
+)
 RESERVED = ("index", "weight", "stream", "redelivered")
 END_FIELDS = ("terminated", "truncated", "done")
 """Fields of a table's steps that end episodes: one number each."""
@@ -444,6 +448,7 @@ def _dtype(what: str, dtype: object) -> np.dtype[Any]:
         raise SchemaError(
             f"{what} has dtype {made}, which shared memory cannot hold: "
             "use bool, an integer, float or complex dtype in native byte order"
+            f"{_INSTEAD_OF_TEXT * (made.kind in 'USO')}"
         )
     return made
 

@@ -55,7 +55,7 @@ def kind_of(name: str, space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     if not isinstance(space, _classes(*_ARRAYS)):
         raise SchemaError(
             f"field {name!r} is a {type(space).__name__} space, whose values are not arrays of one "
-            "shape: "
-            f"use {', '.join(_ARRAYS)}, Dict or Tuple, or give the field's shape and dtype"
+            f"shape: use {', '.join(_ARRAYS)}, Dict or Tuple, or give the field's shape and dtype, "
+            "or leave it out of the observations with a wrapper of the environment"
         )
     return tuple(space.shape), np.dtype(space.dtype)

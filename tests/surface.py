@@ -111,6 +111,9 @@ def _members(kind: type) -> Iterator[str]:
         value = inspect.getattr_static(kind, name, None)
         if name == "__init__" and getattr(kind, "_is_protocol", False):
             continue
+        if name == "__init__" and hasattr(kind, "__signature__"):
+            yield f"__init__{signature(kind)}"
+            continue
         if isinstance(value, staticmethod | classmethod):
             yield f"{type(value).__name__} {name}{signature(value.__func__)}"
         elif isinstance(value, property):

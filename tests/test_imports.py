@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "async_loader"
 # those in SAME_FLOOR.
 FLOORS = [
     {"public_names"},
-    {"errors", "interrupts"},
+    {"errors", "interrupts", "other_names"},
     {
         "held_locks",
         "process_hooks",
@@ -94,16 +94,14 @@ ELSEWHERE = {
     "msgspec": {
         "feeder",
         "scale.cluster_settings",
-        "scale.shard_main",
-        "scale.shard_plan",
-        "scale.shard_process",
+        "scale.operations",
+        "scale.shard_actor",
     },
     "yaml": {"feeder"},
     "google_crc32c": {"feeder"},
     "prometheus_client": {"observe.exporter"},
     "gymnasium": {
         "recording.recorder",
-        "recording.resets",
         "recording.vector_recorder",
     },
     "ray": {"scale.ray_library"},
@@ -112,7 +110,7 @@ ELSEWHERE = {
     "accelerate": {"compat.accelerate"},
     "stable_baselines3": {"compat.sb3.peer"},
     "cloudpickle": {"pipeline.codec"},
-    "h5py": {"offline.h5_files"},
+    "h5py": {"offline.hdf5"},
     "minari": {"offline.minari_data"},
     "numba": {"replay.base.compiled", "replay.base.kernel_cache", "replay.kernels"},
     "llvmlite": {"replay.kernels"},

@@ -308,8 +308,8 @@ def test_a_word_of_before_or_of_torch_is_answered_with_ours(make, text):
             "'ReplayBuffer' object has no attribute 'size': say len(table)",
         ),
         (
-            lambda table: table.who_waits(),
-            "'ReplayBuffer' object has no attribute 'who_waits': say stats().waiting",
+            lambda table: table.is_full(),
+            "'ReplayBuffer' object has no attribute 'is_full': say stats().full",
         ),
         (
             lambda table: table.writer().create_item(),

@@ -14,7 +14,7 @@ from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
 from async_loader.feeder import Client, TableClient
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.names import (
-    _ATTRIBUTES,
+    ATTRIBUTES,
     SAY,
     attribute_remedy,
     by_name,
@@ -168,12 +168,12 @@ class Cistern:
 def test_a_wrong_attribute_is_answered_with_ours():
     cistern = Cistern()
     assert cistern.level == 3
-    assert not hasattr(cistern, "who_waits")
+    assert not hasattr(cistern, "is_full")
     with pytest.raises(
         AttributeError,
-        match=r"'Cistern' object has no attribute 'who_waits': say stats\(\).waiting",
+        match=r"'Cistern' object has no attribute 'is_full': say stats\(\).full",
     ):
-        cistern.who_waits  # noqa: B018
+        cistern.is_full  # noqa: B018
     with pytest.raises(
         AttributeError, match=r"'Cistern' object has no attribute 'levle'$"
     ) as caught:
@@ -187,7 +187,7 @@ def test_a_hint_for_a_wrong_attribute_names_one_that_the_object_has():
         AsyncDataLoader, DataLoader, ReplayBuffer, Client, ClusterClient, TableClient, ClusterTable,
         LocalWriter, RemoteWriter, VectorWriter,
     ]  # fmt: skip
-    words = sorted({word for words, *_ in _ATTRIBUTES for word in words.split()})
+    words = sorted({word for words, *_ in ATTRIBUTES for word in words})
     for kind in kinds:
         assert "__getattr__" in dir(kind)
         for word in words:

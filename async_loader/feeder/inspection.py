@@ -13,13 +13,7 @@ from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.commands import asking
 from async_loader.feeder.status_view import clean
 from async_loader.feeder.wire import MOST_NEWEST, About, AboutReply, schema_of
-from async_loader.offline.shown_tables import (
-    bars_of,
-    fields_of,
-    fields_table,
-    not_finite_lines,
-    rows_table,
-)
+from async_loader.offline.shown_tables import bars_of, fields_of, fields_table, rows_table
 from async_loader.replay.views import Transitions
 from async_loader.schema import END_FIELDS, Schema
 from async_loader.shm.limits import human
@@ -116,9 +110,8 @@ def _episode_lines(found: dict[str, Any]) -> list[str]:
             middles = [
                 f"{name} {one[name]:.4g}" for name in ("mean", "median") if one[name] is not None
             ]
-            said = f"{what} of these episodes: {', '.join(middles)}"
-            lines += bars_of(said, one["counts"], one["edges"])
-            lines += not_finite_lines(found["episodes"] - sum(one["counts"]))
+            title = f"{what} of these episodes: {', '.join(middles)}"
+            lines += bars_of(title, one, found["episodes"])
     return lines
 
 

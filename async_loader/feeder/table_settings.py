@@ -30,6 +30,7 @@ from async_loader.feeder.wire.schema_codec import spec_of
 from async_loader.names import hint
 from async_loader.replay.arguments import storable
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.end_names import check_end_names
 from async_loader.replay.queues import check_stack
 from async_loader.replay.views import Sequences
 from async_loader.schema import Field, Schema
@@ -65,6 +66,11 @@ def read_table(value: object, path: Path, wrong: list[Mistake]) -> dict[str, Any
     table: ReplayBuffer | None = made(make, {}, path, wrong)
     if table is not None:
         table.close()
+        try:
+            if schema is not None:
+                check_end_names(schema, table.view)
+        except ConfigError as error:
+            wrong.append((path, str(error)))
         if isinstance(table.view, Sequences) and table.view.ragged:
             text = "whole='ragged' is said where the table is read, as in table.sample(64, view="
             wrong.append(((*path, "view"), f"{text}Sequences(100, whole='ragged'))"))

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from http import HTTPStatus
 from itertools import accumulate
-from types import TracebackType
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from async_loader.errors import ConfigError, MissingExtra
 from async_loader.observe.families import Family, Histogram
-from async_loader.observe.http_server import (
-    LimitedHead,
-    ViewerConnections,
-    bind_error,
-    check_where,
-)
+from async_loader.observe.http_server import Viewer, ViewerServer
 from async_loader.observe.object_families import families_of, known
 from async_loader.public_names import set_public_names
 
@@ -84,16 +77,11 @@ class Exporter:
     def __enter__(self) -> Exporter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class MetricsServer:
+class MetricsServer(ViewerServer):
     """Serves what a callable returns, and the figures of this process.
 
     Parameters
@@ -108,57 +96,34 @@ class MetricsServer:
     def __init__(
         self, collect: Callable[[], Iterable[Family]], port: int, address: str = "127.0.0.1"
     ) -> None:
-        library = _library()
-        check_where(address, port)
-        registry = library.CollectorRegistry(auto_describe=False)
-        library.ProcessCollector(registry=registry)
-        registry.register(_Collector(collect))
         try:
-            self._server = _Server(address, port, library.make_wsgi_app(registry))
-        except (OSError, ValueError) as error:  # ValueError: the address is no name
-            raise bind_error("metrics", address, port, error) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(0.05,),
-            name="async-loader-metrics-http",
-            daemon=True,
-        )
-        self._thread.start()
-        self._lock = threading.Lock()
-        self._closed = False
+            import prometheus_client
+        except ImportError as error:
+            raise MissingExtra(
+                'metrics need prometheus_client: pip install "async_loader[metrics]"'
+            ) from error
+        registry = prometheus_client.CollectorRegistry(auto_describe=False)
+        prometheus_client.ProcessCollector(registry=registry)
+        registry.register(_Collector(collect))
+        self.text = partial(prometheus_client.generate_latest, registry)
+        super().__init__("metrics", address, port, _Scrape)
 
     @property
     def port(self) -> int:
         """The port that is served."""
-        return int(self._server.server_port)
-
-    def close(self) -> None:
-        """Stop serving. May be called again."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._server.shutdown()
-        self._server.server_close()
-        self._server.end_viewers()
-        self._thread.join()
+        return int(self.server_port)
 
 
-class _Server(ViewerConnections, WSGIServer):
-    """Prometheus's own server keeps connections open after its end, idle ones without a limit."""
+class _Scrape(Viewer):
+    server: MetricsServer
 
-    def __init__(self, address: str, port: int, app: Any) -> None:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family, where = found[0][0], found[0][4]
-        super().__init__((where[0], port), _Scrape)
-        self.set_app(app)
-
-
-class _Scrape(LimitedHead, WSGIRequestHandler):
-    timeout = 10.0
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not logged."""
+    def do_GET(self) -> None:
+        """Answer the metrics, whatever the path."""
+        try:
+            body, status = self.server.text(), HTTPStatus.OK
+        except Exception as error:  # the scrape's, whatever a status or an object has raised
+            body, status = f"{error}\n".encode(), HTTPStatus.INTERNAL_SERVER_ERROR
+        self.send(status, "text/plain; version=0.0.4; charset=utf-8", body)
 
 
 class _Collector:
@@ -179,24 +144,11 @@ def _metric(family: Family) -> Any:
     for labels, value in family.samples:
         if isinstance(value, Histogram):
             sums = list(accumulate(value.counts))
-            for bound, count in zip([*map(_bound, value.bounds), "+Inf"], sums, strict=True):
+            bounds = [repr(float(bound)) for bound in value.bounds]
+            for bound, count in zip([*bounds, "+Inf"], sums, strict=True):
                 metric.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
             metric.add_sample(f"{name}_count", labels, sums[-1])
             metric.add_sample(f"{name}_sum", labels, value.sum)
         else:
             metric.add_sample(family.full_name, labels, value)
     return metric
-
-
-def _bound(value: float) -> str:
-    return repr(float(value))
-
-
-def _library() -> Any:
-    try:
-        import prometheus_client
-    except ImportError as error:
-        raise MissingExtra(
-            'metrics need prometheus_client: pip install "async_loader[metrics]"'
-        ) from error
-    return prometheus_client

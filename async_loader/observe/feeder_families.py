@@ -39,53 +39,94 @@ _CLIENT: tuple[tuple[str, Kind, str, str], ...] = (
 )
 
 
+_FEEDER = (
+    ("feeder_uptime_seconds", "uptime_s", "Time since the start."),
+    ("feeder_draining", "draining", "1 while the feeder drains."),
+    ("feeder_clients", "sessions_open", "Clients with an open session."),
+)
+_TRAFFIC = {
+    "messages": ("feeder_messages", "Messages, by plane and direction."),
+    "bytes": ("feeder_message_bytes", "Bytes of messages."),
+    "refused": ("feeder_refused_messages", "Messages refused, by reason."),
+    "faults": ("feeder_faults", "Errors of the feeder itself."),
+}
+_LAGS = (
+    (
+        "policy_lag_versions",
+        "lag",
+        "Versions between the weights of the writer furthest behind and the published ones.",
+    ),
+    ("policy_lag_seconds", "lag_s", "Time between the publication of these two."),
+    (
+        "policy_lag_batch_versions",
+        "batch_lag",
+        "Versions between the oldest row of a queue's last batch and the published weights.",
+    ),
+)
+_WEIGHTS = (
+    ("weights_version", "weights", "The newest version that was published."),
+    ("weights_age_seconds", "weights_age_s", "Time since it was published."),
+    ("weights_waiting_clients", "weights_waiting", "Clients that wait for a newer version."),
+)
+
+
 def feeder_families(status: Status, bounds: tuple[int, ...]) -> Iterator[Family]:
     """Return the metrics of a status.
 
     ``bounds``: of the histogram of policy lags, see `FeederStatus`.
     """
-    yield from _feeder(status)
-    yield from _columns(
-        _TABLE, [({"table": name}, table) for name, table in status["tables"].items()]
-    )
-    yield _blocked(status)
-    yield _stale(status)
-    yield from _policies(status, bounds)
-    yield from _weights(status)
-    yield from _columns(_CLIENT, [(_client(one), one) for one in status["sessions"]])
-
-
-def _feeder(status: Status) -> Iterator[Family]:
+    tables = status["tables"].items()
     info = Family("feeder_info", "gauge", "1; its labels say what the feeder is.")
     info.add(1, incarnation=status["incarnation"], wire_version=status["version"])
     yield info
-    for name, help_, value in (
-        ("feeder_uptime_seconds", "Time since the start.", status["uptime_s"]),
-        ("feeder_draining", "1 while the feeder drains.", status["draining"]),
-        ("feeder_clients", "Clients with an open session.", status["sessions_open"]),
-    ):
-        yield Family(name, "gauge", help_, [({}, float(value))])
+    for name, key, help_ in _FEEDER:
+        yield Family(name, "gauge", help_, [({}, float(status[key]))])
     ended = Family("feeder_clients_ended", "counter", "Clients that left, died or were lost.")
     for how, count in status["sessions_ended"].items():
         ended.add(count, how=how)
     yield ended
-    yield from _traffic(status["counters"])
-
-
-def _traffic(counters: Mapping[str, int]) -> Iterator[Family]:
-    messages = Family("feeder_messages", "counter", "Messages, by plane and direction.")
-    nbytes = Family("feeder_message_bytes", "counter", "Bytes of messages.")
-    refused = Family("feeder_refused_messages", "counter", "Messages refused, by reason.")
-    for name, count in counters.items():
+    traffic = {what: Family(name, "counter", help_) for what, (name, help_) in _TRAFFIC.items()}
+    for name, count in status["counters"].items():
         what, _, rest = name.partition("_")
-        if what == "refused":
-            refused.add(count, reason=rest)
-        elif what in ("messages", "bytes"):
-            plane, _, way = rest.rpartition("_")
-            (messages if what == "messages" else nbytes).add(count, plane=plane, direction=way)
-    yield from (messages, nbytes, refused)
-    faults = counters["faults"]
-    yield Family("feeder_faults", "counter", "Errors of the feeder itself.", [({}, faults)])
+        plane, _, way = rest.rpartition("_")
+        if what in traffic:
+            labels = {"reason": rest} if what == "refused" else {"plane": plane, "direction": way}
+            traffic[what].add(count, **({} if what == "faults" else labels))
+    yield from traffic.values()
+    yield from _columns(_TABLE, [({"table": name}, one) for name, one in tables])
+    blocked = Family(
+        "table_blocked_seconds",
+        "counter",
+        "Time in which the table let no reader draw (too few items, or the limiter), or no writer "
+        "insert (the limiter, or a full queue).",
+    )
+    stale = Family("table_stale_items", "counter", "Items left out by max_lag, by reason.")
+    steps = Family(
+        "policy_lag_steps",
+        "histogram",
+        "Received steps by how many versions their weights were behind the published ones.",
+    )
+    lags = [(key, Family(name, "gauge", help_)) for name, key, help_ in _LAGS]
+    for name, table in tables:
+        for side in ("readers", "writers"):
+            blocked.add(table[f"{side}_blocked_s"], table=name, side=side)
+        for reason, count in table["stale"].items():
+            stale.add(count, table=name, reason=reason)
+        for policy, one in table["policies"].items():
+            for key, family in lags:
+                if key in one:
+                    family.add(one[key], table=name, policy=policy)
+        for policy, one in table["policy_lags"].items():
+            steps.add(Histogram(bounds, one["counts"], one["sum"]), table=name, policy=policy)
+    yield from (blocked, stale, *(family for _, family in lags), steps)
+    for name, key, help_ in _WEIGHTS:
+        family = Family(name, "gauge", help_)
+        for policy, value in status[key].items():
+            family.add(value, policy=policy)
+        yield family
+    text = "Published versions that were ignored as old."
+    yield Family("weights_stale", "counter", text, [({}, status["weights_stale"])])
+    yield from _columns(_CLIENT, [(_client(one), one) for one in status["sessions"]])
 
 
 def _columns(
@@ -93,78 +134,8 @@ def _columns(
     rows: list[tuple[dict[str, str], Mapping[str, Any]]],
 ) -> Iterator[Family]:
     for name, kind, key, help_ in columns:
-        family = Family(name, kind, help_)
-        for labels, values in rows:
-            value = values[key] if key in values else values[key.removesuffix("_total")]
-            if value is not None:  # a feeder of an older version has no totals
-                family.add(float(value), **labels)
-        yield family
-
-
-def _blocked(status: Status) -> Family:
-    family = Family(
-        "table_blocked_seconds",
-        "counter",
-        "Time in which the table let no reader draw (too few items, or the limiter), or no writer "
-        "insert (the limiter, or a full queue).",
-    )
-    for name, table in status["tables"].items():
-        family.add(table["readers_blocked_s"], table=name, side="readers")
-        family.add(table["writers_blocked_s"], table=name, side="writers")
-    return family
-
-
-def _stale(status: Status) -> Family:
-    family = Family("table_stale_items", "counter", "Items left out by max_lag, by reason.")
-    for name, table in status["tables"].items():
-        for reason, count in table["stale"].items():
-            family.add(count, table=name, reason=reason)
-    return family
-
-
-def _policies(status: Status, bounds: tuple[int, ...]) -> Iterator[Family]:
-    lag = Family(
-        "policy_lag_versions",
-        "gauge",
-        "Versions between the weights of the writer furthest behind and the published ones.",
-    )
-    lag_s = Family("policy_lag_seconds", "gauge", "Time between the publication of these two.")
-    given = Family(
-        "policy_lag_batch_versions",
-        "gauge",
-        "Versions between the oldest row of a queue's last batch and the published weights.",
-    )
-    steps = Family(
-        "policy_lag_steps",
-        "histogram",
-        "Received steps by how many versions their weights were behind the published ones.",
-    )
-    for name, table in status["tables"].items():
-        for policy, one in table["policies"].items():
-            if "lag" in one:
-                lag.add(one["lag"], table=name, policy=policy)
-                lag_s.add(one["lag_s"], table=name, policy=policy)
-            if "batch_lag" in one:
-                given.add(one["batch_lag"], table=name, policy=policy)
-        for policy, lags in table["policy_lags"].items():
-            steps.add(Histogram(bounds, lags["counts"], lags["sum"]), table=name, policy=policy)
-    yield from (lag, lag_s, given, steps)
-
-
-def _weights(status: Status) -> Iterator[Family]:
-    for name, key, help_ in (
-        ("weights_version", "weights", "The newest version that was published."),
-        ("weights_age_seconds", "weights_age_s", "Time since it was published."),
-        ("weights_waiting_clients", "weights_waiting", "Clients that wait for a newer version."),
-    ):
-        family = Family(name, "gauge", help_)
-        for policy, value in status[key].items():
-            family.add(value, policy=policy)
-        yield family
-    stale = status["weights_stale"]
-    yield Family(
-        "weights_stale", "counter", "Published versions that were ignored as old.", [({}, stale)]
-    )
+        found = [(labels, float(one[key])) for labels, one in rows if one[key] is not None]
+        yield Family(name, kind, help_, [*found])
 
 
 def _client(session: Mapping[str, Any]) -> dict[str, str]:

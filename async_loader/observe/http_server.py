@@ -1,4 +1,4 @@
-"""What the HTTP servers of this folder share: connections that end with the server, bind errors.
+"""The HTTP server of metrics and dashboard: its connections end with it.
 
 # NOTE [connections of viewers]
 A browser opens connections ahead of need and leaves them idle, and a timeout of a socket counts
@@ -15,7 +15,8 @@ import socket
 import socketserver
 import threading
 import time
-from http.server import BaseHTTPRequestHandler
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from async_loader.errors import AddressInUse, AsyncLoaderError, ConfigError
@@ -25,16 +26,44 @@ HEAD_S = 10.0
 _JOIN_S = 2.0  # a thread that takes longer makes an answer; its socket is shut down already
 
 
-class ViewerConnections(socketserver.ThreadingMixIn):
-    """A thread for each connection; `end_viewers` ends them all. Goes before the server's class."""
+class ViewerServer(socketserver.ThreadingMixIn, HTTPServer):
+    """Answers requests until `close`, each connection on a thread of its own.
+
+    Parameters
+    ----------
+    what : str
+        For errors.
+    address, port
+    viewer : type of Viewer
+
+    Raises
+    ------
+    AddressInUse, ConfigError
+    """
 
     daemon_threads = True
     block_on_close = False  # it would wait without a limit
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, what: str, address: str, port: int, viewer: type[Viewer]) -> None:
+        if not 0 <= port <= 65_535:
+            raise ConfigError(f"port={port}: it is a number from 0 to 65535")
+        if not address:
+            raise ConfigError(
+                "address='': give the address of an interface, 0.0.0.0 for all of them"
+            )
         self._changed = threading.Condition()
         self._sockets: dict[socket.socket, threading.Thread] = {}
-        super().__init__(*args, **kwargs)
+        self._closed = False
+        try:
+            found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+            self.address_family = found[0]
+            super().__init__((str(found[4][0]), port), viewer)
+        except (OSError, ValueError) as error:  # ValueError: the address is no name
+            raise _bind_error(what, address, port, error) from error
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(0.05,), name="async-loader-http", daemon=True
+        )
+        self._thread.start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begin the thread of a new connection."""
@@ -49,16 +78,19 @@ class ViewerConnections(socketserver.ThreadingMixIn):
         thread.start()
 
     def close_request(self, request: Any) -> None:
-        """Close a socket. Not while `end_viewers` uses it: its descriptor may be another's then."""
+        """Close a socket. Not while `close` uses it: its descriptor may be another's then."""
         with self._changed:
             self._sockets.pop(request, None)
-            super().close_request(request)  # type: ignore[misc]
+            super().close_request(request)
 
-    def end_viewers(self) -> None:
-        """Shut all connections down, and wait a limited time for their threads.
-
-        The loop that accepts connections has ended.
-        """
+    def close(self) -> None:
+        """Stop serving, and end open connections. May be called again."""
+        with self._changed:
+            closed, self._closed = self._closed, True
+        if closed:
+            return
+        self.shutdown()
+        self.server_close()
         with self._changed:
             threads = list(self._sockets.values())
             for one in self._sockets:
@@ -67,13 +99,18 @@ class ViewerConnections(socketserver.ThreadingMixIn):
         deadline = time.monotonic() + _JOIN_S
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        self._thread.join()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A viewer that went away is no error."""
 
 
-class LimitedHead(BaseHTTPRequestHandler):
+class Viewer(BaseHTTPRequestHandler):
     """Receives the head of a request before a deadline; ``timeout`` holds for each answer."""
+
+    timeout = 10.0
+    server_version = "async_loader"
+    sys_version = ""
 
     def setup(self) -> None:
         """Read through the deadline."""
@@ -87,6 +124,19 @@ class LimitedHead(BaseHTTPRequestHandler):
         done = super().parse_request()
         self.connection.settimeout(self.timeout)
         return done
+
+    def send(self, status: HTTPStatus, kind: str, body: bytes, **headers: str) -> None:
+        """Send an answer. ``headers``: with underscores for dashes."""
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests of viewers are not logged."""
 
 
 class _UntilDeadline(io.RawIOBase):
@@ -104,15 +154,7 @@ class _UntilDeadline(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
-def check_where(address: str, port: int) -> None:
-    """Raise ConfigError for an address or a port that cannot be."""
-    if not 0 <= port <= 65_535:
-        raise ConfigError(f"port={port}: it is a number from 0 to 65535")
-    if not address:
-        raise ConfigError("address='': give the address of an interface, 0.0.0.0 for all of them")
-
-
-def bind_error(what: str, address: str, port: int, error: Exception) -> AsyncLoaderError:
+def _bind_error(what: str, address: str, port: int, error: Exception) -> AsyncLoaderError:
     """Return what to raise for an error of a bind."""
     reason = getattr(error, "strerror", None) or error
     text = f"{what} cannot be served at {address}:{port} ({reason}): "

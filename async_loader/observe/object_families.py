@@ -61,27 +61,9 @@ def _of(stats: Stats, prefix: str, labels: Mapping[str, str]) -> Iterator[Family
         yield latency
 
 
-_HELP: dict[tuple[str, str], str] = {}
-
-
 def _help(kind: type[Stats], field: str) -> str:
     """Return the text of a field in the docstring of its class."""
-    key = (kind.__name__, field)
-    if key not in _HELP:
-        _HELP[key] = _DERIVED.get(field) or _documented(kind, field)
-    return _HELP[key]
-
-
-def _documented(kind: type[Stats], field: str) -> str:
-    lines = (inspect.getdoc(kind) or "").split("\n")
-    for i, line in enumerate(lines):
-        names, _, _ = line.partition(" : ")
-        if " : " in line and not line.startswith(" ") and field in names.split(", "):
-            text = []
-            for following in lines[i + 1 :]:
-                if following and not following.startswith(" "):
-                    break
-                text.append(following.strip())
-            said = " ".join(text).replace("`", "").strip()
-            return said or f"{field} of {kind.__name__}."
-    return f"{field} of {kind.__name__}."
+    doc = (inspect.getdoc(kind) or "") + "\n"
+    found = re.search(rf"^(?:\w+, )*{field}(?:, \w+)* : .*\n((?:    .*\n|\n)*)", doc, re.MULTILINE)
+    text = "" if found is None else " ".join(found[1].split()).replace("`", "")
+    return _DERIVED.get(field) or text or f"{field} of {kind.__name__}."

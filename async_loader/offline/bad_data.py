@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from async_loader.errors import SchemaError
@@ -45,12 +46,21 @@ class Place:
     file: str = ""
     episode: int | None = None
 
-    def error(self, field: str | None, text: str) -> BadData:
-        """Return the error for a field here; ``text`` says the fact and the remedy."""
+    def error(self, field: str | None, text: str, about: str | None = None) -> BadData:
+        """Return the error for a field here; ``text`` says the fact and the remedy, and names the
+        field ``about``.
+        """
         parts = [
             self.file,
             "" if self.episode is None else f"episode {self.episode}",
             "" if field is None else f"field {field!r}",
         ]
         where = ", ".join(part for part in parts if part)
-        return BadData(f"{where}: {text}" if where else text, self.file, self.episode, field)
+        return BadData(
+            f"{where}: {text}" if where else text, self.file, self.episode, field or about
+        )
+
+    def misfit(self, error: SchemaError) -> BadData:
+        """Return the error for data here that a table has refused."""
+        named = re.search(r"field '([^']*)'", str(error))
+        return self.error(None, str(error), named[1] if named else None)

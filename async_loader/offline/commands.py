@@ -10,17 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.histograms import bars, finite, summary
+from async_loader.histograms import histogram
 from async_loader.offline import from_hdf5, from_minari, from_npz
 from async_loader.offline.bad_data import BadData
-from async_loader.offline.shown_tables import (
-    bars_of,
-    fields_of,
-    fields_table,
-    not_finite_lines,
-    rows_table,
-)
-from async_loader.offline.table_episodes import EpisodeIndex, episodes_of
+from async_loader.offline.shown_tables import bars_of, fields_of, fields_table, rows_table
+from async_loader.offline.table_episodes import episodes_of
 from async_loader.os_errors import check_folder, explain
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.samplers import Uniform
@@ -72,7 +66,7 @@ def import_data(
         table.save(to)
         older = table.stats().inserted - len(table)
         rest = f"; {older:,} older steps did not fit --capacity {capacity:,}" if capacity else ""
-        return f"{_counts(table, episodes_of(table))} in {to}{rest if older > 0 else ''}"
+        return f"{_counts(_facts(table))} in {to}{rest if older > 0 else ''}"
 
 
 def _format_of(source: str) -> str:
@@ -91,56 +85,43 @@ def inspect(path: str, *, as_json: bool, console: Console) -> None:
     ConfigError, CorruptCheckpoint
     """
     with ReplayBuffer.from_checkpoint(path, sampler=Uniform(), limiter=None, view=None) as table:
-        index = episodes_of(table)
+        facts = _facts(table)
         if as_json:
-            console.out(json.dumps(_facts(table, index)), highlight=False)
-        else:
-            _print(table, index, console)
+            console.out(json.dumps(facts), highlight=False)
+            return
+        text = f"{_counts(facts)}, capacity {facts['capacity'] or 0:,}"
+        console.out(text, highlight=False)
+        console.print(fields_table(facts["schema"]))
+        found = episodes_of(table)
+        for what, values in (("length", found.counts), ("return", found.sums)):
+            if values is not None and len(values):
+                lines = bars_of(f"{what} of episodes", histogram(values), len(values))
+                console.out("\n".join(lines), highlight=False)
+        schema = table.schema
+        if schema is not None and len(found.ids):
+            last = len(found.ids) - 1
+            picked = found.ids[np.linspace(0, last, min(_ROWS, last + 1)).astype(int)]
+            console.print(rows_table(schema, table.get(picked)))
 
 
-def _counts(table: ReplayBuffer, index: EpisodeIndex) -> str:
-    steps, episodes = len(table), len(index.starts)
+def _counts(facts: dict[str, Any]) -> str:
+    steps, episodes = facts["steps"], facts["episodes"]
     return (
         f"{steps:,} step{'' if steps == 1 else 's'} of "
         f"{episodes:,} episode{'' if episodes == 1 else 's'}"
     )
 
 
-def _facts(table: ReplayBuffer, index: EpisodeIndex) -> dict[str, Any]:
-    schema, returns = table.schema, index.returns
+def _facts(table: ReplayBuffer) -> dict[str, Any]:
+    found = episodes_of(table)
+    sums = found.sums
     return {
-        "schema": fields_of(schema),
+        "schema": fields_of(table.schema),
         "steps": len(table),
         "capacity": table.capacity,
         "nbytes": table.nbytes,
-        "episodes": len(index.starts),
-        "length": summary(index.lengths),
-        "return": None if returns is None else summary(returns),
-        "returns_not_finite": 0 if returns is None else len(returns) - len(finite(returns)),
+        "episodes": len(found.starts),
+        "length": histogram(found.counts),
+        "return": None if sums is None else histogram(sums),
+        "returns_not_finite": 0 if sums is None else int((~np.isfinite(sums)).sum()),
     }
-
-
-def _print(table: ReplayBuffer, index: EpisodeIndex, console: Console) -> None:
-    facts = _facts(table, index)
-    console.out(f"{_counts(table, index)}, capacity {facts['capacity'] or 0:,}", highlight=False)
-    console.print(fields_table(facts["schema"]))
-    _histogram("length of episodes", index.lengths, console)
-    if index.returns is not None:
-        _histogram("return of episodes", index.returns, console)
-    _sample(table, index, console)
-
-
-def _histogram(title: str, values: Any, console: Console) -> None:
-    if not len(values):
-        return
-    known = len(finite(values))
-    lines = bars_of(title, *bars(values)) if known else [title]
-    console.out("\n".join([*lines, *not_finite_lines(len(values) - known)]), highlight=False)
-
-
-def _sample(table: ReplayBuffer, index: EpisodeIndex, console: Console) -> None:
-    schema = table.schema
-    if schema is None or not len(index.ids):
-        return
-    picked = index.ids[np.linspace(0, len(index.ids) - 1, min(_ROWS, len(index.ids))).astype(int)]
-    console.print(rows_table(schema, table.get(picked)))

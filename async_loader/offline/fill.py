@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 
-from async_loader.errors import ConfigError, Timeout, WouldDeadlock
+from async_loader.errors import AsyncLoaderError, ConfigError, SchemaError, Timeout
+from async_loader.names import hint
 from async_loader.offline.bad_data import Place
-from async_loader.offline.episode import Episode, EpisodeChecker, MissingEnds
-from async_loader.offline.filling import TableFiller
+from async_loader.offline.episode import Episode, EpisodeReader, MissingEnds, at_last
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.schema import Schema
 from async_loader.table import Table, is_table
+
+_KEYWORDS = ("into", "missing_ends", "float_dtype", "progress", "timeout_s")
+"""Of all imports, beside those of a new `ReplayBuffer`."""
 
 
 def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
@@ -29,11 +34,10 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
         D4RL are understood too. The observation after the last step comes as one more value of
         ``obs`` (``[steps + 1, ...]``), as ``next_obs`` ``[steps, ...]``, or as ``final_obs``, one
         observation. ``terminated`` and ``truncated`` are ``[steps]``, or one bool for the last
-        step.
+        step. What lies in ``infos`` may have one value more too: the first is that of the reset.
     **options
-        - ``into``: the table to fill, a ReplayBuffer or a table of a feeder. All episodes are read
-          and checked before the first is written, so that the whole data is in memory for a moment.
-          By default a new one is made;
+        - ``into``: the table to fill, a ReplayBuffer or a table of a feeder; by default a new
+          one is made;
         - ``capacity``: of a new table, as in `ReplayBuffer`; by default it holds all of the data.
           With it, an iterable is not read ahead;
         - ``schema``: as in `ReplayBuffer`; by default that of the first episode: its fields with
@@ -76,7 +80,7 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
     """
     if isinstance(episodes, Mapping):
         raise ConfigError("from_episodes() takes an iterable of episodes: [episode] for one dict")
-    wanted = Import.of(options)
+    wanted = Import.of(options, "from_episodes")
     count = len(episodes) if isinstance(episodes, Sized) else None
     given = ((Place(episode=i), one) for i, one in enumerate(episodes))
     return wanted.run(given, Place("the iterable"), episodes=count)
@@ -96,14 +100,20 @@ class Import:
     options: dict[str, Any]
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Import:
-        """Check the keywords of an import.
+    def of(cls, options: Mapping[str, Any], owner: str, *own: str) -> Import:
+        """Check the keywords of an import; ``owner`` is its name, and it takes ``own`` ones too.
 
         Raises
         ------
+        TypeError
+            Names a keyword that the import does not have.
         ConfigError, SchemaError
         """
         rest = dict(options)
+        known = [*own, *_KEYWORDS, *inspect.signature(ReplayBuffer).parameters]
+        for word in rest.keys() - {*known}:
+            said = hint(word, dict.fromkeys(known), "ReplayBuffer")
+            raise TypeError(f"{owner}() has no {word}: {said}")
         into, capacity = rest.pop("into", None), rest.pop("capacity", None)
         schema, floats = rest.pop("schema", None), rest.pop("float_dtype", None)
         missing_ends = rest.pop("missing_ends", "refuse")
@@ -118,8 +128,13 @@ class Import:
                 raise ConfigError(f"{extra[0]}= is for a new table, and into= one that is there")
             schema = into.schema
         made = None if schema is None else Schema.of(schema)
-        if made is not None:
-            _check_followed(made)
+        for field in () if made is None else made.fields:
+            if field.next is not None and field.name.split(".")[0] != "obs":
+                raise ConfigError(
+                    f"field {field.name!r} has next={field.next!r}, and what comes after an "
+                    "episode's last step is known of obs only: leave next= out, and give the field "
+                    "of the following step as a field of its own"
+                )
         dtype = None if floats is None else np.dtype(floats)
         if dtype is not None and dtype.kind != "f":
             raise ConfigError(f"float_dtype={floats!r}: a floating dtype, as 'float32'")
@@ -144,93 +159,82 @@ class Import:
         steps, episodes : int, optional
             How many there are, where that is known.
         drop_last : bool
-            See `EpisodeChecker`.
+            See `EpisodeReader`.
         """
-        checker = EpisodeChecker(self.schema, self.missing_ends, drop_last, self.float_dtype)
-        with _bar(self.progress, episodes) as advance:
-            checked = _checked(checker, given, advance)
-            if self.into is not None:
-                everything = list(checked)
-                if not everything:
-                    raise _empty(source)
-                _fill(self.into, everything, source, checker.schema, self.timeout_s)
-                return self.into
-            capacity: Any = self.capacity
-            if capacity is None and (steps is None or episodes is None):
-                everything = list(checked)
-                steps, episodes, checked = (
-                    sum(map(len, everything)),
-                    len(everything),
-                    iter(everything),
-                )
-            first = next(checked, None)
-            if first is None:
-                raise _empty(source)
-            if capacity is None:
-                assert steps is not None
-                assert episodes is not None
-                capacity = steps + episodes  # an observation after an episode takes a row
-            return self._new(checker.schema, capacity, first, checked, source)
+        if self.progress:
+            from rich.console import Console
+            from rich.progress import track
 
-    def _new(
-        self,
-        schema: Schema | None,
-        capacity: int | str,
-        first: Episode,
-        others: Iterator[Episode],
-        source: Place,
-    ) -> ReplayBuffer:
+            given = track(given, "episodes", episodes, console=Console(stderr=True))
+        reader = EpisodeReader(self.schema, self.missing_ends, drop_last, self.float_dtype)
+        read = ((place, reader.episode(one, place)) for place, one in given)
+        found: Iterator[tuple[Place, Episode]] = (
+            (place, one) for place, one in read if one is not None
+        )
+        capacity = self.capacity
+        if self.into is None and capacity is None:
+            if steps is None or episodes is None:
+                everything = list(found)
+                steps, episodes = sum(len(one) for _, one in everything), len(everything)
+                found = iter(everything)
+            capacity = steps + episodes  # an observation after an episode takes a row
+        first = next(found, None)
+        if first is None:
+            raise source.error(None, "there are no episodes in it: nothing was imported")
+        found = itertools.chain([first], found)
+        if self.into is not None:
+            self._fill(self.into, found, reader.schema)
+            return self.into
         options = dict(self.options)
         limiter = options.pop("limiter", None)
-        table = ReplayBuffer(capacity, schema, **options)
+        assert capacity is not None
+        table = ReplayBuffer(capacity, reader.schema, **options)
         try:
-            _fill(table, _before(first, others), source, None, self.timeout_s)
-            if limiter is not None:
-                table.limiter = limiter
+            self._fill(table, found, None)
+            table.limiter = limiter
         except BaseException:
             table.close()
             raise
         return table
 
-
-def _fill(
-    table: Table,
-    episodes: Iterable[Episode],
-    source: Place,
-    schema: Schema | None,
-    timeout_s: float | None,
-) -> None:
-    filler = TableFiller(table, schema, timeout_s)
-    try:
-        for episode in episodes:
-            filler.put(episode)
-        filler.finish()
-        if not filler.episodes:
-            raise _empty(source)
-    except BaseException as error:
-        filler.undo(error)
-        if isinstance(error, Timeout | WouldDeadlock) and table.limiter is not None:
-            raise type(error)(
-                f"{error}. The table has a limiter, which waits for its learners: set "
-                "table.limiter = None while it is filled, or leave it out of the settings of a "
-                "feeder's table"
-            ) from error
-        raise
-
-
-def _before(first: Episode, others: Iterator[Episode]) -> Iterator[Episode]:
-    yield first
-    yield from others
-
-
-def _checked(
-    checker: EpisodeChecker, given: Iterable[tuple[Place, Any]], advance: Callable[[], None]
-) -> Iterator[Episode]:
-    for place, one in given:
-        episode = checker.episode(one, place)
-        advance()
-        if episode is not None:
-            yield episode
+    def _fill(
+        self, table: Table, episodes: Iterable[tuple[Place, Episode]], schema: Schema | None
+    ) -> None:
+        """Write episodes into a table; what was written is taken out if one does not fit."""
+        writer = table.writer(schema=schema if table.schema is None else None)
+        written: list[Any] = []
+        try:
+            for place, episode in episodes:
+                count = len(episode)
+                try:
+                    ids = writer.extend(
+                        episode.steps,
+                        terminated=at_last(count) & episode.terminated,
+                        truncated=at_last(count) & episode.truncated,
+                        final_obs=episode.finals(),
+                        timeout_s=self.timeout_s,
+                    )
+                except SchemaError as error:
+                    raise place.misfit(error) from None
+                written.append(ids)
+        except BaseException as error:
+            if written and written[0] is not None:
+                table.delete(np.concatenate(written))
+            elif written:
+                error.add_note(
+                    f"{len(written)} episodes had been sent to the feeder before: clear() the "
+                    "table, or load() a save of it, to be without them"
+                )
+            with contextlib.suppress(AsyncLoaderError):  # the first error says why
+                writer.close(self.timeout_s)
+            if isinstance(error, Timeout) and table.limiter is not None:
+                raise Timeout(
+                    f"{error}. The table has a limiter, which waits for its learners: set "
+                    "table.limiter = None while it is filled, or leave it out of the settings of a "
+                    "feeder's table"
+                ) from error
+            raise
+        writer.close(self.timeout_s)
 
 
 def check_names(argument: str, given: object) -> None:
@@ -239,41 +243,13 @@ def check_names(argument: str, given: object) -> None:
         raise ConfigError(f"{argument}={given!r}: it is a list of names, as {argument}=[{given!r}]")
 
 
-def _empty(source: Place) -> Exception:
-    return source.error(None, "there are no episodes in it: nothing was imported")
-
-
-def _check_followed(schema: Schema) -> None:
-    for field in schema.fields:
-        if field.next is not None and field.name.split(".")[0] != "obs":
-            raise ConfigError(
-                f"field {field.name!r} has next={field.next!r}, and what comes after an episode's "
-                "last step is known of obs only: leave next= out, and give the field of the "
-                "following step as a field of its own"
-            )
-
-
-@contextlib.contextmanager
-def _bar(wanted: bool, episodes: int | None) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on stderr; yields what is called for each episode."""
-    if not wanted:
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("episodes"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=episodes)
-        yield lambda: bar.advance(task)
+def put(made: dict[str, Any], name: str, value: Any) -> None:
+    """Put a value under a name with slashes into nested dicts. Raises ValueError if it is taken."""
+    *groups, leaf = name.split("/")
+    for group in groups:
+        made = made.setdefault(group, {})
+        if not isinstance(made, dict):
+            raise ValueError(f"{name} lies within {group}, which is an array")
+    if leaf in made:
+        raise ValueError(f"{name} is an array, and others lie within it")
+    made[leaf] = value

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from async_loader import tree
 from async_loader.schema import Schema
 
 if TYPE_CHECKING:
@@ -42,19 +41,15 @@ def fields_table(fields: Sequence[Mapping[str, Any]]) -> Table:
     return shown
 
 
-def bars_of(title: str, counts: Sequence[int], edges: Sequence[float]) -> list[str]:
-    """Return a histogram as lines."""
-    most = max(1, *(int(one) for one in counts))
+def bars_of(title: str, one: Mapping[str, Any] | None, count: int) -> list[str]:
+    """Return lines for a `histogram` of ``count`` numbers, which leaves out those not finite."""
+    counts, edges = ([], [0.0]) if one is None else (one["counts"], one["edges"])
     lines = [title]
-    for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-        bar = "#" * round(_WIDTH * int(count) / most)
-        lines.append(f"{low:>10.4g} to {high:<10.4g} {bar} {count}")
-    return lines
-
-
-def not_finite_lines(count: int) -> list[str]:
-    """Return a line for numbers that a histogram leaves out, if there are any."""
-    return [f"{count:,} more are not finite: NaN or infinite"] if count else []
+    for n, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
+        bar = "#" * round(_WIDTH * int(n) / max(1, *counts))
+        lines.append(f"{low:>10.4g} to {high:<10.4g} {bar} {n}")
+    left_out = count - sum(counts)
+    return [*lines, f"{left_out:,} more are not finite: NaN or infinite"] if left_out else lines
 
 
 def rows_table(schema: Schema, batch: Mapping[str, Any]) -> Table:
@@ -63,9 +58,7 @@ def rows_table(schema: Schema, batch: Mapping[str, Any]) -> Table:
 
     names = ["index", *(_printable(field.name) for field in schema.fields)]
     rows = Table(*names, header_style="bold")
-    structure = schema.structure
-    assert isinstance(structure, tree.Node)
-    leaves = list(tree.leaves({name: batch[name] for name in structure.keys}, structure))
+    leaves = schema.leaves({name: batch[name] for name in schema.structure.keys})  # type: ignore[union-attr]
     for i, id_ in enumerate(batch["index"].tolist()):
         rows.add_row(str(id_), *(_brief(leaf[i]) for leaf in leaves))
     return rows

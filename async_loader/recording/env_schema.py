@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from async_loader import spaces, tree
+from async_loader import spaces
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.names import explain_wrong_names
 from async_loader.schema import Field, Schema
 
 NEXT = "next_obs"
 _ENDS = ("terminated", "truncated")
+_HOLDING = {"b": "biufc", "i": "iufc", "u": "iufc", "f": "fc", "c": "c"}
+"""Kinds of dtypes that may hold values of a kind; whether each value fits is seen in a step."""
 _OWN = ("obs", "action", "reward", *_ENDS)
 
 
@@ -142,7 +142,6 @@ class StepFields:
         own: tuple[str, ...] = (),
         agents: Sequence[Any] | None = None,
     ) -> None:
-        observation, action = spaces_of(env, agents)
         root = schema.structure
         if root is None or root.kind is not dict:
             raise SchemaError(
@@ -150,26 +149,26 @@ class StepFields:
                 f"{', '.join(_OWN)}"
             )
         self.names = tuple(root.keys)
-        by_name = {field.name: field for field in schema.fields}
-        nested = dict(zip(root.keys, root.children, strict=True))
-        for name, space in (("obs", observation), ("action", action), (NEXT, observation)):
-            if name in nested:
-                _check(name, space, nested[name], by_name)
-        if missing := [name for name in _OWN[:3] if name not in nested]:
+        if missing := [name for name in _OWN[:3] if name not in self.names]:
             raise SchemaError(
                 f"the table has no field {missing[0]!r}, which a recorder writes; its fields are "
                 f"{', '.join(map(str, self.names))}: "
                 "make it with async_loader.recording.schema_of(env)"
             )
-        others = {_top(field) for field in schema.fields if field.next is not None} - {"obs"}
-        if others:
+        observation, action = spaces_of(env, agents)
+        by_name = {field.name: field for field in schema.fields}
+        for name, space in (("obs", observation), ("action", action), (NEXT, observation)):
+            if name in self.names:
+                _check(name, space, by_name)
+        linked = {_top(field) for field in schema.fields if field.next is not None}
+        if linked - {"obs"}:
             raise SchemaError(
-                f"field {min(others)!r} has a next=, and of what follows an episode's last step a "
-                "recorder knows the observation only: leave next= out, or write with table.writer()"
+                f"field {min(linked - {'obs'})!r} has a next=, and of what follows an episode's "
+                "last step a recorder knows the observation only: leave next= out, or write with "
+                "table.writer()"
             )
-        self.linked = any(field.next is not None for field in schema.fields)
-        self.stores_next = NEXT in nested
-        self.extra = frozenset(nested) - {*_OWN, NEXT, "done", *own}
+        self.linked, self.stores_next = bool(linked), NEXT in self.names
+        self.extra = frozenset(self.names) - {*_OWN, NEXT, "done", *own}
 
     def check_extra(self, given: Mapping[str, Any]) -> None:
         """Raise SchemaError unless ``given`` are the fields that the recorder does not know."""
@@ -182,12 +181,11 @@ class StepFields:
                 f"record({missing[0]}=...) before each step"
             )
         name = unknown[0]
+        text = f"the table has no such field, give fields={{{name!r}: dtype}} where it is made"
         if name in self.names:
             text = "the recorder writes this field itself"
         elif missing:
             text = f"the table has no such field, and waits for {', '.join(missing)}"
-        else:
-            text = f"the table has no such field, give fields={{{name!r}: dtype}} where it is made"
         raise SchemaError(f"record({name}=...): {text}")
 
 
@@ -195,69 +193,22 @@ def _top(field: Field) -> str:
     return field.name.partition(".")[0]
 
 
-def _check(name: str, space: Any, node: tree.Structure, fields: Mapping[str, Field]) -> None:
+def _check(name: str, space: Any, fields: Mapping[str, Field]) -> None:
     """Raise SchemaError if a table's field, or one within it, does not hold values of a space."""
-    inside = spaces.within(space) if spaces.is_space(space) else None
-    if inside is None:
-        field = fields.get(name)
-        if field is None:
-            raise SchemaError(
-                f"field {name!r} is one array in the environment ({space}), and nested in the "
-                "table: make the table with async_loader.recording.schema_of(env)"
-            )
-        if why := _misfit(name, space, field):
-            raise SchemaError(
-                f"field {name!r} is {space} in the environment, and {field.dtype.name}"
-                f"{list(field.shape)} in the table: {why}"
-            )
-        return
-    kind, keys, children = inside
-    if node is None or node.kind is not kind or set(node.keys) != set(keys):
-        there = "one array" if node is None else f"a {node.kind.__name__} of {list(node.keys)}"
-        raise SchemaError(
-            f"field {name!r} is a {kind.__name__} of {list(keys)} in the environment, and {there} "
-            "in the table: make the table with async_loader.recording.schema_of(env)"
-        )
-    below = dict(zip(node.keys, node.children, strict=True))
-    for key, child in zip(keys, children, strict=True):
-        _check(f"{name}.{key}", child, below[key], fields)
-
-
-def _misfit(name: str, space: Any, field: Field) -> str | None:
-    """Return why a field does not hold every value of a space; ``None`` if it does."""
-    if not spaces.is_space(space):
-        return None
     try:
-        shape, dtype = spaces.kind_of(name, space)
+        wanted = Schema.of({name: space}).fields
     except SchemaError:
-        return None  # the user has given the field, and values say whether they fit
-    if shape != field.shape:
-        return f"the shapes differ, give the field the shape {shape}"
-    if field.dtype.kind == "b":
-        return None if dtype.kind == "b" else "only bools fit a bool field, use 'int8'"
-    if dtype.kind == "b" or field.dtype.kind == "c":
-        return None
-    if dtype.kind == "f":
-        return None if field.dtype.kind == "f" else "floats fit no integer field, use 'float32'"
-    low, high = _bounds(space, dtype)
-    if field.dtype.kind == "f":
-        most = 1 << (np.finfo(field.dtype).nmant + 1)
-        least = -most
-    else:
-        least, most = int(np.iinfo(field.dtype).min), int(np.iinfo(field.dtype).max)
-    if least <= low and high <= most:
-        return None
-    return f"values from {low} to {high} do not fit, use {dtype.name!r}"
-
-
-def _bounds(space: Any, dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Return the least and the greatest value of a space of integers."""
-    start = getattr(space, "start", 0)
-    if hasattr(space, "nvec"):
-        return int(np.min(start)), int(np.max(np.asarray(start) + space.nvec - 1))
-    if hasattr(space, "low"):
-        return int(np.min(space.low)), int(np.max(space.high))
-    size = getattr(space, "n", None)
-    if isinstance(size, int | np.integer) and not space.shape:
-        return int(start), int(start) + int(size) - 1
-    return 0, 1
+        return  # the user has given the field, and values say whether they fit
+    for field in wanted:
+        there = fields.get(field.name)
+        held = None if there is None else f"{there.dtype.name}{list(there.shape)}"
+        if (
+            there is None
+            or there.shape != field.shape
+            or there.dtype.kind not in _HOLDING[field.dtype.kind]
+        ):
+            raise SchemaError(
+                f"field {field.name!r} is {field.dtype.name}{list(field.shape)} in the environment,"
+                f" and {held or 'not there'} in the table: make the table with "
+                "async_loader.recording.schema_of(env)"
+            )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from async_loader import tensors, tree
+from async_loader.errors import Timeout
 from async_loader.recording.env_schema import NEXT, StepFields
 from async_loader.table import Writer
 
@@ -27,7 +28,7 @@ def _copied(leaf: Any) -> Any:
 class EpisodeStream:
     """The steps of one environment, or of one agent.
 
-    A call that raised may be made again: what was added is not added twice.
+    After a Timeout `add` may be called again; any other exception breaks the episode off.
 
     Parameters
     ----------
@@ -50,7 +51,6 @@ class EpisodeStream:
         self._stream, self._timeout_s = stream, timeout_s
         self._obs: Any = None
         self._open = False
-        self._before: int | None = None  # steps that were in before the call that is under way
 
     @property
     def begun(self) -> bool:
@@ -59,7 +59,7 @@ class EpisodeStream:
 
     def begin(self, obs: Any) -> None:
         """Start an episode. End the one that is under way before."""
-        self._obs, self._open, self._before = copied(obs), False, None
+        self._obs, self._open = copied(obs), False
 
     def add(
         self,
@@ -72,30 +72,22 @@ class EpisodeStream:
     ) -> None:
         """Add the step from the last observation to ``after``."""
         fields, ends = self._fields, bool(terminated) or bool(truncated)
-        if self._before is None or self._writer.steps == self._before:
-            step = {"obs": self._obs, "action": action, "reward": reward, **extra}
-            if fields.stores_next:
-                step[NEXT] = after
-            self._before = self._writer.steps
-            try:
-                self._writer.append(
-                    step,
-                    terminated=bool(terminated),
-                    truncated=bool(truncated),
-                    final_obs=after if ends and fields.linked else None,
-                    stream=self._stream,
-                    timeout_s=self._timeout_s,
-                )
-            except BaseException:
-                if self._writer.steps == self._before:
-                    self._before = None  # others may add with this writer before the next call
-                else:
-                    self._go_on(after, ends)  # it is in, and a reset may come next
-                raise
-        self._go_on(after, ends)
-        self._before = None
-
-    def _go_on(self, after: Any, ends: bool) -> None:
+        obs, self._obs = self._obs, None
+        step = {"obs": obs, "action": action, "reward": reward, **extra}
+        if fields.stores_next:
+            step[NEXT] = after
+        try:
+            self._writer.append(
+                step,
+                terminated=bool(terminated),
+                truncated=bool(truncated),
+                final_obs=after if ends and fields.linked else None,
+                stream=self._stream,
+                timeout_s=self._timeout_s,
+            )
+        except Timeout:
+            self._obs = obs
+            raise
         self._obs, self._open = None if ends else copied(after), not ends
 
     def cut(self) -> None:
@@ -107,4 +99,4 @@ class EpisodeStream:
                 stream=self._stream,
                 timeout_s=self._timeout_s,
             )
-        self._obs, self._open, self._before = None, False, None
+        self._obs, self._open = None, False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from async_loader.errors import Broken, Closed, ConfigError, Unsupported
 from async_loader.recording.env_schema import StepFields
@@ -21,6 +21,8 @@ before, its process has died, or this is a fork of the writer's process.
 
 _taken: WeakKeyDictionary[Writer, int] = WeakKeyDictionary()
 """Streams of each writer that recorders have got. See `own_streams`."""
+_recording: WeakSet[Any] = WeakSet()
+"""Writers that were given to recorders of vectors, which are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Opened(Generic[W]):
         Raises Broken if steps may be lost. Where the table or the writer was closed before, that
         has told what became of them; and in a fork they are its parent's.
         """
+        _recording.discard(self.writer)
         with contextlib.suppress(Closed, Unsupported):
             self.writer.flush()
         if self.owned:
@@ -106,12 +109,19 @@ def vector_writer_of(given: object, envs: VectorEnv, schema: Schema) -> Opened[V
                 f"a writer for {len(made.streams)} environments, and there are {envs.num_envs}: "
                 "make it as table.vector_writer(envs)"
             )
-        return Opened(made, _known(made.schema), False)
+        if made in _recording:
+            raise ConfigError(
+                "another recorder writes with this writer, which has a stream for each of its "
+                "environments: close() it before, or give each recorder the table"
+            )
+        schema = _known(made.schema)
+        _recording.add(made)
+        return Opened(made, schema, False)
     if isinstance(given, Writer):
         raise ConfigError(
             f"{type(given).__name__} adds the steps of one environment at a time: give the table, "
-            "or what table.vector_writer(envs) returns; with a writer of another process than the "
-            "table's, record each environment by itself: Recorder(env, writer)"
+            "or what table.vector_writer(envs) returns; or record each environment by itself: "
+            "Recorder(env, writer)"
         )
     raise _neither(given, "table.vector_writer(envs)")
 

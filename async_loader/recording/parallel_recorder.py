@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from async_loader.errors import Closed, ConfigError, SchemaError
+from async_loader.errors import Closed, ConfigError, SchemaError, Timeout
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import EpisodeStream, copied
@@ -75,7 +75,7 @@ class ParallelRecorder:
             )
         }
         self._extra: dict[str, Mapping[Any, Any]] = {}
-        self._pending: tuple[dict[Any, dict[str, Any]], _Step] | None = None
+        self._pending: tuple[dict[Any, tuple[Any, dict[str, Any]]], _Step] | None = None
         self._closed = False
 
     def __getattr__(self, name: str) -> Any:
@@ -94,32 +94,31 @@ class ParallelRecorder:
         """
         if self._closed:
             raise Closed("this recorder was closed: make another")
-        if self._pending is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             acting = [agent for agent in self.recorded if agent in actions]
-            extra = {agent: self._extra_of(agent) for agent in acting}
+            waiting = {}
             for agent in acting:
                 if not self._episodes[agent].begun:
                     raise ConfigError(
                         f"agent {agent!r} acts, and has no observation: call reset() before "
                         "step(), and give actions of the agents in env.agents only"
                     )
-            waiting = {
                 # the environment may write into the action that it is given
-                agent: {"action": copied(actions[agent]), "extra": extra[agent]}
-                for agent in acting
-            }
-            made = self.env.step(actions)
-            self._pending = waiting, made
+                waiting[agent] = copied(actions[agent]), self._extra_of(agent)
+            pending = waiting, self.env.step(actions)
             self._extra = {}
-        waiting, made = self._pending
+        waiting, made = pending
         for agent in list(waiting):
-            self._add(agent, made, **waiting[agent])
+            try:
+                self._add(agent, made, *waiting[agent])
+            except Timeout:
+                self._pending = pending
+                raise
             del waiting[agent]
-        observations = made[0]
         for agent, episode in self._episodes.items():
-            if not episode.begun and agent in observations and agent in self.env.agents:
-                episode.begin(observations[agent])
-        self._pending = None
+            if not episode.begun and agent in made[0] and agent in self.env.agents:
+                episode.begin(made[0][agent])
         return made
 
     def reset(
@@ -151,7 +150,6 @@ class ParallelRecorder:
             self.env.close()
 
     def _add(self, agent: Any, made: _Step, action: Any, extra: dict[str, Any]) -> None:
-        observations, rewards, terminations, truncations, _ = made
         for name, values in zip(
             ("observation", "reward", "termination", "truncation"), made[:4], strict=True
         ):
@@ -160,14 +158,8 @@ class ParallelRecorder:
                     f"agent {agent!r} acted, and the environment returned no {name} of it: an "
                     "agent that leaves is returned once more, with its end"
                 )
-        self._episodes[agent].add(
-            action,
-            rewards[agent],
-            observations[agent],
-            terminations[agent],
-            truncations[agent],
-            extra,
-        )
+        after, reward, terminated, truncated = (values[agent] for values in made[:4])
+        self._episodes[agent].add(action, reward, after, terminated, truncated, extra)
 
     def _extra_of(self, agent: Any) -> dict[str, Any]:
         self._fields.check_extra(self._extra)

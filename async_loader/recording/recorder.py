@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from async_loader.errors import Closed, ConfigError
+from async_loader.errors import Closed, ConfigError, Timeout
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.episode_stream import EpisodeStream, copied
@@ -92,23 +92,28 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         SchemaError
             Before the environment's step if `record` lacks a field or has one too many; after it
             if a value does not fit.
-        Timeout, WouldDeadlock
+        Timeout
             The environment has made its step: the call may be made again, to add it.
+
+        After any other exception out of it call `reset`.
         """
         if self._closed:
             raise Closed("this recorder was closed: make another")
-        if self._pending is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             self._fields.check_extra(self._extra)
             if not self._episode.begun:
                 raise ConfigError("no episode has begun: call reset() before step()")
             kept = copied(action)  # the environment may write into the one that it is given
-            made = self.env.step(action)
-            self._pending = kept, made, self._extra
+            pending = kept, self.env.step(action), self._extra
             self._extra = {}
-        action, made, extra = self._pending
+        action, made, extra = pending
         obs, reward, terminated, truncated, _ = made
-        self._episode.add(action, reward, obs, terminated, truncated, extra)
-        self._pending = None
+        try:
+            self._episode.add(action, reward, obs, terminated, truncated, extra)
+        except Timeout:
+            self._pending = pending
+            raise
         return made
 
     def reset(

@@ -69,6 +69,6 @@ def check_end_names(schema: Schema, view: View | None) -> None:
     for name, meant in mistaken_ends(schema.fields).items():
         how = type(view).__name__ if view is not None else f"field {linked[0]!r}"
         raise ConfigError(
-            f"field {name!r} ends no episode, and {how} shows steps with those that follow: name "
+            f"field {name!r} ends no episode, and {how} shows steps with those beside them: name "
             f"it {meant!r}{' (or done)' * (meant == 'terminated')}, or add that field beside it"
         )

@@ -54,7 +54,7 @@ class ColumnsSource:
             Field(a.shape[1:], a.dtype, name=n) for n, a in zip(names, arrays, strict=True)
         )
         self._reader = ColumnsReader(
-            Schema(structure, fields).with_field("index", np.int64), arrays
+            Schema(structure, fields).with_field("index", np.int64), SharedArrays(arrays)
         )
         self._rng = np.random.default_rng(seed)
 
@@ -75,19 +75,14 @@ class ColumnsSource:
 
 
 class ColumnsReader:
-    """Reads rows of the columns.
+    """Reads rows of the columns."""
 
-    Inherited by forked workers; spawned ones receive the columns in one segment.
-    """
-
-    def __init__(self, schema: Schema, arrays: list[npt.NDArray[Any]]) -> None:
-        self.schema = schema
-        self._arrays = arrays
-        self._segment: Segment | None = None
+    def __init__(self, schema: Schema, columns: SharedArrays) -> None:
+        self.schema, self._columns = schema, columns
 
     def read(self, index: npt.NDArray[np.int64], into: Window, seed: Seed) -> None:
         *fields, index_out = into.fields
-        for array, out in zip(self._arrays, fields, strict=True):
+        for array, out in zip(self._columns.arrays, fields, strict=True):
             if out.flags.c_contiguous:
                 # mode="clip" skips numpy's own bounds check, for which it would buffer the output.
                 np.take(array, index, axis=0, out=out, mode="clip")
@@ -98,41 +93,35 @@ class ColumnsReader:
     def fetch(self, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[Any]:
         raise AssertionError("a reader with a schema is never asked for samples")
 
+
+class SharedArrays:
+    """Arrays that forked workers inherit; spawned ones receive them in one segment."""
+
+    def __init__(self, arrays: list[npt.NDArray[Any]], segment: Segment | None = None) -> None:
+        self.arrays, self._segment = arrays, segment
+
     def __reduce__(self) -> tuple[Any, ...]:
+        kinds = [(one.shape, one.dtype.str) for one in self.arrays]
         if self._segment is None:
-            self._segment, self._arrays = _shared(self._arrays)
-        shapes = [(a.shape, a.dtype.str) for a in self._arrays]
-        return _from_segment, (self.schema, self._segment, shapes)
+            nbytes = sum(-(-one.nbytes // _ALIGN) * _ALIGN for one in self.arrays)
+            segment = Segment.create(
+                max(nbytes, _ALIGN),
+                "the columns of the dataset, shared with workers that were not forked",
+            )
+            views = _attached(segment, kinds).arrays
+            for view, array in zip(views, self.arrays, strict=True):
+                view[...] = array
+            self._segment, self.arrays = segment, views
+        return _attached, (self._segment, kinds)
 
 
-def _from_segment(
-    schema: Schema, segment: Segment, shapes: list[tuple[tuple[int, ...], str]]
-) -> ColumnsReader:
-    return ColumnsReader(schema, _views(segment, shapes))
-
-
-def _shared(arrays: list[npt.NDArray[Any]]) -> tuple[Segment, list[npt.NDArray[Any]]]:
-    """Copy the columns once into memory that any process can map."""
-    shapes = [(a.shape, a.dtype.str) for a in arrays]
-    nbytes = sum(-(-a.nbytes // _ALIGN) * _ALIGN for a in arrays)
-    segment = Segment.create(
-        max(nbytes, _ALIGN), "the columns of the dataset, shared with workers that were not forked"
-    )
-    views = _views(segment, shapes)
-    for view, array in zip(views, arrays, strict=True):
-        view[...] = array
-    return segment, views
-
-
-def _views(
-    segment: Segment, shapes: Sequence[tuple[tuple[int, ...], str]]
-) -> list[npt.NDArray[Any]]:
+def _attached(segment: Segment, kinds: list[tuple[tuple[int, ...], str]]) -> SharedArrays:
     root, offset, views = segment.bytes(), 0, []
-    for shape, dtype in shapes:
+    for shape, dtype in kinds:
         view: npt.NDArray[Any] = np.ndarray(shape, dtype, root, offset)
         views.append(view)
         offset += -(-view.nbytes // _ALIGN) * _ALIGN
-    return views
+    return SharedArrays(views, segment)
 
 
 def _column(name: str, value: object) -> npt.NDArray[Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -21,8 +19,10 @@ from async_loader.source import Window
 pytest.importorskip("av")
 pytest.importorskip("pyarrow")
 
+
+from pyarrow import parquet
+
 from async_loader.offline.lerobot import LeRobotSource
-from async_loader.offline.lerobot.frame_cache import FrameCache
 from tests.offline import lerobot_rig as rig
 
 
@@ -105,56 +105,6 @@ def test_only_the_frames_of_the_episodes_are_drawn(dataset):
         source.update_priorities(drawn, drawn)
 
 
-def test_frames_are_decoded_once_for_all_processes_and_the_cache_stays_in_its_bound(dataset):
-    source = LeRobotSource(dataset, cache="1MiB", fields=[rig.KEYS[0]])
-    cache = source.reader()._cache
-    read(source, range(39))
-    context = multiprocessing.get_context("fork")
-    child = context.Process(target=_reads_from_the_cache, args=(source,))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    assert os.fstat(cache._segment.fileno()).st_blocks * 512 <= 1 << 20
-
-
-def _reads_from_the_cache(source: LeRobotSource) -> None:
-    cache = source.reader()._cache
-    cache.hits = cache.misses = 0
-    read(source, range(39))
-    os._exit(0 if (cache.hits, cache.misses) == (39, 0) else 1)
-
-
-def test_a_cache_smaller_than_the_frames_still_gives_the_right_ones(dataset):
-    source = LeRobotSource(dataset, cache=100_000, fields=[rig.KEYS[0]])
-    index = np.random.default_rng(1).integers(0, 39, 120)
-    wanted = np.stack(rig.decoded(dataset, rig.KEYS[0]))
-    np.testing.assert_array_equal(read(source, index)[rig.KEYS[0]], wanted[index])
-
-
-def test_a_process_that_is_killed_while_it_writes_a_frame_leaves_no_torn_one():
-    cache = FrameCache(100_000, 300)
-    frame = np.full((10, 10, 3), 7, np.uint8)
-    cache.put(5, frame)
-    context = multiprocessing.get_context("fork")
-    child = context.Process(target=_dies_while_it_writes, args=(cache,))
-    child.start()
-    child.join(60)
-    assert child.exitcode == -signal.SIGKILL
-    out = np.zeros_like(frame)
-    assert not cache.get(5, out)
-    cache.put(5, frame)
-    assert cache.get(5, out)
-    np.testing.assert_array_equal(out, frame)
-
-
-def _dies_while_it_writes(cache: FrameCache) -> None:
-    slot = int(np.flatnonzero(cache._numbers == 6)[0])
-    cache._lock(slot, 1)  # F_WRLCK
-    cache._numbers[slot] = 0
-    cache._frames[slot, :50] = 9
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _rewrite(root: Path, **entries: object) -> None:
     path = root / "meta/info.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
@@ -171,7 +121,7 @@ VIDEO = f"videos/{rig.KEYS[0]}/chunk-000/file-000.mp4"
         (lambda root: _rewrite(root, codebase_version="v2.1"), "convert_dataset_v21_to_v30"),
         (lambda root: _rewrite(root, total_frames=50), "files are missing"),
         (lambda root: (root / "meta/tasks.parquet").unlink(), "tasks.parquet: there is no such"),
-        (lambda root: (root / "data/chunk-000/file-001.parquet").unlink(), "episodes lie in it"),
+        (lambda root: (root / "data/chunk-000/file-001.parquet").unlink(), "there is no such file"),
         (
             lambda root: (root / "data/chunk-000/file-001.parquet").write_bytes(b"PAR1junk"),
             "cannot be read as parquet",
@@ -214,7 +164,6 @@ def test_a_video_that_is_cut_off_later_is_an_error_of_the_batch_with_file_and_fr
         ({"windows": {"action": []}}, "a list of seconds"),
         ({"episodes": [3]}, "the dataset has 3, 0 to 2"),
         ({"episodes": []}, "a list of whole numbers"),
-        ({"cache": 1000}, "it holds 8 at least"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_with_the_remedy(dataset, settings, said):
@@ -227,3 +176,27 @@ def test_without_a_library_the_extra_is_named(dataset, monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtra, match=r"async_loader\[lerobot\]"):
         LeRobotSource(dataset)
+
+
+def _shift(root: Path, episode: int, frame: int, by: float) -> None:
+    """Have the frames of an episode from ``frame`` on come later."""
+    path = sorted((root / "data").glob("*/*.parquet"))[0]
+    table = parquet.read_table(path)
+    names = table.column_names
+    of, at = (table.column(name).to_numpy() for name in ("episode_index", "frame_index"))
+    times = table.column("timestamp").to_numpy() + np.where((of == episode) & (at >= frame), by, 0)
+    where = names.index("timestamp")
+    parquet.write_table(table.set_column(where, "timestamp", [times.astype(np.float32)]), path)
+
+
+@pytest.mark.parametrize("fields", [None, ["action"]])
+@pytest.mark.parametrize("by", [1.0, -0.05, 0.001, np.nan])
+def test_windows_of_seconds_need_frames_that_lie_as_far_apart_as_fps_says(copy, fields, by):
+    windows = {"action": [-0.1, 0.0]}
+    LeRobotSource(copy, fields=fields, windows=windows)
+    _shift(copy, 1, 5, by)
+    said = "episode 1, field 'timestamp': frame 5 comes .* windows count on 1 / fps = 0.1 s"
+    with pytest.raises(BadData, match=said):
+        LeRobotSource(copy, fields=fields, windows=windows)
+    LeRobotSource(copy, fields=fields, windows=windows, episodes=[0, 2])
+    LeRobotSource(copy, fields=fields, windows={"action": [0.0]})

@@ -173,11 +173,9 @@ def test_a_space_without_arrays_of_one_shape_is_refused_by_its_field(space):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"obs": ((3,), "int64")}, r"'obs' is Box.*int64\[3\] in the table: the shapes differ"),
-        ({"obs": ((2,), "int8")}, "'obs'.*values from -1099511627776 .*do not fit"),
-        ({"action": "uint8"}, "'action'.*values from 0 to 1048575 do not fit, use 'int64'"),
-        ({"action": "bool"}, "'action'.*only bools fit"),
-        ({"obs": {"a": "int64"}}, "'obs' is one array.*nested in the table"),
+        ({"obs": ((3,), "int64")}, r"'obs' is int64\[2\] in the env.*int64\[3\] in the table"),
+        ({"action": "bool"}, r"'action'.*bool\[\] in the table: make the table with"),
+        ({"obs": {"a": "int64"}}, "'obs' is .*not there in the table"),
         ({"action": Field((), "int64", next="next_action")}, "'action' has a next="),
     ],
 )
@@ -191,13 +189,6 @@ def test_a_table_without_one_of_the_fields_is_refused():
     table = ReplayBuffer(100, {"obs": Field((2,), "int64", next="next_obs"), "action": "int64"})
     with pytest.raises(SchemaError, match="no field 'reward'"):
         Recorder(Counter(), table)
-
-
-def test_floats_do_not_go_into_integers():
-    game = gymnasium.make("CartPole-v1")
-    with pytest.raises(SchemaError, match=r"'obs'.*floats fit no integer field"):
-        Recorder(game, ReplayBuffer(9, schema_of(game, fields={"obs": ((4,), "int32")})))
-    game.close()
 
 
 def test_values_that_only_the_actor_knows_are_recorded_with_their_step():
@@ -376,18 +367,13 @@ def test_a_recorder_that_is_closed_in_a_fork_leaves_the_steps_to_its_parent(kind
         assert held(table) == made(game)
 
 
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("at", [1, 3, 4])
-def test_a_step_that_was_added_by_an_interrupted_call_is_added_once_and_linked(
-    monkeypatch, again, at
-):
-    game = Counter(lengths=[4, 9])
+def test_ctrl_c_in_a_step_breaks_the_episode_off_and_a_reset_goes_on(monkeypatch):
+    game = Counter(lengths=[9, 9])
     table = ReplayBuffer(100, schema_of(game))
     with table.writer() as writer:
         env = Recorder(game, writer)
         env.reset()
-        for t in range(at - 1):
-            env.step(t)
+        env.step(1)
         append = type(writer).append
 
         def interrupted(self, *args, **fields):
@@ -397,10 +383,11 @@ def test_a_step_that_was_added_by_an_interrupted_call_is_added_once_and_linked(
         with monkeypatch.context() as patch:
             patch.setattr(type(writer), "append", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                env.step(at)
-        if again:
-            env.step(at)
+                env.step(2)
+        with pytest.raises(ConfigError, match=r"call reset\(\) before step"):
+            env.step(3)
         env.reset()
         env.step(7)
         env.close()
-    assert held(table) == made(game)
+    assert held(table)[-1] == made(game)[-1]
+    assert len(held(table)) == 2  # what came after the interrupted step is not known

@@ -19,6 +19,7 @@ from async_loader import (
     Uniform,
 )
 from async_loader.errors import CannotSend, ConfigError, SchemaError, Timeout
+from async_loader.feeder.settings import ServerSettings
 from async_loader.source import Applied
 
 STEP = {"obs": "float32", "reward": "float32"}
@@ -165,6 +166,8 @@ def test_an_end_under_another_name_is_refused_where_steps_are_shown_with_others(
     else:
         with pytest.raises(ConfigError, match=said):
             ReplayBuffer(10, schema, view=view)
+        with pytest.raises(ConfigError, match="tables.one: " + said):
+            ServerSettings.from_plain({"one": {"capacity": 10, "schema": schema, "view": view}})
     ReplayBuffer(10, {**schema, "done": "bool"}, view=view)
     ReplayBuffer(10, {**schema, name: ((3,), dtype)}, view=view)  # one for each agent
 

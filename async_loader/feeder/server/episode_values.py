@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from async_loader.histograms import bars, summary
+from async_loader.histograms import histogram
 from async_loader.replay.table.newest_episodes import NewestEpisodes
 
 _IDS = 5
@@ -25,15 +24,3 @@ def episodes_plain(found: NewestEpisodes) -> dict[str, Any]:
         "length": histogram(found.lengths),
         "return": None if found.returns is None else histogram(found.returns),
     }
-
-
-def histogram(values: npt.NDArray[Any]) -> dict[str, Any] | None:
-    """Return the range of numbers, and how many are in each part of it; ``None`` without any.
-
-    What is not finite is left out.
-    """
-    said = summary(values)
-    if said is None:
-        return None
-    counts, edges = bars(values)
-    return {**said, "counts": counts, "edges": edges}

@@ -18,6 +18,7 @@ Status = Mapping[str, Any]
 
 WAITS_FROM = 0.05
 """A side that was blocked for a smaller share of the time does not count as waiting."""
+_RATES = {"rows_per_s": "rows_in", "batches_per_s": "batches_out"}
 _NAMED = 3
 """Shards that a sentence names."""
 
@@ -44,11 +45,7 @@ def frame_of(status: Status, before: Status | None) -> dict[str, Any]:
     old = {one["id"]: one for one in (before or {}).get("sessions", ())}
     clients = [_client(one, old.get(one["id"]), seconds) for one in status["sessions"]]
     return {
-        "address": status["address"],
-        "pid": status["pid"],
-        "incarnation": status["incarnation"],
-        "uptime_s": status["uptime_s"],
-        "draining": status["draining"],
+        **{key: status[key] for key in ("address", "pid", "incarnation", "uptime_s", "draining")},
         "clients_open": status["sessions_open"],
         "clients_ended": status["sessions_ended"],
         "tables": tables,
@@ -77,23 +74,9 @@ def _table(
     if old is not None and seconds > 0:
         in_per_s = rate(one, old, "inserted", seconds)
         out_per_s = rate(one, old, "sampled", seconds)
-    counts = (
-        "size",
-        "capacity",
-        "inserted",
-        "sampled",
-        "deleted",
-        "nbytes",
-        "samples_per_insert",
-        "writers",
-        "readers",
-        "queued_rows",
-        "queue_age_s",
-        "waiting",
-        "policies",
-    )
-    found = {key: one[key] for key in counts} | {"full": one.get("full", False)}
-    found |= {
+    found = {
+        **one,
+        "full": one.get("full", False),
         "name": name,
         # in a cluster a learner has a reader at each shard
         "learners": math.ceil(one["readers"] / one.get("shards", 1)),
@@ -138,23 +121,16 @@ def _wait(who: str, table: Status, side: str, shards: Sequence[tuple[str, float]
 
 def _client(one: Status, old: Status | None, seconds: float) -> dict[str, Any]:
     state, since_s = client_state(one)
-    rates: dict[str, float | None] = {"rows_per_s": None, "batches_per_s": None}
+    rates = dict.fromkeys(_RATES)
     if old is not None and seconds > 0:
-        rates = {
-            "rows_per_s": rate(one, old, "rows_in", seconds),
-            "batches_per_s": rate(one, old, "batches_out", seconds),
-        }
+        rates = {name: rate(one, old, key, seconds) for name, key in _RATES.items()}
     return {
-        "id": one["id"],
+        **one,
         "name": client_name(one),
         "process": f"{one['host']}:{one['pid']}",
         "state": state,
         "silent_s": since_s,
-        "age_s": one["age_s"],
-        "writers": one["writers"],
-        "readers": one["readers"],
         "held_bytes": one["in_flight_bytes"],
-        "lag": one.get("lag"),
         "shards": one.get("shards", []),
         **rates,
     }

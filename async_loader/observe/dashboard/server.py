@@ -9,25 +9,23 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from http.server import HTTPServer
 from importlib import resources
-from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from async_loader.observe.dashboard.history import History
-from async_loader.observe.http_server import (
-    LimitedHead,
-    ViewerConnections,
-    bind_error,
-    check_where,
-)
+from async_loader.observe.http_server import Viewer, ViewerServer
 
 _QUIET_S = 15.0
 """A comment is sent after this long without a frame, so that a viewer that is gone is noticed."""
-_SEND_S = 10.0
-"""A viewer that takes nothing for this long is let go."""
 _VIEWERS = 64
+_HEADERS = {
+    "Cache_Control": "no-store",
+    "Referrer_Policy": "no-referrer",
+    "X_Content_Type_Options": "nosniff",
+    "Content_Security_Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src "
+    "'unsafe-inline'; connect-src 'self'; img-src data:",
+}
 
 
 class Dashboard:
@@ -63,69 +61,39 @@ class Dashboard:
         port: int = 8484,
         address: str = "127.0.0.1",
     ) -> None:
-        check_where(address, port)
         token = None if _is_loopback(address) else secrets.token_urlsafe(24)
         self._history = History(status)
-        try:
-            self._server = _Server((address, port), self._history, token)
-        except (OSError, ValueError) as error:  # ValueError: the address is no name
-            raise bind_error("the dashboard", address, port, error) from error
+        self._server = _Server(address, port, self._history, token)
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self._server.server_port}/"
         if token is not None:
             self.url += f"?token={token}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(0.05,),
-            name="async-loader-dashboard-http",
-            daemon=True,
-        )
         self._asking = contextlib.ExitStack()
         self._asking.enter_context(self._history.kept_up())
-        self._thread.start()
-        self._closed = False
 
     def close(self) -> None:
         """Stop serving, and end the connections of viewers. May be called again."""
-        if self._closed:
-            return
-        self._closed = True
         self._asking.close()
         self._history.close()
-        self._server.shutdown()
-        self._server.server_close()
-        self._server.end_viewers()
-        self._thread.join()
+        self._server.close()
 
     def __enter__(self) -> Dashboard:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class _Server(ViewerConnections, HTTPServer):
-    def __init__(self, where: tuple[str, int], history: History, token: str | None) -> None:
-        if ":" in where[0]:
-            import socket
-
-            self.address_family = socket.AF_INET6
-        super().__init__(where, _Viewer)
+class _Server(ViewerServer):
+    def __init__(self, address: str, port: int, history: History, token: str | None) -> None:
         self.history, self.token = history, token
         self.page = resources.files(__package__).joinpath("page.html").read_bytes()
         self.viewers = threading.BoundedSemaphore(_VIEWERS)
+        super().__init__("the dashboard", address, port, _Page)
 
 
-class _Viewer(LimitedHead):
+class _Page(Viewer):
     server: _Server
-    timeout = _SEND_S
-    server_version = "async_loader"
-    sys_version = ""
 
     def do_GET(self) -> None:
         """Answer the page, the newest frame, the points of the curves, or the events."""
@@ -158,22 +126,7 @@ class _Viewer(LimitedHead):
         return _is_loopback(host)
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        for name, value in (
-            ("Content-Type", kind),
-            ("Content-Length", str(len(body))),
-            ("Cache-Control", "no-store"),
-            ("Referrer-Policy", "no-referrer"),
-            ("X-Content-Type-Options", "nosniff"),
-            (
-                "Content-Security-Policy",
-                "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-                "connect-src 'self'; img-src data:",
-            ),
-        ):
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+        self.send(status, kind, body, **_HEADERS)
 
     def _events(self) -> None:
         if not self.server.viewers.acquire(blocking=False):
@@ -189,16 +142,11 @@ class _Viewer(LimitedHead):
             with contextlib.suppress(OSError):  # the viewer has gone
                 self.wfile.write(b"retry: 1000\n\n")
                 for frame in self.server.history.follow(_QUIET_S):
-                    self.wfile.write(b": still here\n\n" if frame is None else _event(frame))
+                    self.wfile.write(
+                        b": still here\n\n" if frame is None else b"data: %b\n\n" % frame
+                    )
         finally:
             self.server.viewers.release()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests of viewers are not logged."""
-
-
-def _event(frame: bytes) -> bytes:
-    return b"data: " + frame + b"\n\n"
 
 
 def _is_loopback(address: str) -> bool:

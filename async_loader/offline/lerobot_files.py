@@ -1,0 +1,227 @@
+"""The files of a LeRobot dataset, version 3: parquet by pyarrow, video by PyAV."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import MissingExtra
+from async_loader.offline.bad_data import Place
+
+Array = npt.NDArray[Any]
+_AGAIN = "copy or download it again"
+_NEEDED = ("codebase_version", "fps", "total_frames", "data_path", "features")
+_AHEAD = 32
+"""Frames that are decoded on the way, where a jump to a key frame would not pay."""
+_NOWHERE = 1 << 62
+
+
+def read_info(root: Path) -> dict[str, Any]:
+    """Return what ``meta/info.json`` says. Raises BadData."""
+    path = root / "meta/info.json"
+    place = Place(str(path))
+    if not path.is_file():
+        raise place.error(
+            None, "there is no such file: name the folder of a LeRobot dataset, which has it"
+        )
+    try:
+        info: dict[str, Any] = json.loads(path.read_text())
+        missing = [name for name in _NEEDED if name not in info]
+    except (ValueError, TypeError) as error:
+        raise place.error(None, f"it cannot be read ({error}): {_AGAIN}") from None
+    if missing:
+        raise place.error(missing[0], f"there is no such entry: {_AGAIN}")
+    if not str(info["codebase_version"]).startswith("v3."):
+        raise place.error(
+            "codebase_version",
+            f"the dataset is of version {info['codebase_version']}, and v3.0 is read: convert it "
+            "with LeRobot's lerobot.scripts.convert_dataset_v21_to_v30",
+        )
+    return info
+
+
+def features_of(
+    info: Mapping[str, Any], fields: Collection[str] | None, place: Place
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and shape of each feature that is read: numbers, and "video"."""
+    listed = info["features"]
+    for name in fields or ():
+        if name not in listed:
+            raise place.error(name, f"there is no such feature, it has {', '.join(listed)}")
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, one in listed.items():
+        if name == "index" or (fields is not None and name not in fields):
+            continue
+        dtype, shape = str(one["dtype"]), tuple(int(n) for n in one.get("shape", (1,)))
+        if dtype == "video":
+            if len(shape) == 3 and shape[0] == 3 != shape[2]:
+                shape = (shape[1], shape[2], 3)
+            if len(shape) != 3 or shape[2] != 3:
+                raise place.error(
+                    name, f"its frames are {list(shape)}, and height, width and 3 colours are "
+                    "read: leave it out with fields="
+                )  # fmt: skip
+            found[name] = dtype, shape
+        elif hasattr(np, dtype) or dtype == "bool":
+            found[name] = dtype, () if shape == (1,) else shape
+        elif dtype == "image" or fields is not None:
+            raise place.error(
+                name, f"it is {dtype}, and numbers and videos are read: leave it out with fields="
+            )
+    for name in ("frame_index", "episode_index", "task_index") if fields is None else ():
+        found.setdefault(name, ("int64", ()))
+    return found
+
+
+def read_columns(
+    paths: Sequence[Path], columns: Mapping[str, tuple[int, ...] | None]
+) -> dict[str, Array]:
+    """Return columns of parquet files, one file after the other, as ``[rows, *shape]``; with
+    ``None`` as arrays of objects.
+
+    Raises
+    ------
+    BadData
+        For a file that is not there or damaged, and a column that is missing or of another shape.
+    MissingExtra
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtra(
+            'pyarrow is not installed: pip install "async_loader[lerobot]", or pip install pyarrow'
+        ) from error
+    parts: dict[str, list[Array]] = {name: [] for name in columns}
+    for path in paths:
+        place = Place(str(path))
+        if not path.is_file():
+            raise place.error(None, f"there is no such file: {_AGAIN}")
+        try:
+            there = parquet.read_schema(path).names
+            if missing := [name for name in columns if name not in there]:
+                raise place.error(
+                    missing[0], f"there is no such column, it has {', '.join(there[:20])}"
+                )
+            table = parquet.read_table(path, columns=list(columns))
+        except (OSError, pyarrow.ArrowException) as error:
+            raise place.error(
+                None, f"it cannot be read as parquet ({error}): it is cut off or damaged, {_AGAIN}"
+            ) from None
+        for name, shape in columns.items():
+            column = table.column(name)
+            values = column.combine_chunks()
+            while hasattr(values.type, "value_type"):
+                values = values.flatten()
+            array: Array = values.to_numpy(zero_copy_only=False)
+            if shape is not None:
+                rows = len(column)
+                if len(array) != rows * math.prod(shape) or array.dtype.kind not in "biuf":
+                    raise place.error(
+                        name,
+                        f"{rows} rows hold {len(array)} values of {array.dtype}, and "
+                        f"meta/info.json says {list(shape)} for each: correct the shape there, or "
+                        f"{_AGAIN}",
+                    )
+                array = array.reshape(rows, *shape)
+            parts[name].append(array)
+    return {name: np.concatenate(found) for name, found in parts.items()}
+
+
+def read_tasks(root: Path) -> tuple[str, ...]:
+    """Return the texts of tasks, by ``task_index``."""
+    path = root / "meta/tasks.parquet"
+    index = read_columns([path], {"task_index": ()})["task_index"]
+    from pyarrow import parquet
+
+    names = [name for name in parquet.read_schema(path).names if name != "task_index"]
+    text = read_columns([path], dict.fromkeys(names[-1:]))
+    named = dict(zip(index.tolist(), *text.values(), strict=True)) if text else {}
+    return tuple(str(named.get(i, "")) for i in range(1 + max(named, default=-1)))
+
+
+class VideoFile:
+    """One open video file. One thread.
+
+    Parameters
+    ----------
+    path : Path
+    shape : (int, int, int)
+        Of a frame: height, width, 3.
+    fps : float
+
+    Raises
+    ------
+    BadData
+        If it cannot be opened, or has other frames.
+    MissingExtra
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], fps: float) -> None:
+        try:
+            import av
+        except ImportError as error:
+            raise MissingExtra(
+                'PyAV is not installed: pip install "async_loader[lerobot]", or pip install av'
+            ) from error
+        if not path.is_file():
+            raise Place(str(path)).error(None, f"there is no such file: {_AGAIN}")
+        self._damage = (av.FFmpegError, OSError, IndexError)
+        self._place, self._fps = Place(str(path)), fps
+        try:
+            self._container: Any = av.open(str(path))
+            self._stream: Any = self._container.streams.video[0]
+        except self._damage as error:
+            raise self._place.error(
+                None, f"it cannot be read as video ({error}): {_AGAIN}"
+            ) from None
+        codec = self._stream.codec_context
+        codec.thread_count = 1  # workers decode beside each other
+        if (codec.height, codec.width, 3) != shape:
+            self.close()
+            raise self._place.error(
+                None, f"its frames are {[codec.height, codec.width, 3]}, and meta/info.json says "
+                f"{list(shape)}: correct that, or {_AGAIN}"
+            )  # fmt: skip
+        self._decoded: Iterator[Any] = iter(())
+        self._at = _NOWHERE  # the frame that was decoded last
+
+    def check(self, frames: int) -> None:
+        """Raise BadData if the file says that it has fewer frames."""
+        if self._stream.frames and self._stream.frames < frames:
+            raise self._place.error(
+                None, f"it has {self._stream.frames} frames, and its episodes have {frames}: it is "
+                f"cut off, {_AGAIN}"
+            )  # fmt: skip
+
+    def frame(self, number: int) -> Array:
+        """Decode a frame. Raises BadData if the file does not have it."""
+        at, self._at = self._at, _NOWHERE
+        why: object = "the file ends before it"
+        try:
+            if not 0 < number - at <= _AHEAD:
+                offset = int(number / self._fps / self._stream.time_base)
+                self._container.seek(offset, stream=self._stream, backward=True)
+                self._decoded = self._container.decode(self._stream)
+            for frame in self._decoded:
+                found = round(float(frame.pts * self._stream.time_base) * self._fps)
+                if found >= number:
+                    break
+            else:
+                found = -1
+            if found == number:
+                self._at = number
+                return frame.to_ndarray(format="rgb24")  # type: ignore[no-any-return]
+        except self._damage as error:
+            why = error
+        raise self._place.error(None, f"frame {number} cannot be decoded ({why}): {_AGAIN}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._container.close()
