@@ -35,7 +35,6 @@ from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.table.undelivered import UndeliveredItems
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.views import View, checked_view
 from async_loader.replay.writer import LocalWriter
@@ -325,7 +324,6 @@ class ReplayBuffer(Table):
                 nbytes=self.nbytes,
                 streams=streams,
                 waiting=tuple(table_state.waiters.now()),
-                interrupted=self._out.interrupted(),
                 stale=table_state.stale(),
                 compressed_nbytes=compressed_nbytes,
                 compression=compression,
@@ -585,20 +583,8 @@ class ReplayBuffer(Table):
         if batch_format != "numpy" or device is not None:
             shown = self.view if view is None else view
             batch_format = checked_format(batch_format, device, shown)
-        table_state, out = self._table_state, self._out
-        if table_state.limiter is None and not table_state.max_times_sampled:
-            batch = out.batch(table_state.sampler, batch_size, view, timeout_s)
-            return batch if batch_format == "numpy" else convert(batch, batch_format, device)
-        taken = UndeliveredItems()
-        try:
-            batch = out.batch(table_state.sampler, batch_size, view, timeout_s, taken)
-            if batch_format != "numpy":
-                batch = convert(batch, batch_format, device)
-        except BaseException:
-            out.take_back(taken)
-            raise
-        # no call after the batch is there: Ctrl-C comes before, or when the caller has it
-        return batch
+        batch = self._out.batch(self._table_state.sampler, batch_size, view, timeout_s)
+        return batch if batch_format == "numpy" else convert(batch, batch_format, device)
 
     @explain_wrong_names
     def source(

@@ -27,7 +27,6 @@ from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.sample import TableSampler, assembled
 from async_loader.replay.table.source_sampler import SourceSampler, drawing_sampler
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.table.undelivered import UndeliveredItems
 from async_loader.replay.views import View
 from async_loader.schema import samples_of
 from async_loader.shm.batch_buffer import STAGED_BYTES, ReadyBlock
@@ -132,9 +131,7 @@ class ReplaySource:
         """
         if not isinstance(self._sampler, LagSampler):
             raise ConfigError("this source was made without max_lag, and leaves no version out")
-        with self._table_state.lock:
-            self._sampler.see(whole("version", version, 0))
-            self._table_state.catch_up()
+        self._table_state.publish(self._sampler.see, whole("version", version, 0))
 
     @property
     def finishes(self) -> Callable[[Any], Any] | None:
@@ -176,11 +173,14 @@ class ReplaySource:
         self._settle()
         read_plan = self._out.read_plan(self._view, self._sampler, batch_size, self._min_size)
         reader = self._reader_of(read_plan)
-        if not reader.at_once(batch_size):
+        uses_up = table_state.limiter is not None or table_state.max_times_sampled
+        if uses_up or not reader.at_once(batch_size):
             return None
-        arrays = self._out.at_once(reader, self._sampler, batch_size, min_size=self._min_size)
-        if arrays is None:
+        with table_state.lock:
+            taken = self._out.take(reader, self._sampler, batch_size, self._min_size)
+        if taken is None:
             return None
+        arrays = self._out.complete(reader, self._sampler, taken)
         batch, layout = assembled(read_plan, arrays), reader.layout(batch_size)
         if layout is None or layout.nbytes > STAGED_BYTES:
             return Ready(batch, lent=True)
@@ -213,24 +213,20 @@ class ReplaySource:
             table_state.check_open()
             if self._why_not(batch_size) is not None:
                 return None
-            if not table_state.max_times_sampled:
-                drawn = self._out.now(self._sampler, batch_size)
-            else:
-                drawn, taken = None, UndeliveredItems()
-                self._out.use_up(self._reader_of(read_plan), self._sampler, batch_size, taken)
-        if drawn is not None:
-            if table_state.table.storage.on_disk:
-                self._reader_of(read_plan).announce(drawn.ids)
-            index = join_index(drawn.ids, drawn.weight)
-            if read_plan.goals is not None:
-                chances = self._numbers().take(batch_size).view(np.int64)
-                index = np.column_stack((index, chances))
-            return Rows(index)
-        return Ready(
-            assembled(read_plan, taken.arrays),
-            lent=True,
-            samples=partial(samples_of, read_plan.schema, taken.arrays),
-        )
+            if table_state.max_times_sampled:
+                reader = self._reader_of(read_plan)
+                taken = self._out.take(reader, self._sampler, batch_size, self._min_size)
+                arrays = self._out.complete(reader, self._sampler, taken)
+                samples = partial(samples_of, read_plan.schema, arrays)
+                return Ready(assembled(read_plan, arrays), lent=True, samples=samples)
+            drawn = self._out.now(self._sampler, batch_size)
+        if table_state.table.storage.on_disk:
+            self._reader_of(read_plan).announce(drawn.ids)
+        index = join_index(drawn.ids, drawn.weight)
+        if read_plan.goals is not None:
+            chances = self._numbers().take(batch_size).view(np.int64)
+            index = np.column_stack((index, chances))
+        return Rows(index)
 
     def _numbers(self) -> RandomNumbers:
         """Return the numbers that choose hindsight goals: of the source's seed or the table's."""
@@ -242,10 +238,7 @@ class ReplaySource:
         return self._goal_numbers
 
     def _why_not(self, batch_size: int) -> str | None:
-        key = None
-        if self._table_state.max_times_sampled and self._table_state.ready:
-            key = id(self._out.read_plan(self._view, self._sampler, batch_size, self._min_size))
-        return self._out.why_not(self._sampler, batch_size, self._min_size, key)
+        return self._out.why_not(self._sampler, batch_size, self._min_size)
 
     def reader(self) -> ReplayReader | None:
         """Make a reader of the rows, for this or any other process.

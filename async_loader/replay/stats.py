@@ -29,10 +29,6 @@ class TableStats(Stats):
         are forgotten; with stacks, an open one is known though its steps have left the table.
     waiting : tuple of Waiting
         The calls and writers that wait for the table, and for what.
-    interrupted : int
-        Rows that were drawn by `sample` calls which Ctrl-C interrupted, in a table with
-        ``max_times_sampled``. They come with the next batch of the same view; until then they are
-        neither among the items nor saved.
     stale : int
         Items that sources with ``max_lag`` have left out because of the version of their policy,
         those of all such sources together, closed ones too. They stay in the table.
@@ -57,7 +53,6 @@ class TableStats(Stats):
     nbytes: int | None
     streams: int
     waiting: tuple[Waiting, ...]
-    interrupted: int = 0
     stale: int = 0
     compressed_nbytes: int | None = None
     compression: float | None = None
@@ -85,8 +80,6 @@ class TableStats(Stats):
                 f"fields with a codec take {human(self.compressed_nbytes)}, 1/"
                 f"{self.compression:.1f} of what they were"
             )
-        if self.interrupted:
-            lines.append(f"{self.interrupted:,} rows of interrupted calls come with the next batch")
         if self.stale:
             lines.append(f"{self.stale:,} were left out as too old, by sources with max_lag")
         lines += [

@@ -103,7 +103,6 @@ def summed(
         nbytes=None if None in sizes else sum(one or 0 for one in sizes),
         streams=sum(one.streams for one in parts),
         waiting=tuple(wait for one in parts for wait in one.waiting),
-        interrupted=sum(one.interrupted for one in parts),
         stale=sum(one.stale for one in parts),
         full=bool(parts) and all(one.full for one in parts),
         shards=shards,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from async_loader.held_locks import is_held_of
 from async_loader.public_names import set_public_names
 from async_loader.replay.buffer import ReplayBuffer, parts_of
 from async_loader.replay.checkpoint import Saver
@@ -42,9 +41,8 @@ def debug_state(buffer: ReplayBuffer) -> DebugState:
     Steps that were gathered are written before; those that are added later may be gathered.
     """
     parts = parts_of(buffer)
-    lock = parts.state.own_lock
-    held = is_held_of(lock)()  # by the caller
-    if parts.state.ready and not held and lock.acquire(blocking=False):
+    lock = parts.state.lock
+    if parts.state.ready and lock.acquire(blocking=False):
         try:
             parts.state.catch_up()
         finally:

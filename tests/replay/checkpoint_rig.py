@@ -100,14 +100,12 @@ def contents(buffer: ReplayBuffer) -> dict[str, Any]:
     owner = debug_state(buffer).state
     with owner.lock:
         table = owner.table
-        counters, arrays = table.state()
         heads = table.storage.heads().copy()
         used = heads[:, 0] > 0
         cells = [cell[used].copy() for cell in table.storage.cells]
         heads[:, 3] &= (1 << 32) - 1
         found = {
-            "counters": list(counters.items()),
-            "arrays": arrays,
+            "counters": repr(table.state()),
             "heads": heads,
             "cells": cells,
         }
@@ -116,16 +114,8 @@ def contents(buffer: ReplayBuffer) -> dict[str, Any]:
             "given": table.given.copy(),
             "times": table.times.copy(),
         }
-        found["streams"] = list(map(str, table.streams))
-        found["sampler"] = {
-            key: repr(value) if isinstance(value, dict) else np.array(value)
-            for key, value in _state(owner.sampler)
-        }
+        found["sampler"] = repr(owner.sampler.state())
         return found
-
-
-def _state(sampler: Any) -> Any:
-    return [(key, -1.0 if value is None else value) for key, value in sampler.state().items()]
 
 
 def copy_of(folder: Path, name: str) -> Path:

@@ -241,7 +241,7 @@ def test_a_manifest_of_another_format_or_byte_order_is_refused(chain, monkeypatc
     newer = found.text().encode()
     monkeypatch.undo()
     with pytest.raises(
-        CorruptCheckpoint, match=r"manifest.json: is of format 3, and this version reads 2"
+        CorruptCheckpoint, match=r"manifest.json: is of format 4, and this version reads 3"
     ):
         manifest.Manifest.of(newer, file)
     monkeypatch.setattr(manifest.sys, "byteorder", "big")

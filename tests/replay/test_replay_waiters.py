@@ -24,7 +24,6 @@ from async_loader import (
     Uniform,
 )
 from async_loader.errors import AsyncLoaderError, ConfigError, Timeout, WouldDeadlock
-from async_loader.held_locks import held_lock
 from async_loader.lifecycle import Deadline
 from async_loader.replay.table.waiters import Waiters
 
@@ -228,7 +227,7 @@ def test_a_warning_comes_also_where_the_table_changes_all_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("async_loader.replay.table.waiters.WARN_AFTER_S", 0.3)
-    waiters, deadline = Waiters(held_lock()), Deadline(PATIENCE_S)
+    waiters, deadline = Waiters(threading.Lock()), Deadline(PATIENCE_S)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
 

@@ -67,8 +67,8 @@ SAMPLERS: dict[str, Any] = {
     "Recency": lambda: Recency(5.0),
     "Balanced": lambda: Balanced("task"),
 }
-IN_ANY_ORDER = ("Balanced", "RankPrioritized")
-"""Steps that are written together are listed in another order than steps that come one by one."""
+IN_ANY_ORDER = tuple(name for name in SAMPLERS if name not in ("Uniform", "each once"))
+"""A load tells these of the items in the order of their ids, with priorities as they are then."""
 LIMITERS: dict[str, Any] = {
     "none": lambda size: None,
     "min": lambda size: MinSize(2),
@@ -471,6 +471,11 @@ def _draw_alike(program: Program, here: Player, there: Player, view: Any, size: 
         return
     if size == "smaller" and program.sampler in IN_ANY_ORDER:
         return
+    table = state.table
+    if sampler.prioritized and (
+        isinstance(view, Sequences) or np.isnan(table.given[table.items.alive != 0]).any()
+    ):
+        return  # a load gives new items the largest priority of its moment
     drawn = []
     for one in (here, there):
         try:
@@ -539,7 +544,8 @@ def _goes_on(program: Program, here: Player, there: Player, calls: Any, size: st
             stale = set()
         one = here.play(call)
         if size == "same":
-            if name != "sample" or program.sampler not in IN_ANY_ORDER:
+            used_up = program.times and program.sampler in IN_ANY_ORDER  # by chance which
+            if not used_up and (name != "sample" or program.sampler not in IN_ANY_ORDER):
                 assert one == other, (call, one, other)
         elif one != other and ("raised", "ConfigError") in (one, other):
             return  # what a table of another capacity can show is another question

@@ -9,8 +9,7 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.replay.array_types import Array, Bools, Ids
-from async_loader.replay.samplers import Draw, Fifo, Items, Prioritized, Uniform
-from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers import Draw, Fifo, Prioritized, Uniform
 from async_loader.replay.samplers.sampler import Priorities, Rows, Sampler
 
 _NO_ROWS = np.empty(0, np.int64)
@@ -42,15 +41,11 @@ class SamplerWithoutReplacement(Fifo):
         super().__init__()
         self.drop_last, self.shuffle = drop_last, shuffle
         self.left: Rows = _NO_ROWS
-        self.fresh = True
-
-    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        super()._bound(items, seed)
-        self._items, self._numbers = items, RandomNumbers(seed)
+        self.fresh, self._restored = True, False
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         super().insert(rows, priority)
-        self.fresh = True
+        self.fresh, self._restored = not self._restored, False
 
     def remove(self, rows: Rows) -> None:
         super().remove(rows)
@@ -78,15 +73,14 @@ class SamplerWithoutReplacement(Fifo):
     def state(self) -> dict[str, Any]:
         return {
             **super().state(),
-            **self._numbers.state(),
-            "left": self.left,
+            "left": self.left.tolist(),
             "fresh": self.fresh,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._numbers.restore(state)
         self.left, self.fresh = np.array(state["left"], np.int64), bool(state["fresh"])
+        self._restored = not self.fresh  # the items that are there come next
 
     def __repr__(self) -> str:
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle})"

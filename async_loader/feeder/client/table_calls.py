@@ -43,7 +43,7 @@ from async_loader.replay.table.waiters import Waiting
 from async_loader.schema import Schema
 from async_loader.table import Batch
 
-_COUNTS = ("size", "inserted", "sampled", "deleted", "streams", "interrupted")
+_COUNTS = ("size", "inserted", "sampled", "deleted", "streams")
 _REPR_S = 1.0
 _IDS = 1 << 20
 """Ids of one message at most."""

@@ -61,7 +61,9 @@ TOP = 9  # rows that were ever used
 # Addresses of arrays with one entry per row, private to the table's process.
 ALIVE = 10  # uint8: whether there is an item
 DIRTY = 12  # uint8: what changed since the last checkpoint
-GIVEN = 13  # float64: the priority that a step came with; 0 where the table has no priorities
+# float64: the priority that a step came with, NaN without one; negative, that it was given later. 0
+# where the table has no priorities
+GIVEN = 13
 NAMES = 17  # int64: the id of the step, -1 without one; as in the heads, closer together
 # Other arrays of the table's process.
 LAST = 14  # int64 [streams]: the last step of the open episode; negative without one

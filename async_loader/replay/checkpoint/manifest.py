@@ -10,7 +10,7 @@ from typing import Any
 
 from async_loader.errors import CorruptCheckpoint
 
-FORMAT = 2
+FORMAT = 3
 _HEAD, _TAIL = '{"crc32":"%08x","manifest":', "}\n"
 _HEAD_BYTES = len(_HEAD % 0)
 
@@ -21,13 +21,12 @@ class Block:
 
     Attributes
     ----------
-    kind : "rows" | "state" | "array"
-        Rows, what the table alone knows about rows, or any array.
+    kind : "rows" | "column" | "ring"
+        Rows; what the table alone knows about each row; or compressed values.
     nbytes, crc32 : int
     about : dict
-        For rows and state: ``count`` rows from ``start`` on, or listed at the beginning where
-        ``start`` is null; for state also the ``fields``. For an array: ``name``, ``dtype``,
-        ``shape``, and ``how`` it is written (arrays.py).
+        For rows: ``count`` rows from ``start`` on, or listed at the beginning where ``start`` is
+        null. For a column: its ``name``. For a ring: the position at which it ``start``s.
     """
 
     kind: str
@@ -56,7 +55,7 @@ class Manifest:
     table : dict | None
         Its schema, counters and streams; ``None`` if there was no step yet.
     samplers : dict
-        States by role, without their arrays.
+        States by role; of the views of sequences as a list.
     blocks : list of Block
         Of the data file, in order. A later block replaces earlier ones.
     """

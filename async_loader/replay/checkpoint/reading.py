@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,8 +14,8 @@ import numpy as np
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, Timeout
 from async_loader.replay.arguments import positive
-from async_loader.replay.array_types import Array, Bools, Bytes, Ids
-from async_loader.replay.checkpoint import arrays, folder
+from async_loader.replay.array_types import Bools, Bytes, Ids
+from async_loader.replay.checkpoint import folder
 from async_loader.replay.checkpoint.manifest import Block, Manifest
 from async_loader.validation import path_of
 
@@ -85,7 +85,7 @@ def with_remedy(error: CorruptCheckpoint, root: Path, number: int) -> CorruptChe
 
 @dataclass(slots=True)
 class RowBlock:
-    """Rows of one save, or what the table alone knows about rows.
+    """Rows of one save.
 
     Attributes
     ----------
@@ -165,18 +165,16 @@ class Checkpoint:
     def verify(self) -> None:
         """Read all blocks. Raises CorruptCheckpoint."""
         for one in self.chain:
-            for _ in self._blocks(one, ("rows", "state", "ring", "array")):
+            for _ in self._blocks(one, ("rows", "column", "ring")):
                 continue
 
-    def arrays(self) -> dict[str, Array]:
-        """Return the arrays of the newest save."""
-        read: dict[str, Array] = {}
-        for one in self.chain:
-            before, read = read, {}
-            for block, raw, file in self._blocks(one, ("array",)):
-                name = block.about["name"]
-                read[name] = arrays.decode(raw, block.about, before.get(name), file)
-        return read
+    def columns(self) -> dict[str, Bytes]:
+        """Return what the table of the newest save alone knew about its rows, as bytes."""
+        found: dict[str, Bytes] = {}
+        for one in self.chain:  # all of which are verified so
+            for block, raw, _ in self._blocks(one, ("column",)):
+                found[block.about["name"]] = np.frombuffer(raw, np.uint8)
+        return found
 
     def ring(self) -> Iterator[tuple[int, Bytes]]:
         """Yield compressed values of all saves: the position of the first, and their bytes."""
@@ -185,40 +183,13 @@ class Checkpoint:
                 yield int(block.about["start"]), np.frombuffer(raw, np.uint8)
 
     def rows(self, widths: Sequence[int], count: int, index: np.dtype[Any]) -> Iterator[RowBlock]:
-        """Yield each saved row once: its bytes ``[rows, width]``, in parts of these widths."""
-        for _, found in self._once("rows", count, index, lambda _: widths):
-            yield found
-
-    def state(
-        self, dtypes: dict[str, np.dtype[Any]], count: int, index: np.dtype[Any]
-    ) -> Iterator[tuple[Ids, dict[str, Array]]]:
-        """Yield what the table alone knew about each row, once."""
-
-        def widths(names: Sequence[str]) -> list[int]:
-            return [dtypes[name].itemsize for name in names]
-
-        for names, found in self._once("state", count, index, widths):
-            values = [
-                np.ascontiguousarray(part).view(dtypes[name])[:, 0]
-                for name, part in zip(names, found.parts, strict=True)
-            ]
-            yield found.rows, dict(zip(names, values, strict=True))
-
-    def _once(
-        self,
-        kind: str,
-        count: int,
-        index: np.dtype[Any],
-        widths: Callable[[Sequence[str]], Sequence[int]],
-    ) -> Iterator[tuple[Sequence[str], RowBlock]]:
-        """Yield the blocks of one kind, newest first and each row once, with the names of their
-        parts.
+        """Yield each saved row once, the newest first: its bytes ``[rows, width]``, in parts of
+        these widths.
         """
         seen = np.zeros(count, np.bool_)
         for one in reversed(self.chain):
-            for block, raw, file in self._blocks(one, (kind,), backwards=True):
-                names = block.about.get("fields", ())
-                yield names, _unpacked(raw, block.about, widths(names), index, seen, file)
+            for block, raw, file in self._blocks(one, ("rows",), backwards=True):
+                yield _unpacked(raw, block.about, widths, index, seen, file)
 
     def _blocks(
         self, one: Manifest, kinds: Sequence[str], *, backwards: bool = False

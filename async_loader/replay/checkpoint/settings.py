@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from async_loader.errors import ConfigError
 from async_loader.replay import samplers
 from async_loader.replay.hindsight_view import Hindsight
@@ -76,28 +74,6 @@ def _hindsight_text(view: Hindsight) -> str:
         text = getattr(value, "__name__", type(value).__name__) if callable(value) else repr(value)
         settings.append(f"{field.name}={text}")
     return f"Hindsight({', '.join(settings)})"
-
-
-def seeds_json(seeds: np.random.SeedSequence) -> dict[str, Any]:
-    """Convert the seed sequence to JSON, with the number of seeds made of it."""
-    entropy: Any = seeds.entropy
-    return {
-        "entropy": [int(one) for one in entropy] if np.iterable(entropy) else int(entropy),
-        "spawn_key": [int(one) for one in seeds.spawn_key],
-        "pool_size": seeds.pool_size,
-        "n_children_spawned": seeds.n_children_spawned,
-    }
-
-
-def seeds_of(saved: dict[str, Any], children: int | None = None) -> np.random.SeedSequence:
-    """Make the seed sequence of `seeds_json`, with ``children`` seeds made of it."""
-    made = saved["n_children_spawned"] if children is None else children
-    return np.random.SeedSequence(
-        saved["entropy"],
-        spawn_key=tuple(saved["spawn_key"]),
-        pool_size=saved["pool_size"],
-        n_children_spawned=made,
-    )
 
 
 def sampler_json(sampler: object) -> dict[str, Any]:

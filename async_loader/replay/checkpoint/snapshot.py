@@ -11,18 +11,18 @@ comes again in a later round; where a save holds a row more than once, the last 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from async_loader.errors import ConfigError
 from async_loader.replay.array_types import Array, Bytes, Ids
-from async_loader.replay.base.row_format import ROW_CHANGED, STATE_CHANGED
-from async_loader.replay.checkpoint import encoding
+from async_loader.replay.base.row_format import ROW_CHANGED
 from async_loader.replay.checkpoint.compressed import RingCopier
-from async_loader.replay.checkpoint.sequences import split_sequences
-from async_loader.replay.checkpoint.settings import limiter_json, seeds_json
+from async_loader.replay.checkpoint.settings import limiter_json, view_json
+from async_loader.replay.samplers.random_numbers import seeds_json
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
@@ -30,7 +30,6 @@ from async_loader.replay.table.table_state import TableState
 # Each chunk asks for the GIL a few times, which takes up to 5 ms beside threads that want it: with
 # less, saves of 200 MB beside four writers at full speed fall behind.
 CHUNK_BYTES = 16 << 20
-_STATE_BYTES = 32  # of what the table alone knows about a row, roughly
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +59,13 @@ def row_parts(storage: Storage) -> list[Bytes]:
     return [np.ndarray((layout.rows, width), np.uint8, block, offset) for offset, width in places]
 
 
-STATE_TYPES: dict[str, np.dtype[Any]] = {
-    "alive": np.dtype(np.uint8),
-    "given": np.dtype(np.float64),
-    "times": np.dtype(np.int64),
-}
-"""The types of the arrays of `state_parts`."""
-
-
-def state_parts(table: Table) -> dict[str, Array]:
+def columns(table: Table) -> dict[str, Array]:
     """Return what the table alone knows, with one entry per row."""
-    parts: dict[str, Array] = {"alive": table.items.alive}
-    for name, array in (("given", table.given), ("times", table.times)):
-        if len(array):
-            parts[name] = array
-    return parts
-
-
-def as_bytes(array: Array) -> Bytes:
-    """View an array with one entry per row as ``[rows, bytes of one]``."""
-    return array.view(np.uint8).reshape(len(array), array.itemsize)
+    return {
+        name: array
+        for name, array in (("given", table.given), ("times", table.times))
+        if len(array)
+    }
 
 
 def index_type(layout: StorageLayout) -> np.dtype[Any]:
@@ -92,18 +78,13 @@ class RowCopier:
 
     Parameters
     ----------
-    kind : "rows" | "state"
     parts : list of uint8 arrays [rows, bytes]
     index : dtype
         See `index_type`.
-    fields : list of str, optional
-        Names of the parts.
     """
 
-    def __init__(
-        self, kind: str, parts: list[Bytes], index: np.dtype[Any], fields: list[str] | None = None
-    ) -> None:
-        self._kind, self._parts, self._index, self._fields = kind, parts, index, fields
+    def __init__(self, parts: list[Bytes], index: np.dtype[Any]) -> None:
+        self._parts, self._index = parts, index
         self.width = sum(part.shape[1] for part in parts) + index.itemsize
         self._each = max(1, CHUNK_BYTES // self.width)
         self._buffer: Bytes | None = None
@@ -129,13 +110,9 @@ class RowCopier:
             buffer = (
                 self._new(len(some) * self.width) if keep or self._buffer is None else self._buffer
             )
-            about: dict[str, Any] = {
-                "count": len(some),
-                "start": some.start if isinstance(some, range) else None,
-            }
-            if self._fields is not None:
-                about["fields"] = self._fields
-            yield BlockData(self._kind, about, self._fill(buffer, some))
+            start = some.start if isinstance(some, range) else None
+            about = {"count": len(some), "start": start}
+            yield BlockData("rows", about, self._fill(buffer, some))
 
     def _fill(self, buffer: Bytes, rows: Ids | range) -> Bytes:
         end = 0
@@ -150,20 +127,6 @@ class RowCopier:
             else:
                 np.take(part, rows, axis=0, out=into, mode="clip")  # "raise" would copy once more
         return buffer[:end]
-
-
-def _marked(dirty: Bytes) -> tuple[Ids, Bytes]:
-    """Return the positions of non-zero bytes, and the bytes.
-
-    Eight at a time, since it is called under the lock: 30 us for a million.
-    """
-    whole = len(dirty) // 8 * 8
-    words = np.flatnonzero(dirty[:whole].view(np.uint64))
-    rows = np.concatenate(
-        ((words[:, None] * 8 + np.arange(8)).reshape(-1), np.arange(whole, len(dirty)))
-    )
-    rows = rows[dirty[rows] != 0]
-    return rows, dirty[rows]
 
 
 class SnapshotCursor:
@@ -182,33 +145,26 @@ class SnapshotCursor:
         self._ring = None if ring is None else RingCopier(ring, ring_start, CHUNK_BYTES)
         self._taken = np.zeros(len(self._table.dirty), np.uint8)
         storage = self._table.storage
-        self._index = index_type(storage.layout)
-        self._rows = RowCopier("rows", row_parts(storage), self._index)
+        self._rows = RowCopier(row_parts(storage), index_type(storage.layout))
 
     def whole(self) -> Iterator[BlockData]:
         """Yield all rows that were ever used."""
         with self._table_state.lock:
             self._take()
             top = self._table.items.top
-            state = self._state()
         yield from self._rows.pieces(range(top))
-        yield from state.pieces(range(top))
         yield from self._values()
 
     def changed(self) -> Iterator[BlockData]:
         """Yield the rows that have changed since they were copied last."""
         with self._table_state.lock:
-            rows, states = self._take()
-            state = self._state()
+            rows = self._take()
         yield from self._rows.pieces(rows)
-        yield from state.pieces(states)
         yield from self._values()
 
     def rest(self, *, keep: bool) -> Iterator[BlockData]:
         """As `changed`, under the lock."""
-        rows, states = self._take()
-        yield from self._rows.pieces(rows, keep=keep)
-        yield from self._state().pieces(states, keep=keep)
+        yield from self._rows.pieces(self._take(), keep=keep)
         yield from self._values()
 
     def _values(self) -> Iterator[BlockData]:
@@ -221,10 +177,8 @@ class SnapshotCursor:
         write. Without the lock.
         """
         marks = self._table.dirty.copy()  # numpy fails if the array changes while it counts
-        return (0 if self._ring is None else self._ring.left) + int(
-            self._rows.width * np.count_nonzero(marks & ROW_CHANGED)
-            + _STATE_BYTES * np.count_nonzero(marks)
-        )
+        left: int = self._rows.width * int(np.count_nonzero(marks & ROW_CHANGED))
+        return left if self._ring is None else left + self._ring.left
 
     def make_room(self, nbytes: int) -> None:
         """Allocate memory for what `rest` keeps."""
@@ -235,18 +189,18 @@ class SnapshotCursor:
         with self._table_state.lock:
             self._table.dirty |= self._taken
 
-    def _take(self) -> tuple[Ids, Ids]:
-        """Return the changed rows, and the rows of which the table's own knowledge changed."""
-        changed, marks = _marked(self._table.dirty)
-        self._table.dirty[changed] = 0
-        self._taken[changed] |= marks
-        return changed[marks & ROW_CHANGED != 0], changed[marks & STATE_CHANGED != 0]
-
-    def _state(self) -> RowCopier:
-        parts = state_parts(self._table)
-        return RowCopier(
-            "state", [as_bytes(array) for array in parts.values()], self._index, list(parts)
-        )
+    def _take(self) -> Ids:
+        """Return the changed rows, which are none from here on."""
+        dirty = self._table.dirty
+        # eight at a time, since it is called under the lock: 30 us for a million
+        whole = len(dirty) // 8 * 8
+        words = np.flatnonzero(dirty[:whole].view(np.uint64))
+        rows = (words[:, None] * 8 + np.arange(8)).reshape(-1)
+        rows = np.concatenate((rows, np.arange(whole, len(dirty))))
+        changed: Ids = rows[dirty[rows] & ROW_CHANGED != 0]
+        dirty[rows] = 0
+        self._taken[changed] = ROW_CHANGED
+        return changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,34 +212,46 @@ class TableMetadata:
     settings : dict
         Those that may change while the table is used.
     table : dict | None
-        Counters, and ``streams``: their names.
+        Counters, and ``streams``: their names, each with its last step.
     samplers : dict
         States by role, as in manifest.Manifest.
-    arrays : dict of str to array
     """
 
     settings: dict[str, Any]
     table: dict[str, Any] | None
     samplers: dict[str, Any]
-    arrays: encoding.Copies
 
     @classmethod
-    def of(
-        cls, table_state: TableState, table: Table | None, arrays: encoding.Copies
-    ) -> TableMetadata:
+    def of(cls, table_state: TableState, table: Table | None) -> TableMetadata:
         """Copy everything outside of the rows. Under the lock."""
         settings = {
             "limiter": limiter_json(table_state.limiter),
             "seeds": seeds_json(table_state.seeds),
         }
         if table is None:
-            return cls(settings, None, {}, arrays)
-        states = {}
-        counters, own = table.state()
+            return cls(settings, None, {})
+        counters = table.state()
         counters["needed"] = 0 if table_state.limits is None else table_state.limits.needed
-        arrays.update(own)
-        for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
-            if role == "sampler" or table.free is not None:
-                states[role] = encoding.split(one.state(), role, arrays)
-        states.update(split_sequences(table_state, arrays))
-        return cls(settings, {**counters, "streams": list(table.streams)}, states, arrays)
+        states: dict[str, Any] = {
+            "sampler": table_state.sampler.state(),
+            "sequences": [
+                [view_json(view), one.state()]
+                for view, one in table_state.sequence_samplers.items()
+            ],
+        }
+        if table.free is not None:
+            states["remover"] = table_state.remover.state()
+        for role, state in states.items():
+            if not _is_json(state):
+                raise ConfigError(
+                    f"the state of the {role} is no JSON: return numbers, strings, lists and dicts"
+                )
+        return cls(settings, counters, states)
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, bool | int | float | str)

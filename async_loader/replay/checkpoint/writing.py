@@ -23,15 +23,17 @@ from pathlib import Path
 import numpy as np
 
 from async_loader.errors import AsyncLoaderError, Timeout, Unsupported
-from async_loader.held_locks import HeldLock, held_lock, unheld
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
-from async_loader.replay.array_types import Array
-from async_loader.replay.checkpoint import arrays, encoding, folder
+from async_loader.replay.checkpoint import encoding, folder
 from async_loader.replay.checkpoint.disk import Descriptor, Disk
 from async_loader.replay.checkpoint.manifest import Block, Manifest
 from async_loader.replay.checkpoint.settings import lasting_json
-from async_loader.replay.checkpoint.snapshot import BlockData, SnapshotCursor, TableMetadata
+from async_loader.replay.checkpoint.snapshot import (
+    BlockData,
+    SnapshotCursor,
+    TableMetadata,
+    columns,
+)
 from async_loader.replay.table.table_state import TableState
 from async_loader.validation import path_of
 
@@ -128,13 +130,10 @@ class PreviousSave:
     ----------
     root : Path
     manifest : Manifest
-    arrays : dict of str to array
-        As they were then: what `arrays.encode` compares with.
     """
 
     root: Path
     manifest: Manifest
-    arrays: dict[str, Array]
 
 
 class Saver:
@@ -158,43 +157,34 @@ class Saver:
         self.disk = Disk()
         self.last: PreviousSave | None = None
         self.beside: tuple[str, Callable[[int], bytes]] | None = None
-        self._one, self._turn = held_lock(while_waiting=True), threading.Condition()
+        self._one, self._turn = threading.Lock(), threading.Condition()
 
-    def alone(self, path: object, timeout_s: float | None) -> HeldLock:
+    def alone(self, path: object, timeout_s: float | None) -> threading.Lock:
         """Return the lock of the one save or load that may run; with a ``timeout_s``, once it is
         free.
 
         Hold it by ``with`` during the save or load, and call `ended` after it. It is a lock and not
-        a context manager in Python: Ctrl-C between two lines of one would leave it taken.
+        a context manager in Python, which Ctrl-C could leave taken.
 
         Raises
         ------
         Timeout
             While another one lasts.
-        WouldDeadlock
-            A signal handler has interrupted that one.
         """
         if self._table_state.foreign:
             raise Unsupported(
                 "only the process that made a replay buffer saves and loads it: a fork of it is "
                 "out of step"
             )
-        limit, one = seconds_or_none("timeout_s", timeout_s), unheld(self._one)
+        limit = seconds_or_none("timeout_s", timeout_s)
         if limit is not None:
             with self._turn:
-                if not self._turn.wait_for(self._is_free, min(limit, LONGEST_S)):
+                if not self._turn.wait_for(lambda: not self._one.locked(), min(limit, LONGEST_S)):
                     raise Timeout(
                         f"{path}: {limit:g} s have passed, and another save or load of this table "
                         "is under way"
                     )
-        return one
-
-    def _is_free(self) -> bool:
-        with SignalsDeferred():  # else an interrupted look would leave it taken
-            free = self._one.acquire(blocking=False)
-            if free:
-                self._one.release()
-        return free
+        return self._one
 
     def ended(self) -> None:
         """Wake the calls that wait in `alone`."""
@@ -332,7 +322,7 @@ class _Save:
             pause_s=self._pause_s,
             rows=data.rows,
         )
-        return report, PreviousSave(self._root, manifest, private.arrays)
+        return report, PreviousSave(self._root, manifest)
 
     def _ring_start(self) -> int:
         """Return the position up to which the save before has the compressed values."""
@@ -371,16 +361,6 @@ class _Save:
                 left, before = taking.left(), left
         kept, private = self._cut(data, taking)
         self._put(data, kept)
-        before_arrays = {} if self._last is None else self._last.arrays
-        for name, array in private.arrays.items():
-            how, pieces = arrays.encode(array, before_arrays.get(name))
-            about = {"name": name, "dtype": array.dtype.str, "shape": list(array.shape), "how": how}
-            raw = (
-                np.concatenate([piece.view(np.uint8) for piece in pieces])
-                if len(pieces) > 1
-                else pieces[0].view(np.uint8)
-            )
-            data.put(BlockData("array", about, raw))
         data.finish()
         return private
 
@@ -394,16 +374,13 @@ class _Save:
         """Copy the rest of the rows and everything else, at the moment that the save shows."""
         kept: list[BlockData] = []
         table = None if taking is None else self._table_state.table
-        copies = encoding.Copies({} if self._last is None else self._last.arrays)
         left = 0 if taking is None else taking.left()
         keep = left <= _KEEP_BYTES
         if taking is not None and keep:
             taking.make_room(left + left // 4 + _SMALL_BYTES)
+        copies = {} if table is None else {n: np.ones_like(a) for n, a in columns(table).items()}
         with self._table_state.lock:
             since = time.monotonic()
-            if table is not None:
-                # Samplers are told of an interrupted call before they are saved.
-                table.finish()
             self._table_state.catch_up()
             if taking is not None:
                 for piece in taking.rest(keep=keep):
@@ -413,7 +390,12 @@ class _Save:
                         # Writers outrun the disk: they have to wait once, since all of it may not
                         # fit the memory.
                         data.put(piece)
-            private = TableMetadata.of(self._table_state, table, copies)
+            if table is not None:
+                for name, array in columns(table).items():
+                    copy = copies.setdefault(name, np.empty_like(array))
+                    np.copyto(copy, array)
+                    kept.append(BlockData("column", {"name": name}, copy.view(np.uint8)))
+            private = TableMetadata.of(self._table_state, table)
             self._pause_s = time.monotonic() - since
         return kept, private
 
@@ -426,7 +408,9 @@ class _Save:
                 **table,
                 "schema": schema,
                 "rows": storage.layout.rows,
-                "streams": encoding.names_json(table["streams"]),
+                "streams": [
+                    [encoding.names_json([name])[0], last] for name, last in table["streams"]
+                ],
             }
         kind = "incremental" if self._chain else "full"
         chain = [[one.number, one.crc32] for one in self._chain]

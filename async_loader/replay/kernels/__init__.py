@@ -16,8 +16,6 @@ models?", MSPC 2012, figure 6), so this also holds where the machine reorders ac
 
 from async_loader.replay.kernels.compressed import retire_steps
 from async_loader.replay.kernels.items import (
-    drop_pending,
-    expire_old,
     forget,
     lend,
     note_priorities,
@@ -36,9 +34,7 @@ from async_loader.replay.kernels.reading import (
 from async_loader.replay.kernels.writing import end_stream, overwrite, write
 
 __all__ = [
-    "drop_pending",
     "end_stream",
-    "expire_old",
     "find",
     "find_steps",
     "forget",

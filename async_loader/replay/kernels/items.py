@@ -19,16 +19,13 @@ from async_loader.replay.base.row_format import (
     LAST,
     LENT,
     LENT_TO,
-    LOOKAHEAD,
     NEXT,
-    PREV,
     ROW_CHANGED,
     ROWS,
     STATE_CHANGED,
     STRIDE,
     TAIL,
     VERSION_ONE,
-    WAITING,
 )
 from async_loader.replay.kernels.machine import (
     before_stores,
@@ -39,28 +36,7 @@ from async_loader.replay.kernels.machine import (
     store,
 )
 from async_loader.replay.kernels.row_address import at, there
-from async_loader.replay.kernels.writing import deactivate, end_item, note, retire
-
-
-@kernel(keeps_gil=True)
-def drop_pending(g: Any, steps: int, streams: int, changes: Any) -> None:
-    """Raise LOOKAHEAD to ``steps``.
-
-    Items at the open end of a stream that have fewer successors wait for them.
-
-    They become items again: ``changes[3]`` counts the rows of DIED that do not count as deleted.
-    """
-    g[LOOKAHEAD] = steps
-    for stream in range(streams):
-        name = peek64(g[LAST] + 8 * stream)
-        for _ in range(g[LOOKAHEAD]):
-            if not there(g, name):
-                break
-            if peek8(g[ALIVE] + name % g[ROWS]):
-                deactivate(g, name % g[ROWS], changes)
-                g[WAITING] += 1
-                changes[3] += 1
-            name = load(at(g, name) + PREV)
+from async_loader.replay.kernels.writing import deactivate, end_item, note
 
 
 @kernel(inline=True)
@@ -123,13 +99,6 @@ def lend(g: Any, count: int, newest: int) -> None:
 
 
 @kernel(keeps_gil=True)
-def expire_old(g: Any, changes: Any) -> None:
-    """End the items before the newest CAPACITY rows: a loaded table may have kept more."""
-    for name in range(max(0, g[CURSOR] - g[ROWS]), g[CURSOR] - g[CAPACITY]):
-        retire(g, name, name % g[ROWS], changes)
-
-
-@kernel(keeps_gil=True)
 def use_up(times: Any, dirty: Any, rows: Any, most: int, kept: Any, sampled: Any) -> None:
     """Count a draw of ``rows``, in order; set ``kept[i]`` to ``i`` if the item had a draw left.
 
@@ -162,9 +131,9 @@ def forget(g: Any, rows: Any, changes: Any) -> None:
 
 @kernel(inline=True)
 def note_priority(g: Any, row: int, priority: float) -> bool:
-    """Store the new priority of a step. Return whether the step is an item."""
+    """Store the new priority of a step, see GIVEN. Return whether the step is an item."""
     if g[GIVEN]:
-        poke_float(g[GIVEN] + 8 * row, priority)
+        poke_float(g[GIVEN] + 8 * row, -priority)
     note(g, row, STATE_CHANGED)
     return peek8(g[ALIVE] + row) != 0
 

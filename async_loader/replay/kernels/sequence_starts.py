@@ -20,12 +20,13 @@ from async_loader.replay.base.row_format import (
     ENDS,
     FINAL,
     FLAGS,
+    GIVEN,
     NAMES,
     NEXT,
     PREV,
     ROWS,
 )
-from async_loader.replay.kernels.machine import load, peek8, peek64
+from async_loader.replay.kernels.machine import load, peek8, peek64, peek_float
 from async_loader.replay.kernels.row_address import at, there
 
 
@@ -161,7 +162,7 @@ def find_starts(
 
 
 @kernel(keeps_gil=True)
-def first_priorities(g: Any, rows: Any, given: Any, shape: Any, eta: float, priority: Any) -> None:
+def first_priorities(g: Any, rows: Any, shape: Any, eta: float, priority: Any) -> None:
     """Work out the priorities of new sequences from those that their steps came with; NaN where
     none came with any.
 
@@ -176,7 +177,7 @@ def first_priorities(g: Any, rows: Any, given: Any, shape: Any, eta: float, prio
         for _ in range(shape[q.LEARNED]):
             if name < 0 or not there(g, name):
                 break
-            value = given[name % g[ROWS]]
+            value = abs(peek_float(g[GIVEN] + 8 * (name % g[ROWS])))
             if value == value:
                 largest = max(largest, value)
                 total += value

@@ -334,9 +334,9 @@ def _put(
 def overwrite(
     g: Any, fields: Any, heads: int, apart: int, i: int, row: int, ids: Any, changes: Any
 ) -> None:
-    """Write record ``i`` into a free row, under the row's next id, which goes into ``ids[i]``."""
-    old = load(at_row(g, row) + ID) - 1
-    name = row if old < 0 else old + g[ROWS]
+    """Write record ``i`` into a free row, under its next id, which goes into ``ids[i]``."""
+    name = g[CURSOR] + (row - g[CURSOR]) % g[ROWS]
+    g[CURSOR] = name + 1
     store(at_row(g, row) + ID, 0)
     before_stores()
     g[TOP] = max(g[TOP], row + 1)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from async_loader.interrupts import SignalsDeferred
 from async_loader.replay.array_types import Ids
 from async_loader.replay.samplers.sampler import Rows
 from async_loader.replay.samplers.tree import SumTree
@@ -25,8 +24,6 @@ class Arrivals:
     a quarter as many arrivals.
 
     Memory: 16 bytes a row, and 16 to 40 for the tree.
-
-    A call changes several things, and is not interrupted by a signal between them.
 
     Parameters
     ----------
@@ -50,15 +47,14 @@ class Arrivals:
 
     def append(self, rows: Rows) -> None:
         """Add rows at the new end, in their order, except for known ones."""
-        with SignalsDeferred():
-            rows = rows[self._place[rows] == _GONE]
-            while len(rows):
-                room = self._slots - (self._next - self._oldest)
-                if not room:
-                    self._move_together()
-                    continue
-                self._put(rows[:room])
-                rows = rows[room:]
+        rows = rows[self._place[rows] == _GONE]
+        while len(rows):
+            room = self._slots - (self._next - self._oldest)
+            if not room:
+                self._move_together()
+                continue
+            self._put(rows[:room])
+            rows = rows[room:]
 
     def _put(self, rows: Rows) -> None:
         places = np.arange(self._next, self._next + len(rows))
@@ -73,13 +69,12 @@ class Arrivals:
         rows = np.unique(rows[self._place[rows] != _GONE])
         if not len(rows):
             return
-        with SignalsDeferred():
-            places = self._place[rows]
-            slots = places % self._slots
-            self._place[rows] = self._rows[slots] = _GONE
-            self._taken.set(slots, np.zeros(len(rows)))
-            self._count(places, -1)
-            self._give_up()
+        places = self._place[rows]
+        slots = places % self._slots
+        self._place[rows] = self._rows[slots] = _GONE
+        self._taken.set(slots, np.zeros(len(rows)))
+        self._count(places, -1)
+        self._give_up()
 
     def _count(self, places: Ids, by: int) -> None:
         odd = int((places // self._slots & 1).sum())

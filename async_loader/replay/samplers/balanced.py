@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.replay.array_types import Ids
 from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.samplers.random_numbers import RandomNumbers
-from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
+from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
 from async_loader.replay.samplers.value_lists import ValueLists
 from async_loader.schema import END_FIELDS
 
@@ -59,7 +56,8 @@ class Balanced(Binding):
             )
         self.field = field
 
-    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
+    def _bound(self) -> None:
+        items = self._items
         if items.column is None:
             raise ConfigError(
                 f"{self!r} reads a field of steps, and these items have none: make Items with "
@@ -78,8 +76,9 @@ class Balanced(Binding):
                 "makes it of a float"
             )
         self._column = items.column
-        self._numbers = RandomNumbers(seed)
-        self._lists = ValueLists(items.rows)
+
+    def reset(self) -> None:
+        self._lists = ValueLists(self._items.rows)
 
     def _values(self, rows: Rows) -> Ids:
         values: Ids = self._column(self.field)[rows].astype(np.int64)
@@ -98,13 +97,6 @@ class Balanced(Binding):
 
     def draw(self, count: int) -> Draw:
         return Draw(self._lists.choose(self._numbers.take(2 * count)))
-
-    def state(self) -> dict[str, Any]:
-        return {**self._numbers.state(), **self._lists.state()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._numbers.restore(state)
-        self._lists.restore(state)
 
     def __repr__(self) -> str:
         return f"Balanced({self.field!r})"

@@ -5,10 +5,13 @@ uses them.
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import numpy as np
 
 from async_loader.errors import ConfigError
+from async_loader.replay.samplers import priority_rules
+from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Items, Priorities, Rows, Sampler
 
 
@@ -17,6 +20,8 @@ class Binding:
 
     def __init__(self) -> None:
         self._taken = False
+        self._draws = 0
+        self._ever = priority_rules.MaxEver()
 
     def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
         """See `Sampler.bind`.
@@ -28,11 +33,27 @@ class Binding:
         """
         if self._taken:
             raise ConfigError(f"this {self!r} belongs to another table already: make one for each")
-        self._bound(items, seed)
+        self._items, self._numbers = items, RandomNumbers(seed)
+        self._bound()
+        self.reset()
         self._taken = True
 
-    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        """Allocate the memory of this sampler."""
+    def _bound(self) -> None:
+        """Check the items, and import kernels."""
+
+    def reset(self) -> None:
+        """Forget all items: those that there are come again."""
+
+    def state(self) -> dict[str, Any]:
+        """See `Sampler.state`."""
+        numbers = self._numbers.state()
+        return {"numbers": numbers, "draws": self._draws, "largest": self._ever.largest}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See `Sampler.restore`."""
+        if state["numbers"] is not None:  # else those of another seed go on
+            self._numbers.restore(state["numbers"])
+        self._draws, self._ever.largest = state["draws"], state["largest"]
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.insert`."""

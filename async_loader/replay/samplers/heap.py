@@ -6,16 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.interrupts import SignalsDeferred
 from async_loader.replay.array_types import Floats
 from async_loader.replay.samplers.sampler import Rows
 
 
 class Heap:
     """Rows with keys, smallest first; of equal keys the one that was set earlier.
-
-    Kernels alone change it, size and ages included: so a call that is interrupted between two of
-    them may be repeated.
 
     Parameters
     ----------
@@ -64,16 +60,3 @@ class Heap:
     @property
     def _arrays(self) -> tuple[Any, ...]:
         return self._heap, self._places, self._keys, self._ages, self._counts
-
-    def state(self) -> dict[str, Any]:
-        age = int(self._counts[1])
-        return {"heap": self.order.copy(), "keys": self._keys, "ages": self._ages, "age": age}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        heap = np.array(state["heap"], np.int64)
-        with SignalsDeferred():
-            self._places[:] = -1
-            for ours, theirs in ((self._keys, state["keys"]), (self._ages, state["ages"])):
-                ours[: len(theirs)] = theirs
-            self._counts[:] = len(heap), int(state["age"])
-            self._k.arrange(self._heap, self._places, heap)

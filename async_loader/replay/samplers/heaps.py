@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.heap import Heap
-from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
+from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
 
 
 class _ByPriority(Binding):
@@ -25,8 +23,8 @@ class _ByPriority(Binding):
     repeats = False
     _sign: ClassVar[float]
 
-    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        self._heap, self._ever = Heap(items.rows), priority_rules.MaxEver()
+    def reset(self) -> None:
+        self._heap = Heap(self._items.rows)
 
     def check(self, priority: Priorities) -> None:
         priority_rules.check(priority)
@@ -43,13 +41,6 @@ class _ByPriority(Binding):
 
     def draw(self, count: int) -> Draw:
         return Draw(self._heap.smallest(count))
-
-    def state(self) -> dict[str, Any]:
-        return {**self._heap.state(), "largest": self._ever.state()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._heap.restore(state)
-        self._ever.restore(state["largest"])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
+from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
 
 
 class _Ordered(Binding):
@@ -21,11 +21,11 @@ class _Ordered(Binding):
     repeats = False
     _from: ClassVar[int]
 
-    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
+    def reset(self) -> None:
         from async_loader.replay.samplers import order  # late: see compiled.py
 
         self._k = order
-        self._before, self._after, self._ends = order.fresh(items.rows)
+        self._before, self._after, self._ends = order.fresh(self._items.rows)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         self._k.append(self._before, self._after, self._ends, rows)
@@ -37,14 +37,6 @@ class _Ordered(Binding):
         out = np.empty(count, np.int64)
         links = self._before if self._from else self._after
         return Draw(out[: self._k.walk(links, self._ends[self._from], out)])
-
-    def state(self) -> dict[str, Any]:
-        out = np.empty(len(self._after), np.int64)
-        return {"order": out[: self._k.walk(self._after, self._ends[0], out)]}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._before, self._after, self._ends = self._k.fresh(len(self._after))
-        self.insert(np.array(state["order"], np.int64), np.empty(0))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

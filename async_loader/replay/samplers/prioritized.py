@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.interrupts import SignalsDeferred
 from async_loader.names import explain_wrong_names
 from async_loader.replay.array_types import Floats
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.samplers.random_numbers import RandomNumbers
-from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
+from async_loader.replay.samplers.sampler import Draw, Priorities, Reading, Rows
 from async_loader.replay.samplers.schedule import Linear, number, schedule
 from async_loader.replay.samplers.tree import MinTree, SumTree
 
@@ -23,7 +20,6 @@ Normalize = Literal["batch", "buffer", "none"]
 NewPriority = Literal["max_ever", "max_now", "given"]
 _SPARSE = 4  # as in uniform.py
 _ALL_ROWS = np.empty(0, np.int64)
-_NOT_DEFERRED = contextlib.nullcontext()
 
 
 class Prioritized(Binding):
@@ -92,23 +88,23 @@ class Prioritized(Binding):
             if value not in known:
                 raise ConfigError(f"{name}={value!r}: it is one of {', '.join(map(repr, known))}")
         self.stratified, self.normalize, self.new_priority = stratified, normalize, new_priority
-        self._draws = 0
         self.gives_masses = False  # in place of weights, for a source that weighs by itself
 
-    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
+    def _bound(self) -> None:
         # late: see compiled.py
         from async_loader.replay.samplers import prioritized_kernels, random_rows, tree_kernels
 
         self._k, self._trees, self._at_once = random_rows, tree_kernels, prioritized_kernels
-        self._items, self._numbers = items, RandomNumbers(seed)
-        self._masses = SumTree(items.rows)
-        self._least = MinTree(items.rows) if self.normalize == "buffer" else None
-        # of negative masses
-        self._most = MinTree(items.rows) if self.new_priority == "max_now" else None
-        self._bounded = self._least is not None or self._most is not None
         self._scratch = np.empty(0)
-        self._ever = priority_rules.MaxEver()
         self._known: tuple[float | None, Floats | None] = None, None
+
+    def reset(self) -> None:
+        rows = self._items.rows
+        self._masses = SumTree(rows)
+        self._least = MinTree(rows) if self.normalize == "buffer" else None
+        # of negative masses
+        self._most = MinTree(rows) if self.new_priority == "max_now" else None
+        self._bounded = self._least is not None or self._most is not None
 
     def check(self, priority: Priorities) -> None:
         priority_rules.check(priority, given=self.new_priority == "given")
@@ -148,16 +144,14 @@ class Prioritized(Binding):
         """See NOTE [shortcuts]."""
         sums = self._masses
         rows, mass, nodes = np.empty(len(ids), np.int64), self._room(len(ids)), sums.room(len(ids))
-        # else the bounds could lack what the sums have
-        with SignalsDeferred() if self._bounded else _NOT_DEFERRED:
-            there, items, largest = self._at_once.update(
-                geometry, ids, priority, self.eps, self.alpha, sums.nodes, sums.width, rows, mass,
-                nodes,
-            )  # fmt: skip
-            if items:
-                self._ever.see_one(largest)
-                if self._bounded:
-                    self._set_bounds(rows[:items], mass[:items])
+        there, items, largest = self._at_once.update(
+            geometry, ids, priority, self.eps, self.alpha, sums.nodes, sums.width, rows, mass,
+            nodes,
+        )  # fmt: skip
+        if items:
+            self._ever.see_one(largest)
+            if self._bounded:
+                self._set_bounds(rows[:items], mass[:items])
         return int(there)
 
     def remove(self, rows: Rows) -> None:
@@ -189,11 +183,6 @@ class Prioritized(Binding):
         if self.normalize == "none" or self.gives_masses:
             return Draw(rows, weight)
         return Draw(rows, weight, lambda: -beta * math.log(base if base > 0 else float(mass.min())))
-
-    def draw_more(self, count: int) -> Draw:
-        """See NOTE [shortcuts]."""
-        self._draws -= 1
-        return self.draw(count)
 
     def draw_into(self, reading: Reading) -> bool:
         """See NOTE [shortcuts].
@@ -258,21 +247,6 @@ class Prioritized(Binding):
         sparse = items.count * _SPARSE < items.top
         among = np.flatnonzero(items.alive[: items.top]) if sparse else _ALL_ROWS
         return self._k.draw_any(self._numbers, items, among, count)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            **self._numbers.state(),
-            "draws": self._draws,
-            "largest": self._ever.state(),
-            "mass": self._masses.leaves[: self._items.rows],
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._numbers.restore(state)
-        self._draws = int(state["draws"])
-        self._ever.restore(state["largest"])
-        mass, there = np.array(state["mass"], np.float64), np.flatnonzero(self._items.alive)
-        self._set(there, mass[there])
 
     def __repr__(self) -> str:
         return (

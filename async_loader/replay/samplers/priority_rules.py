@@ -47,12 +47,6 @@ class MaxEver:
             return np.array((new,)) if priority[0] != priority[0] else priority
         return np.where(np.isnan(priority), new, priority)
 
-    def state(self) -> Any:
-        return self.largest
-
-    def restore(self, state: float | None) -> None:
-        self.largest = None if state is None else float(state)
-
 
 @cache
 def _kernels() -> Any:

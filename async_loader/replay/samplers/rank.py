@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.heap import Heap
 from async_loader.replay.samplers.prioritized import Normalize
-from async_loader.replay.samplers.random_numbers import RandomNumbers
-from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
+from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
 from async_loader.replay.samplers.schedule import Linear, number, schedule
 
 
@@ -71,16 +70,13 @@ class RankPrioritized(Binding):
                 f"resort_every={resort_every!r}: it is a number of priorities, 1 or more"
             )
         self.normalize, self.resort_every = normalize, resort_every
-        self._draws = self._changes = 0
 
-    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        self._numbers, self._heap, self._ever = (
-            RandomNumbers(seed),
-            Heap(items.rows),
-            priority_rules.MaxEver(),
-        )
-        self._mass = np.arange(1, items.rows + 1, dtype=np.float64) ** -self.alpha
+    def _bound(self) -> None:
+        self._mass = np.arange(1, self._items.rows + 1, dtype=np.float64) ** -self.alpha
         self._sums = np.cumsum(self._mass)
+
+    def reset(self) -> None:
+        self._heap, self._changes = Heap(self._items.rows), 0
 
     def check(self, priority: Priorities) -> None:
         priority_rules.check(priority)
@@ -115,21 +111,6 @@ class RankPrioritized(Binding):
         ]
         scale = None if self.normalize == "none" else lambda: -beta * math.log(base)
         return Draw(self._heap.order[places], ((base / mass) ** beta).astype(np.float32), scale)
-
-    def draw_more(self, count: int) -> Draw:
-        """See NOTE [shortcuts]."""
-        self._draws -= 1
-        return self.draw(count)
-
-    def state(self) -> dict[str, Any]:
-        counts = {"draws": self._draws, "changes": self._changes, "largest": self._ever.state()}
-        return {**self._heap.state(), **self._numbers.state(), **counts}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._heap.restore(state)
-        self._numbers.restore(state)
-        self._draws, self._changes = int(state["draws"]), int(state["changes"])
-        self._ever.restore(state["largest"])
 
     def __repr__(self) -> str:
         settings = (

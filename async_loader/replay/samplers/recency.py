@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.interrupts import SignalsDeferred
 from async_loader.names import explain_wrong_names
 from async_loader.replay.array_types import Ids
 from async_loader.replay.samplers.arrivals import Arrivals
 from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.samplers.random_numbers import RandomNumbers
-from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
+from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
 from async_loader.replay.samplers.schedule import Linear, schedule
 
 
@@ -49,11 +46,9 @@ class Recency(Binding):
         if min(self._schedule.start, self._schedule.end) <= 0:
             raise ConfigError(f"half_life={half_life!r}: give a number of items above 0")
         self.half_life = half_life if isinstance(half_life, Linear) else self._schedule.start
-        self._draws = 0
 
-    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        self._numbers = RandomNumbers(seed)
-        self._arrivals = Arrivals(items.rows)
+    def reset(self) -> None:
+        self._arrivals = Arrivals(self._items.rows)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         self._arrivals.append(rows)
@@ -66,11 +61,6 @@ class Recency(Binding):
         self._draws += 1
         return Draw(self._arrivals.newest(self._ages(count, half_life)))
 
-    def draw_more(self, count: int) -> Draw:
-        """See NOTE [shortcuts]."""
-        self._draws -= 1
-        return self.draw(count)
-
     def _ages(self, count: int, half_life: float) -> Ids:
         """Draw ages from the geometric distribution, of those that are there.
 
@@ -80,20 +70,6 @@ class Recency(Binding):
         there, rate = len(self._arrivals), -math.log(2.0) / half_life
         below = np.log1p(self._numbers.take(count) * math.expm1(there * rate)) / rate
         return np.minimum(below.astype(np.int64), there - 1)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            **self._numbers.state(),
-            "draws": self._draws,
-            "order": self._arrivals.order(),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._numbers.restore(state)
-        self._draws = int(state["draws"])
-        with SignalsDeferred():
-            self._arrivals.remove(self._arrivals.order())
-            self._arrivals.append(np.array(state["order"], np.int64))
 
     def __repr__(self) -> str:
         return f"Recency(half_life={self.half_life!r})"

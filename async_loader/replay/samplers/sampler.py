@@ -120,7 +120,7 @@ class Sampler(Protocol):
 
     # NOTE [shortcuts]
     Each call from Python to a kernel costs about as much as the work on some dozens of items. So a
-    sampler may have two more methods, which do in one call what a table otherwise does in several,
+    sampler may have more methods, which do in one call what a table otherwise does in several,
     with the same outcome (see `shortcut`):
 
     ``draw_into(reading: Reading) -> bool``: as `draw`, and the items are read. False: nothing was
@@ -130,13 +130,12 @@ class Sampler(Protocol):
     what `update` does for those that are items; how many steps were there. Called where no other
     sampler wants to know.
 
-    ``draw_more(count) -> Draw``: as `draw`, for the same batch as the draw before: a schedule of
-    draws does not go on.
+    ``reset() -> None``: forgets all items, where a table otherwise removes each of its rows.
 
     # NOTE [fields of steps]
     A sampler may choose by a field of the steps, see ``Items.column``. It has one more method then,
     ``changed(rows)``, which is called after fields of these rows were overwritten: some may hold no
-    item, and after an interrupted call it may be called again.
+    item.
     """
 
     prioritized: bool
@@ -158,13 +157,12 @@ class Sampler(Protocol):
         """
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
-        """Add new items, in the order of their insertion. NaN: no priority was given.
-
-        After an interrupted call (Ctrl-C) it may contain known items.
-        """
+        """Add new items, in the order of their insertion. NaN: no priority was given."""
 
     def remove(self, rows: Rows) -> None:
-        """Remove items. After an interrupted call it may contain items that were removed before."""
+        """Remove items. Rows that hold none may be among them: after an interrupted call (Ctrl-C)
+        all rows are removed, and the items that there are are inserted again.
+        """
 
     def update(self, rows: Rows, priority: Priorities) -> None:
         """Change the priorities of items. Of a row that occurs twice the last value counts."""
@@ -182,15 +180,12 @@ class Sampler(Protocol):
         """
 
     def state(self) -> dict[str, Any]:
-        """Return everything that decides the next draws, as a flat dict of
-        arrays and JSON values.
+        """Return what decides the next draws and does not follow from the items: random numbers,
+        counts of draws. JSON values.
         """
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`, after `bind` with equal settings.
-
-        No item has been inserted, and none needs to be.
-        """
+        """Continue from a `state`, after `bind` with equal settings. Items are inserted later."""
 
 
 def check_sampler(name: str, value: object) -> Sampler:

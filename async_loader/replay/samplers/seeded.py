@@ -67,12 +67,6 @@ class Seeded:
         drawn: Draw = self._with_numbers(self._sampler.draw, count)
         return drawn
 
-    def draw_more(self, count: int) -> Draw:
-        """See sampler.py, NOTE [shortcuts]."""
-        more = shortcut(self._sampler, "draw_more", "draw") or self._sampler.draw
-        drawn: Draw = self._with_numbers(more, count)
-        return drawn
-
     def draw_into(self, reading: Reading) -> bool:
         """See sampler.py, NOTE [shortcuts]."""
         quick = shortcut(self._sampler, "draw_into", "draw")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from async_loader.errors import Broken, ConfigError
-from async_loader.interrupts import SignalsDeferred
 from async_loader.names import explain_wrong_names
 from async_loader.replay.array_types import Bytes
 from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
 
 # below one item in this many rows, drawing rows and checking them takes longer than a list of rows
@@ -46,14 +42,15 @@ class Uniform(Binding):
         if not isinstance(replacement, bool):
             raise ConfigError(f"replacement={replacement!r}: it is True or False")
         self.replacement = self.repeats = replacement
-        self._list: _RowList | None = None
 
-    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
+    def _bound(self) -> None:
         from async_loader.replay import kernels  # late: see compiled.py
         from async_loader.replay.samplers import random_rows
 
         self._k, self._rows = random_rows, kernels
-        self._items, self._numbers = items, RandomNumbers(seed)
+
+    def reset(self) -> None:
+        self._list: _RowList | None = None
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         if self._list is None:
@@ -95,7 +92,7 @@ class Uniform(Binding):
                 return None
             self._list = _RowList(items, np.flatnonzero(items.alive[: items.top]))
         elif self._list.count > 2 * items.count:
-            self._list.prune(items.alive)
+            self._list = _RowList(items, self._list.items(items.alive))
         return self._list
 
     def _different(self, count: int) -> Rows:
@@ -121,20 +118,6 @@ class Uniform(Binding):
             "it again, which counts anew"
         )
 
-    def state(self) -> dict[str, Any]:
-        state = self._numbers.state()
-        state["list"] = (
-            np.empty(0, np.int64)
-            if self._list is None
-            else self._list.rows[: self._list.count].copy()
-        )
-        return state
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._numbers.restore(state)
-        listed = np.array(state["list"], np.int64)
-        self._list = _RowList(self._items, listed) if len(listed) else None
-
     def __repr__(self) -> str:
         return "Uniform()" if self.replacement else "Uniform(replacement=False)"
 
@@ -155,21 +138,11 @@ class _RowList:
         held: Rows = rows[alive[rows] != 0]
         return held
 
-    def prune(self, alive: Bytes) -> None:
-        """Drop the rows without an item. O(listed), not O(rows)."""
-        with SignalsDeferred():
-            kept = self.items(alive)
-            self._within[self.rows[: self.count]] = 0
-            self._within[kept] = 1
-            self.count = len(kept)
-            self.rows[: self.count] = kept
-
     def add(self, rows: Rows) -> None:
-        with SignalsDeferred():
-            new = rows[self._within[rows] == 0]
-            self._within[new] = 1
-            if self.count + len(new) > len(self.rows):
-                more = np.empty(len(self.rows) + len(new), np.int64)
-                self.rows = np.concatenate((self.rows, more))
-            self.rows[self.count : self.count + len(new)] = new
-            self.count += len(new)
+        new = rows[self._within[rows] == 0]
+        self._within[new] = 1
+        if self.count + len(new) > len(self.rows):
+            more = np.empty(len(self.rows) + len(new), np.int64)
+            self.rows = np.concatenate((self.rows, more))
+        self.rows[self.count : self.count + len(new)] = new
+        self.count += len(new)

@@ -98,14 +98,3 @@ def choose(numbers: Floats, pool: Ids, totals: Ids, lists: Ids, rows: Ids) -> No
     for i in range(len(rows)):
         mine = lists[FILLED, int(numbers[2 * i] * totals[LISTS])]
         rows[i] = pool[lists[START, mine] + int(numbers[2 * i + 1] * lists[COUNT, mine])]
-
-
-@kernel(keeps_gil=True)
-def copy_out(pool: Ids, totals: Ids, lists: Ids, rows: Ids) -> None:
-    """Copy the rows of all lists, in the order in which `choose` counts both."""
-    done = 0
-    for i in range(totals[LISTS]):
-        mine = lists[FILLED, i]
-        for k in range(lists[COUNT, mine]):
-            rows[done + k] = pool[lists[START, mine] + k]
-        done += lists[COUNT, mine]

@@ -17,8 +17,6 @@ class ValueLists:
     when the pool is full, all lists move together, O(rows), once in a quarter as many additions.
     The list of a value that has no rows any more is given to a new one when there is no other.
 
-    Kernels change the lists. So a call that is interrupted between two of them may be repeated.
-
     Memory: 48 bytes a row, and 40 to 200 for each value.
 
     Parameters
@@ -96,25 +94,4 @@ class ValueLists:
             added = np.zeros((self._k.KNOWN, more), np.int64)
             self._lists = np.concatenate((self._lists, added), axis=1)
             spare += range(there, there + more)
-        # in this order: after an interruption no list has two names
-        self._names = names
-        self._spare = spare
-
-    def state(self) -> dict[str, Ids]:
-        """Return all rows, list by list, with the value of each list and how many rows it has."""
-        k, lists = self._k, self._lists
-        filled = lists[k.FILLED, : self._totals[k.LISTS]]
-        counts = lists[k.COUNT, filled]
-        value_of = np.zeros(lists.shape[1], np.int64)
-        value_of[list(self._names.values())] = list(self._names)
-        rows = np.empty(int(counts.sum()), np.int64)
-        k.copy_out(self._pool, self._totals, lists, rows)
-        return {"values": value_of[filled], "counts": counts, "rows": rows}
-
-    def restore(self, state: dict[str, Ids]) -> None:
-        """Hold what a `state` says and nothing else."""
-        self._list_of[:] = self._k.NONE
-        self._begin()
-        counts = np.array(state["counts"], np.int64)
-        values = np.repeat(np.array(state["values"], np.int64), counts)
-        self.put(np.array(state["rows"], np.int64), values)
+        self._names, self._spare = names, spare

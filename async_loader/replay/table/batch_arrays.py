@@ -96,15 +96,11 @@ class Target:
         What kernels want to know, with targets that are counted from where the index begins.
     rows : int64 array [count]
         Scratch.
-    parts : tuple of Target
-        The same memory in pieces that can be filled at once, where that is more than one; see
-        `ReplayReader.at_once`.
     """
 
     arrays: list[Array]
     fields: Ids
     rows: Ids
-    parts: tuple[Target, ...] = ()
 
     def fresh(self) -> list[Array]:
         """Return the target's arrays."""

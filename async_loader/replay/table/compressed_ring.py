@@ -105,7 +105,7 @@ class CompressedRing:
         self.raw_bytes = self.put_bytes = 0
         self.head = -(-int(self._words[HEAD]) // self.size) * self.size
         self._begins = np.full(layout.rows, self.head)  # of the first value of each row
-        self._tail = 0  # no older step is readable by its values
+        self.tail = 0  # no older step is readable by its values
         self._put: tuple[Packed, int] | None = None  # and the id of the first row; not committed
         self._given_back = self.head
         self._raise(self.head)
@@ -122,7 +122,7 @@ class CompressedRing:
 
     def held(self, cursor: int, window: int) -> int:
         """Return the bytes of the values of steps that are in the table."""
-        oldest = max(self._tail, cursor - window, 0)
+        oldest = max(self.tail, cursor - window, 0)
         return 0 if oldest >= cursor else self.head - int(self._begins[oldest % self._rows])
 
     def pack(self, fields: Ids, start: int, stop: int) -> Packed:
@@ -168,10 +168,10 @@ class CompressedRing:
         the last.
         """
         wanted = packed.end - self.size + self.size // _SLACK
-        first = stop = max(self._tail, cursor - window, 0)
+        first = stop = max(self.tail, cursor - window, 0)
         while stop < cursor and self._begins[stop % self._rows] < wanted:
             stop += 1
-        self._tail = stop
+        self.tail = stop
         return first, stop
 
     def put(self, packed: Packed, cursor: int) -> None:

@@ -11,7 +11,6 @@ from async_loader.replay.samplers.seeded import Seeded
 from async_loader.replay.table.lag_sampler import LagSampler
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.table.undelivered import InterruptedRows
 
 
 class DrawChecks:
@@ -24,34 +23,15 @@ class DrawChecks:
 
     def __init__(self, table_state: TableState) -> None:
         self._table_state = table_state
-        self._interrupted = InterruptedRows()
 
-    def why_not(
-        self, sampler: Sampler, count: int, min_size: int = 1, key: int | None = None
-    ) -> str | None:
+    def why_not(self, sampler: Sampler, count: int, min_size: int = 1) -> str | None:
         """Say in numbers why ``count`` items cannot be drawn now; ``None`` if they can.
 
-        Under the lock.
-
-        Parameters
-        ----------
-        key : int, optional
-            The id of a read plan, for which rows that interrupted calls have left count too.
-
-        Raises
-        ------
-        ConfigError
-            If they never can be.
+        Under the lock. Raises ConfigError if they never can be.
         """
         table_state = self._table_state
         table = table_state.table if table_state.ready else None
-        if table is not None and not table_state.foreign:
-            table.finish()
         table_state.catch_up()
-        if key is not None and self._interrupted.by_plan:
-            count -= self._interrupted.count(key)
-            if count <= 0:
-                return None
         there = None if table is None else (table.held_for(sampler), table.drawable(sampler))
         reason = self._why_not_of(sampler, count, min_size, there)
         if reason is not None:

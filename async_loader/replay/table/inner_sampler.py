@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.samplers import Draw, Items, Sampler, shortcut
+from async_loader.replay.samplers import Draw, Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
 
 
@@ -38,10 +38,7 @@ class InnerSampler:
         sampler.bind(self.own_items, seed)
 
     def _begin(self, rows: Rows) -> Rows:
-        """Note items in these rows. Return those that were none, each once, in their order.
-
-        The count changes by the flags that change, so that it is what there is to draw.
-        """
+        """Note items in these rows. Return those that were none, each once, in their order."""
         items = self.own_items
         new: Rows = rows[items.alive[rows] == 0]
         if len(new) > 1:  # a row may be found twice, by the last step and by the end of its episode
@@ -60,6 +57,19 @@ class InnerSampler:
         items.count -= len(gone)
         return gone
 
+    def reset(self) -> None:
+        """Forget all items."""
+        items = self.own_items
+        items.alive[:], items.count, items.top = 0, 0, 0
+        reset = getattr(self.sampler, "reset", None)
+        if reset is None:
+            self.sampler.remove(np.arange(items.rows))
+        else:
+            reset()
+
+    def forget(self) -> None:
+        """Forget what is known of steps: the contents of the table are replaced."""
+
     def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
         """Do nothing: it was made for its table."""
 
@@ -77,11 +87,6 @@ class InnerSampler:
 
     def draw(self, count: int) -> Draw:
         return self.sampler.draw(count)
-
-    def draw_more(self, count: int) -> Draw:
-        """See sampler.py, NOTE [shortcuts]."""
-        drawn: Draw = (shortcut(self.sampler, "draw_more", "draw") or self.sampler.draw)(count)
-        return drawn
 
     def check(self, priority: Priorities) -> None:
         self.sampler.check(priority)

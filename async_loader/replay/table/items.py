@@ -11,9 +11,11 @@ import numpy as np
 
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
-from async_loader.replay.samplers import Draw, Fifo, Items, Sampler, shortcut
+from async_loader.replay.samplers import Fifo, Items, Sampler, shortcut
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.free_rows import FreeRows
+from async_loader.replay.table.inner_sampler import InnerSampler
+from async_loader.replay.table.rebuild import rebuild, tell_all
 from async_loader.replay.table.step_packer import end_fields
 from async_loader.replay.table.storage import Storage
 from async_loader.replay.views import depth_and_lookahead
@@ -51,9 +53,6 @@ class TableItems:
         Draws after which an item ends; 0: any number.
     keeps : bool
         The limiter promises that every item is drawn: see room.py, NOTE [queue tables].
-    successor_of : Table, optional
-        Whose rows and samplers this table takes over, with the streams that writers elsewhere know
-        by number. It holds nothing then, and neither does this one.
     """
 
     def __init__(
@@ -64,69 +63,38 @@ class TableItems:
         seed: np.random.SeedSequence,
         max_times_sampled: int = 0,
         keeps: bool = False,
-        successor_of: TableItems | None = None,
     ) -> None:
         from async_loader.replay import kernels  # late: see compiled.py
 
         self._k = kernels
-        self.storage = storage
+        self.storage, self.keeps, self._most = storage, keeps, max_times_sampled
         layout = storage.layout
-        self.items: Items = (
-            Items(layout.rows, column=_column_of(storage))
-            if successor_of is None
-            else successor_of.items
-        )
-        self.dirty = np.zeros(layout.rows, np.uint8)
-        self.given: Floats = _NO_FLOATS
-        self.ids = np.full(layout.rows, -1, np.int64)
+        rows = layout.rows
+        self.items: Items = Items(rows, column=_column_of(storage))
+        self.dirty = np.zeros(rows, np.uint8)
+        self.ids = np.full(rows, -1, np.int64)
         self.last = np.full(_FIRST_STREAMS, -1, np.int64)
-        self.streams: dict[Hashable, int] = {}  # see streams.py, NOTE [streams]
-        self._numbers = 0
-        self._spare: list[int] = []
-        self._held: dict[int, int] = {}
-        self._stale: set[int] = set()  # open since before the table was loaded
-        # Whether sequences go on into a stream's next episode. See streams.py, NOTE [streams].
-        self.across = False
-        self._born = np.empty(2 * layout.rows, np.int64)
-        self._died = np.empty(2 * layout.rows, np.int64)
+        self._born, self._died = (np.empty(2 * rows, np.int64) for _ in range(2))
+        self.given: Floats = _NO_FLOATS
         self._passed = NO_ROWS
-        # See kernels: new items, ended items, an answer, ended items that are not deleted, rows of
-        # PASSED.
+        self.times = np.zeros(rows if max_times_sampled else 0, np.int64)
+        # See kernels: new items, ended items, two answers, rows of PASSED.
         self._changes = np.zeros(5, np.int64)
-        self._unsettled = self._changes.data
-        self._patching: Ids | None = None
-        self._none = np.full(256, np.nan)
-        self.inserted = self.counted = self.deleted = 0
-        self.cleared = 0  # items that were inserted before the last `clear`
-        self.carried = (
-            0  # samples of a limiter's account that the one before left: see LimiterState
-        )
         # Draws of tables in which each item counts its draws; kernels count them.
         self._used = np.zeros(1, np.int64)
         # Draws that did not become samples: of items that left before, and of unreadable ones.
         self._lost = np.zeros(1, np.int64)
-        self.undelivered: list[tuple[Draw, Ids]] = []
+        # Whether a change has begun and not ended: see rebuild.py.
+        self.unfinished = False
+        self._held: dict[int, int] = {}
+        self.streams: dict[Hashable, int] = {}  # see streams.py, NOTE [streams]
+        # Whether sequences go on into a stream's next episode. See streams.py, NOTE [streams].
+        self.across = False
+        self._none = np.full(256, np.nan)
         self._parted = False
-        self._most = max_times_sampled
-        self.times = np.zeros(layout.rows if max_times_sampled else 0, np.int64)
         g = self.g = storage.geometry
-        g[r.DEPTH], g[r.LOOKAHEAD] = depth_and_lookahead(layout.schema)
-        g[r.FOLLOWED] = g[r.LOOKAHEAD]
-        self.schema_lookahead = int(g[r.LOOKAHEAD])
-        # The past, the newest step, and the observation after an end.
-        beside = int(g[r.DEPTH] - 1 + 2 * g[r.FOLLOWED])
-        self.keeps = keeps
-        g[r.CAPACITY] = layout.capacity
-        if keeps and type(remover) is Fifo:
-            g[r.CAPACITY] += min(beside, layout.spare - 2)
-        # Of a queue, less what its window may grow by: see room.py, NOTE [free before their turn].
-        spare = layout.rows - self.window
-        self._burst = max(1, (spare - (spare // 4 if keeps else 0)) // 2 - 1)
-        private = (self.items.alive, self.dirty, self.ids)
-        g[r.ALIVE], g[r.DIRTY], g[r.NAMES] = (a.ctypes.data for a in private)
-        g[r.LAST], g[r.BORN], g[r.DIED] = (
-            a.ctypes.data for a in (self.last, self._born, self._died)
-        )
+        g[r.DEPTH], g[r.FOLLOWED] = depth_and_lookahead(layout.schema)
+        self.schema_lookahead = int(g[r.FOLLOWED])
         places = (r.TERMINATED_FIELD, r.TRUNCATED_FIELD, r.DONE_FIELD)
         for place, i in zip(places, end_fields(layout.schema), strict=True):
             if i >= 0:
@@ -136,7 +104,7 @@ class TableItems:
                 )
                 g[place : place + 4] = storage.base + offset, stride, min(8, dtype.itemsize), yes
         self.remover = remover
-        self.free = None if type(remover) is Fifo else FreeRows(layout.rows, layout.capacity)
+        self.free = None if type(remover) is Fifo else FreeRows(rows, layout.capacity)
         g[r.ORDERED] = self.free is None
         self._told: list[Sampler] = []
         # To be detached: a finalizer adds to it, which cannot wait for the lock.
@@ -147,49 +115,79 @@ class TableItems:
         self._reads_fields: list[Callable[[Ids], None]] = []
         self._told_of_passed: list[Any] = []
         if self.free is not None:
-            if successor_of is None:
-                remover.bind(self.items, seed)
+            remover.bind(self.items, seed)
             self._tell(remover)
         for sampler in samplers:
             self._tell(sampler)
-        if successor_of is not None:
-            self._succeed(successor_of)
+        self._begin()
         self.ring = CompressedRing(storage) if layout.ring[1] else None
 
-    def _succeed(self, before: TableItems) -> None:
-        """Take over the samplers of sources, and the numbers of streams that
-        other processes know.
-        """
-        self.leaving, self.across = before.leaving, before.across
-        self.left_out_by = before.left_out_by
-        for sampler in before.samplers:
-            if not any(one is sampler for one in self._told):
-                self._tell(sampler)
-        self._held = before._held
-        self.streams = {
-            name: number for name, number in before.streams.items() if number in before._held
-        }
-        self._numbers = 1 + max(self.streams.values(), default=-1)
-        self._spare = [
-            number for number in range(self._numbers) if number not in self.streams.values()
-        ]
-        if self._numbers > len(self.last):
-            self.last = np.full(len(before.last), -1, np.int64)
-            self.g[r.LAST] = self.last.ctypes.data
+    def _begin(self) -> None:
+        """Hold nothing. Numbers of streams that writers elsewhere hold stay."""
+        g, layout = self.g, self.storage.layout
+        self.items.alive[:] = 0
+        self.ids[:] = self.last[:] = -1
+        self.given[:], self.times[:] = np.nan, 0
+        self.streams = {name: n for name, n in self.streams.items() if n in self._held}
+        taken = set(self.streams.values())
+        self._numbers = 1 + max(taken, default=-1)
+        self._spare = [number for number in range(self._numbers) if number not in taken]
+        self._stale: set[int] = set()  # open since before the table was loaded
+        for place in (r.CURSOR, r.COUNT, r.TOP, r.WAITING, r.TAIL, r.LENT, r.LENT_TO):
+            g[place] = 0
+        g[r.LOOKAHEAD], g[r.CAPACITY] = self.schema_lookahead, layout.capacity
+        if self.keeps and self.free is None:
+            # The past, the newest step, and the observation after an end.
+            beside = int(g[r.DEPTH] - 1 + 2 * g[r.FOLLOWED])
+            g[r.CAPACITY] += min(beside, layout.spare - 2)
+        # Of a queue, less what its window may grow by: see room.py, NOTE [free before their turn].
+        spare = layout.rows - self.window
+        self._burst = max(1, (spare - (spare // 4 if self.keeps else 0)) // 2 - 1)
+        self.inserted = self.counted = self.deleted = 0
+        self.cleared = 0  # items that were inserted before the last `clear`
+        # samples of a limiter's account that the one before left: see LimiterState
+        self.carried = 0
+        self._used[0] = self._lost[0] = 0
+        self._point()
+
+    def begin_again(self) -> None:
+        """Hold nothing, and count ids from 0: no process can read a row from here on."""
+        self.unfinished = True
+        self.storage.heads()[:, r.ID // 8] = 0
+        # a fence: before anything is written to the rows
+        self._k.turn_version(self.g, NO_ROWS, True)
+        self.storage.note_emptied()
+        self._begin()
+        for one in self._told:
+            if isinstance(one, InnerSampler):
+                one.forget()
+        rebuild(self)
 
     @property
     def window(self) -> int:
         """Rows up to the newest that may hold items."""
         return int(self.g[r.CAPACITY])
 
+    def _point(self) -> None:
+        """Tell kernels where the arrays of this process are."""
+        for place, array in (
+            (r.ALIVE, self.items.alive),
+            (r.DIRTY, self.dirty),
+            (r.NAMES, self.ids),
+            (r.LAST, self.last),
+            (r.BORN, self._born),
+            (r.DIED, self._died),
+            (r.GIVEN, self.given),
+            (r.PASSED, self._passed),
+        ):
+            self.g[place] = array.ctypes.data if len(array) else 0
+
     def _tell(self, sampler: Sampler) -> None:
         self._told.append(sampler)
         self._sort_told()
-        if sampler.prioritized and not len(self.given):
-            self.given = np.full(self.storage.layout.rows, np.nan)
-            self.g[r.GIVEN] = self.given.ctypes.data
 
     def _sort_told(self) -> None:
+        rows = self.storage.layout.rows
         self.prioritized = [one for one in self._told if one.prioritized]
         alone = len(self.prioritized) == 1  # several have to be told one by one
         self._update_by_id = (
@@ -201,14 +199,18 @@ class TableItems:
         self._told_of_passed = [one for one in self._told if hasattr(one, "passed")]
         if self._told_of_passed and not len(self._passed):
             # a row that is written, and the end of an episode, note few each; see kernels.settle
-            self._passed = np.empty(6 * self.storage.layout.rows, np.int64)
-            self.g[r.PASSED] = self._passed.ctypes.data
+            self._passed = np.empty(6 * rows, np.int64)
+        if self.prioritized and not len(self.given):
+            self.given = np.full(rows, np.nan)
+        self._point()
 
     def attach(self, sampler: Sampler) -> None:
         """Add a sampler, which is bound, and tell it of all items."""
         self.let_go()
+        self.unfinished = True
         self._tell(sampler)
-        self.tell_all(sampler)
+        tell_all(self, sampler)
+        self.unfinished = False
 
     def detach(self, sampler: Sampler) -> None:
         """Remove a sampler. May be called again."""
@@ -218,43 +220,16 @@ class TableItems:
         left_out = dict(self.left_out_by)
         for reason, count in getattr(sampler, "left_out_by", {}).items():
             left_out[reason] = left_out.get(reason, 0) + count
+        self.unfinished = True
         self._told, self.left_out_by = told, left_out
         self._sort_told()
+        self.unfinished = False
 
     def let_go(self) -> None:
         """Detach the samplers of sources that were dropped."""
         while self.leaving:
             self.detach(self.leaving[0])
             self.leaving.popleft()
-
-    def tell_all(self, sampler: Sampler) -> None:
-        """Tell a new sampler of all items."""
-        there = self.in_order()
-        sampler.insert(there, self._given(there))
-        if hasattr(sampler, "passed"):
-            sampler.passed(self.passed())
-
-    def in_order(self) -> Ids:
-        """Return the rows of all items, by their ids."""
-        there = np.flatnonzero(self.items.alive)
-        rows: Ids = there[np.argsort(self.ids[there], kind="stable")]
-        return rows
-
-    def passed(self) -> Ids:
-        """Return the rows of deleted steps whose turn to become items has come, as `settle` tells
-        of them.
-        """
-        heads, ids = self.storage.heads(), self.ids
-        flags, after = heads[:, r.FLAGS // 8], heads[:, r.NEXT // 8]
-        rows = np.flatnonzero((ids >= 0) & (flags & r.DELETED != 0) & (flags & r.FINAL == 0))
-        last, ended = rows, np.zeros(len(rows), np.bool_)
-        for _ in range(self.g[r.LOOKAHEAD]):
-            follows = (after[last] >= 0) & (ids[after[last] % len(ids)] == after[last])
-            ended |= (flags[last] & r.ENDS != 0) & (follows | (flags[last] & r.AWAITS == 0))
-            rows, last, ended = (one[follows | ended] for one in (rows, last, ended))
-            last = np.where(ended, last, after[last] % len(ids))
-        in_order: Ids = rows[np.argsort(ids[rows], kind="stable")]
-        return in_order
 
     @property
     def sampled(self) -> int:
@@ -274,27 +249,23 @@ class TableItems:
     def __len__(self) -> int:
         return int(self.g[r.COUNT])
 
-    def _given(self, rows: Ids) -> Floats:
+    def given_to(self, rows: Ids) -> Floats:
         if len(self.given):
-            return self.given[rows]
+            return np.abs(self.given[rows])
         return (
             self._none[: len(rows)] if len(rows) <= len(self._none) else np.full(len(rows), np.nan)
         )
 
     def settle(self) -> None:
-        """Tell the samplers of the items that kernels have made and ended.
-
-        Ctrl-C may come before this call or within it: the changes stay until all samplers were
-        told, and a sampler may be told twice.
-        """
-        born, died, _, waiting, passed = self._changes.tolist()
+        """Tell the samplers of the items that kernels have made and ended."""
+        born, died, _, _, passed = self._changes.tolist()
         self.items.count, self.items.top = self.g[r.COUNT : r.TOP + 1].tolist()
         if born:
             rows = self._born[:born]
             if self._most:
                 self.times[rows] = 0
             for one in self._told:
-                one.insert(rows, self._given(rows))
+                one.insert(rows, self.given_to(rows))
         if passed:
             for sampler in self._told_of_passed:
                 sampler.passed(self._passed[:passed])
@@ -305,12 +276,13 @@ class TableItems:
             if self.free is not None:
                 self.free.put(rows)
         lost = 0
-        if died and self._most:  # items that become items again begin with all their draws
-            lost = self._most * (died - waiting) - int(self.times[self._died[:died]].sum())
+        if died and self._most:
+            lost = self._most * died - int(self.times[self._died[:died]].sum())
         self._changes[:] = 0
-        self.inserted += born - waiting
-        self.deleted += died - waiting
+        self.inserted += born
+        self.deleted += died
         self._lost[0] += lost
+        self.unfinished = False
 
     def find(self, ids: Ids) -> Ids:
         """Return the rows of ids, -1 for those that are gone."""
@@ -325,11 +297,12 @@ class TableItems:
 
     def remove(self, rows: Ids) -> None:
         """End the items of these rows."""
+        self.unfinished = True
         (self._k.forget if self._parted else self._k.remove)(self.g, rows, self._changes)
         self.settle()
 
     def finish(self) -> None:
-        """Write what was gathered, and complete what an interrupted call has left."""
+        """Rebuild what an interrupted call left half done, and write what was gathered."""
         raise NotImplementedError
 
     @property

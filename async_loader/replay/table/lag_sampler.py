@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.interrupts import SignalsDeferred
 from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
@@ -119,24 +118,25 @@ class LagSampler(InnerSampler):
         self.left_out_by = dict.fromkeys(REASONS, 0)
         self._published = published is not None
         self._of = np.zeros(rows, np.int64)
-        self._before, self._after, self._early_ends = order.fresh(rows)
-        # of each version that is drawn from, its first and its last row: at most max_lag + 1
-        self._ends: dict[int, Ids] = {}
-        self.early = 0
         self._priority = np.full(rows if sampler.prioritized else 0, np.nan)  # of early steps
         self._over = _NONE
+        self.reset()
+        self._again = False
         if self._published:  # the table may hold steps of an earlier run
             there = self._versions()[items.alive != 0].astype(np.int64)
             self._over = int(there.max(initial=_NONE))
 
+    def reset(self) -> None:
+        """Forget all items. Those that come next were counted before."""
+        super().reset()
+        self._before, self._after, self._early_ends = self._k.fresh(self.own_items.rows)
+        # of each version that is drawn from, its first and its last row: at most max_lag + 1
+        self._ends: dict[int, Ids] = {}
+        self.early, self._again = 0, True
+
     def insert(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.insert`."""
-        with SignalsDeferred():  # a call that is repeated passes over what is known
-            self._insert(rows, priority)
-
-    def _insert(self, rows: Rows, priority: Priorities) -> None:
-        new = self._before[rows] == self._k.FREE  # an interrupted call may be repeated
-        rows, priority = rows[new], priority[new]
+        again, self._again = self._again, False
         if not len(rows):
             return
         versions = self._versions()[rows].astype(np.int64)
@@ -144,7 +144,8 @@ class LagSampler(InnerSampler):
             self.see(int(versions.max()))
         assert self.newest is not None
         old, early = versions < self.newest - self.max_lag, versions > self.newest
-        self._count(rows[old], "came_old")
+        if not again:
+            self._count(rows[old], "came_old")
         self._of[rows] = versions
         if early.any():
             self._k.append(self._before, self._after, self._early_ends, rows[early])
@@ -155,7 +156,7 @@ class LagSampler(InnerSampler):
         self._let_in(rows[now], priority[now])
 
     def _let_in(self, rows: Rows, priority: Priorities) -> None:
-        """Draw from these rows, which are in no list, from here on. Signals are deferred."""
+        """Draw from these rows, which are in no list, from here on."""
         if not len(rows):
             return
         for version, some in self._by_version(rows):
@@ -192,7 +193,7 @@ class LagSampler(InnerSampler):
             self._leave_out(self._listed(self._ends[old]), "became_old")
         if self.early:
             self._admit(version)
-        self.newest = version  # last: an interrupted call may be repeated
+        self.newest = version
 
     def _admit(self, version: int) -> None:
         """Let the early steps in that are of this version, or below and not too old."""
@@ -201,11 +202,10 @@ class LagSampler(InnerSampler):
         old = versions < version - self.max_lag
         self._leave_out(rows[old], "became_old")
         rows = rows[~old & (versions <= version)]
-        with SignalsDeferred():  # else they are in no list
-            self._k.unlink(self._before, self._after, self._early_ends, rows)
-            self.early -= len(rows)
-            priority = self._priority[rows] if len(self._priority) else np.full(len(rows), np.nan)
-            self._let_in(rows, priority)
+        self._k.unlink(self._before, self._after, self._early_ends, rows)
+        self.early -= len(rows)
+        priority = self._priority[rows] if len(self._priority) else np.full(len(rows), np.nan)
+        self._let_in(rows, priority)
 
     def publish(self, version: int) -> None:
         """Note the version that is published now, where all of them are told.
@@ -234,9 +234,8 @@ class LagSampler(InnerSampler):
         return rows[: self._k.walk(self._after, ends[0], rows)]
 
     def _leave_out(self, rows: Rows, reason: str) -> None:
-        with SignalsDeferred():  # else they are counted again
-            self._count(rows, reason)
-            self.remove(rows)
+        self._count(rows, reason)
+        self.remove(rows)
 
     def _count(self, rows: Rows, reason: str) -> None:
         self.left_out_by[reason] += len(rows)
@@ -256,17 +255,16 @@ class LagSampler(InnerSampler):
             return
         drawn = items.alive[rows] != 0
         early, rows = rows[~drawn], rows[drawn]
-        with SignalsDeferred():  # a call that is repeated passes over what is gone
-            self._k.unlink(self._before, self._after, self._early_ends, early)
-            self.early -= len(early)
-            if not len(rows):
-                return
-            for version, some in self._by_version(rows):
-                ends = self._ends[version]
-                self._k.unlink(self._before, self._after, ends, some)
-                if ends[0] == self._k.END:
-                    del self._ends[version]
-            self.sampler.remove(self._end(rows))
+        self._k.unlink(self._before, self._after, self._early_ends, early)
+        self.early -= len(early)
+        if not len(rows):
+            return
+        for version, some in self._by_version(rows):
+            ends = self._ends[version]
+            self._k.unlink(self._before, self._after, ends, some)
+            if ends[0] == self._k.END:
+                del self._ends[version]
+        self.sampler.remove(self._end(rows))
 
     def update(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.update`. Early steps keep theirs until they are let in."""

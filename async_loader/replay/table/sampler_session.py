@@ -103,8 +103,6 @@ class SamplerSession:
         with table_state.lock:
             table_state.check_open()
             table = table_state.table
-            if not table_state.foreign:
-                table.finish()
             table_state.catch_up()
             items, limits = table.held_for(self._sampler), table_state.limits
             if limits is not None and limits.inserted - limits.deleted < (
@@ -132,9 +130,7 @@ class SamplerSession:
     def publish(self, version: int) -> None:
         """Note the newest version of `weights`. See `LagSampler.publish`."""
         assert isinstance(self._sampler, LagSampler)
-        with self._table_state.lock:
-            self._sampler.publish(version)
-            self._table_state.catch_up()
+        self._table_state.publish(self._sampler.publish, version)
 
     def too_old(self, columns: Sequence[Array]) -> Bools | None:
         """Return which rows of a batch that came back are too old to be given out again, and count

@@ -51,18 +51,13 @@ class TableStreams(TableItems):
         return np.array([self.streams[name] for name in listed], np.int64)
 
     def _add(self, name: Hashable) -> int:
-        """Add a stream, for which there is room.
-
-        No call comes between a number and its use: Ctrl-C comes before or after both.
-        """
+        """Add a stream, for which there is room."""
         if self._spare:
-            number = self._spare[-1]
-            self.streams[name] = number
-            del self._spare[-1]
+            number = self._spare.pop()
         else:
             number = self._numbers
-            self.streams[name] = number
             self._numbers = number + 1
+        self.streams[name] = number
         return number
 
     def _make_room(self, more: int, keep: Container[Hashable]) -> None:
@@ -75,8 +70,10 @@ class TableStreams(TableItems):
             places *= 2
         longer = np.full(places, -1, np.int64)
         longer[: len(self.last)] = self.last
-        address = longer.ctypes.data
-        self.g[r.LAST], self.last = address, longer  # no call between these
+        self.unfinished = True
+        self.last = longer
+        self._point()
+        self.unfinished = False
 
     def forget_ended(self, keep: Container[Hashable] = ()) -> None:
         """Forget streams whose episodes have ended, except those that are held or in ``keep``.
@@ -105,7 +102,8 @@ class TableStreams(TableItems):
                 spare.append(number)
                 gone.append(number)
         stale = self._stale.difference(gone)
-        self.streams, self._spare, self._stale, self.last[gone] = kept, spare, stale, -1
+        self.last[gone] = -1  # first: a number is not given away with an open episode
+        self.streams, self._spare, self._stale = kept, spare, stale
 
     def hold(self, numbers: Iterable[int]) -> None:
         """Keep the numbers of these streams, which other processes know, until `release`."""
@@ -142,6 +140,7 @@ class TableStreams(TableItems):
         ``final``: the table of fields of its final observation, or empty.
         """
         self._ready(1)
+        self.unfinished = True
         self._k.end_stream(self.g, stream, flags, final, self._changes)
         self._stale.discard(stream)
         self.settle()

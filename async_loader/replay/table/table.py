@@ -11,20 +11,23 @@ It is built in layers, each in a file of its own and each using those below it::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import Broken
-from async_loader.replay.array_types import Array, Floats, Ids
+from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import NO_FIELDS
-from async_loader.replay.samplers import Draw, Items, Sampler, one_scale, shortcut
+from async_loader.replay.samplers import Draw, Items, Sampler, one_scale
 from async_loader.replay.table.items import NO_ROWS
+from async_loader.replay.table.rebuild import derive, rebuild
 from async_loader.replay.table.write import TableWriting
 from async_loader.source import Applied
+
+_COUNTS = ("inserted", "sampled", "carried", "cleared")
 
 
 class Drawn(NamedTuple):
@@ -81,67 +84,41 @@ class Table(TableWriting):
         drawn = self.chosen(sampler, count)
         if not self._most:
             return Drawn(self.names(drawn.rows), drawn.weight, drawn.scale)
-        draws: list[tuple[Draw, Ids]] = []
-        self.undelivered = draws
-        more = shortcut(sampler, "draw_more", "draw") or sampler.draw
+        ids, weights = [], []
+        counted = self._lost if again else self._used
         while True:
-            kept = np.full(len(drawn.rows), -1, np.int64)
-            draws.append((drawn, kept))
-            self._k.use_up(
-                self.times,
-                self.dirty,
-                drawn.rows,
-                self._most,
-                kept,
-                self._lost if again else self._used,
-            )
-            used = np.unique(drawn.rows)
+            rows = drawn.rows
+            kept = np.full(len(rows), -1, np.int64)
+            self.unfinished = True
+            self._k.use_up(self.times, self.dirty, rows, self._most, kept, counted)
+            kept = kept[kept >= 0]
+            ids.append(self.names(rows[kept]))
+            if drawn.weight is not None:
+                weights.append((drawn.weight[kept], drawn.scale))
+            used = np.unique(rows)
             self.remove(used[self.times[used] >= self._most])
-            taken = int(np.count_nonzero(kept >= 0))
-            count -= taken
+            count -= len(kept)
             if count <= 0 or not len(self):
-                return self._joined(draws)
-            if not taken:
+                weighed = one_scale(weights) if len(weights) == len(ids) else (None,)
+                return Drawn(np.concatenate(ids), *weighed)
+            if not len(kept):
                 raise Broken(
-                    f"{sampler!r} drew {len(drawn.rows)} rows, and none of them holds an item with "
+                    f"{sampler!r} drew {len(rows)} rows, and none of them holds an item with "
                     f"a draw left, where {count} more are wanted and {len(self):,} are counted. "
                     "The counts of this table are wrong: save it, and load it again, which counts "
                     "anew"
                 )
-            drawn = more(count)
-
-    def taken_back(self) -> Drawn:
-        """Return the items that an interrupted draw has used up and not delivered; forget them.
-
-        Completes the draw: samplers are told of the items that are gone.
-        """
-        draws, self.undelivered = self.undelivered, []
-        self.finish()
-        for one, _ in draws:
-            used = np.unique(one.rows)
-            self.remove(used[self.times[used] >= self._most])
-        return self._joined(draws)
-
-    def _joined(self, draws: list[tuple[Draw, Ids]]) -> Drawn:
-        """Join the parts of a draw, with weights of one scale."""
-        picked = [(one, kept[kept >= 0]) for one, kept in draws]
-        ids = (
-            np.concatenate([self.names(one.rows[kept]) for one, kept in picked])
-            if picked
-            else np.empty(0, np.int64)
-        )
-        if not picked or any(one.weight is None for one, _ in picked):
-            return Drawn(ids, None)
-        parts = [(one.weight[kept], one.scale) for one, kept in picked]  # type: ignore[index]
-        return Drawn(ids, *one_scale(parts))
+            drawn = sampler.draw(count)
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
         """Change the priorities of items.
 
         A step that becomes an item later keeps its new priority until then.
         """
+        self.unfinished = True
         if self._update_by_id is not None:
             there = self._update_by_id(self.g, ids, priority)
+            self.unfinished = False
             return Applied(there, len(ids) - there)
         rows = np.empty(len(ids), np.int64)
         there = int(self._k.find(self.g, ids, rows))
@@ -153,6 +130,7 @@ class Table(TableWriting):
             rows, priority = rows[alive], priority[alive]
         for one in self.prioritized:
             one.update(rows, priority)
+        self.unfinished = False
         return Applied(there, len(ids) - there)
 
     def delete(self, ids: Ids) -> Applied:
@@ -170,32 +148,19 @@ class Table(TableWriting):
     def clear(self) -> None:
         """End all open episodes, and all items.
 
-        Ids go on, counts begin anew. It may be called again after Ctrl-C.
+        Ids go on, counts begin anew.
         """
         for number in np.flatnonzero(self.last >= 0).tolist():
             self.end_stream(number, r.TRUNCATED, NO_FIELDS)
         self.remove(np.flatnonzero(self.ids >= 0))
         self.inserted, self.cleared = 0, self.steps_had
         self._used[0] = self._lost[0] = self.counted = self.deleted = 0
-        self.moved = self.carried = 0
+        self.carried = 0
 
     @property
     def steps_had(self) -> int:
         """How many items were inserted since the table was made: never less than before."""
         return self.cleared + self.inserted
-
-    def empty(self) -> None:
-        """Remove all items from the samplers, and all ids from the rows: no process can read a row
-        from here on.
-        """
-        there = np.flatnonzero(self.items.alive)
-        for one in self._told:
-            one.remove(there)
-        self.items.alive[:] = 0
-        self.items.count = self.items.top = 0
-        self.storage.heads()[:, r.ID // 8] = 0
-        # a fence: before anything is written to the rows
-        self._k.turn_version(self.g, np.empty(0, np.int64), True)
 
     def publish(self, ids: Ids) -> None:
         """Give rows that were written without ids these ids; -1: the row holds nothing."""
@@ -203,79 +168,32 @@ class Table(TableWriting):
         self._k.turn_version(self.g, np.empty(0, np.int64), True)
         self.storage.heads()[:, r.ID // 8] = ids + 1
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Return counters, and copies of the arrays that have no entry per row; ``last`` in the
-        order of `streams`.
-        """
+    def state(self) -> dict[str, Any]:
+        """Return what a save holds beside the rows, with the last step of each stream."""
         self.forget_ended()
-        counters: dict[str, Any] = {
-            "cursor": int(self.g[r.CURSOR]),
-            "top": int(self.g[r.TOP]),
-            "lookahead": int(self.g[r.LOOKAHEAD]),
-            "inserted": self.inserted,
-            "sampled": self.sampled,
-            "deleted": self.deleted,
-            "carried": self.carried,
-            "cleared": self.cleared,
-            "window": self.window,
-            "lent": [int(self.g[r.LENT]), int(self.g[r.LENT_TO])],
-        }
-        arrays = {"last": self.last[list(self.streams.values())]}
+        found: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS}
         if self.ring is not None:
-            counters["ring"] = [self.ring.floor, self.ring.head, self.ring.size]
-        if self.free is not None:
-            free = self.free.state()
-            counters["unused"], arrays["free"] = free["unused"], free["free"]
-        return counters, arrays
+            found["ring"] = [self.ring.floor, self.ring.head, self.ring.size]
+        streams = [(name, int(self.last[number])) for name, number in self.streams.items()]
+        return found | {
+            "cursor": int(self.g[r.CURSOR]),
+            "lookahead": int(self.g[r.LOOKAHEAD]),
+            "ordered": self.free is None,
+            "streams": streams,
+        }
 
-    def restore(self, counters: Mapping[str, int], streams: Iterable[Hashable], last: Ids) -> None:
-        """Continue from a `state`, when the rows and what has an entry per row are in place.
+    def restore(
+        self, saved: Mapping[str, Any], streams: Mapping[Hashable, int], first: int = 0
+    ) -> None:
+        """Continue from a `state`, when rows and what has an entry per row are in place.
 
-        Samplers are told later.
+        ``first``: see `derive`.
         """
-        numbers = self.numbers(streams)
+        numbers, last = self.numbers(streams), np.array(list(streams.values()), np.int64)
         self.last[numbers] = last
         self._stale = set(numbers[last >= 0].tolist())
-        self.ids[:] = self.storage.heads()[:, r.ID // 8] - 1
-        used = np.flatnonzero(self.ids >= 0)
-        g, alive = self.g, self.items.alive
-        g[r.COUNT] = self.items.count = int(np.count_nonzero(alive))
-        g[r.TOP] = self.items.top = max(counters["top"], int(used[-1]) + 1 if len(used) else 0)
-        g[r.CURSOR] = counters["cursor"]
-        g[r.LOOKAHEAD] = max(int(g[r.LOOKAHEAD]), counters["lookahead"])
-        heads = self.storage.heads()
-        newest = (self.ids >= g[r.CURSOR] - self.window) if g[r.ORDERED] else self.ids >= 0
-        steps = heads[:, r.FLAGS // 8] & (r.FINAL | r.DELETED) == 0
-        g[r.WAITING] = np.count_nonzero(newest & steps & (self.ids >= 0) & (alive == 0))
-        self.inserted, self.counted, self.deleted = (
-            counters[name] for name in ("inserted", "sampled", "deleted")
-        )
-        if self._most:
-            left = int((self._most - self.times[alive != 0]).sum())
-            self._lost[0] = self.inserted * self._most - self.sampled - left
-        self.cleared = counters["cleared"]
-        self.carried = counters["carried"]
-
-    def lend_as_saved(self, counters: Mapping[str, Any]) -> None:
-        """Lend a queue the rows that the saved one had been lent, and more where it holds items
-        that would not be kept otherwise. Before `restore`, when the rows are in place.
-        """
-        if not self.keeps or self.free is not None:
-            return
-        lent, newest = counters["lent"]
-        alive = self.items.alive != 0
-        if alive.any():
-            names = self.storage.heads()[alive, r.ID // 8] - 1
-            missing = counters["cursor"] - int(names.min()) - self.window
-            if missing > lent:
-                lent, newest = missing, counters["cursor"]
-        self._k.lend(self.g, lent, newest)
-
-    def expire_old(self, window: int) -> None:
-        """End what lies outside of this table's window, where the saved one had a larger one.
-
-        Called after `restore`, when samplers know the items.
-        """
-        if self.free is None and self.window < window:
-            self._k.expire_old(self.g, self._changes)
-            self.settle()
+        g = self.g
+        g[r.CURSOR], g[r.LOOKAHEAD] = saved["cursor"], max(g[r.LOOKAHEAD], saved["lookahead"])
+        self.inserted, self.counted, self.carried, self.cleared = (saved[name] for name in _COUNTS)
+        derive(self, first)
+        rebuild(self)

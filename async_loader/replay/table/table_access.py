@@ -7,13 +7,14 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
+from typing import cast
 
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Unsupported
-from async_loader.held_locks import HeldLock, held_error, held_lock, is_held_of
 from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
@@ -89,9 +90,8 @@ class TableAccess:
         self.view, self.folder = view, folder
         self.seeds = _seeds(seed)
         self._limits = None if limiter is None else LimiterState(limiter)
-        self.own_lock = self._new_lock()  # to be taken as `lock`
-        self._is_held = is_held_of(self.own_lock)
-        self.waiters = Waiters(self.own_lock)
+        self.lock = self._new_lock()
+        self.waiters = Waiters(self.lock)
         self.foreign = self.closed = False
         self.schema: Schema | None = None
         # Whether the sampler, the remover or a source's sampler uses priorities.
@@ -111,9 +111,9 @@ class TableAccess:
         self.default_thread = 0  # the thread that adds to the default stream of a linked table
         _all.add(self)
 
-    def _new_lock(self) -> HeldLock:
+    def _new_lock(self) -> threading.Lock:
         if os.environ.get("ASYNC_LOADER_COMPARE", "0") == "0":
-            return held_lock()
+            return threading.Lock()
         from async_loader.replay.table.derived import ComparingLock
 
         of_this = weakref.ref(self)
@@ -122,21 +122,13 @@ class TableAccess:
             one = of_this()
             return None if one is None or one.foreign else one._table
 
-        return held_lock(ComparingLock(table))
-
-    @property
-    def lock(self) -> HeldLock:
-        """The lock, to be taken. Raises WouldDeadlock if the calling thread holds it."""
-        if self._is_held():
-            raise held_error()
-        return self.own_lock
+        return cast(threading.Lock, ComparingLock(table))
 
     def forked(self) -> None:
         """Replace the lock, in a forked child: a thread of the parent may have held it."""
         self.foreign = True
-        self.own_lock = self._new_lock()
-        self._is_held = is_held_of(self.own_lock)
-        self.waiters = Waiters(self.own_lock)
+        self.lock = self._new_lock()
+        self.waiters = Waiters(self.lock)
         if self._table is not None:
             self._table.records.count = 0  # these are the parent's to write
             self._table.part()
@@ -264,13 +256,25 @@ class TableAccess:
             )
 
     def catch_up(self) -> None:
-        """Complete what Ctrl-C interrupted. Under the lock."""
+        """Write staged steps, and rebuild what an interrupted call left half done.
+
+        Every call that takes the lock and looks at the table calls this first.
+        """
         if self._table is not None:
             self._table.finish()
         if self._ending is not None:
             self._end_some()
             if self.waiters.any_waits:
                 self.waiters.ring()
+
+    def publish(self, tell: Callable[[int], None], version: int) -> None:
+        """Tell a `LagSampler` of a version, by one of its methods."""
+        with self.lock:
+            self.catch_up()
+            self.table.unfinished = True
+            tell(version)
+            self.table.unfinished = False
+            self.catch_up()
 
     def end_later(self, rows: Ids) -> None:
         """End the items of these rows when the table is used next. Under the lock, also while the
@@ -367,14 +371,14 @@ _all: weakref.WeakSet[TableAccess] = weakref.WeakSet()
 def _before_fork() -> None:
     """Write what was gathered: the child may draw what this process has added."""
     for one in list(_all):
-        if one._table is None or not one._table.records.count or one._is_held():
-            continue  # held: this thread forks in a signal handler, in the middle of a change
+        if one._table is None or not one._table.records.count:
+            continue
         # Another thread that holds the lock is about to write them.
-        if one.own_lock.acquire(timeout=_FORK_WAIT_S):
+        if one.lock.acquire(timeout=_FORK_WAIT_S):
             try:
                 one.catch_up()
             finally:
-                one.own_lock.release()
+                one.lock.release()
 
 
 def _after_fork_in_child() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
+from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
 from async_loader.replay.codec import Lz4
 from async_loader.replay.end_names import check_end_names
@@ -152,22 +152,16 @@ class TableState(TableAccess):
                 check_end_names(self.table.storage.layout.schema, view)
             return self.follow(view) if known is None else known
 
-    def follow(
-        self,
-        view: Sequences,
-        saved: Mapping[str, Any] | None = None,
-        state: Mapping[str, Any] | None = None,
-    ) -> SequenceSampler:
-        """Make the sampler of a view, which counts steps as a save did, if one is given, and goes
-        on with its ``state``.
+    def follow(self, view: Sequences, state: dict[str, Any] | None = None) -> SequenceSampler:
+        """Make the sampler of a view, which goes on with a ``state`` if one is given.
 
         Under the lock. Raises what `sequence_sampler` raises.
         """
         self._check_sequences(view, self.table)
         (seeds,) = self.seeds.spawn(1)
         made = self.in_sequences(view, like(self.sampler), seeds)
-        if saved is not None:
-            made.begin_at(saved, state or {})
+        if state is not None:
+            made.restore(state)
         self.attach(made)
         self.sequence_samplers[view] = made
         return made
@@ -186,12 +180,12 @@ class TableState(TableAccess):
         self.table.across |= view.crosses
         of_this = weakref.ref(self)  # the memory of a table is freed with its last reference
 
-        def table() -> Table:
+        def geometry() -> Ids:
             table_state = of_this()
             assert table_state is not None
-            return table_state.table
+            return table_state.table.g
 
-        return SequenceSampler(view, sampler, self.table.items, table, seeds)
+        return SequenceSampler(view, sampler, self.table.items, geometry, seeds)
 
     def _check_sequences(self, view: Sequences, table: Table) -> None:
         """Raise ConfigError if the table cannot show these sequences."""
@@ -264,30 +258,14 @@ class TableState(TableAccess):
                 )
             self.default_thread = thread
 
-    def begin_again(self) -> Table:
-        """Make an empty table in the same memory, with the same samplers. Under the lock."""
-        before = self.table
-        for one in before.samplers:
-            if isinstance(one, SequenceSampler | LagSampler):
-                one.forget()
-        before.finish()
-        before.empty()
-        before.storage.note_emptied()
-        before.storage.geometry = before.storage.fresh_geometry()
-        keeps = self._keeps(before.storage.layout.capacity)
-        seed = self.seeds  # samplers are bound already
-        table = Table(
-            before.storage,
-            [self.sampler],
-            self.remover,
-            seed,
-            self.max_times_sampled,
-            keeps,
-            successor_of=before,
-        )
-        self._table, self.default_thread, self._ending = table, 0, None
+    def begin_again(self) -> None:
+        """Empty the table, which keeps its memory and samplers. Under the lock."""
+        table = self.table
+        table.finish()
+        table.keeps = self._keeps(table.storage.layout.capacity)
+        table.begin_again()
+        self.default_thread, self._ending = 0, None
         self.gather()
-        return table
 
     def go_on(self, lookahead: int) -> None:
         """Adapt the loaded table to the successors of its view and of the views so far.

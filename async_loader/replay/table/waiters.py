@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from async_loader.errors import Timeout, WouldDeadlock
-from async_loader.held_locks import HeldLock, check_wait, unheld
 from async_loader.lifecycle import AutoResetEvent, Deadline, EventFd
 from async_loader.names import stacklevel
 
@@ -48,7 +47,7 @@ class Waiters:
     under the lock, and then waits without it.
     """
 
-    def __init__(self, lock: HeldLock) -> None:
+    def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
         self._events: list[AutoResetEvent] = []
         self._eventfds: list[EventFd] = []
@@ -69,14 +68,14 @@ class Waiters:
         self, eventfd: EventFd, what: str, reason: Callable[[], str | None]
     ) -> Iterator[None]:
         """Ring the eventfd whenever the table changes, and list the call in `now`."""
-        with unheld(self._lock):
+        with self._lock:
             self.listen(eventfd, what, reason)
             if self.on_wait is not None:
                 self.on_wait()
         try:
             yield
         finally:
-            with unheld(self._lock):
+            with self._lock:
                 self.ignore(eventfd)
 
     def listen(self, eventfd: EventFd, what: str, reason: Callable[[], str | None]) -> None:
@@ -116,7 +115,7 @@ class Waiters:
         entered = False
         try:
             while True:
-                with unheld(self._lock):
+                with self._lock:
                     if attempt():
                         return
                     if not entered:
@@ -135,7 +134,6 @@ class Waiters:
                     )
                 if deadline.expired:
                     raise Timeout(f"{timeout_s:g} s have passed, and still cannot {what}: {why}")
-                check_wait()
                 left = deadline.left()
                 # From the first wait on, since tables change all the time.
                 patience = max(0.0, since + WARN_AFTER_S - time.monotonic())
@@ -146,7 +144,7 @@ class Waiters:
                     warnings.warn(text, RuntimeWarning, stacklevel=stacklevel())
         finally:
             if entered:
-                with unheld(self._lock):
+                with self._lock:
                     self._events.remove(event)
                     self._leave(event)
 

@@ -12,6 +12,7 @@ from async_loader.replay.base import row_format as r
 from async_loader.replay.base.array_address import address_of
 from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, WRITING
 from async_loader.replay.base.record_layout import HEAD, HEAD_BYTES
+from async_loader.replay.table import rebuild
 from async_loader.replay.table.compressed_ring import CompressedRing, Packed
 from async_loader.replay.table.free_rows import FreeRows
 from async_loader.replay.table.records import Batches, Records, RowSource
@@ -149,6 +150,7 @@ class TableWriting(TableRoom):
                     fields, stop = packed.fields, packed.stop
                     self._put_compressed(self.ring, packed)
                 self._ready(stop - start)
+                self.unfinished = True
                 self._k.write(self.g, fields, *heads, start, stop, ids, self._changes)
                 self._commit_compressed()
             self.settle()
@@ -164,6 +166,7 @@ class TableWriting(TableRoom):
         cursor = int(self.g[r.CURSOR])
         first, stop = ring.expired(packed, cursor, self.window)
         if stop > first:
+            self.unfinished = True
             self._k.retire_steps(self.g, first, stop, self._changes)
             self.settle()
         ring.put(packed, cursor)
@@ -188,25 +191,20 @@ class TableWriting(TableRoom):
         del packed
 
     def _overwrite(self, free: FreeRows, source: RowSource, i: int, ids: Ids) -> None:
-        if not free.ready():
+        if not free.left():
             self.remove(self.remover.draw(1).rows)
         self._ready(1)
+        self.unfinished = True
         row = free.take()
         fields, _, address, apart, *_ = source
         self._k.overwrite(self.g, fields, address, apart, i, row, ids, self._changes)
-        free.settle(True)
 
     def finish(self) -> None:
-        """Write what was gathered, and complete what an interrupted call has left."""
-        if self.ring is not None:
-            self._commit_compressed()
-        unsettled = self._unsettled
-        if unsettled[0] or unsettled[1] or unsettled[4]:
-            self.settle()
+        """Rebuild what an interrupted call left half done, and write what was gathered."""
+        if self.unfinished:
+            rebuild.rebuild(self)
         if self.records.count:
             self.write_records()
-        if self._patching is not None:
-            self._end_patch()
 
     def patch(self, ids: Ids, columns: dict[int, Array]) -> Applied:
         """Overwrite fields (by position) of the steps that are still there.
@@ -220,41 +218,23 @@ class TableWriting(TableRoom):
         self._k.find_steps(self.g, ids, rows)
         there = np.flatnonzero(rows >= 0)
         rows = rows[there]
-        self._patching = np.unique(rows)
-        try:
-            self._k.turn_version(self.g, self._patching, True)
-            for i, column in columns.items():
-                self.storage.cell(i)[rows] = column[there]
-        finally:
-            self._end_patch()
+        patched = np.unique(rows)
+        self.unfinished = True
+        self._k.turn_version(self.g, patched, True)
+        for i, column in columns.items():
+            self.storage.cell(i)[rows] = column[there]
+        self._k.turn_version(self.g, patched, False)
+        for changed in self._reads_fields:
+            changed(patched)
+        self.unfinished = False
         return Applied(len(rows), len(ids) - len(rows))
 
-    def _end_patch(self) -> None:
-        rows = self._patching
-        if rows is None:
-            return
-        self._k.turn_version(self.g, rows, False)
-        for changed in self._reads_fields:
-            changed(rows)
-        self._patching = None
-
     def would_wait(self, steps: int) -> Ids:
-        """Return the rows of items that would wait for successors after `look_ahead`.
-
-        O(open streams * steps), in Python.
-        """
+        """Return the rows of items that would wait for successors after `look_ahead`. O(rows)."""
         self.finish()
-        heads, rows = self.storage.heads(), self.storage.layout.rows
-        found = []
-        for name in self.last[self.last >= 0].tolist():
-            for _ in range(steps):
-                row = name % rows
-                if name < 0 or self.ids[row] != name:
-                    break
-                if self.items.alive[row]:
-                    found.append(row)
-                name = int(heads[row, r.PREV // 8])
-        return np.array(found, np.int64)
+        alive = np.flatnonzero(self.items.alive)
+        waiting: Ids = np.setdiff1d(alive, rebuild.complete(self, alive, steps))
+        return waiting
 
     def look_ahead(self, steps: int) -> None:
         """Keep ``steps`` successors with each item of an open episode from now on; a view needs
@@ -262,7 +242,4 @@ class TableWriting(TableRoom):
         """
         if steps > self.g[r.LOOKAHEAD]:
             self.finish()
-            self._k.drop_pending(self.g, steps, self._numbers, self._changes)
-            self.settle()
-            for one in self._told_of_passed:
-                one.find_again(self.in_order(), self.passed())
+            rebuild.look_ahead(self, steps)

@@ -4,8 +4,6 @@ against.
 
 from __future__ import annotations
 
-import copy
-import json
 import math
 from typing import Any
 
@@ -61,22 +59,6 @@ class Rig:
         rows, index = np.empty(count, np.int64), np.empty(count, np.int64)
         reading = Reading(g, np.empty((0, 10), np.int64), NO_PLAN, rows, index, weight)
         return reading if self.sampler.draw_into(reading) else None
-
-    def twin(self, fresh: Sampler) -> Rig:
-        """Another table with the same items, whose sampler goes on from this one's state, as a file
-        would hold it.
-        """
-        state = self.sampler.state()
-        for value in state.values():
-            assert isinstance(value, np.ndarray) or json.dumps(value)
-        state = copy.deepcopy(state)
-        other = Rig.__new__(Rig)
-        other.sampler, other.seed, other.items = fresh, self.seed + 1, _items(self.items.rows)
-        fresh.bind(other.items, np.random.SeedSequence(self.seed + 1))
-        other.items.alive[:] = self.items.alive
-        other.items.count, other.items.top = self.items.count, self.items.top
-        fresh.restore(state)
-        return other
 
 
 def _items(rows: int) -> Items:

@@ -128,10 +128,6 @@ class HeapAgainstADict(RuleBasedStateMachine):
         for _ in range(2):  # drawing changes nothing
             assert self.rig.rows(count) == sorted(self.keys, key=self.keys.__getitem__)[:count]
 
-    @rule()
-    def restore(self):
-        self.rig = self.rig.twin(self.kind())
-
     @invariant()
     def parents_come_before_children(self):
         if not hasattr(self, "rig"):

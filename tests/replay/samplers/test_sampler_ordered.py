@@ -58,10 +58,6 @@ class OrderAgainstAList(RuleBasedStateMachine):
                 == (self.order if self.kind is Fifo else self.order[::-1])[:count]
             )
 
-    @rule()
-    def restore(self):
-        self.rig = self.rig.twin(self.kind())
-
 
 test_order_is_that_of_a_list = OrderAgainstAList.TestCase
 

@@ -325,16 +325,6 @@ class PrioritizedAgainstADict(RuleBasedStateMachine):
         expected = closed_form(leaves, drawn.rows, beta, self.normalize, len(self.mass))
         assert drawn.weight == pytest.approx(expected, rel=1e-5, abs=1e-37)
 
-    @rule()
-    def restore(self):
-        twin = self.rig.twin(self.make())
-        for count in (2, 5) if self.mass else ():
-            ours, theirs = self.rig.sampler.draw(count), twin.sampler.draw(count)
-            assert (ours.rows == theirs.rows).all()
-            assert (ours.weight == theirs.weight).all()
-            self.draws += 1
-        self.rig = twin
-
     @invariant()
     def trees_are_those_of_the_masses(self):
         if not hasattr(self, "rig"):

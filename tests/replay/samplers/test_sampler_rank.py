@@ -134,13 +134,6 @@ class RanksAgainstADict(RuleBasedStateMachine):
         assert (edges[ranks] < (np.arange(count) + 1) / count + 1e-12).all()
         assert (edges[ranks + 1] > np.arange(count) / count - 1e-12).all()
 
-    @rule()
-    def restore(self):
-        twin = self.rig.twin(self.make())
-        for count in (3, 5) if self.keys else ():
-            assert self.rig.rows(count) == twin.rows(count)
-        self.rig = twin
-
     @invariant()
     def the_heap_holds_the_items(self):
         if hasattr(self, "rig"):

@@ -149,14 +149,6 @@ class UniformAgainstASet(RuleBasedStateMachine):
         assert len(rows) == (count if self.replacement else min(count, len(self.there)))
         assert self.replacement or len(set(rows)) == len(rows)
 
-    @precondition(lambda self: self.there)
-    @rule()
-    def restore(self):
-        twin = self.rig.twin(Uniform(self.replacement))
-        for count in (3, 1, 9):
-            assert self.rig.rows(count) == twin.rows(count)
-        self.rig = twin
-
     @invariant()
     def a_list_names_each_row_once_and_every_item(self):
         listed = getattr(getattr(self, "rig", None) and self.rig.sampler, "_list", None)
