@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from async_loader.feeder.settings_errors import as_yaml
 from typer.testing import CliRunner
 
 from async_loader import __version__
 from async_loader.cli import app
 from async_loader.doctor import examine
 from async_loader.feeder.settings import ServerSettings
+from async_loader.feeder.settings_reader import as_yaml
 from async_loader.scale.cluster_settings import ClusterSettings
 
 ROOT = Path(__file__).parent.parent

@@ -94,9 +94,8 @@ ELSEWHERE = {
     "msgspec": {
         "feeder",
         "scale.cluster_settings",
-        "scale.shard_main",
-        "scale.shard_plan",
-        "scale.shard_process",
+        "scale.operations",
+        "scale.shard_actor",
     },
     "yaml": {"feeder"},
     "google_crc32c": {"feeder"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -262,21 +263,22 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         """
         path = None if config is None else Path(path_of("config", config))
         plain, node = ({}, None) if path is None else read_yaml(path)
-        if added := dict(map(table_of, tables)):
-            plain["tables"] = {**(plain.get("tables") or {}), **added}
-        if bind is not None:
-            plain["bind"] = bind
-        settings = settings_of(plain, cls, "" if path is None else str(path), node)
-        settings = settings if path is None else relative_to(path, settings)
-        if allow_insecure:
-            settings = replace(settings, security=replace(settings.security, allow_insecure=True))
+        given: dict[str, dict[str, Any]] = {
+            "tables": dict(map(table_of, tables)),
+            "security": {"allow_insecure": True} if allow_insecure else {},
+        }
         if checkpoint is not None:
-            folder = path_of("checkpoint", checkpoint)
-            settings = replace(settings, checkpoint=replace(settings.checkpoint, path=folder))
+            given["checkpoint"] = {"path": os.path.abspath(path_of("checkpoint", checkpoint))}
         if dashboard_port is not None:
-            shown = settings_of({"port": dashboard_port}, DashboardSettings, "--dashboard-port")
-            settings = replace(settings, dashboard=shown)
-        return settings
+            given["dashboard"] = {"port": dashboard_port}
+        if isinstance(plain, dict):
+            for name, values in given.items():
+                if values and isinstance(inner := plain.get(name) or {}, dict):
+                    plain[name] = {**inner, **values}
+            if bind is not None:
+                plain["bind"] = bind
+        settings = settings_of(plain, cls, "" if path is None else str(path), node)
+        return settings if path is None else relative_to(path, settings)
 
     @classmethod
     def from_plain(cls, tables: Any) -> ServerSettings:

@@ -40,9 +40,9 @@ _SUMS = (
 def merged(cluster: Status) -> dict[str, Any]:
     """Return one `FeederStatus` of a `ClusterStatus`.
 
-    Counts, rates and seconds are sums over the shards that answered, ages and lags the largest. A
-    key that a shard of an older version lacks counts as 0. What waits begins with the name of its
-    shard. A client is listed once, with the names of the ``shards`` that it writes or reads.
+    Counts, rates and seconds are sums over the shards that answered, ages and lags the largest.
+    What waits begins with the name of its shard. A client is listed once, with the names of the
+    ``shards`` that it writes or reads.
     ``shards`` are all shards by number, also those that did not answer; a table's ``shards`` are
     the number of those that have it.
     """
@@ -59,7 +59,7 @@ def merged(cluster: Status) -> dict[str, Any]:
         "pid": 0,
         "address": f"cluster, {len(parts)} of {len(there)} shards answer",
         "version": min((one["version"] for one in statuses), default=0),
-        "connections": _added(one.get("connections", {}) for one in statuses),
+        "connections": _added(one["connections"] for one in statuses),
         "uptime_s": max((one["uptime_s"] for one in statuses), default=0.0),
         "draining": bool(statuses) and all(one["draining"] for one in statuses),
         "tables": {name: _table(name, parts) for name in sorted(names)},
@@ -69,10 +69,10 @@ def merged(cluster: Status) -> dict[str, Any]:
         "checkpoints": {
             f"{shard}/{table}": one
             for _, shard, status in parts
-            for table, one in status.get("checkpoints", {}).items()
+            for table, one in status["checkpoints"].items()
         },
         **_weights(statuses),
-        "counters": _added(one.get("counters", {}) for one in statuses),
+        "counters": _added(one["counters"] for one in statuses),
         "shards": [_shard(name, one) for name, one in there],
     }
 
@@ -123,10 +123,7 @@ def _earlier(now: Status, before: Status) -> dict[str, Any] | None:
 def _table(name: str, parts: Sequence[tuple[int, str, Status]]) -> dict[str, Any]:
     tables = [(shard, one["tables"][name]) for _, shard, one in parts if name in one["tables"]]
     each = [one for _, one in tables]
-    sums = {
-        key: sum(one.get(key, one.get(key.removesuffix("_total"), 0)) for one in each)
-        for key in _SUMS
-    }
+    sums = {key: sum(one[key] for one in each) for key in _SUMS}
     return {
         **sums,
         "capacity": _total(one["capacity"] for one in each),
@@ -136,8 +133,8 @@ def _table(name: str, parts: Sequence[tuple[int, str, Status]]) -> dict[str, Any
         "waiting": [f"{shard} {text}" for shard, one in tables for text in one["waiting"]],
         "queue_age_s": max(one["queue_age_s"] for one in each),
         "policies": _by_name([one["policies"] for one in each], _policy),
-        "policy_lags": _by_name([one.get("policy_lags", {}) for one in each], _policy_lags),
-        "stale": _added(one.get("stale", {}) for one in each),
+        "policy_lags": _by_name([one["policy_lags"] for one in each], _policy_lags),
+        "stale": _added(one["stale"] for one in each),
         "shards": len(each),
     }
 
@@ -179,7 +176,7 @@ def _weights(statuses: Sequence[Status]) -> dict[str, Any]:
     return {
         "weights": newest,
         "weights_age_s": {name: max(found) for name, found in ages.items() if found},
-        "weights_stale": sum(one.get("weights_stale", 0) for one in statuses),
+        "weights_stale": sum(one["weights_stale"] for one in statuses),
         "weights_waiting": _added(one["weights_waiting"] for one in statuses),
     }
 
@@ -187,11 +184,7 @@ def _weights(statuses: Sequence[Status]) -> dict[str, Any]:
 def _shard(name: str, one: Status) -> dict[str, Any]:
     """Return a row of the list of shards; with its tables, from which its counts are."""
     status = one["status"]
-    state = one["state"]
-    if state == "serving" and status is None:
-        state = "silent"
-    elif state == "serving" and status["draining"]:
-        state = "draining"
+    state = "silent" if status is None else "draining" if status["draining"] else "serving"
     return {
         "name": name,
         "number": one["number"],

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _STYLES = {"bad": "bold red", "wait": "bold yellow", "flow": "green", "idle": "dim"}
-_ORDER = {"lost": 0, "silent": 0, "draining": 1}
+_ORDER = {"silent": 0, "draining": 1}
 _BELOW, _BELOW_SHARDS = 22, 11
 """Lines that are kept for what follows."""
 _SHARD = ["shard", "state", "items", "in/s", "out/s", "writers", "readers", "memory", "waits"]

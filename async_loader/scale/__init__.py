@@ -8,8 +8,7 @@ from __future__ import annotations
 from async_loader.public_names import set_public_names
 from async_loader.scale.client import ClusterClient
 from async_loader.scale.cluster import Cluster
-from async_loader.scale.directory import Directory, StaticDirectory
-from async_loader.scale.shard_map import Shard, ShardMap
+from async_loader.scale.shards import Shard
 from async_loader.scale.source import ClusterSource
 from async_loader.scale.stats import ClusterTableStats, LostRows
 from async_loader.scale.table import ClusterTable
@@ -20,10 +19,7 @@ __all__ = [
     "ClusterSource",
     "ClusterTable",
     "ClusterTableStats",
-    "Directory",
     "LostRows",
     "Shard",
-    "ShardMap",
-    "StaticDirectory",
 ]
 set_public_names(globals())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,43 +18,28 @@ _LARGE = 64 << 10
 """Bytes of an array from which on its memory comes from a pool."""
 
 
-@dataclass(slots=True, eq=False)
-class Chunk:
-    """What one message of a shard had.
+class Part(NamedTuple):
+    """Rows that follow each other in a message of a shard.
 
     Attributes
     ----------
     arrays : list of arrays [rows, ...]
-        One for each field of the schema.
+        Of the whole message, one for each field of the schema.
     order : int64 array [rows] | None
         In which its rows are taken; ``None``: as they lie.
+    start, rows : int
     asked : int
         Number of the batch before which it was asked for.
     server : int
         Of the shard's servers, the one that had the rows.
-    lease : object
-    number : int
-        Of the chunk, in the order in which the shard gave them.
-    settled : dict of int
-        Rows that were used, by the first one of each part.
     """
 
     arrays: list[Array]
-    rows: int
     order: npt.NDArray[np.int64] | None
-    asked: int
-    server: int
-    lease: object = None
-    number: int = 0
-    settled: dict[int, int] = field(default_factory=dict)
-
-
-class Part(NamedTuple):
-    """Rows that follow each other in a chunk: those of one batch, or those that no batch has."""
-
-    chunk: Chunk
     start: int
     rows: int
+    asked: int
+    server: int
 
 
 class BatchMaker:
@@ -74,14 +58,26 @@ class BatchMaker:
         self._ids: list[int] = []
         self._weight: int | None = None
 
-    def agree(self, schema: Schema, shard: str) -> None:
-        """Take the schema of the first shard, and compare those of others.
+    def arrays_of(
+        self, batch: Mapping[str, Any], schema: Schema, number: int, shard: str
+    ) -> list[Array]:
+        """Return the arrays of a shard's message, with the shard's number in their ids.
 
         Raises
         ------
         SchemaError
-            Names a field that differs.
+            Names a field that differs from those of the other shards.
         """
+        if schema is not self.schema:
+            self._agree(schema, shard)
+        arrays = list(tree.leaves(batch, schema.structure))
+        for place in self._ids:
+            arrays[place] = ids = arrays[place].copy()
+            add_source(ids, number)
+        return arrays
+
+    def _agree(self, schema: Schema, shard: str) -> None:
+        """Take the schema of the first shard, and compare those of others."""
         if self.schema is None:
             names = [field.name for field in schema.fields]
             self.schema, self._of = schema, shard
@@ -91,15 +87,14 @@ class BatchMaker:
             self._weight = names.index("weight") if "weight" in names else None
             return
         ours, theirs = _fields(self.schema), _fields(schema)
-        if ours == theirs:
-            return
         for name in [*ours, *theirs]:
             if ours.get(name) != theirs.get(name):
                 raise SchemaError(
-                    f"field {name!r} is {_text(ours, name)} in {self._of} and "
-                    f"{_text(theirs, name)} in {shard}: give all shards the same tables"
+                    f"field {name!r} is {ours.get(name, 'missing')} in {self._of} and "
+                    f"{theirs.get(name, 'missing')} in {shard}: give all shards the same tables"
                 )
-        raise SchemaError(f"{self._of} and {shard} have the same fields in another order")
+        if [*ours] != [*theirs]:
+            raise SchemaError(f"{self._of} and {shard} have the same fields in another order")
 
     def batch(self, parts: Sequence[Part], rows: int) -> list[Array]:
         """Return new arrays with the rows of these parts, one for each field."""
@@ -107,23 +102,14 @@ class BatchMaker:
         arrays = [self._empty(field, rows) for field in self.schema.fields]
         at = 0
         for part in parts:
-            into = slice(at, at + part.rows)
+            into, taken = slice(at, at + part.rows), slice(part.start, part.start + part.rows)
             at += part.rows
-            chunk, taken = part.chunk, slice(part.start, part.start + part.rows)
-            if chunk.order is None:
-                for array, source in zip(arrays, chunk.arrays, strict=True):
+            for array, source in zip(arrays, part.arrays, strict=True):
+                if part.order is None:
                     array[into] = source[taken]
-            else:
-                order = chunk.order[taken]
-                for array, source in zip(arrays, chunk.arrays, strict=True):
-                    np.take(source, order, axis=0, out=array[into], mode="clip")
+                else:
+                    np.take(source, part.order[taken], axis=0, out=array[into], mode="clip")
         return arrays
-
-    def number(self, arrays: list[Array], shard: int) -> None:
-        """Put ids with the shard's number in the place of a chunk's. Once for all its rows."""
-        for place in self._ids:
-            arrays[place] = ids = arrays[place].copy()
-            add_source(ids, shard)
 
     def weight_of(self, arrays: Sequence[Array]) -> Array | None:
         """Return the weights of a batch, if its rows have any."""
@@ -141,12 +127,5 @@ class BatchMaker:
         return np.empty((rows, *field.shape), field.dtype)
 
 
-def _fields(schema: Schema) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    return {field.name: (field.shape, field.dtype) for field in schema.fields}
-
-
-def _text(fields: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], name: str) -> str:
-    if name not in fields:
-        return "missing"
-    shape, dtype = fields[name]
-    return f"{dtype}{list(shape)}"
+def _fields(schema: Schema) -> dict[str, str]:
+    return {field.name: f"{field.dtype}{list(field.shape)}" for field in schema.fields}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
 from collections.abc import Mapping
 from types import TracebackType
@@ -9,23 +11,22 @@ from typing import Any
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, Timeout
 from async_loader.feeder.client import weights
-from async_loader.feeder.client.answer_deadline import AnswerDeadline
 from async_loader.feeder.client.arguments import newer_than_of, version_of, weights_name
 from async_loader.feeder.client.client import Client
-from async_loader.feeder.client.publish_turns import PublishTurns
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Missing, Published
-from async_loader.held_locks import held_lock, unheld
+from async_loader.feeder.status import FeederStatus
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.scale.at_once import called_at_once
 from async_loader.scale.connections import Connections
-from async_loader.scale.directory import Directory
+from async_loader.scale.fan_out import ShardDeadline, ask_all
 from async_loader.scale.shard_connection import ShardConnection
-from async_loader.scale.shard_deadline import ShardDeadline
-from async_loader.scale.shard_statuses import statuses_of
-from async_loader.scale.stats import ClusterStatus
+from async_loader.scale.shards import Finder, keys_in
+from async_loader.scale.stats import ClusterStatus, ShardStatus
 from async_loader.scale.table import ClusterTable
+
+_LOOK_S = 1.0
+"""How long `ClusterClient.latest` waits at one shard before it asks the others again."""
 
 
 @explain_wrong_attributes
@@ -37,8 +38,10 @@ class ClusterClient:
 
     Parameters
     ----------
-    directory : Directory
-        Closed with the client.
+    finder : Finder
+        Knows the shards; closed with the client.
+    keys : path, optional
+        The client's secret file, or a folder with one for each shard.
     name : str
         Of this client in the shards' status.
     timeout_s : float
@@ -50,12 +53,18 @@ class ClusterClient:
         As `async_loader.connect`.
     """
 
-    def __init__(self, directory: Directory, *, name: str = "", timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        finder: Finder,
+        *,
+        keys: str | os.PathLike[str] | None = None,
+        name: str = "",
+        timeout_s: float = 30.0,
+    ) -> None:
         self._timeout_s = seconds("timeout_s", timeout_s)
-        self._connections = Connections(directory, name, self._timeout_s)
-        self._lock = held_lock()
+        self._connections = Connections(finder, keys_in(keys), name, self._timeout_s)
         self._tables: dict[str, ClusterTable] = {}
-        self._turns = PublishTurns()  # else shards may get two versions in two orders
+        self._publishing = threading.Lock()  # else shards may get two versions in two orders
         self._runs: dict[str, str] = {}  # by name: the run of the last weights returned
         self._closed = False
 
@@ -79,10 +88,10 @@ class ClusterClient:
     def table(self, name: str) -> ClusterTable:
         """Return a table; the shards are asked for it at its first use."""
         self._check()
-        with unheld(self._lock):
-            return self._tables.setdefault(
-                name, ClusterTable(self._connections, name, self._timeout_s)
-            )
+        if name not in self._tables:
+            made = ClusterTable(self._connections, name, self._timeout_s)
+            return self._tables.setdefault(name, made)
+        return self._tables[name]
 
     @explain_wrong_names
     def publish(
@@ -104,23 +113,24 @@ class ClusterClient:
         self._check()
         name, number = weights_name(name), version_of(version, tensors)
         deadline = self._deadline(timeout_s)
-        packed, reached = weights.packed(name, tensors), self._reached()
+        packed, reached = weights.packed(name, tensors), self._connections.reached
         if not reached:
-            raise self._nothing("publish")
-
-        def publish(shard: ShardConnection, limit: Deadline) -> bool:
-            return shard.client._publish(name, packed, number, limit)
-
-        for one in reached:
-            one.connection.check_fork()
-        with self._turns.turn(name, deadline):
-            calls = called_at_once(self._connections, reached, publish, deadline)
-        newest = [call.result for call in calls if call.error is None]
-        failed = [call.error for call in calls if call.error is not None]
-        for error in failed:
-            if not newest or not isinstance(error, (Timeout, Closed)):
+            raise self._connections.nothing("publish")
+        if not self._publishing.acquire(timeout=min(deadline.left_or_inf(), threading.TIMEOUT_MAX)):
+            raise Timeout(f"publish: another thread publishes, still after {timeout_s} s")
+        try:
+            answers = ask_all(
+                self._connections,
+                reached,
+                lambda one, limit: one.client._publish(name, packed, number, limit),
+                deadline,
+            )
+        finally:
+            self._publishing.release()
+        for error in answers.failed.values():
+            if not answers.found or not isinstance(error, (Timeout, Closed)):
                 raise error
-        return all(newest)
+        return all(answers.found.values())
 
     @explain_wrong_names
     def latest(
@@ -143,44 +153,34 @@ class ClusterClient:
         self._check()
         name, newer_than = weights_name(name), newer_than_of(newer_than)
         wait_s = seconds("timeout_s", timeout_s)
-        near = sorted(self._reached(), key=lambda one: (not one.is_here, one.number))
-        if not near:
-            raise self._nothing("latest")
-        waiting, deadline = Deadline(wait_s), Deadline(wait_s + self._timeout_s)
+        known, waiting = self._known(name, newer_than), Deadline(wait_s)
 
-        known = self._known(name, newer_than)
-
-        def asked(shard: ShardConnection, limit: Deadline, left: float) -> Published | Missing:
-            return shard.client._latest(name, known, left, limit, as_torch)
-
-        def awaited(shard: ShardConnection, limit: Deadline) -> Published | None:
-            found = asked(shard, limit, waiting.left_or_inf())
-            return None if isinstance(found, Missing) else found
-
-        empty: list[ShardConnection] = []
-        for one in near:  # none is waited for while another may have them
-            last = one is near[-1] and not empty
-            own = AnswerDeadline(one.connection, wait_s, self._timeout_s)
-            limit = own if last else ShardDeadline(one, deadline)
+        def ask(one: ShardConnection, wait_s: float) -> Published | Missing | None:
+            limit = ShardDeadline(one, Deadline(wait_s + self._timeout_s))
             try:
-                found = asked(one, limit, 0.0)
-                if found is Missing.NOT_NEWER:
-                    return self._had(name, awaited(one, limit) if wait_s else None)
+                return one.client._latest(name, known, wait_s, limit, as_torch)
             except Timeout:
-                if last:
-                    raise
-                continue
-            if not isinstance(found, Missing):
-                return self._had(name, found)
-            empty.append(one)
-        if not wait_s:
-            return None
-        calls = called_at_once(self._connections, empty, awaited, deadline, first=True)
-        results = [one.result for one in calls if one.result is not None]
-        errors = [one.error for one in calls if one.error is not None]
-        if not results and len(errors) == len(calls):
-            raise errors[0]
-        return self._had(name, next(iter(results), None))
+                return None
+
+        while True:
+            found: Published | Missing | None = None
+            waits_at: ShardConnection | None = None
+            for one in sorted(self._connections.reached, key=lambda one: not one.shard.is_here):
+                found = ask(one, 0.0)
+                if found is not None and found is not Missing.NONE:
+                    waits_at = one
+                    break
+                waits_at = waits_at or (None if found is None else one)
+            if waits_at is None:
+                raise self._connections.nothing("latest")
+            left_s = waiting.left_or_inf()
+            if left_s and not isinstance(found, Published):
+                found = ask(waits_at, min(left_s, _LOOK_S))
+            if isinstance(found, Published):
+                self._runs[name] = found.run
+                return found
+            if waiting.expired:
+                return None
 
     def _known(self, name: str, newer_than: int | Published | None) -> int | Published | None:
         """Return what is asked of a shard: a number is of the run that was had last, of any."""
@@ -188,12 +188,6 @@ class ClusterClient:
         if newer_than is None or run is None or isinstance(newer_than, Published):
             return newer_than
         return Published(newer_than, {}, run)
-
-    def _had(self, name: str, found: Published | None) -> Published | None:
-        """Note the run of weights that are returned."""
-        if found is not None:
-            self._runs[name] = found.run
-        return found
 
     @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
@@ -203,9 +197,14 @@ class ClusterClient:
         nothing.
         """
         self._check()
-        deadline = self._deadline(timeout_s)
-        version, there = self._connections.version, self._connections.all
-        return {"version": version, "shards": statuses_of(there, deadline)}
+        there = self._connections.all
+        found = ask_all(
+            self._connections,
+            [one for one in there if one.is_open],
+            lambda one, limit: one.client.status(timeout_s=limit.left_or_inf()),
+            self._deadline(timeout_s),
+        ).found
+        return {"shards": {one.name: _described(one, found.get(one.name)) for one in there}}
 
     def stats(self) -> dict[str, ClientStats]:
         """Return what was sent, lost and received so far, by shard."""
@@ -218,15 +217,12 @@ class ClusterClient:
         All are told at once. Raises Timeout, Closed, Broken: of the first that failed.
         """
         self._check()
-        calls = called_at_once(
+        ask_all(
             self._connections,
-            self._reached(),
-            lambda shard, limit: shard.client._drain(limit),
+            self._connections.reached,
+            lambda one, limit: one.client._drain(limit),
             self._deadline(timeout_s),
-        )
-        for call in calls:
-            if call.error is not None:
-                raise call.error
+        ).check()
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush and close all writers and sources, and end. May be called again.
@@ -245,9 +241,8 @@ class ClusterClient:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        there = self._connections.all
-        reached = sum(one.is_open for one in there)
-        return f"<ClusterClient of {len(there)} shards, {reached} of them connected: {state}>"
+        there, reached = len(self._connections.all), len(self._connections.reached)
+        return f"<ClusterClient of {there} shards, {reached} of them connected: {state}>"
 
     def __reduce__(self) -> Any:
         raise CannotSend("a client stays in its process: connect to the cluster there")
@@ -276,9 +271,13 @@ class ClusterClient:
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)
 
-    def _reached(self) -> list[ShardConnection]:
-        return [one for one in self._connections.all if one.is_open]
 
-    def _nothing(self, what: str) -> Timeout:
-        names = ", ".join(self.shards)
-        return Timeout(f"{what}: none of {names} can be reached: the call may be made again")
+def _described(one: ShardConnection, status: FeederStatus | None) -> ShardStatus:
+    shard = one.shard
+    return {
+        "number": shard.number,
+        "address": shard.address,
+        "host": shard.host,
+        "connected": one.is_open,
+        "status": status,
+    }

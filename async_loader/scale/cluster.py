@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from async_loader.names import explain_wrong_names
 from async_loader.scale.client import ClusterClient
-from async_loader.scale.directory import StaticDirectory
+from async_loader.scale.shards import Shard, StaticShards
 
 
 class Cluster:
@@ -17,7 +17,7 @@ class Cluster:
     @explain_wrong_names
     def static(
         cls,
-        addresses: Sequence[str],
+        addresses: Sequence[str | Shard],
         *,
         keys: str | os.PathLike[str] | None = None,
         name: str = "",
@@ -42,8 +42,7 @@ class Cluster:
         ConfigError, Timeout, Unsupported
             As `async_loader.connect`.
         """
-        directory = StaticDirectory(addresses, keys=keys)
-        return ClusterClient(directory, name=name, timeout_s=timeout_s)
+        return ClusterClient(StaticShards(addresses), keys=keys, name=name, timeout_s=timeout_s)
 
     @classmethod
     @explain_wrong_names
@@ -58,8 +57,8 @@ class Cluster:
     ) -> ClusterClient:
         """Return a client of the shards that ``async-loader cluster up`` has started on Ray.
 
-        It asks Ray for the shards' directory, and the directory where the shards are; steps and
-        batches do not go through Ray.
+        It asks Ray for the shards' actors, and these where they listen; steps and batches do not
+        go through Ray.
 
         Parameters
         ----------
@@ -79,7 +78,7 @@ class Cluster:
             Ray is not installed.
         ConfigError, Timeout, Broken, Unsupported
         """
-        from async_loader.scale.ray_directory import RayDirectory
+        from async_loader.scale.ray_shards import RayShards
 
-        directory = RayDirectory(address, cluster=cluster, keys=keys, timeout_s=timeout_s)
-        return ClusterClient(directory, name=name, timeout_s=timeout_s)
+        finder = RayShards(address, cluster)
+        return ClusterClient(finder, keys=keys, name=name, timeout_s=timeout_s)

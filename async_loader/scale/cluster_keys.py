@@ -19,13 +19,12 @@ from pathlib import Path
 from async_loader.errors import ConfigError
 from async_loader.feeder.addresses import private_folder
 from async_loader.feeder.curve_keys import SERVER, load_server_keys, make_keys
-from async_loader.scale.shard_plan import Secrets
 
 SERVERS = "servers"
 _OPERATOR = "operator.secret"
 
 
-def keys_for(folder: Path, shard: str, roles: Sequence[str]) -> Secrets:
+def keys_for(folder: Path, shard: str, roles: Sequence[str]) -> dict[str, bytes]:
     """Make the keys of a shard, unless they are there; return what goes to its node.
 
     Raises
@@ -51,7 +50,7 @@ def keys_for(folder: Path, shard: str, roles: Sequence[str]) -> Secrets:
     files.update(
         {f"clients/{path.name}": path.read_bytes() for path in (home / "clients").iterdir()}
     )
-    return Secrets(files=files)
+    return files
 
 
 def _make(folder: Path, servers: Path, shard: str, roles: Sequence[str]) -> None:

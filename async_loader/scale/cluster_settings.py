@@ -19,8 +19,7 @@ from async_loader.feeder.settings import (
     relative_to,
 )
 from async_loader.feeder.settings_reader import Settings, read_yaml, settings_of
-from async_loader.scale.shard_main import OWNER
-from async_loader.scale.shard_map import MOST_SHARDS
+from async_loader.scale.shards import MOST_SHARDS
 from async_loader.validation import path_of
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,31}")
@@ -110,7 +109,7 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     shards : int
         From 1 to 64.
     folder : str, optional
-        On each node: sockets, logs and counts of its shards. By default one of this user in
+        On each node: sockets, keys and counts of its shards. By default one of this user in
         ``$XDG_RUNTIME_DIR`` or the temporary folder.
     network : NetworkSettings
     placement : PlacementSettings
@@ -155,9 +154,8 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     def _check_length(self, folder: str) -> None:
         """Raise for a folder in which the paths of sockets would be too long: no shard starts."""
         last = Path(folder).absolute() / self.name / f"shard-{MOST_SHARDS - 1}"
-        name = "feeder" + addresses.LONGEST if self.network.listen == "ipc" else OWNER
-        size = len(os.fsencode(str(last / name)))
-        if size > addresses.PATH_BYTES:
+        size = len(os.fsencode(str(last / f"feeder{addresses.LONGEST}")))
+        if self.network.listen == "ipc" and size > addresses.PATH_BYTES:
             raise ConfigError(
                 f"folder={folder!r}: the sockets of shards in it have paths of {size} bytes, the "
                 f"system allows {addresses.PATH_BYTES}: name a shorter folder, or none"

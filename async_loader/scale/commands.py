@@ -77,7 +77,7 @@ def down(config: Path, ray: str | None, timeout_s: float, *, as_json: bool) -> N
         return
     console = Console()
     for one in ended:
-        how = f": {clean(one['error'])}" if "error" in one else f", with {_held(one['rows'])}"
+        how = f": {clean(one['error'])}" if one["error"] else f", with {_held(one['rows'])}"
         console.print(f"{one['shard']} has ended{how}", highlight=False)
     if stopped:
         console.print("Ray has ended, which 'cluster up' had started")

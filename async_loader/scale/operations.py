@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from async_loader.errors import AsyncLoaderError, Broken, ConfigError, Timeout
-from async_loader.lifecycle import Deadline
+import msgspec
+
+from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
+from async_loader.lifecycle import Deadline, readable
 from async_loader.scale import ray_library
 from async_loader.scale.cluster_keys import keys_for
 from async_loader.scale.cluster_settings import ClusterSettings
-from async_loader.scale.directory_actor import DIRECTORY, DirectoryActor
-from async_loader.scale.shard_actor import ShardActor, actor_name
-from async_loader.scale.shard_map import MOST_SHARDS
-from async_loader.scale.shard_plan import Secrets, ShardPlan, encoded
+from async_loader.scale.ray_library import actor_of, shard_actors
+from async_loader.scale.shard_actor import ShardActor, ShardPlan
+from async_loader.scale.shards import MOST_SHARDS
 
 ASK_S = 30.0
 _ROOM_S = 30.0
-_CALLS = 100_000
-"""Long-polls that a directory holds at the same time: one of each client."""
 Say = Callable[[str], None]
 
 
@@ -36,6 +35,32 @@ class Operator:
     def __init__(self, settings: ClusterSettings, say: Say = lambda line: None) -> None:
         self._settings, self._say = settings, say
 
+    def _actor(self, shard: str) -> ray_library.Actor:
+        return actor_of(self._settings.name, shard)
+
+    def running(self) -> list[str]:
+        """Return the names of the shards that Ray knows, by number."""
+        return shard_actors(self._settings.name)
+
+    def _ask(
+        self, method: str, *arguments: object, timeout_s: float = ASK_S
+    ) -> dict[str, dict[str, Any]]:
+        """Call all shards at once; return their answers, or an ``error``, by name."""
+        futures, found = {}, {}
+        for name in self.running():
+            try:
+                futures[name] = ray_library.future_of(self._actor(name), method, *arguments)
+            except AsyncLoaderError as error:
+                found[name] = {"error": str(error)}
+        deadline = Deadline(timeout_s)
+        for name, future in futures.items():
+            try:
+                with ray_library.our_errors(f"{name}'s {method}()", timeout_s):
+                    found[name] = future.result(deadline.left())
+            except (AsyncLoaderError, TimeoutError) as error:
+                found[name] = {"error": str(error) or "no answer"}
+        return {name: found[name] for name in sorted(found, key=_number)}
+
     # -- up --------------------------------------------------------------------------------------
 
     def up(self) -> dict[str, Any]:
@@ -50,19 +75,24 @@ class Operator:
         """
         settings = self._settings
         self._check_network()
-        directory = self._start_directory()
         running = self.running()
         if len(running) > settings.shards:
             raise ConfigError(
                 f"shards={settings.shards}, and {len(running)} run: remove one by `async-loader "
                 f"cluster drain {running[-1]}`"
             )
-        numbers = self._new_numbers(directory, running)
-        if numbers:
-            self._start(numbers)
-            names = [f"shard-{number}" for number in numbers]
-            ray_library.call(directory, "follow", names, timeout_s=ASK_S)
-        self._wait_serving([*running, *(f"shard-{number}" for number in numbers)])
+        removed = _removed(self._ask("describe"))
+        taken = {_number(name) for name in running} | removed
+        free = [number for number in range(MOST_SHARDS) if number not in taken]
+        missing = settings.shards - len(running)
+        if missing > len(free):
+            raise ConfigError(
+                f"{missing} shards are missing and {len(free)} numbers are left: those of removed "
+                f"shards ({len(removed)}) are not given again, as ids of their rows may be about: "
+                "begin anew by `cluster down` and `cluster up`"
+            )
+        self._start([self.plan(number, removed) for number in free[:missing]])
+        self._wait_serving(self.running())
         return self.status()
 
     def _check_network(self) -> None:
@@ -74,160 +104,75 @@ class Operator:
                 "'node', with keys"
             )
 
-    def _start_directory(self) -> ray_library.Actor:
-        name = self._settings.name
-        return ray_library.start_actor(
-            DirectoryActor,
-            actor_name(name, DIRECTORY),
-            [name],
-            num_cpus=0,
-            max_restarts=-1,
-            max_task_retries=-1,  # calls wait until it is back
-            max_concurrency=_CALLS,
+    def plan(self, number: int, removed: Iterable[int] = ()) -> ShardPlan:
+        """Return what a shard is started with. Makes its keys, where it has any."""
+        network, secrets = self._settings.network, dict[str, bytes]()
+        if network.keys is not None:
+            secrets = keys_for(Path(network.keys), f"shard-{number}", network.roles)
+        encoded = msgspec.msgpack.encode(self._settings)
+        return ShardPlan(
+            encoded=encoded, number=number, secrets=secrets, removed=frozenset(removed)
         )
 
-    def running(self) -> list[str]:
-        """Return the names of the shards that Ray knows, by number."""
-        prefix = actor_name(self._settings.name, "shard-")
-        names = [one.partition("/")[2] for one in ray_library.names(prefix)]
-        return sorted(names, key=lambda name: int(name.removeprefix("shard-")))
-
-    def _new_numbers(self, directory: ray_library.Actor, running: Sequence[str]) -> list[int]:
-        known = ray_library.call(directory, "describe", timeout_s=ASK_S)
-        taken = {int(name.removeprefix("shard-")) for name in running} | set(known["retired"])
-        missing = self._settings.shards - len(running)
-        free = [number for number in range(MOST_SHARDS) if number not in taken]
-        if missing > len(free):
-            raise ConfigError(
-                f"{missing} shards are missing and {len(free)} numbers are left: those of removed "
-                f"shards ({len(known['retired'])}) are not given again, as ids of their rows may "
-                "be about: begin anew by `cluster down` and `cluster up`"
+    def _start(self, plans: Sequence[ShardPlan]) -> None:
+        """Start actors: each in the place that was reserved for its number before, or a new one."""
+        name, placement = self._settings.name, self._settings.placement
+        new = [str(plan.number) for plan in plans if self._place_of(plan.number) is None]
+        if new:
+            self._say(f"placing {len(new)} shards ({placement.strategy})")
+            ray_library.reserve(
+                f"{name}/{','.join(new)}",
+                [placement.bundle()] * len(new),
+                placement.strategy,
+                placement.labels,
+                _ROOM_S,
             )
-        return free[:missing]
-
-    def _start(self, numbers: Sequence[int]) -> None:
-        settings, placement = self._settings, self._settings.placement
-        plans = [self.plan(number) for number in numbers]  # errors come before anything starts
-        self._say(f"placing {len(numbers)} shards ({placement.strategy})")
-        group = ray_library.reserve(
-            f"{settings.name}/{numbers[0]}-{numbers[-1]}",
-            [placement.bundle()] * len(numbers),
-            placement.strategy,
-            placement.labels,
-            _ROOM_S,
-        )
-        for i, plan in enumerate(plans):
+        for plan in plans:
             self._say(f"starting {plan.name}")
             ray_library.start_actor(
                 ShardActor,
-                actor_name(settings.name, plan.name),
+                f"{name}/{plan.name}",
                 [plan],
                 num_cpus=placement.cpus,
-                max_restarts=settings.restarts,
+                max_restarts=self._settings.restarts,
                 max_concurrency=100,
-                scheduling_strategy=ray_library.in_bundle(group, i),
+                scheduling_strategy=self._place_of(plan.number),
             )
 
-    def plan(self, number: int) -> ShardPlan:
-        """Return what a shard is started with. Makes its keys, where it has any."""
-        settings, network = self._settings, self._settings.network
-        secrets: Secrets | None = None
-        if network.keys is not None:
-            secrets = keys_for(Path(network.keys), f"shard-{number}", network.roles)
-        return ShardPlan(
-            cluster=settings.name,
-            number=number,
-            folder=settings.folder,
-            listen=network.listen,
-            allow_insecure=network.allow_insecure,
-            feeder=encoded(settings.feeder),
-            secrets=secrets,
-            start_s=settings.start_s,
-        )
+    def _place_of(self, number: int) -> object | None:
+        """Return the bundle that was reserved for a shard; ``None`` if none was."""
+        for group in ray_library.groups(f"{self._settings.name}/"):
+            numbers = group.partition("/")[2].split(",")
+            if str(number) in numbers:
+                return ray_library.in_bundle(group, numbers.index(str(number)))
+        return None
 
-    def _wait_serving(self, names: Iterable[str], above: int = -1) -> None:
-        """Wait until shards serve, with incarnations above a number."""
+    def _wait_serving(self, names: Iterable[str]) -> None:
         deadline = Deadline(self._settings.start_s)
         for name in names:
-            actor, seen = self._actor(name), -1
-            while True:
-                left = deadline.left() or 0.0
-                said = ray_library.call(actor, "changed", seen, left, timeout_s=left + ASK_S)
-                seen = said["serial"]
-                if said["state"] != "lost" and said["incarnation"] > above:
-                    self._say(f"{name} serves at {said['address']}")
-                    break
-                if said["reason"]:
-                    self._say(f"{name}: {said['reason']}")
-                if deadline.expired:
-                    raise Timeout(
-                        f"{name} does not serve after {self._settings.start_s:g} s: "
-                        f"{said['reason']}"
-                    )
-
-    def _actor(self, name: str) -> ray_library.Actor:
-        actor = ray_library.find(actor_name(self._settings.name, name))
-        if actor is None:
-            raise ConfigError(
-                f"there is no shard {name!r}, there are: {', '.join(self.running()) or 'none'}"
-            )
-        return actor
-
-    def _directory(self) -> ray_library.Actor:
-        directory = ray_library.find(actor_name(self._settings.name, DIRECTORY))
-        if directory is None:
-            raise ConfigError(
-                f"cluster {self._settings.name!r} does not run: start it by `async-loader cluster "
-                "up`"
-            )
-        return directory
+            left = deadline.left() or 0.0
+            said = ray_library.call(self._actor(name), "describe", timeout_s=left)
+            self._say(f"{name} serves at {said['address']}")
 
     # -- status ----------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return the cluster's status in plain values: see `status_view.py` for a view of it."""
-        known = ray_library.call(self._directory(), "describe", timeout_s=ASK_S)
-        by_name = {one["name"]: one for one in known["shards"]}
-        asked = {name: self._ask_status(name) for name in self.running()}
-        shards = []
-        for name, answer in asked.items():
-            one = {**known["details"].get(name, {}), **by_name.get(name, {}), **answer()}
-            one.setdefault("name", name)
-            one.setdefault("state", "lost")
-            one["reason"] = one.get("reason") or known["reasons"].get(name, "")
-            one.pop("serial", None)
-            one.pop("retired", None)
-            shards.append(one)
+        """Return the cluster's status in plain values."""
+        answers = self._ask("status")
         return {
             "cluster": self._settings.name,
-            "version": known["version"],
-            "removed": known["retired"],
+            "removed": sorted(_removed(answers)),
             "nodes": len(ray_library.nodes()),
-            "shards": shards,
+            "shards": [
+                {"name": name, "state": "lost", "feeder": None, **one, "lost_rows": _lost(one)}
+                for name, one in answers.items()
+            ],
         }
-
-    def _ask_status(self, name: str) -> Callable[[], dict[str, Any]]:
-        """Ask a shard; return what gives its answer."""
-        try:
-            future = ray_library.future_of(self._actor(name), "status")
-        except (AsyncLoaderError, ValueError) as error:
-            why = str(error)
-            return lambda: {"state": "lost", "feeder": None, "error": why}
-
-        def answer() -> dict[str, Any]:
-            try:
-                with ray_library.our_errors(f"{name}'s status()", ASK_S):
-                    found: dict[str, Any] = future.result(ASK_S)
-                    return found
-            except (AsyncLoaderError, TimeoutError) as error:
-                return {"state": "lost", "feeder": None, "error": str(error) or "no answer"}
-
-        return answer
 
     # -- less ------------------------------------------------------------------------------------
 
     def drain(self, name: str, timeout_s: float, *, discard: bool = False) -> dict[str, Any]:
-        """Remove a shard: it takes no new writer, delivers and saves, ends, and leaves the map.
+        """Remove a shard: it takes no new writer, delivers and saves, ends, and is forgotten.
 
         Parameters
         ----------
@@ -247,24 +192,33 @@ class Operator:
             Rows would be lost, and ``discard`` is False.
         Timeout, Broken
         """
-        actor, directory = self._actor(name), self._directory()
-        checkpoint = self._settings.feeder.checkpoint
+        actor, checkpoint = self._actor(name), self._settings.feeder.checkpoint
         if checkpoint.every_s is None and not discard:
-            self._check_empty(name, ray_library.call(actor, "status", timeout_s=ASK_S))
-        self._say(f"draining {name}")
-        left = ray_library.call(actor, "drain", timeout_s, timeout_s=timeout_s + 2 * ASK_S)
-        ray_library.call(directory, "forget", [name], timeout_s=ASK_S)
-        ray_library.end_actor(actor)
+            status = ray_library.call(actor, "status", timeout_s=ASK_S)
+            if held := {table: rows for table, rows in _rows(status).items() if rows}:
+                raise ConfigError(
+                    f"{name} holds {held} rows, which would be lost: let learners read them, "
+                    "configure feeder.checkpoint with every_s, or say --discard"
+                )
+        left = self._end(name, timeout_s)
+        self._ask("remember", [_number(name)])
         saves = checkpoint.path if checkpoint.every_s is not None else None
         return {"shard": name, "rows": _rows(left), "saves": saves and str(Path(saves) / name)}
 
-    def _check_empty(self, name: str, status: dict[str, Any]) -> None:
-        held = {table: rows for table, rows in _rows(status).items() if rows}
-        if held:
-            raise ConfigError(
-                f"{name} holds {held} rows, which would be lost: let learners read them, configure "
-                "feeder.checkpoint with every_s, or say --discard"
-            )
+    def _end(self, name: str, timeout_s: float) -> dict[str, Any]:
+        """End a shard's actor in order; return the last status of its feeder."""
+        self._say(f"draining {name}")
+        actor = self._actor(name)
+        left: dict[str, Any] = ray_library.call(
+            actor, "drain", timeout_s, timeout_s=timeout_s + 2 * ASK_S
+        )
+        ray_library.end_actor(actor)
+        deadline = Deadline(ASK_S)
+        while name in self.running():
+            if deadline.expired:
+                raise Timeout(f"Ray has not ended the actor of {name} after {ASK_S:g} s")
+            readable([], 0.05)
+        return left
 
     def restart(
         self, names: Sequence[str], timeout_s: float, *, discard: bool = False
@@ -283,15 +237,16 @@ class Operator:
                 "without feeder.checkpoint.every_s a restart loses all rows of a shard: configure "
                 "it, or say --discard"
             )
+        removed = _removed(self._ask("describe"))
         for name in names or self.running():
-            self._say(f"restarting {name}")
-            plan = self.plan(int(name.removeprefix("shard-")))
-            ended = ray_library.call(self._actor(name), "restart", plan, timeout_s, timeout_s=ASK_S)
-            self._wait_serving([name], ended)
+            plan = self.plan(_number(name), removed)
+            self._end(name, timeout_s)
+            self._start([plan])
+            self._wait_serving([name])
         return self.status()
 
     def down(self, timeout_s: float) -> list[dict[str, Any]]:
-        """End all shards and the directory; return what each has held.
+        """End all shards; return what each has held.
 
         Shards save once more where checkpoints are configured.
 
@@ -300,28 +255,40 @@ class Operator:
         ConfigError
             The cluster does not run.
         """
-        directory, ended = self._directory(), []
-        actors = [(name, self._actor(name)) for name in self.running()]
-        futures = [
-            (name, actor, ray_library.future_of(actor, "drain", timeout_s))
-            for name, actor in actors
-        ]
-        for name, actor, future in futures:
-            limit = timeout_s + 2 * ASK_S
-            try:
-                with ray_library.our_errors(f"{name}'s drain()", limit):
-                    ended.append({"shard": name, "rows": _rows(future.result(limit))})
-            except (Broken, Timeout, TimeoutError) as error:
-                ended.append({"shard": name, "rows": {}, "error": str(error) or "no answer"})
-            ray_library.end_actor(actor)
-        ray_library.end_actor(directory)
-        for group in ray_library.groups(f"{self._settings.name}/"):
+        name = self._settings.name
+        if not self.running():
+            raise ConfigError(
+                f"cluster {name!r} does not run: start it by `async-loader cluster up`"
+            )
+        answers = self._ask("drain", timeout_s, timeout_s=timeout_s + 2 * ASK_S)
+        for shard in answers:
+            ray_library.end_actor(self._actor(shard))
+        for group in ray_library.groups(f"{name}/"):
             ray_library.release(group)
-        return ended
+        return [
+            {"shard": shard, "rows": _rows(one), "error": one.get("error")}
+            for shard, one in answers.items()
+        ]
 
 
-def _rows(status: dict[str, Any]) -> dict[str, int]:
+def _number(shard: str) -> int:
+    return int(shard.removeprefix("shard-"))
+
+
+def _removed(answers: Mapping[str, Mapping[str, Any]]) -> set[int]:
+    return {number for one in answers.values() for number in one.get("removed", ())}
+
+
+def _rows(status: Mapping[str, Any]) -> dict[str, int]:
     """Return the items of each table in the status of a shard."""
     feeder = status.get("feeder")
     tables = feeder["tables"] if feeder else {}
     return {name: int(one["size"]) for name, one in tables.items()}
+
+
+def _lost(status: Mapping[str, Any]) -> dict[str, int]:
+    """Return the rows of each table that were lost with processes of a shard."""
+    feeder = status.get("feeder")
+    tables = feeder["checkpoints"] if feeder else {}
+    lost = {name: int(one["lost_rows_in_sum"]) for name, one in tables.items()}
+    return {name: rows for name, rows in lost.items() if rows}

@@ -162,19 +162,42 @@ def node_id() -> str:
 # -- named actors --------------------------------------------------------------------------------
 
 
-def names(prefix: str) -> list[str]:
-    """Return the names of all actors that begin with ``prefix``."""
+def clusters() -> list[str]:
+    """Return the names of all clusters."""
     listed = load_ray().util.list_named_actors(all_namespaces=True)
     found = [one["name"] for one in listed if one["namespace"] == NAMESPACE]
-    return sorted(name for name in found if name.startswith(prefix))
+    return sorted({name.partition("/")[0] for name in found})
 
 
-def find(name: str) -> Actor | None:
-    """Return the actor of this name, if there is one."""
+def shard_actors(cluster: str) -> list[str]:
+    """Return the names of the shards of a cluster that have an actor, by number."""
+    listed = load_ray().util.list_named_actors(all_namespaces=True)
+    found = [one["name"].partition("/") for one in listed if one["namespace"] == NAMESPACE]
+    names = [name for of, _, name in found if of == cluster]
+    return sorted(names, key=lambda name: int(name.removeprefix("shard-")))
+
+
+def actor_of(cluster: str, shard: str) -> Actor:
+    """Return the actor of a shard.
+
+    Raises
+    ------
+    ConfigError
+        The shard has no actor.
+    """
     try:
-        return load_ray().get_actor(name, namespace=NAMESPACE)
+        return load_ray().get_actor(f"{cluster}/{shard}", namespace=NAMESPACE)
     except ValueError:
-        return None
+        there = ", ".join(shard_actors(cluster)) or "none"
+        raise ConfigError(
+            f"cluster {cluster!r} has no shard {shard!r}, it has: {there}: start it by "
+            "`async-loader cluster up`"
+        ) from None
+
+
+def was_restarted() -> bool:
+    """Return whether the actor of this process was started again."""
+    return bool(load_ray().get_runtime_context().was_current_actor_reconstructed)
 
 
 def start_actor(kind: type, name: str, arguments: Sequence[object], **options: object) -> Actor:
@@ -202,12 +225,13 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-def in_bundle(group: Any, number: int) -> object:
-    """Return where an actor goes: into a bundle of a placement group."""
+def in_bundle(group: str, number: int) -> object:
+    """Return where an actor goes: into a bundle of the placement group of this name."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     return PlacementGroupSchedulingStrategy(
-        placement_group=group, placement_group_bundle_index=number
+        placement_group=load_ray().util.get_placement_group(group),
+        placement_group_bundle_index=number,
     )
 
 
@@ -268,11 +292,6 @@ def our_errors(what: str, timeout_s: float) -> Iterator[None]:
         raise Broken(f"{what}: {_first_line(error)}") from None
 
 
-def is_gone(error: BaseException) -> bool:
-    """Return whether an actor is dead for good."""
-    return isinstance(error, load_ray().exceptions.ActorDiedError)
-
-
 # -- places --------------------------------------------------------------------------------------
 
 
@@ -282,8 +301,8 @@ def reserve(
     strategy: str,
     labels: Mapping[str, str],
     timeout_s: float,
-) -> object:
-    """Return a placement group with these bundles, when all of them have a node.
+) -> None:
+    """Make a placement group with these bundles; return when all of them have a node.
 
     Raises
     ------
@@ -308,7 +327,6 @@ def reserve(
             f"{timeout_s:g} s: Ray has {len(nodes())} nodes with {have.get('CPU', 0):g} CPUs in "
             "all, some of them in use: add nodes, or lower placement.cpus or shards"
         )
-    return group
 
 
 def groups(prefix: str) -> list[str]:

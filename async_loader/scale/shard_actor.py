@@ -1,115 +1,197 @@
-"""The actor of a shard, as Ray runs it: one on the shard's node."""
+"""The actor of a shard, as Ray runs it on the shard's node: a feeder on a thread of its process.
+
+::
+
+    FOLDER/CLUSTER/shard-0/     0700, on the shard's node
+      feeder, feeder.insert...  its sockets, where it listens on ipc
+      keys/                     its CURVE keys, 0600
+      saves/TABLE/rows          counts of rows, see row_counts.py
+
+# NOTE [restarts]
+Ray starts the actor again when its process ends, with the same plan, on another node where its own
+is lost. A feeder that cannot start again, as another process has its address, ends the process, so
+that Ray tries again. The first start raises instead: ``cluster up`` says why.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Callable
-from typing import Any, TypeVar
+import logging
+import os
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from async_loader.errors import AsyncLoaderError
-from async_loader.feeder import connect
-from async_loader.feeder.status import FeederStatus
+import msgspec
+from msgspec.structs import replace
+
+from async_loader.errors import Broken, Timeout
+from async_loader.feeder import addresses
+from async_loader.feeder.serving import FeederProcess
+from async_loader.feeder.settings import SecuritySettings, ServerSettings
+from async_loader.feeder.settings_reader import settings_of
+from async_loader.lifecycle import join
 from async_loader.scale import ray_library
-from async_loader.scale.shard_plan import ShardPlan
-from async_loader.scale.shard_supervisor import ShardSupervisor
+from async_loader.scale.cluster_settings import ClusterSettings
+from async_loader.scale.shards import own_host
+from async_loader.shm.malloc import keep_freed
 
-T = TypeVar("T")
-_ASK_S = 10.0
+_log = logging.getLogger("async_loader.scale")
+_STATUS_S = 10.0
 
 
-def actor_name(cluster: str, shard: str) -> str:
-    """Return the name by which Ray knows the actor of a shard."""
-    return f"{cluster}/{shard}"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardPlan:
+    """What a shard is.
+
+    Attributes
+    ----------
+    encoded : bytes
+        `ClusterSettings`, in MessagePack.
+    number : int
+    secrets : dict of bytes
+        Its key files, by their paths in its folder of keys. Not shown by ``repr``.
+    removed : frozenset of int
+        Numbers of shards that are no part of the cluster any more.
+    """
+
+    encoded: bytes = field(repr=False)
+    number: int
+    secrets: dict[str, bytes] = field(default_factory=dict, repr=False)
+    removed: frozenset[int] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return f"shard-{self.number}"
+
+    @property
+    def settings(self) -> ClusterSettings:
+        return settings_of(msgspec.msgpack.decode(self.encoded), ClusterSettings)
+
+    def place(self) -> Path:
+        """Return the folder of the shard on this node. It and those above it are made."""
+        settings = self.settings
+        if settings.folder is None:
+            base = addresses.private_folder(addresses.runtime_folder() / "clusters")
+        else:
+            base = Path(settings.folder)
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home = addresses.private_folder(base / settings.name)
+        return addresses.private_folder(home / self.name)
+
+    def feeder(self) -> ServerSettings:
+        """Return the settings of the feeder on this node. Its keys are written."""
+        settings, folder = self.settings, self.place()
+        found, network = settings.feeder, settings.network
+        above, host = found.checkpoint.path, "127.0.0.1"
+        path = str(folder / "saves" if above is None else Path(above) / self.name)
+        if network.listen == "node":
+            host = ray_library.node_address()
+            host = f"[{host}]" if ":" in host else host
+        for name, content in self.secrets.items():
+            _write_secret(folder / "keys" / name, content)
+        keys = str(folder / "keys") if self.secrets else None
+        return replace(
+            found,
+            bind=f"ipc://{folder}/feeder" if network.listen == "ipc" else f"tcp://{host}:*",
+            checkpoint=replace(found.checkpoint, path=path),
+            security=SecuritySettings(keys=keys, allow_insecure=network.allow_insecure),
+        )
 
 
 class ShardActor:
-    """Supervises the process of one shard. All methods may wait at the same time.
+    """Runs the feeder of one shard. All methods may be called at the same time.
 
     Parameters
     ----------
     plan : ShardPlan
+
+    Raises
+    ------
+    ConfigError, OutOfMemory, AddressInUse, ...
+        As `FeederProcess`; after a restart the process ends instead: see NOTE [restarts].
     """
 
     def __init__(self, plan: ShardPlan) -> None:
-        self._serial = 0
-        self._news = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._node = ray_library.node_id()
-        self._retired: set[int] = set()
-        self._supervisor = ShardSupervisor(plan, ray_library.node_address(), self._changed)
+        self._plan, self._removed, self._drains = plan, set(plan.removed), False
+        self._code = 0
+        made: Future[FeederProcess] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(made,), name="async-loader-shard", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._feeder = made.result()
+        except Exception as error:
+            if ray_library.was_restarted():
+                _log.error("%s cannot start, and is started again: %s", plan.name, error)
+                os._exit(1)
+            raise
+        self._address = self._feeder.address
 
-    def _changed(self) -> None:
-        """Wake the calls of `changed`. On the supervisor's thread."""
-        self._serial += 1
-        loop = self._loop
-        if loop is not None:
-            loop.call_soon_threadsafe(self._wake)
+    def _run(self, made: Future[FeederProcess]) -> None:
+        keep_freed()
+        try:
+            feeder = FeederProcess(self._plan.feeder(), count=True)
+        except BaseException as error:
+            made.set_exception(error)
+            return
+        made.set_result(feeder)
+        try:
+            self._code = feeder.run()
+        except Exception:
+            _log.exception("%s has failed, and is started again", self._plan.name)
+            os._exit(1)
+        if not self._drains:  # a client has ended it: Ray starts it again
+            os._exit(0)
 
-    def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
-
-    async def changed(self, seen: int, timeout_s: float) -> dict[str, Any]:
-        """Return what the shard is, when it is not what it was at ``seen``, or after the time."""
-        self._loop = asyncio.get_running_loop()
-        news = self._news
-        if self._serial == seen:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), timeout_s)
-        return self._describe()
-
-    def _describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
+        """Return what the shard is: plain values, without keys."""
         return {
-            "serial": self._serial,
-            "node": self._node,
-            "retired": sorted(self._retired),
-            **self._supervisor.describe(),
+            "name": self._plan.name,
+            "number": self._plan.number,
+            "address": self._address,
+            "host": own_host(),
+            "node": ray_library.node_id(),
+            "pid": os.getpid(),
+            "state": "draining" if self._drains else "serving",
+            "removed": sorted(self._removed),
         }
 
-    async def describe(self) -> dict[str, Any]:
-        """Return what the shard is now."""
-        return self._describe()
+    def status(self) -> dict[str, Any]:
+        """Return what the shard is, with the ``status`` of its feeder."""
+        return {**self.describe(), "feeder": self._feeder.ask_status(_STATUS_S)}
 
-    async def remember(self, retired: list[int]) -> None:
-        """Keep numbers of shards that are not to be given again, for the directory."""
-        self._retired |= set(retired)
+    def remember(self, removed: list[int]) -> None:
+        """Keep numbers of shards that are no part of the cluster any more, for its clients."""
+        self._removed |= set(removed)
 
-    async def status(self) -> dict[str, Any]:
-        """Return what the shard is, its losses, and the ``status`` of its feeder or why not."""
-        described = self._describe()
-        status = await self._thread(lambda: self._ask(described))
-        return {**described, "losses": list(self._supervisor.losses.entries), **status}
+    def drain(self, timeout_s: float) -> dict[str, Any]:
+        """End the feeder, when what it holds is delivered or saved; return its last status.
 
-    def _ask(self, described: dict[str, Any]) -> dict[str, Any]:
-        if described["pid"] is None:
-            return {"feeder": None, "error": described["reason"]}
-        plan = self._supervisor.plan
-        keys = None if plan.secrets is None else plan.place() / "keys"
-        try:
-            with connect(
-                described["address"],
-                name="async-loader cluster",
-                on_disconnect="raise",
-                timeout_s=_ASK_S,
-                keys=None if keys is None else keys / "operator.secret",
-            ) as client:
-                status: FeederStatus = client.status()
-        except AsyncLoaderError as error:
-            return {"feeder": None, "error": str(error)}
-        return {"feeder": status, "error": None}
-
-    async def drain(self, timeout_s: float) -> dict[str, Any]:
-        """End the shard for good, when what it holds is delivered or saved; return what is left."""
-        before = await self.status()
-        await self._thread(lambda: self._supervisor.drain(timeout_s))
+        Raises
+        ------
+        Timeout, Broken
+        """
+        before = self.status()
+        self._drains = True
+        self._feeder.stop()
+        if not join(self._thread, timeout_s):
+            raise Timeout(f"{self._plan.name} has not ended after {timeout_s:g} s")
+        if self._code:
+            raise Broken(f"{self._plan.name} could not save its tables: see its log")
         return before
 
-    async def restart(self, plan: ShardPlan, timeout_s: float) -> int:
-        """Begin to restart the process with a plan; return the incarnation that ends."""
-        before: int = self._supervisor.describe()["incarnation"]
-        self._supervisor.restart(plan, timeout_s)
-        return before
 
-    async def _thread(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(None, call)
+def _write_secret(path: Path, content: bytes) -> None:
+    """Write a file of this user, which no other user can read at any time."""
+    for folder in (path.parent.parent, path.parent):
+        if folder.name in ("keys", "clients"):
+            addresses.private_folder(folder)
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+    temporary.rename(path)

@@ -3,16 +3,74 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from async_loader.errors import Broken
 from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.curve_keys import load_client_keys
-from async_loader.lifecycle import Deadline
-from async_loader.scale.hosts import is_here
-from async_loader.scale.place import ShardPlace
-from async_loader.scale.shard_map import Shard
+from async_loader.lifecycle import EventFd
+from async_loader.scale.shards import Shard
+
+
+class Bells:
+    """Rung when a shard is lost, reached, added or removed. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bells: list[EventFd] = []
+
+    def add(self, bell: EventFd) -> None:
+        """Ring it from here on."""
+        with self._lock:
+            self._bells.append(bell)
+
+    def remove(self, bell: EventFd) -> None:
+        """Ring it no more: from here on it may be closed."""
+        with self._lock:
+            self._bells = [one for one in self._bells if one is not bell]
+
+    def ring(self) -> None:
+        """Ring all."""
+        with self._lock:
+            for bell in self._bells:
+                bell.ring()
+
+
+class ShardPlace:
+    """Where a shard is, as its connection's IO thread asks it: a `Whereabouts`.
+
+    Parameters
+    ----------
+    shard : Shard
+        Replaced when it has moved.
+    bells : Bells
+    look : callable
+        Called when the shard is lost: it may be somewhere else.
+    """
+
+    def __init__(self, shard: Shard, bells: Bells, look: Callable[[], None]) -> None:
+        self.shard, self._bells, self._look = shard, bells, look
+
+    def now(self) -> str:
+        """See `Whereabouts`."""
+        return self.shard.address
+
+    def reached(self, server: int) -> None:
+        """See `Whereabouts`."""
+        self._bells.ring()
+
+    def lost(self) -> None:
+        """See `Whereabouts`."""
+        self._look()
+        self._bells.ring()
+
+    def ended(self) -> None:
+        """See `Whereabouts`."""
+        self._bells.ring()
 
 
 class ShardConnection:
@@ -42,25 +100,26 @@ class ShardConnection:
     def __init__(
         self, place: ShardPlace, key: Path | None, name: str, identity: bytes, timeout_s: float
     ) -> None:
-        self.place, self.lost_bytes, self.removed = place, 0, False
+        self._place, self.lost_bytes, self.removed = place, 0, False
         keys = None if key is None else load_client_keys(key)
         self.connection = Connection(place, None, keys=keys, name=name, client=identity)
         self.client = Client(self.connection, timeout_s)
+        self._tables: dict[str, TableClient] = {}
 
     @property
     def shard(self) -> Shard:
-        """The shard as the newest map has it."""
-        return self.place.shard
+        """The shard as it was found last."""
+        return self._place.shard
 
     @property
     def name(self) -> str:
         """Of the shard."""
-        return self.place.shard.name
+        return self._place.shard.name
 
     @property
     def number(self) -> int:
         """Of the shard: the high bits of its ids."""
-        return self.place.shard.number
+        return self._place.shard.number
 
     @property
     def is_open(self) -> bool:
@@ -70,31 +129,17 @@ class ShardConnection:
     @property
     def answers(self) -> bool:
         """Whether there is a session, and the shard was heard a moment ago."""
-        return self.answers_s > 0.0
+        return self.connection.answers_s > 0.0
 
-    @property
-    def answers_s(self) -> float:
-        """Seconds after which it no longer `answers`, without another sign of life."""
-        return self.connection.answers_s
-
-    @property
-    def takes_writers(self) -> bool:
-        """Whether a new writer may be bound to it."""
-        return self.is_open and self.shard.state == "serving"
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it is on this machine."""
-        return is_here(self.shard.host)
-
-    def wait_open(self, deadline: Deadline) -> None:
-        """Wait for a session. Raises Timeout, Unsupported, ConfigError, Broken."""
-        self.connection.wait_open(deadline)
+    def table(self, name: str) -> TableClient:
+        """Return a table of this shard; the same for each call, which knows its schema."""
+        found = self._tables.get(name)
+        return self._tables.setdefault(name, self.client.table(name)) if found is None else found
 
     def follow(self, shard: Shard) -> None:
-        """Take what a newer map says of the shard."""
+        """Go where the shard is now."""
         moved = shard.address != self.shard.address
-        self.place.shard = shard
+        self._place.shard = shard
         if moved:
             self.connection.wake()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,19 +21,52 @@ from async_loader.errors import (
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.wire import TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
-from async_loader.scale.batch_maker import BatchMaker, Part
-from async_loader.scale.by_id import UpdatesById
+from async_loader.scale.batch_maker import BatchMaker
+from async_loader.scale.by_id import RowsById
 from async_loader.scale.connections import Connections
-from async_loader.scale.leases import BatchLease, Leases
-from async_loader.scale.losses import Losses
-from async_loader.scale.rules import Rule, whole_of
+from async_loader.scale.draws import AGE, WEIGHTED_AGE, Counts, Draws, chunks_of
 from async_loader.scale.shard_connection import ShardConnection
 from async_loader.scale.shard_rows import ShardRows
-from async_loader.scale.shares import Counts, chunks_of
-from async_loader.scale.source_options import SourceOptions
 from async_loader.source import END, Applied, Plan, Ready
 
 _PARTING_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceOptions:
+    """Settings of a `ClusterSource`.
+
+    Attributes
+    ----------
+    words : tuple of int
+        The seed.
+    learners : int
+        ``world_size``.
+    min_size : int
+        Items of all shards together that each batch waits for.
+    timeout_s : float | None
+        For a batch; ``None``: as long as the loader waits.
+    weighted, queue : bool
+        What is known of the sampler before a shard is asked for rows.
+    fresh : bool
+        Draw all rows of a batch when it is asked for.
+    """
+
+    words: tuple[int, ...]
+    learners: int = 1
+    min_size: int = 1
+    timeout_s: float | None = None
+    weighted: bool = False
+    queue: bool = False
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardLease:
+    """A lease of one shard's source."""
+
+    source: RemoteSource
+    lease: object
 
 
 class ClusterSource:
@@ -39,8 +74,8 @@ class ClusterSource:
 
     Each batch is what one table with the items of all shards would give: by a uniform sampler each
     shard gives in proportion to what it holds at that moment, by a prioritized one in proportion to
-    the sum of its masses, with weights over the whole. Of queues each gives what it has, as it
-    comes. The rows of a batch lie shard after shard.
+    the sum of its masses, with weights over the whole. The rows of a batch lie shard after shard.
+    Of queues each batch is of one shard, in turn.
 
     A shard that is lost is left out at once, with what it drew ahead, and comes back by itself. A
     shard that stops answering is left out after three heartbeats.
@@ -51,46 +86,42 @@ class ClusterSource:
     ----------
     connections : Connections
     open_source : callable
-        Makes a source of the table of one shard, given how many chunks it may draw ahead.
-    updates : UpdatesById
+        Makes a source of the table of one shard, given how many chunks it may draw ahead, and
+        whether it is a queue.
+    rows : RowsById
     options : SourceOptions
-    losses : Losses
     """
 
     def __init__(
         self,
         connections: Connections,
-        open_source: Callable[[ShardConnection, int], RemoteSource],
-        updates: UpdatesById,
+        open_source: Callable[[ShardConnection, int, bool], RemoteSource],
+        rows: RowsById,
         options: SourceOptions,
-        losses: Losses,
     ) -> None:
-        self._losses = losses
         self._connections, self._open_source = connections, open_source
-        self._updates, self._options = updates, options
+        self._rows, self._options = rows, options
         self._shards: dict[int, ShardRows] = {}
-        self._leases = Leases()
         self._lock = threading.RLock()
-        self._begin()
-        self._batch_size = self._planned = self._batches = 0
+        self._queue = options.queue
+        self._batch_size = self._batches = 0
         self._bell: EventFd | None = None
-        self._closed = self._begun = self._at_once = False
+        self._closed = self._at_once = False
         self._at: list[ShardRows] = []
+        self._begin()
 
     def _begin(self) -> None:
-        options = self._options
         self._batch_maker = BatchMaker()
-        self._rng = np.random.default_rng(options.words)
-        self._rule: Rule | None = None
+        self._rng = np.random.default_rng(self._options.words)
+        self._draws: Draws | None = None
         self._counts: Counts | None = None
         self._numbers: list[int] = []  # of the shards that they are of
-        self._takes_turns = False
+        self._begun = False
 
     # -- planning ----------------------------------------------------------------------------------
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
-        """See `Foresighted`."""
-        self._planned = batches
+        """See `Foresighted`: shards draw ahead by themselves."""
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
         """Return the next batch.
@@ -107,22 +138,16 @@ class ClusterSource:
         if found is not None:
             return found
         limit = Deadline(self._options.timeout_s)
-        # before: of a plan that this one has interrupted, in a signal handler
-        bell, before = EventFd(), self._bell
+        bell = EventFd()
         try:
-            while True:
-                if self._bell is not bell:
-                    self._listen(bell)
-                if (found := self.draw_now(batch_size)) is not None:
-                    break
+            self._listen(bell)
+            while (found := self.draw_now(batch_size)) is None:
                 if limit.expired:
                     raise Timeout(f"no batch after {self._options.timeout_s} s: {self._reason()}")
                 _wait(patience, bell, self._reason(), limit)
                 bell.clear()
         finally:
             self._listen(None)
-            if before is not None:
-                before.ring()  # that plan listens again
             bell.close()
         return found
 
@@ -131,8 +156,8 @@ class ClusterSource:
         with self._lock:
             self._check(batch_size)
             self._join()
-            if self._takes_turns and self._shards:
-                return self._in_turn(list(self._shards.values()), batch_size)
+            if self._queue and self._shards:
+                return self._in_turn(list(self._shards.values()))
             here = [one for one in self._shards.values() if one.here]
             if not here:
                 return self._at_end() if self._ended() else None
@@ -144,18 +169,19 @@ class ClusterSource:
             if self._at_once and not any(one.items or one.uses_up for one in known):
                 text = f"cannot draw {batch_size} items, the shards hold none that can be drawn"
                 raise NotEnoughData(f"{text}: add steps first, or give timeout_s", batch_size, 0)
-            rule = self._agreed(here)
-            if rule is None:
+            draws = self._agreed(here)
+            if draws is None:
                 return None
+            if draws.in_turn or any(one.source.leased for one in here):
+                self._queue = True
+                self._forget_shards(_PARTING_S)  # they are opened for whole batches
+                return self.draw_now(batch_size)
             self._begun = True
             pairs = [(one, said) for one, said in zip(here, totals, strict=True) if said]
-            if rule.in_turn or any(one.source.leased for one in here):
-                self._takes_turns = True
-                return self._in_turn(list(self._shards.values()), batch_size)
-            return self._by_totals(pairs, batch_size, rule)
+            return self._by_totals(pairs, batch_size, draws)
 
     def _by_totals(
-        self, here: list[tuple[ShardRows, TotalsReply]], batch_size: int, rule: Rule
+        self, here: list[tuple[ShardRows, TotalsReply]], batch_size: int, draws: Draws
     ) -> Plan | None:
         """Draw from each shard in proportion to its total."""
         totals = [said for _, said in here]
@@ -165,13 +191,14 @@ class ClusterSource:
         uses_up = any(one.uses_up for one in totals)
         numbers = [one.shard.number for one, _ in here]
         if self._counts is None or numbers != self._numbers or self._stuck(here):
-            self._counts, self._numbers = rule.counts(self._rng, batch_size, totals), numbers
+            self._counts, self._numbers = draws.counts(self._rng, batch_size, totals), numbers
         if self._counts is None:
             self._at = [one for one, _ in here]
             return None
         missing = []
         for (one, _), count in zip(here, self._counts.tolist(), strict=True):
-            one.most_age, one.shuffled = None if uses_up else rule.most_age, rule.shuffled
+            one.most_age = math.inf if uses_up else draws.most_age
+            one.shuffled = draws.shuffled
             if not one.fill(count, self._batches):
                 missing.append(one)
         self._at = missing
@@ -185,8 +212,8 @@ class ClusterSource:
         self._counts = None
         arrays = self._batch_maker.batch(parts, batch_size)
         weight = self._batch_maker.weight_of(arrays)
-        if rule.importance is not None and weight is not None:
-            rule.importance.weigh(weight, whole_of(totals))
+        if weight is not None:
+            draws.weigh(weight, totals)
         self._batches += 1
         return Ready(self._batch_maker.nested(arrays), lent=True)
 
@@ -198,44 +225,22 @@ class ClusterSource:
             for (one, said), count in zip(here, self._counts.tolist(), strict=True)
         )
 
-    def _in_turn(self, there: list[ShardRows], batch_size: int) -> Plan | None:
-        """Take what the shards have, as it comes, beginning with another one each time.
+    def _in_turn(self, there: list[ShardRows]) -> Plan | None:
+        """Take the batch of one shard, beginning with another one each time.
 
         Also what lost shards had given: it is nowhere else.
         """
-        first = self._batches % len(there)
-        turn = [*there[first:], *there[:first]]
         self._at = there
-        self._leases.put_back()
-        for one in turn:
+        first = self._batches % len(there)
+        for one in (*there[first:], *there[:first]):
             _ = one.here  # one that was started anew is opened again
-            one.fill(0, self._batches)
-        held = sum(one.held for one in turn)
-        for one in turn:
-            wanted = batch_size
-            if self._options.fresh:  # nothing is drawn ahead, and rows of the others are used first
-                wanted = one.held + max(0, batch_size - held)
-            held -= one.held
-            one.fill(wanted, self._batches)
-            held += one.held
-        rest: int = batch_size
-        if held < batch_size:
-            if not self._ended():
-                return None
-            rest = held
-        if not rest:
-            return self._at_end()
-        rows = rest
-        parts: list[tuple[ShardRows, Part]] = []
-        while rest:
-            for one in turn:
-                if count := min(rest, one.held, max(1, one.chunk)):
-                    parts += [(one, part) for part in one.take(count)]
-                    rest -= count
-        self._batches += 1
-        arrays = self._batch_maker.batch([part for _, part in parts], rows)
-        lease = self._leases.of(parts)
-        return Ready(self._batch_maker.nested(arrays), lent=True, lease=lease)
+            plan = one.draw()
+            if isinstance(plan, Ready):
+                self._batches += 1
+                batch = self._batch_maker.nested(one.arrays_of(plan))
+                lease = None if plan.lease is None else ShardLease(one.source, plan.lease)
+                return Ready(batch, lent=True, lease=lease)
+        return self._at_end() if self._ended() else None
 
     def _ended(self) -> bool:
         """Whether nothing more comes. A shard that was not reached yet may have rows."""
@@ -248,8 +253,7 @@ class ClusterSource:
         return None if self._options.fresh else END
 
     def _check(self, batch_size: int) -> None:
-        if self._closed:
-            raise Closed("this source of a cluster is closed")
+        self._check_open()
         if self._batch_size == batch_size:
             return
         if self._batch_size:
@@ -269,42 +273,42 @@ class ClusterSource:
                 self._shards[one.number] = self._opened(one, len(there))
 
     def _opened(self, shard: ShardConnection, shards: int) -> ShardRows:
-        options = self._options
-        chunk, ahead = chunks_of(self._batch_size, shards, options.most_age)
-        if options.fresh or options.queue:
+        options, queue = self._options, self._queue
+        most_age = WEIGHTED_AGE if options.weighted else AGE
+        chunk, ahead = chunks_of(self._batch_size, shards, most_age)
+        if queue:
+            chunk = self._batch_size
+        elif options.fresh:
             chunk = max(1, self._batch_size // shards)
-        order = np.random.default_rng([*options.words, shard.number])
         rows = ShardRows(
             shard,
-            lambda: self._open_source(shard, ahead),
-            order,
+            lambda: self._open_source(shard, ahead, queue),
+            chunk,
+            np.random.default_rng([*options.words, shard.number]),
             self._batch_maker,
-            lambda items: self._losses.note(shard.name, shard.connection.servers, items),
         )
-        rows.chunk = chunk
         if self._bell is not None:
             rows.listen(self._bell)
         return rows
 
-    def _agreed(self, here: list[ShardRows]) -> Rule | None:
+    def _agreed(self, here: list[ShardRows]) -> Draws | None:
         """Return how batches are drawn; ``None`` while no shard has said what its sampler is."""
         for one in here:
             if one.opened():
                 said = one.sampler()
-                if self._rule is None:
-                    self._rule = Rule(said, self._options.learners)
-                self._rule.agree(said, one.shard.name)
-        return self._rule
+                if self._draws is None:
+                    self._draws = Draws(said, self._options.learners)
+                self._draws.agree(said, one.shard.name)
+        return self._draws
 
     def _listen(self, bell: EventFd | None) -> None:
         """Have a bell rung when anything changes that a plan may wait for; ``None``: no more."""
         with self._lock:
             before, self._bell = self._bell, bell
-            self._leases.listen(bell)
             if before is not None:
-                self._connections.unlisten(before)
+                self._connections.bells.remove(before)
             if bell is not None:
-                self._connections.listen(bell)
+                self._connections.bells.add(bell)
             for one in self._shards.values():
                 one.listen(bell)
 
@@ -343,21 +347,17 @@ class ClusterSource:
 
     def hand_out(self, lease: object) -> bool:
         """See `Leasing.hand_out`."""
-        assert isinstance(lease, BatchLease)
-        return self._leases.hand_out(lease)
+        assert isinstance(lease, ShardLease)
+        return lease.source.hand_out(lease.lease)
 
     def settle(self, lease: object) -> None:
         """See `Leasing.settle`."""
-        assert isinstance(lease, BatchLease)
-        self._leases.settle(lease)
+        assert isinstance(lease, ShardLease)
+        lease.source.settle(lease.lease)
 
     def release(self, timeout_s: float) -> None:
-        """See `Leasing.release`. Rows that are not leased are kept for the next loader."""
+        """See `Leasing.release`. The next plan may be of any batch size."""
         with self._lock:
-            for one in self._shards.values():
-                if one.source.leased:
-                    one.drop()
-                    one.source.release(timeout_s)
             self._batch_size = 0
             self._forget_shards(timeout_s)
 
@@ -371,7 +371,6 @@ class ClusterSource:
             except AsyncLoaderError:
                 continue  # the shard is lost, and with it the reader
         self._begin()
-        self._begun = False
 
     # -- by index ----------------------------------------------------------------------------------
 
@@ -385,12 +384,12 @@ class ClusterSource:
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
         self._check_open()
-        return self._updates.update_priorities(index, priority, None)
+        return self._rows.update_priorities(index, priority, None)
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set new values of some fields, by id: see `ClusterTable.update`."""
         self._check_open()
-        return self._updates.update(index, fields, None)
+        return self._rows.update(index, fields, None)
 
     # -- the end -----------------------------------------------------------------------------------
 

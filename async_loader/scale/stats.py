@@ -18,19 +18,14 @@ class LostRows:
     ----------
     shard : str
     incarnation : int
-        Of the process that was lost: see `Shard`; where the directory does not count it, how often
-        this client has seen the shard start anew before.
+        Of the process that was lost: how often this client had seen the shard start anew.
     rows : int
         Acknowledged to this client's writers, and not restored by the process in its place.
-    items : int
-        Of all clients' writers, about: what the shard was last known to hold, without what the
-        process in its place held when it was first asked. 0 if this client has not asked.
     """
 
     shard: str
     incarnation: int
     rows: int
-    items: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +51,7 @@ class ClusterTableStats(TableStats):
         lines = [TableStats.__str__(self)]
         lines += [f"{name} does not answer" for name in self.silent]
         lines += [
-            f"{max(one.rows, one.items):,} rows were lost with {one.shard}, incarnation "
-            f"{one.incarnation}"
+            f"{one.rows:,} rows were lost with {one.shard}, incarnation {one.incarnation}"
             for one in self.lost
         ]
         return "\n".join(lines)
@@ -68,18 +62,16 @@ class ShardStatus(TypedDict):
 
     Attributes
     ----------
-    number, incarnation : int
-    address, host, state : str
+    number : int
+    address, host : str
     connected : bool
     status : FeederStatus | None
         ``None``: it did not answer.
     """
 
     number: int
-    incarnation: int
     address: str
     host: str
-    state: str
     connected: bool
     status: FeederStatus | None
 
@@ -89,12 +81,9 @@ class ClusterStatus(TypedDict):
 
     Attributes
     ----------
-    version : int
-        Of the shard map.
     shards : dict of str to ShardStatus
     """
 
-    version: int
     shards: dict[str, ShardStatus]
 
 

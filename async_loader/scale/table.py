@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,17 +12,15 @@ import numpy as np
 
 from async_loader import batch_format as formats
 from async_loader import tree
-from async_loader.errors import CannotSend, Closed, ConfigError, Timeout
+from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.reader_state import Transport
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.source import RemoteSource
-from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.client.table_calls import stats_of
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.plain_values import limiter_from
 from async_loader.feeder.wire import AboutReply, schema_of
-from async_loader.held_locks import held_lock, unheld
 from async_loader.lifecycle import Deadline, Patience, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import ids_of, positive, whole_seed
@@ -28,16 +28,14 @@ from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.views import View
-from async_loader.scale.by_id import UpdatesById
+from async_loader.scale.by_id import RowsById
 from async_loader.scale.connections import Connections
-from async_loader.scale.losses import Losses
+from async_loader.scale.fan_out import ask_all
 from async_loader.scale.placement import Placement
 from async_loader.scale.shard_connection import ShardConnection
 from async_loader.scale.shard_rows import TOTALS_S
-from async_loader.scale.source import ClusterSource
-from async_loader.scale.source_options import SourceOptions
-from async_loader.scale.stats import ClusterTableStats, summed
-from async_loader.scale.table_abouts import abouts_of
+from async_loader.scale.source import ClusterSource, SourceOptions
+from async_loader.scale.stats import ClusterTableStats, LostRows, summed
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.sources.mixture_rows import add_source
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
 
 _SAMPLERS = 8
 """Sources of `sample` that are kept open, each for one batch size and view."""
+_Kind = tuple[int, View | None]
 
 
 @explain_wrong_attributes
@@ -72,14 +71,12 @@ class ClusterTable:
 
     def __init__(self, connections: Connections, name: str, timeout_s: float) -> None:
         self._connections, self.name, self._timeout_s = connections, name, timeout_s
-        self._updates = UpdatesById(connections, name, timeout_s)
-        self._losses = Losses(connections, name)
+        self._rows = RowsById(connections, name, timeout_s)
         self._placement = Placement(connections, name)
-        self._lock = held_lock()
-        self._idle: list[tuple[int, View | None, ClusterSource]] = []  # of `sample`
-        self._sampling: set[ClusterSource] = set()  # the others of it
+        self._lock = threading.Lock()
+        self._idle: dict[_Kind, ClusterSource] = {}  # of `sample`
+        self._sources: weakref.WeakSet[ClusterSource] = weakref.WeakSet()
         self._closed = False
-        self._sources: list[ClusterSource] = []
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -118,11 +115,13 @@ class ClusterTable:
         Raises Timeout, Closed, Broken, Unsupported: if no shard answers.
         """
         found = {name: stats_of(said) for name, said in self._all().items()}
-        for one in self._connections.all:
-            if one.name in found:
-                self._losses.note(one.name, one.connection.servers, found[one.name].size)
         silent = [one.name for one in self._connections.all if one.name not in found]
-        return summed(found, silent, self._losses.lost())
+        lost = [
+            LostRows(shard=one.name, incarnation=server, rows=rows)
+            for one in self._connections.everything()
+            for server, rows in sorted(one.client.lost(self.name).items())
+        ]
+        return summed(found, silent, lost)
 
     def __repr__(self) -> str:
         return f"<ClusterTable {self.name!r} of {len(self._connections.all)} shards>"
@@ -153,7 +152,7 @@ class ClusterTable:
         ConfigError, Timeout, Closed, Broken
         """
         shard = self._placement.choose(Deadline(self._timeout_s))
-        return self._table(shard).writer(
+        return shard.table(self.name).writer(
             stream,
             schema=schema,
             batch_rows=batch_rows,
@@ -176,7 +175,7 @@ class ClusterTable:
         See `ReplayBuffer.vector_writer`.
         """
         shard = self._placement.choose(Deadline(self._timeout_s))
-        return self._table(shard).vector_writer(
+        return shard.table(self.name).vector_writer(
             envs, autoreset=autoreset, streams=streams, schema=schema
         )
 
@@ -205,40 +204,22 @@ class ClusterTable:
         """
         wanted = formats.checked(batch_format, device)
         size, limit = batch_size_of(batch_size), seconds_or_none("timeout_s", timeout_s)
-        source = self._sampler(size, view)
+        kind: _Kind = (size, view)
+        with self._lock:
+            found = self._idle.pop(kind, None)  # no other call uses it
+        source = found or self._source(view=view, prefetch=0, fresh=True)
         try:
             batch = self._sampled(source, size, limit)
         finally:
-            self._keep(source, size, view)
+            with self._lock:
+                other = self._idle.pop(kind, None)
+                self._idle[kind] = source
+                if other is None and len(self._idle) > _SAMPLERS:
+                    other = self._idle.pop(next(iter(self._idle)))
+            if other is not None:
+                other.close()
         made: Batch = formats.convert(batch, wanted, device)
         return made
-
-    def _sampler(self, size: int, view: View | None) -> ClusterSource:
-        """Return a source that no other call of `sample` uses until `_keep` has it."""
-        with unheld(self._lock):
-            self._check_open()
-            found = next((one for one in self._idle if one[:2] == (size, view)), None)
-            if found is not None:
-                self._sampling.add(found[2])  # first: a call that is interrupted here loses none
-                self._idle.remove(found)
-                return found[2]
-        source = self._source(view=view, prefetch=0, fresh=True)
-        with unheld(self._lock):
-            self._check_open()
-            self._sampling.add(source)
-        return source
-
-    def _keep(self, source: ClusterSource, size: int, view: View | None) -> None:
-        """Keep a source for later calls of `sample`, and close the one that waits longest."""
-        oldest = None
-        with unheld(self._lock):
-            self._sampling.discard(source)
-            if not source.closed:
-                self._idle.append((size, view, source))
-            if len(self._idle) > _SAMPLERS:
-                oldest = self._idle.pop(0)[2]
-        if oldest is not None:
-            oldest.close()
 
     def _sampled(self, source: ClusterSource, size: int, limit: float | None) -> Batch:
         source.begin_afresh(at_once=limit is None)
@@ -289,16 +270,11 @@ class ClusterTable:
         ------
         ConfigError, Unsupported, Timeout
         """
-        source = self._source(
+        return self._source(
             view=view, sampler=sampler, min_size=min_size, seed=seed, rank=rank,
             world_size=world_size, max_lag=max_lag, prefetch=prefetch, transport=transport,
             timeout_s=timeout_s,
         )  # fmt: skip
-        with unheld(self._lock):
-            self._check_open()
-            self._sources = [one for one in self._sources if not one.closed]
-            self._sources.append(source)
-        return source
 
     def _source(
         self,
@@ -325,23 +301,29 @@ class ClusterTable:
             words=(entropy, rank, world_size),
             learners=world_size,
             min_size=positive("min_size", min_size),
-            prefetch=prefetch if not prefetch else positive("prefetch", prefetch),
             timeout_s=seconds_or_none("timeout_s", timeout_s),
             weighted=said.startswith("Prioritized("),
             queue=said.startswith("Fifo("),
             fresh=fresh,
         )
 
-        def open_source(shard: ShardConnection, ahead: int) -> RemoteSource:
+        if prefetch:
+            positive("prefetch", prefetch)
+
+        def open_source(shard: ShardConnection, ahead: int, queue: bool) -> RemoteSource:
             own = None if seed is None else _seed_of(seed, shard.number)
-            made = self._table(shard)._opened_source(
+            made = shard.table(self.name)._opened_source(
                 view, sampler, 1, own, rank, world_size, max_lag, prefetch, transport, None,
-                masses=True,
+                masses=not queue,
             )  # fmt: skip
             made.watch_totals(TOTALS_S, ahead)
             return made
 
-        return ClusterSource(self._connections, open_source, self._updates, options, self._losses)
+        source = ClusterSource(self._connections, open_source, self._rows, options)
+        with self._lock:
+            self._check_open()
+            self._sources.add(source)
+        return source
 
     def _about(self) -> AboutReply:
         """Return what the first shard says of its table."""
@@ -355,23 +337,19 @@ class ClusterTable:
 
         ``index`` of the batch says which ones there are.
         """
-        ids, parts = ids_of(index), []
-        for places, number, batch in self._updates.get(
-            ids, lambda table, own, deadline: table._get(own, view, deadline)
-        ):
+        parts = self._rows.get(index, view)
+        for _, number, batch in parts:
             names = ("index", "step_index") if "is_first" in batch else ("index",)
             for name in names:
                 if name in batch:
                     add_source(batch[name], number)
-            parts.append((places, batch))
         if not parts:
-            shard = next((one for one in self._connections.all if one.is_open), None)
-            if shard is None:
-                raise Timeout("no shard of the cluster can be reached: the call may be made again")
-            return self._table(shard).get(ids[:0], view=view)
-        order = np.argsort(np.concatenate([places for places, _ in parts]), kind="stable")
-        structure = tree.structure_of(parts[0][1])
-        columns = zip(*(tree.leaves(batch, structure) for _, batch in parts), strict=True)
+            for one in self._connections.reached:
+                return one.table(self.name).get(ids_of(index)[:0], view=view)
+            raise self._connections.nothing("get")
+        order = np.argsort(np.concatenate([one.places for one in parts]), kind="stable")
+        structure = tree.structure_of(parts[0].batch)
+        columns = zip(*(tree.leaves(one.batch, structure) for one in parts), strict=True)
         merged = [np.concatenate(one)[order] for one in columns]
         made: Batch = tree.rebuild_batch(structure, merged)
         return made
@@ -386,7 +364,7 @@ class ClusterTable:
         ------
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
-        return self._updates.update_priorities(index, priority, timeout_s)
+        return self._rows.update_priorities(index, priority, timeout_s)
 
     def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
         """Set new values of some fields, by id, each in its own shard.
@@ -395,7 +373,7 @@ class ClusterTable:
         ------
         SchemaError, ConfigError, Unsupported, Timeout, Closed, Broken
         """
-        return self._updates.update(index, fields, timeout_s)
+        return self._rows.update(index, fields, timeout_s)
 
     @explain_wrong_names
     def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
@@ -405,7 +383,7 @@ class ClusterTable:
         ------
         ConfigError, Timeout, Closed, Broken, Unsupported
         """
-        return self._updates.delete(index, timeout_s)
+        return self._rows.delete(index, timeout_s)
 
     # -- the whole table ---------------------------------------------------------------------------
 
@@ -415,7 +393,7 @@ class ClusterTable:
         Raises Timeout, Closed, Broken, Unsupported: if one of them could not be asked.
         """
         for one in self._connections.all:
-            self._table(one).clear(timeout_s=timeout_s)
+            one.table(self.name).clear(timeout_s=timeout_s)
 
     def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> SaveReport:
         """Save the table of each shard in a folder of its own, ``path/SHARD``.
@@ -425,7 +403,7 @@ class ClusterTable:
         """
         root = path_of("path", path)
         reports = [
-            self._table(one).save(os.path.join(root, one.name), timeout_s=timeout_s)
+            one.table(self.name).save(os.path.join(root, one.name), timeout_s=timeout_s)
             for one in self._connections.all
         ]
         return SaveReport(
@@ -447,14 +425,15 @@ class ClusterTable:
         """Replace the steps of each shard by those of its save, in ``path/SHARD``."""
         root = path_of("path", path)
         for one in self._connections.all:
-            self._table(one).load(os.path.join(root, one.name), number=number, timeout_s=timeout_s)
+            one.table(self.name).load(
+                os.path.join(root, one.name), number=number, timeout_s=timeout_s
+            )
 
     def close(self) -> None:
         """Close the sources of this table. Calls of `sample` that wait raise Closed."""
-        with unheld(self._lock):
+        with self._lock:
             self._closed = True
-            sources = [*self._sources, *self._sampling, *(one for _, _, one in self._idle)]
-            self._sources, self._idle = [], []
+            sources = list(self._sources)
         for one in sources:
             one.close()
 
@@ -462,17 +441,21 @@ class ClusterTable:
         if self._closed:
             raise Closed("this table of a cluster is closed")
 
-    def _table(self, shard: ShardConnection) -> TableClient:
-        return shard.client.table(self.name)
-
     def _all(self) -> dict[str, AboutReply]:
         """Ask all shards that can be reached; raise what the last one raised if none answers."""
-        found, failed = abouts_of(self._connections.all, self.name, Deadline(self._timeout_s))
-        if not found:
-            names = ", ".join(one.name for one in self._connections.all)
-            nothing = Timeout(f"none of {names} can be reached: the call may be made again")
-            raise next(reversed(failed.values()), nothing)
-        return found
+        answers = ask_all(
+            self._connections,
+            self._connections.reached,
+            lambda one, limit: one.table(self.name)._calls.about(limit),
+            Deadline(self._timeout_s),
+        )
+        for error in answers.failed.values():
+            if not answers.found or isinstance(error, (ConfigError, Unsupported)):
+                raise error
+        if not answers.found:
+            raise self._connections.nothing(f"table {self.name!r}")
+        order = [one.name for one in self._connections.all if one.name in answers.found]
+        return {name: answers.found[name] for name in order}
 
 
 def _seed_of(seed: int, number: int) -> int:

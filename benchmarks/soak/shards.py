@@ -1,7 +1,7 @@
 """Kills of a cluster's processes on a real Ray, under load. Times the learner's longest pause.
 
-Plays the test of ``tests/scale/test_ray_cluster.py`` that is marked soak: a shard's feeder, the
-directory, all processes of a node, and a shard's actor are killed in turn.
+Plays the test of ``tests/scale/test_ray_cluster.py`` that is marked soak: a shard and all
+processes of a node are killed in turn.
 """
 
 import json

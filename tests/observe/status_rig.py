@@ -50,13 +50,11 @@ def feeder_status(**changes):
     return {"sessions_open": len(found["sessions"]), **found}
 
 
-def shard_status(number, status, state="serving"):
+def shard_status(number, status):
     return {
         "number": number,
-        "incarnation": 0,
         "address": f"tcp://node{number}:5555",
         "host": f"node{number}",
-        "state": state,
         "connected": status is not None,
         "status": status,
     }

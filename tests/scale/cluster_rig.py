@@ -9,14 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from async_loader import ReplayBuffer
-from async_loader.errors import Closed
 from async_loader.feeder.server import Server
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.kernel_warmup import warm
 from async_loader.scale.client import ClusterClient
-from async_loader.scale.shard_map import Shard, ShardMap
+from async_loader.scale.shards import Shard
 from async_loader.schema import Schema
 
 SCHEMA = Schema.of({"x": np.int64, "shard": np.int64})
@@ -56,59 +55,41 @@ class ThreadShard:
 
 
 class HandMade:
-    """A directory that the test changes."""
+    """Finds shards that the test moves; ``client`` looks for them after each change."""
 
-    keys = None
+    fixed = False
 
     def __init__(self, addresses, host="elsewhere"):
-        shards = tuple(
-            Shard(
-                name=f"shard-{i}",
-                number=i,
-                address=address,
-                host=host,
-                incarnation=0,
-                state="serving",
-            )
+        self.shards = [
+            Shard(name=f"shard-{i}", number=i, address=address, host=host)
             for i, address in enumerate(addresses)
-        )
-        self._map = ShardMap(version=0, shards=shards)
-        self._changed, self._closed = threading.Condition(), False
-        self.reports = []
+        ]
+        self.removed, self.client = set(), None
 
-    def shard_map(self, newer_than=-1, timeout_s=0.0):
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or self._map.version > newer_than, timeout_s
-            )
-            if self._closed:
-                raise Closed("this directory is closed")
-            return self._map
+    def find(self):
+        return list(self.shards), set(self.removed)
 
     def change(self, number, **fields):
-        """Replace what the map says of a shard; ``None`` removes it."""
-        with self._changed:
-            shards = tuple(
-                replace(one, **fields) if one.number == number else one
-                for one in self._map.shards
-                if fields or one.number != number
-            )
-            self._map = ShardMap(version=self._map.version + 1, shards=shards)
-            self._changed.notify_all()
+        """Replace what is known of a shard; without fields it is removed."""
+        if not fields:
+            self.removed.add(number)
+        self.shards = [
+            replace(one, **fields) if one.number == number else one
+            for one in self.shards
+            if fields or one.number != number
+        ]
+        self._look()
 
     def add(self, shard):
-        with self._changed:
-            shards = (*self._map.shards, shard)
-            self._map = ShardMap(version=self._map.version + 1, shards=shards)
-            self._changed.notify_all()
+        self.shards.append(shard)
+        self._look()
 
-    def report_lost(self, name, incarnation):
-        self.reports.append((name, incarnation))
+    def _look(self):
+        if self.client is not None:
+            self.client._connections.look()
 
     def close(self):
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        """Nothing is open."""
 
 
 def filled(number, rows, capacity=4096, first=0, priorities=None, **settings):
@@ -134,6 +115,7 @@ def cluster_of(folder, tables, **settings):
         stack.callback(lambda: [one.close() for one in shards])
         directory = HandMade([one.address for one in shards])
         client = stack.enter_context(ClusterClient(directory, timeout_s=PATIENCE_S))
+        directory.client = client
         yield shards, directory, client
 
 

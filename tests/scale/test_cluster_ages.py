@@ -48,10 +48,8 @@ def rows_of(source):
     shard = SimpleNamespace(
         number=0, name="shard-0", answers=True, connection=SimpleNamespace(servers=0)
     )
-    rows = ShardRows(
-        shard, lambda: source, np.random.default_rng(0), BatchMaker(), lambda items: None
-    )
-    rows.chunk, rows.most_age = CHUNK, MOST_AGE
+    rows = ShardRows(shard, lambda: source, CHUNK, np.random.default_rng(0), BatchMaker())
+    rows.most_age = MOST_AGE
     return rows
 
 
@@ -61,7 +59,7 @@ def took(rows, source, count):
     return [
         int(asked)
         for part in rows.take(count)
-        for asked in part.chunk.arrays[1][part.start : part.start + part.rows]
+        for asked in part.arrays[1][part.start : part.start + part.rows]
     ]
 
 
@@ -83,7 +81,7 @@ def test_rows_are_as_old_as_promised_and_none_that_is_younger_is_dropped(ahead, 
         found = took(rows, source, count)
         assert all(source.now - asked <= MOST_AGE for asked in found)
         used |= {*found}
-        there = {part.chunk.asked for part in rows._parts}
+        there = {part.asked for part in rows._parts}
         for asked in source.gave:
             assert asked in used | there or source.now - asked > MOST_AGE
             used.add(asked)

@@ -71,12 +71,11 @@ def test_keys_do_not_show_in_what_is_printed_of_a_plan(tmp_path):
     network = {"listen": "loopback", "keys": str(tmp_path / "keys")}
     settings = ClusterSettings.from_plain({"feeder": FEEDER, "network": network})
     plan = Operator(settings).plan(3)
-    assert plan.secrets is not None
-    assert set(plan.secrets.files) == {
+    assert set(plan.secrets) == {
         "server.secret", "operator.secret", "clients/actor.key", "clients/learner.key",
         "clients/operator.key",
     }  # fmt: skip
-    secret = json.loads(plan.secrets.files["server.secret"])["secret"]
+    secret = json.loads(plan.secrets["server.secret"])["secret"]
     assert secret not in repr(plan)
     assert Operator(settings).plan(3) == plan  # made once
     assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700

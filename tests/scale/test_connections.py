@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 
 import pytest
 from cluster_rig import PATIENCE_S, HandMade, ThreadShard, filled, until
@@ -12,8 +11,7 @@ from cluster_rig import PATIENCE_S, HandMade, ThreadShard, filled, until
 from async_loader.errors import ConfigError, Timeout
 from async_loader.feeder.curve_keys import make_keys
 from async_loader.scale.client import ClusterClient
-from async_loader.scale.connections import Connections
-from async_loader.scale.shard_map import Shard
+from async_loader.scale.shards import Shard
 
 
 @contextlib.contextmanager
@@ -31,25 +29,22 @@ def test_a_shard_without_a_key_is_left_out_until_it_has_one_and_the_others_are_f
     keys.mkdir()
     with shard_in(tmp_path / "a") as first, shard_in(tmp_path / "b") as moved:
         directory = HandMade([first.address])
-        with contextlib.closing(Closing(Connections(directory, "", PATIENCE_S))) as one:
-            there = one.connections
-            directory.keys = keys
+        with ClusterClient(directory, timeout_s=PATIENCE_S) as client:
+            there, directory.client = client._connections, client
+            there._keys = keys
             directory.add(named("late", 1, f"ipc://{tmp_path}/none"))
-            until(lambda: there.version == 1)
-            assert [shard.name for shard in there.all] == ["shard-0"]
-            directory.change(0, address=moved.address, incarnation=1)
-            until(lambda: there.find(0).shard.address == moved.address)
+            assert client.shards == ("shard-0",)
+            directory.change(0, address=moved.address)
+            assert there.find(0).shard.address == moved.address
             make_keys(tmp_path / "made", ["late"])
             (tmp_path / "made" / "late.secret").rename(keys / "late.secret")
             until(lambda: there.find(1) is not None)
-            assert there.complete
+            assert not there._left_out
 
 
 def test_a_key_that_is_missing_at_the_beginning_is_an_error(tmp_path):
-    directory = HandMade([f"ipc://{tmp_path}/a"])
-    directory.keys = tmp_path
     with pytest.raises(ConfigError, match=r"no shard-0\.secret"):
-        Connections(directory, "", PATIENCE_S)
+        ClusterClient(HandMade([f"ipc://{tmp_path}/a"]), keys=tmp_path, timeout_s=PATIENCE_S)
 
 
 def test_shards_that_come_while_a_client_connects_are_waited_for(tmp_path):
@@ -67,10 +62,7 @@ def test_shards_that_come_while_a_client_connects_are_waited_for(tmp_path):
 def test_a_shard_that_is_started_again_while_a_client_connects_is_waited_for(tmp_path):
     with shard_in(tmp_path) as shard:
         directory = Asked([f"ipc://{tmp_path}/none"])
-        directory.change(0, state="lost")
-        directory.then(
-            lambda: directory.change(0, state="serving", address=shard.address, incarnation=1)
-        )
+        directory.then(lambda: directory.change(0, address=shard.address))
         with ClusterClient(directory, timeout_s=PATIENCE_S) as client:
             assert len(client.table("t")) == 1
 
@@ -84,26 +76,19 @@ def test_a_shard_that_is_not_there_delays_no_client_of_the_others(tmp_path):
 
 
 class Asked(HandMade):
-    """Changes when a newer map is waited for."""
+    """Changes when it is asked for the second time."""
+
+    asked = 0
 
     def then(self, change):
         self._then = change
 
-    def shard_map(self, newer_than=-1, timeout_s=0.0):
-        if newer_than >= 0 and (change := self.__dict__.pop("_then", None)) is not None:
+    def find(self):
+        self.asked += 1
+        if self.asked > 1 and (change := self.__dict__.pop("_then", None)) is not None:
             change()
-        return super().shard_map(newer_than, min(timeout_s, threading.TIMEOUT_MAX))
-
-
-class Closing:
-    def __init__(self, connections):
-        self.connections = connections
-
-    def close(self):
-        self.connections.close(PATIENCE_S)
+        return super().find()
 
 
 def named(name, number, address):
-    return Shard(
-        name=name, number=number, address=address, host="elsewhere", incarnation=0, state="serving"
-    )
+    return Shard(name=name, number=number, address=address, host="elsewhere")

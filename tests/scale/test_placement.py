@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 from async_loader.lifecycle import Deadline
+from async_loader.scale import placement as module
 from async_loader.scale.placement import Placement
+from async_loader.scale.shard_connection import Bells
 
 
 class Shards:
     """Two shards that say what the test wants."""
 
     def __init__(self, *writers):
-        self.writers, self.now = list(writers), 0.0
-        self.all = [self._shard(number) for number in range(len(writers))]
+        self.writers, self.draining = list(writers), set()
+        self.bells = Bells()
+        self.reached = [self._shard(number) for number in range(len(writers))]
+        self.pool = SimpleNamespace(submit=self._submitted)
+
+    def _submitted(self, call, one):
+        done = Future()
+        done.set_result(call(one))
+        return done
 
     def _shard(self, number):
         def status(timeout_s):
-            return {"tables": {"t": {"writers": self.writers[number], "size": 9 - number}}}
+            table = {"writers": self.writers[number], "size": 9 - number}
+            return {"draining": number in self.draining, "tables": {"t": table}}
 
-        return SimpleNamespace(
-            name=number, takes_writers=True, is_here=True, client=SimpleNamespace(status=status)
+        connection = SimpleNamespace(
+            check_fork=lambda: None, answers_s=9.0, news=SimpleNamespace(ring=lambda: None)
         )
-
-    def listen(self, bell):
-        pass
-
-    def unlisten(self, bell):
-        pass
+        return SimpleNamespace(
+            name=number, shard=SimpleNamespace(is_here=True), connection=connection,
+            client=SimpleNamespace(status=status),
+        )  # fmt: skip
 
 
-def test_writers_that_have_ended_count_no_more():
+def test_writers_that_have_ended_count_no_more(monkeypatch):
+    monkeypatch.setattr(module, "_OPENS_S", 0.0)  # each opens and closes before the next one
+    placement = Placement(Shards(0, 3), "t")
+    assert [placement.choose(Deadline(1.0)).name for _ in range(9)] == [0] * 9
+
+
+def test_a_shard_that_drains_takes_no_writer():
     shards = Shards(0, 3)
-    placement = Placement(shards, "t")
-    placement._clock = lambda: shards.now
-    for _ in range(3):
-        shards.now += 10.0  # each opens and closes before the next one
-        for _ in range(3):
-            assert placement.choose(Deadline(1.0)).name == 0
+    shards.draining = {0}
+    assert Placement(shards, "t").choose(Deadline(1.0)).name == 1
 
 
 def test_writers_that_their_shards_do_not_know_yet_count():
@@ -45,13 +56,3 @@ def test_writers_that_their_shards_do_not_know_yet_count():
     placement = Placement(shards, "t")
     chosen = [placement.choose(Deadline(1.0)).name for _ in range(7)]
     assert sorted(chosen) == [0] * 4 + [1] * 3
-
-
-def test_writers_of_the_only_shard_count_as_it_says_when_another_one_comes():
-    shards = Shards(0, 3)
-    (first, second), shards.all = shards.all, shards.all[:1]
-    placement = Placement(shards, "t")
-    for _ in range(9):  # short ones
-        placement.choose(Deadline(1.0))
-    shards.all = [first, second]
-    assert placement.choose(Deadline(1.0)).name == 0

@@ -28,10 +28,8 @@ from async_loader.errors import Broken, ConfigError, Timeout  # noqa: E402
 from async_loader.lifecycle import Deadline, Patience  # noqa: E402
 from async_loader.scale import Cluster, ray_library  # noqa: E402
 from async_loader.scale.cluster_settings import ClusterSettings  # noqa: E402
-from async_loader.scale.directory_actor import DIRECTORY, DirectoryActor  # noqa: E402
 from async_loader.scale.operations import Operator  # noqa: E402
-from async_loader.scale.ray_directory import RayDirectory  # noqa: E402
-from async_loader.scale.shard_actor import ShardActor, actor_name  # noqa: E402
+from async_loader.scale.ray_shards import RayShards  # noqa: E402
 
 PATIENCE_S = 120.0
 TRIES = 4
@@ -264,11 +262,14 @@ def test_shards_are_on_nodes_of_their_own_and_serve(machine):
     shards = wait_serving(machine)
     assert [one["name"] for one in shards] == ["shard-0", "shard-1"]
     assert len({one["node"] for one in shards}) == 2
-    directory = RayDirectory(cluster=NAME)
-    found = directory.shard_map()
-    directory.close()
-    assert [(one.number, one.state) for one in found.shards] == [(0, "serving"), (1, "serving")]
-    assert [one.address for one in found.shards] == [one["address"] for one in shards]
+    found = numbers_found()
+    assert [*found] == [0, 1]
+    assert [*found.values()] == [one["address"] for one in shards]
+
+
+def numbers_found() -> dict[int, str]:
+    with contextlib.closing(RayShards(cluster=NAME)) as shards:
+        return {one.number: one.address for one in shards.find()[0]}
 
 
 def test_no_secret_is_in_status_answers_or_logs(machine):
@@ -279,15 +280,10 @@ def test_no_secret_is_in_status_answers_or_logs(machine):
     assert len(secrets) == 2 * 4  # two shards: the server's, and three roles
     status = CliRunner().invoke(app, ["cluster", "status", "--json", "--config", config(machine)])
     assert status.exit_code == 0, status.output
-    directory = ray_library.find(actor_name(NAME, DIRECTORY))
-    said = ray_library.call(directory, "describe", timeout_s=PATIENCE_S)
-    texts = [status.output.encode(), json.dumps(said).encode()]
-    logs = [
-        *(machine.folder / "c").rglob("log*"),
-        *Path(machine.ray.head_node.get_logs_dir_path()).rglob("*"),
-    ]
+    texts = [status.output.encode()]
+    logs = [*Path(machine.ray.head_node.get_logs_dir_path()).rglob("*")]
     texts += [path.read_bytes() for path in logs if path.is_file()]
-    assert len(texts) > 6
+    assert len(texts) > 3
     assert not [one for one in secrets if any(one in text for text in texts)]
     for path in (machine.folder / "c").rglob("*.secret"):
         assert path.stat().st_mode & 0o077 == 0
@@ -299,29 +295,9 @@ def config(machine: Machine, shards: int = 2) -> str:
     return str(path)
 
 
-def test_a_directory_that_is_closed_ends_calls_that_wait(machine):
-    from async_loader.errors import Closed
-
-    directory = RayDirectory(cluster=NAME)
-    version = directory.shard_map().version
-    ended: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            directory.shard_map(newer_than=version, timeout_s=PATIENCE_S)
-        except Closed as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    directory.close()
-    thread.join(PATIENCE_S)
-    assert ended
-
-
 def test_a_cluster_that_is_not_there_is_named_with_those_that_are(machine):
     with pytest.raises(ConfigError, match="no cluster 'other' in this Ray \\(there are: test\\)"):
-        RayDirectory(cluster="other")
+        RayShards(cluster="other")
 
 
 def test_no_call_of_ray_is_on_the_path_of_data(machine, monkeypatch):
@@ -345,7 +321,6 @@ def test_no_call_of_ray_is_on_the_path_of_data(machine, monkeypatch):
         monkeypatch.undo()
     load.client.close()
     assert not [name for name in calls if name.endswith("!")], calls
-    assert calls.total() <= 1  # the long poll for a newer map, once a minute
 
 
 # -- kills under load ------------------------------------------------------------------------------
@@ -356,11 +331,6 @@ def kill_feeder(machine: Machine) -> None:
     os.kill(victim["pid"], signal.SIGKILL)
 
 
-def kill_directory(machine: Machine) -> None:
-    (pid,) = processes(f"ray::{DirectoryActor.__name__}")
-    os.kill(pid, signal.SIGKILL)
-
-
 def kill_node(machine: Machine) -> None:
     found = [(one, machine.node_of(one)) for one in reversed(wait_serving(machine))]
     # Ray does not let the node of this process end.
@@ -368,10 +338,6 @@ def kill_node(machine: Machine) -> None:
     os.kill(victim["pid"], signal.SIGKILL)
     machine.ray.remove_node(node, allow_graceful=False)
     machine.add_node()
-
-
-def kill_actor(machine: Machine) -> None:
-    os.kill(processes(f"ray::{ShardActor.__name__}")[0], signal.SIGKILL)
 
 
 def check_round(machine: Machine, kill: Any) -> float:
@@ -394,7 +360,7 @@ def check_round(machine: Machine, kill: Any) -> float:
     return load.longest_s
 
 
-@pytest.mark.parametrize("kill", [kill_feeder, kill_directory, kill_node])
+@pytest.mark.parametrize("kill", [kill_feeder, kill_node])
 def test_after_a_kill_rows_are_there_once_or_counted_as_lost(machine, kill):
     print(f"the learner's longest pause: {check_round(machine, kill):.2f} s")
 
@@ -402,7 +368,7 @@ def test_after_a_kill_rows_are_there_once_or_counted_as_lost(machine, kill):
 @pytest.mark.soak
 @pytest.mark.timeout(8000)
 def test_kills_over_and_over(machine):
-    kills = [kill_feeder, kill_directory, kill_node, kill_actor]
+    kills = [kill_feeder, kill_node]
     rounds = int(os.environ.get("ASYNC_LOADER_SOAK_ROUNDS", "200"))
     report, pauses = os.environ.get("ASYNC_LOADER_SOAK_REPORT"), []
     for i in range(rounds):
@@ -436,16 +402,14 @@ def test_shards_are_added_and_removed_while_learners_go_on(machine):
     clear(machine)
     with Load(machine) as load:
         machine.operator(3).up()
-        with contextlib.closing(RayDirectory(cluster=NAME)) as directory:
-            assert [one.number for one in directory.shard_map().shards] == [0, 1, 2]
+        assert [*numbers_found()] == [0, 1, 2]
         load.wait_for_batches(5)
         done = CliRunner().invoke(
             app, ["cluster", "drain", "shard-2", "--json", "--config", config(machine)]
         )
         assert done.exit_code == 0, done.output
         load.wait_for_batches(5)
-        with contextlib.closing(RayDirectory(cluster=NAME)) as directory:
-            assert [one.number for one in directory.shard_map().shards] == [0, 1]
+        assert [*numbers_found()] == [0, 1]
     load.client.close()
     said = json.loads(done.output.splitlines()[-1])
     assert said["shard"] == "shard-2"

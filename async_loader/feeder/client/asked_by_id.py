@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.priority_updates import ServerReplaced
 from async_loader.feeder.wire import Applied as WireApplied
 from async_loader.lifecycle import Deadline
 from async_loader.source import Applied
+
+
+class ServerReplaced(AsyncLoaderError):
+    """The rows were those of an earlier server."""
 
 
 class AskedById:

@@ -13,7 +13,7 @@ from async_loader.feeder.client.errors import error_as, error_of
 from async_loader.feeder.client.notifier import Notifier
 from async_loader.feeder.wire import Control, Data, Error, ErrorCode, Message, Plane, Type
 
-_ANSWERS = (Type.APPLIED, Type.SAMPLED, Type.GOT)
+_ANSWERS = (Type.APPLIED, Type.GOT)
 """Answers on the pull plane; all other messages there are for a reader."""
 
 
@@ -25,8 +25,6 @@ class Call:
     ----------
     ready : callable | None
         Returns whether the request may be sent now; raises what ends it.
-    make : callable | None
-        Makes the body for each sending.
     where : str | None
         Names the table in errors, which are then those of the same call in this process.
     sequence : int
@@ -38,7 +36,6 @@ class Call:
     number: int = 0
     data: Any = None
     ready: Callable[[], bool] | None = None
-    make: Callable[[], Control | Data] | None = None
     where: str | None = None
     sequence: int = 0
     reply: Message | None = None
@@ -122,7 +119,7 @@ class Calls:
         if message.number not in (0, call.number):  # for another reader
             return False
         if isinstance(body, Error):
-            return body.code != ErrorCode.TIMEOUT or call.body.TYPE is Type.SAMPLE
+            return body.code != ErrorCode.TIMEOUT
         return message.type in _ANSWERS
 
     def answer(self, message: Message, address: str, reopen: Callable[[int], bool]) -> None:
@@ -137,7 +134,7 @@ class Calls:
             if call.where is None:
                 call.error = error_of(body, address)
             else:
-                call.error = error_as(body, call.where, getattr(call.body, "batch_size", 0))
+                call.error = error_as(body, call.where)
         else:
             call.reply = message
         self.forget([call])

@@ -7,7 +7,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 from multiprocessing import util
 from types import TracebackType
@@ -32,13 +32,14 @@ from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
 from async_loader.feeder.client.publish_turns import PublishTurns
+from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.reader_state import OVER
 from async_loader.feeder.client.row_queue import WriterOptions
-from async_loader.feeder.client.sample_channel import SampleChannel, SampleChannels
+from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.table import TableClient
-from async_loader.feeder.client.traffic import Read, Traffic
+from async_loader.feeder.client.traffic import Traffic
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_channel import WriterChannel
@@ -78,7 +79,7 @@ class Client:
         self._traffic = Traffic()
         self._has_read = self._traffic.add
         # by table: `client.table(name).sample(n)` at each step opens no further reader
-        self._sample_channels: dict[str, SampleChannels] = {}
+        self._sample_readers: defaultdict[str, SampleReaders] = defaultdict(SampleReaders)
         self._end = weakref.finalize(
             self, connection.stop, 2.0
         )  # also at exit; the IO thread does not know the client
@@ -115,11 +116,8 @@ class Client:
         """Return a table; the feeder is asked for it at its first use."""
         self._connection.check()
         with self._lock:
-            channels = self._sample_channels.get(name)
-            if channels is None:
-                channels = SampleChannels(self._connection, name, self._has_read)
-                self._sample_channels[name] = channels
-        return TableClient(self, self._connection, name, self._timeout_s, channels)
+            readers = self._sample_readers[name]
+        return TableClient(self, self._connection, name, self._timeout_s, readers)
 
     @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> FeederStatus:
@@ -336,21 +334,14 @@ class Client:
             raise first
 
     def _end_reads(self, deadline: Deadline) -> None:
-        """Wait until the feeder knows which leased batches were used.
-
-        By calls of `sample`, and through sources that were garbage-collected.
-        """
-        reads = self._traffic.open_reads()
-        leased = [one for one in reads if one.leased]
-        for one in reads:
-            if isinstance(one, SampleChannel):
-                one.closed = True
-        self._connection.wake()
-        for one in leased:
+        """Wait until the feeder knows which batches of sources that are no more were used."""
+        for one in self._traffic.open_reads():
+            if not one.deliveries.opening.leased:
+                continue
             with contextlib.suppress(Timeout):
                 one.news.until(functools.partial(self._is_over, one), deadline, str)
 
-    def _is_over(self, read: Read) -> bool:
+    def _is_over(self, read: ReaderChannel) -> bool:
         """Whether there is nothing to wait for: a lost feeder delivers leased batches again."""
         return read.phase in OVER or not self._connection.is_open
 

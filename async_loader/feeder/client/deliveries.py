@@ -61,6 +61,7 @@ class ReceivedBatch:
     body: SocketBatch | FilledSlot
     lease: Lease | None
     server: int
+    begun: bool = False
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ class Inbox:
     """
 
     waiting: deque[ReceivedBatch] = field(default_factory=deque)
-    complaint: AsyncLoaderError | None = None
+    complaint: AsyncLoaderError | OSError | None = None
     batches: int = 0
     redelivered: int = 0
 
@@ -157,15 +158,30 @@ class Deliveries:
         )
 
     def next(self) -> ReceivedBatch | None:
-        """Pop a received batch and grant one credit.
+        """Return the next received batch; `taken` has to follow.
+
+        A batch whose call failed or was interrupted in between is not delivered: it goes back with
+        the reader, if it is leased.
+        """
+        waiting = self.inbox.waiting
+        while waiting and waiting[0].begun:
+            self.taken(waiting[0])
+        if not waiting:
+            return None
+        waiting[0].begun = True
+        return waiting[0]
+
+    def taken(self, received: ReceivedBatch) -> None:
+        """Pop a batch whose arrays the learner has, and grant one credit.
 
         Also for batches from before a reopening, which `opened` has deducted.
         """
-        if not self.inbox.waiting:
-            return None
-        if self.credit.ahead:
-            self.credit.granted += 1
-        return self.inbox.waiting.popleft()
+        waiting, body = self.inbox.waiting, received.body
+        if isinstance(body, FilledSlot):
+            body.slots.done(body)
+        if waiting and waiting[0] is received:
+            self.credit.granted += self.credit.ahead > 0
+            waiting.popleft()
 
     def listen(self, bell: EventFd | None) -> None:
         """A thread begins to wait, or waits no more: an earlier complaint is not for it."""

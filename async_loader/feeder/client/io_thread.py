@@ -210,8 +210,7 @@ class IoThread:
         if followed is not None:
             self._sockets.follow(followed[0])
         over = self._sockets.wait(None if due == math.inf else max(0.0, due - self.clock()))
-        if self._sockets.rang:
-            self._waker.clear()
+        self._waker.clear(self._sockets.rang)
         cut, ended = self._sockets.cut(), self._sockets.ended  # before the last messages are read
         for plane in self._sockets.ready():
             for _ in range(_AT_ONCE):
@@ -288,8 +287,7 @@ class IoThread:
                 if call.ready is not None and not call.ready():
                     continue
                 unsent.pop(call.sequence, None)
-                body = call.body if call.make is None else call.make()
-                self.send(call.plane, body, call.number, call.sequence, call.data)
+                self.send(call.plane, call.body, call.number, call.sequence, call.data)
             except AsyncLoaderError as error:  # a peer would refuse it, or its reader failed
                 self._calls.fail(call, error)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol, TypeVar
 
+from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.source import RemoteSource
-from async_loader.feeder.client.traffic import Read
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.schema import SchemaLike
 
@@ -31,7 +31,7 @@ class Client(Protocol):
     ) -> W:
         """Return a new writer, which the client closes at its end."""
 
-    def _has_read(self, channel: Read, /) -> None:
+    def _has_read(self, channel: ReaderChannel, /) -> None:
         """Count what a reader does."""
 
     def _keep(self, one: RemoteWriter | RemoteSource) -> None:

@@ -19,10 +19,17 @@ import threading
 import msgspec
 import numpy as np
 
-from async_loader.errors import Broken, Malformed, OutOfMemory, Timeout, Unsupported
+from async_loader.errors import (
+    AsyncLoaderError,
+    Broken,
+    Malformed,
+    OutOfMemory,
+    Timeout,
+    Unsupported,
+)
 from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request, check_opener
 from async_loader.feeder.client.deliveries import Deliveries
-from async_loader.feeder.client.errors import error_of
+from async_loader.feeder.client.errors import error_as, error_of
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.notifier import Notifier
 from async_loader.feeder.client.offered_memory import FAILURES, OfferedMemory, endpoint_of
@@ -57,6 +64,7 @@ from async_loader.lifecycle import StateTable
 
 REMIND_S = 5.0
 """After this long a PULL without a batch is sent again. Credit is absolute, so that is harmless."""
+_ENDS_A_CALL = (ErrorCode.TIMEOUT, ErrorCode.NOT_ENOUGH, ErrorCode.LIMIT)
 _log = logging.getLogger(__name__)
 
 
@@ -74,6 +82,8 @@ class ReaderChannel:
     deliveries : Deliveries
         Batches and credit.
     memory : OfferedMemory
+    wait_s : float | None
+        Of a reader for calls: how long the present one may wait.
 
     Raises
     ------
@@ -92,6 +102,7 @@ class ReaderChannel:
         self._phases = StateTable(ReaderPhase.WANTED, MOVES)
         self._request = Request()
         self._known = self._parted = False
+        self.wait_s: float | None = None
 
     # -- under the lock, any thread ----------------------------------------------------------------
 
@@ -100,29 +111,10 @@ class ReaderChannel:
         """Where the reader is."""
         return self._phases.state
 
-    @property
-    def leased(self) -> bool:
-        """Whether batches have to be returned, as far as is known."""
-        return self.deliveries.opening.leased
-
-    @property
-    def batches(self) -> int:
-        """Batches received so far."""
-        return self.deliveries.inbox.batches
-
-    @property
-    def redelivered(self) -> int:
-        """Received batches with rows that a learner may have had before."""
-        return self.deliveries.inbox.redelivered
-
     def ask(self) -> None:
         """With prefetch=0, grant one credit when a consumer starts to wait."""
-        credit = self.deliveries.credit
-        if (
-            not credit.ahead
-            and self._phases.state is ReaderPhase.READY
-            and credit.granted == credit.received
-        ):
+        credit, ready = self.deliveries.credit, self._phases.state is ReaderPhase.READY
+        if ready and not credit.ahead and credit.granted == credit.received:
             credit.granted += 1
 
     def close(self, used: bool) -> None:
@@ -164,17 +156,12 @@ class ReaderChannel:
             self.news.ring()  # a client that closes waits for no feeder that is lost
             return None
         with self.lock:
-            before, slots = self.phase, self.memory.slots
+            before, slots, leased = self.phase, self.memory.slots, self.deliveries.opening.leased
             if before is ReaderPhase.CLOSING:
                 self.memory.forget()
             elif before is ReaderPhase.OFFERING:
                 self._offer(port)
-            elif (
-                slots is not None
-                and slots.worn
-                and not self.deliveries.opening.leased
-                and before is ReaderPhase.READY
-            ):
+            elif before is ReaderPhase.READY and slots is not None and slots.worn and not leased:
                 self._phases.to(ReaderPhase.WANTED)  # with new memory
             self._ask(now, port)
             ready = self._phases.state is ReaderPhase.READY
@@ -197,7 +184,7 @@ class ReaderChannel:
         with self.lock:
             self.memory.forget()
             failed = self._phases.state is ReaderPhase.FAILED and self._known and port.is_open
-            if failed and self.leased and not self._parted:
+            if failed and self.deliveries.opening.leased and not self._parted:
                 return
             port.forget(self)
             if failed:
@@ -213,7 +200,7 @@ class ReaderChannel:
         if deliveries.due or (credit.remind_at is not None and now >= credit.remind_at):
             given = np.array([] if slots is None else slots.give(), np.uint32)
             credit.told, credit.remind_at = credit.granted, now + REMIND_S
-            pull = Pull(credit.granted, credit.received, given)
+            pull = Pull(credit.granted, credit.received, given, self.wait_s or 0.0)
             port.send(Plane.PULL, pull, self.number, port.sequence())
 
     def _ask_totals(self, now: float, port: IoThread) -> float | None:
@@ -251,13 +238,14 @@ class ReaderChannel:
     # -- shared memory: the IO thread, under the lock ----------------------------------------------
 
     def _opener(self, port: IoThread) -> OpenReader:
+        wanted = msgspec.structs.replace(self.wanted, wait_s=self.wait_s)
         if self.options.transport == "tcp" or self.deliveries.opening.barred is not None:
-            return self.wanted
+            return wanted
         if endpoint_of(port) is None:
             text = "the feeder takes no shared memory: it listens at ipc:// only for that"
             self._bar(port, text, logging.DEBUG)
-            return self.wanted
-        return msgspec.structs.replace(self.wanted, transport="shm")
+            return wanted
+        return msgspec.structs.replace(wanted, transport="shm")
 
     def _bar(self, port: IoThread, reason: str, level: int = logging.WARNING) -> None:
         """Use tcp in this session, for a reason; fail if the user wants shared memory only."""
@@ -310,9 +298,12 @@ class ReaderChannel:
                     self._opened(body)
             elif isinstance(body, End):
                 ready, credit = self._phases.state is ReaderPhase.READY, self.deliveries.credit
-                credit.ended_after = body.count if ready else credit.received
+                if self.wait_s is None:
+                    credit.ended_after = body.count if ready else credit.received
+                elif ready and self._phases.to(ReaderPhase.WANTED):  # a call waits for a server
+                    self._request.again_at = now + LATER_S
             elif isinstance(body, Error):
-                self._refused(body, now)
+                self._refused(message, body, now)
             elif isinstance(body, Done) and self._phases.state is ReaderPhase.CLOSING:
                 self._phases.to(ReaderPhase.CLOSED)
                 self._request.done()
@@ -365,9 +356,11 @@ class ReaderChannel:
         if credit.received != before:
             credit.remind_at = now + REMIND_S if credit.granted > credit.received else None
 
-    def _refused(self, error: Error, now: float) -> None:
+    def _refused(self, message: Message, error: Error, now: float) -> None:
         where, request = f"table {self.wanted.table!r}", self._request
         opening = self._phases.state is ReaderPhase.OPENING
+        if self.wait_s is not None and self._refused_call(message, error, where):
+            return
         if error.code == ErrorCode.UNKNOWN_READER:
             in_use = self._phases.state in (ReaderPhase.OFFERING, ReaderPhase.READY)
             if in_use and self._phases.to(ReaderPhase.WANTED):
@@ -385,3 +378,23 @@ class ReaderChannel:
             self.deliveries.complain(error_of(error, where))
         else:
             self._fail(lambda: error_of(error, where))
+
+    def _refused_call(self, message: Message, error: Error, where: str) -> bool:
+        """Take an ERROR that ends a call; return whether it does."""
+        credit, rows = self.deliveries.credit, self.wanted.batch_size
+
+        def failure() -> AsyncLoaderError:
+            found = error_as(error, where, rows)
+            return found if isinstance(found, AsyncLoaderError) else error_of(error, where)
+
+        if self._phases.state is ReaderPhase.READY and error.code != ErrorCode.UNKNOWN_READER:
+            if message.sequence == credit.received < credit.granted:
+                credit.received += 1  # in place of a batch
+                credit.remind_at = None
+                self.deliveries.inbox.complaint = failure()
+            return True
+        again = error.retryable and error.code not in _ENDS_A_CALL
+        if self._phases.state is not ReaderPhase.OPENING or again:
+            return False
+        self._fail(failure)
+        return True

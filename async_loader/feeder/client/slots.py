@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from dataclasses import dataclass
 
 from async_loader.batch_layout import BatchLayout
@@ -29,7 +28,8 @@ SPARE = 4
 class ReaderSlots:
     """Memory for the batches of one opening of a reader.
 
-    Thread rule: `give`, `take` and `close` belong to the IO thread, `arrays` to the learner's.
+    Thread rule: `give`, `take` and `close` belong to the IO thread, `arrays` to the learner's;
+    `free`, `take`, `give` and `done` are called under the reader's lock.
 
     Parameters
     ----------
@@ -58,11 +58,10 @@ class ReaderSlots:
         self._ring = SlotRing(count, self.layout.nbytes, spare)
         self._ring.segment.seal()
         self._theirs: dict[int, Lease] = {}
-        self._roots: list[Lease] = []
-        self._back: deque[int] = deque()
+        self._roots: dict[int, Lease] = {}
+        self._filled: set[int] = set()
         if self.copies:  # leased for good: every batch is copied out at once
-            self._roots = [root for _, root in (self._leased() for _ in range(count))]
-            self._back.extend(range(count))
+            self._roots = dict(self._leased() for _ in range(count))
             self._copier = Copier(self.layout)
         _all.add(self)
 
@@ -82,7 +81,9 @@ class ReaderSlots:
     @property
     def free(self) -> int:
         """Slots that can be given to the feeder."""
-        return len(self._back) if self.copies else self._ring.free
+        if not self.copies:
+            return self._ring.free
+        return len(self._roots) - len(self._theirs) - len(self._filled)
 
     @property
     def theirs(self) -> int:
@@ -101,10 +102,8 @@ class ReaderSlots:
         """Return the free slots; they are the feeder's from here on."""
         given = []
         if self.copies:
-            for _ in range(len(self._back)):
-                slot = self._back.popleft()
-                self._theirs[slot] = self._roots[slot]
-                given.append(slot)
+            given = [one for one in self._roots if not (one in self._theirs or one in self._filled)]
+            self._theirs.update((slot, self._roots[slot]) for slot in given)
         else:
             while (leased := self._ring.lease()) is not None:
                 self._theirs[leased[0]] = leased[1]
@@ -120,16 +119,15 @@ class ReaderSlots:
         root = self._theirs.pop(place.slot, None)
         if root is None:
             raise Malformed(f"a batch came in slot {place.slot}, which the feeder was not given")
+        if self.copies:
+            self._filled.add(place.slot)
         return FilledSlot(self, place.slot, place.rows, root)
 
     def arrays(self, filled: FilledSlot) -> Arrays:
-        """Return a slot's batch, once: views while slots can be lent, else copies. Cost: 6 us."""
+        """Return a slot's batch: views while slots can be lent, else copies. Cost: 6 us."""
         root, rows = filled.root, filled.rows
-        assert root is not None
-        filled.root = None
         if self.copies:
             arrays = self._copier.arrays(root)
-            self._back.append(filled.slot)
         elif self._may_lend(filled.slot):
             arrays = self.layout.views(root)
             if rows == self._rows:
@@ -137,6 +135,10 @@ class ReaderSlots:
         else:
             arrays = self.layout.views(root[: self.layout.nbytes].copy())
         return arrays if rows == self._rows else [array[:rows] for array in arrays]
+
+    def done(self, filled: FilledSlot) -> None:
+        """Note that a slot's batch was read."""
+        self._filled.discard(filled.slot)
 
     def _may_lend(self, slot: int) -> bool:
         """Return whether a slot can be lent.
@@ -164,8 +166,7 @@ class FilledSlot:
     ----------
     slots : ReaderSlots
     slot, rows : int
-    root : Lease | None
-        ``None`` once it is unpacked.
+    root : Lease
     buffer : BatchBuffer | None
         The slot, if a full batch was lent in it: what a loader copies to a device.
     """
@@ -173,11 +174,11 @@ class FilledSlot:
     slots: ReaderSlots
     slot: int
     rows: int
-    root: Lease | None
+    root: Lease
     buffer: BatchBuffer | None = None
 
     def arrays(self) -> Arrays:
-        """Return the arrays, once."""
+        """Return the arrays."""
         return self.slots.arrays(self)
 
 

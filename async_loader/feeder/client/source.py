@@ -19,7 +19,6 @@ from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.deliveries import Lease, ReceivedBatch
 from async_loader.feeder.client.goal_batches import structure_of
-from async_loader.feeder.client.priority_updates import update
 from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.reader_state import (
     AHEAD_LEAST,
@@ -88,8 +87,10 @@ class RemoteSource:
         self._structure: BatchStructure | None = None
         self._closed = False
         self._totals_every_s: float | None = None
+        self._wait_s: float | None = None  # of the present call, see `call`
         self._on_open: Callable[[ReaderChannel], None] = lambda channel: None
         self._update: Callable[..., Applied] | None = None  # the table's
+        self._prioritize: Callable[..., Applied] | None = None
         # See `Finishing`.
         self.finishes: Callable[[Any], Any] | None = None
 
@@ -151,19 +152,11 @@ class RemoteSource:
 
     def _attempt(self, channel: ReaderChannel) -> Plan | None:
         """Return the next batch or the end, or raise the next error; ``None``: none of them yet."""
-        deliveries = channel.deliveries
+        deliveries, ready = channel.deliveries, None
         with channel.lock:
-            received = deliveries.next()
-            over = received is None and deliveries.ended
-            if received is None and not over:
-                if self._closed:
-                    raise Closed("this source is closed")
-                if (complaint := deliveries.inbox.complaint) is not None:
-                    deliveries.inbox.complaint = None
-                    raise complaint
-                if channel.failure is not None:
-                    raise channel.failure()
-                channel.ask()
+            received = self._next(channel)
+        if isinstance(received, ReceivedBatch):
+            ready = self._ready(channel, received)
         if deliveries.due or deliveries.owes:
             now = time.monotonic()
             hurries = now - self._asked_at < IN_A_HURRY_S
@@ -172,12 +165,69 @@ class RemoteSource:
             else:
                 self._connection.wake()
             self._asked_at = now
-        if over:
-            self._over = True
-            if deliveries.owes:
-                self._connection.wake()
+        if ready is not None or received is None:
+            return ready
+        self._over = True
+        if deliveries.owes:
+            self._connection.wake()
+        return END
+
+    def _next(self, channel: ReaderChannel) -> Any:
+        """As `_attempt`, under the channel's lock."""
+        deliveries = channel.deliveries
+        if (received := deliveries.next()) is not None:
+            return received
+        if deliveries.ended:
             return END
-        return None if received is None else self._ready(channel, received)
+        if self._closed:
+            raise Closed("this source is closed")
+        if (complaint := deliveries.inbox.complaint) is not None:
+            deliveries.inbox.complaint = None
+            raise complaint
+        if channel.failure is not None:
+            raise channel.failure()
+        channel.ask()
+        return None
+
+    # -- calls of `TableClient.sample` -------------------------------------------------------------
+
+    def call(self, batch_size: int, wait_s: float, deadline: Deadline) -> Ready:
+        """Draw a batch now. ``wait_s``: see `OpenReader`. Raises as `TableClient.sample`."""
+        self._wait_s = wait_s
+        channel = self._reader_channel(batch_size)
+        received: Any = None
+
+        def attempt() -> bool:
+            nonlocal received
+            received = self._next(channel)
+            if received is None and channel.deliveries.due:
+                self._connection.wake()
+            return received is not None
+
+        with channel.lock:
+            channel.wait_s = wait_s
+        while True:
+            channel.news.until(attempt, deadline, lambda: self._connection.no_answer("PULL"))
+            ready = self._ready(channel, received)
+            if ready.lease is None or self.hand_out(ready.lease):
+                return ready
+
+    @property
+    def in_step(self) -> bool:
+        """Whether no batch is on its way, waits here, or has to be returned."""
+        channel = self._channel
+        if channel is None or channel.phase is not ReaderPhase.READY or self._closed:
+            return False
+        deliveries = channel.deliveries
+        known = deliveries.credit.granted == deliveries.credit.received
+        return known and not deliveries.leases and not deliveries.inbox.waiting
+
+    def drop(self) -> None:
+        """Close without waiting: what was not settled goes back."""
+        self._closed = True
+        if self._channel is not None:
+            self._close_channel(self._channel, used=False)
+            self._connection.wake()
 
     # -- for a source of several feeders -----------------------------------------------------------
 
@@ -269,7 +319,7 @@ class RemoteSource:
         assert isinstance(lease, Lease)
         deliveries = lease.deliveries
         deliveries.settle(lease)
-        if deliveries.bell is not None or self._over:
+        if deliveries.bell is not None or self._over or self._wait_s is not None:
             self._connection.wake()
 
     def release(self, timeout_s: float) -> None:
@@ -331,12 +381,22 @@ class RemoteSource:
         """
         if self._closed:
             raise Closed("this source is closed")
-        if self._channel is None:
+        channel = self._channel
+        if channel is None:
             text = "there is nothing to give new priorities to"
             raise ConfigError(f"update_priorities before the first batch: {text}")
-        eta, deadline = self._channel.deliveries.opening.eta, Deadline(self._timeout_s)
+        eta, deadline = channel.deliveries.opening.eta, Deadline(self._timeout_s)
         values: Any = priority if eta is None else per_item(priority, np.size(index), eta)
-        return update(self._connection, self._channel, index, values, deadline)
+        self._connection.check()
+        channel.news.until(  # the reader's own sampler has to be there
+            lambda: channel.phase not in (ReaderPhase.WANTED, ReaderPhase.OPENING),
+            deadline,
+            lambda: self._connection.no_answer("OPEN_READER"),
+        )
+        if channel.failure is not None:
+            raise channel.failure()
+        assert self._prioritize is not None
+        return self._prioritize(index, values, deadline)
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set new values of some fields, by id: see `TableClient.update`."""
@@ -410,6 +470,7 @@ class RemoteSource:
 
         def made(number: int) -> ReaderChannel:
             channel = ReaderChannel(number, wanted, options)
+            channel.wait_s = self._wait_s
             channel.deliveries.totals.every_s = self._totals_every_s
             channel.deliveries.totals.wanted = self._totals_every_s is not None
             return channel
@@ -430,6 +491,8 @@ class RemoteSource:
         if opening.leased:
             self._connection.old_rows.look(channel.wanted.table, schema, columns)
         batch = structure.batch(columns, received.server)
+        with channel.lock:
+            channel.deliveries.taken(received)
         if self._goals is None and type(body) is FilledSlot and (buffer := body.buffer) is not None:
             layout = body.slots.layout
             return ReadySlot(batch, lent=True, lease=lease, buffer=buffer, layout=layout)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from async_loader import batch_format as formats
 from async_loader.errors import CannotSend, ConfigError
+from async_loader.feeder.client.answer_deadline import AnswerDeadline
 from async_loader.feeder.client.arguments import (
     batch_size_of,
     goals_of,
@@ -21,7 +22,7 @@ from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import Client
 from async_loader.feeder.client.reader_state import Transport
 from async_loader.feeder.client.row_queue import WriterOptions
-from async_loader.feeder.client.sample_channel import SampleChannels
+from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.table_calls import TableCalls, stats_of
 from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
@@ -57,7 +58,7 @@ class TableClient:
     connection : Connection
     name : str
     timeout_s : float
-    channels : SampleChannels
+    readers : SampleReaders
         Of the client and this table.
 
     Attributes
@@ -67,11 +68,11 @@ class TableClient:
 
     def __init__(
         self, client: Client, connection: Connection, name: str, timeout_s: float,
-        channels: SampleChannels,
+        readers: SampleReaders,
     ) -> None:  # fmt: skip
         self._client, self._connection, self.name = client, connection, name
         self._timeout_s, self._calls = timeout_s, TableCalls(connection, name, timeout_s)
-        self._channels = channels
+        self._readers = readers
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -198,7 +199,7 @@ class TableClient:
         batch_format: BatchFormat = "numpy",
         device: str | torch.device | None = None,
     ) -> Batch:
-        """Draw ``batch_size`` items with the table's sampler, now: one message and its answer.
+        """Draw ``batch_size`` items with the table's sampler, now.
 
         Parameters
         ----------
@@ -221,16 +222,33 @@ class TableClient:
         ------
         NotEnoughData, ConfigError, Timeout, Closed, Broken, Unsupported
         """
-        wanted = checked_format(batch_format, device, view)
-        batch_size = batch_size_of(batch_size)
+        wanted, size = checked_format(batch_format, device, view), batch_size_of(batch_size)
         limit = seconds_or_none("timeout_s", timeout_s)
-        own_s: float | None = self._timeout_s if limit is None else limit
-        own_s = None if own_s is None or own_s > LONGEST_S else own_s
-        channel = self._channels.get(batch_size, view_of(view))
-        waits, goals = limit is not None, goals_of(view)
-        batch = channel.sample(self._connection, own_s, self._timeout_s, waits, goals)
-        made: Batch = formats.convert(ragged(batch, view), wanted, device)
+        own_s = self._timeout_s if limit is None else limit
+        wait_s = min(own_s, LONGEST_S)
+        deadline = AnswerDeadline(
+            self._connection, None if own_s > LONGEST_S else own_s, self._timeout_s
+        )
+        kind = size, view_of(view)
+        source = self._readers.take(kind, lambda: self._source_of_calls(view))
+        usable = False
+        try:
+            ready = source.call(size, -wait_s if limit is None else wait_s, deadline)
+            made: Batch = formats.convert(ragged(dict(ready.batch), view), wanted, device)
+            if ready.lease is not None:
+                source.settle(ready.lease)
+            usable = True
+        except Exception:
+            usable = source.in_step
+            raise
+        finally:
+            self._readers.give_back(kind, source, usable)
         return made
+
+    def _source_of_calls(self, view: View | None) -> RemoteSource:
+        source = self._opened_source(view, None, 1, None, 0, 1, None, 0, "auto", None)
+        source._owner = source._update = source._prioritize = None  # it is kept by the client
+        return source
 
     @explain_wrong_names
     def source(
@@ -312,6 +330,7 @@ class TableClient:
             goals_of(view),
         )  # fmt: skip
         source._on_open, source._update = self._client._has_read, self.update
+        source._prioritize = self._prioritize
         source.finishes = Ragged.of(view)
         self._client._keep(source)
         return source
@@ -345,7 +364,9 @@ class TableClient:
         ------
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
-        deadline = self._calls.deadline(timeout_s)
+        return self._prioritize(index, priority, self._calls.deadline(timeout_s))
+
+    def _prioritize(self, index: Any, priority: Any, deadline: Deadline) -> Applied:
         return self._ask_priorities(index, priority, deadline).answer(deadline)
 
     def _ask_priorities(self, index: Any, priority: Any, deadline: Deadline) -> AskedById:

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError
-from async_loader.feeder.client.asked_by_id import AskedById
+from async_loader.feeder.client.asked_by_id import AskedById, ServerReplaced
 from async_loader.feeder.client.batch_structure import local_ids, remote_ids
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.goal_batches import structure_of
-from async_loader.feeder.client.priority_updates import ServerReplaced
 from async_loader.feeder.wire import (
     About,
     AboutReply,

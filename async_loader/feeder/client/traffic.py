@@ -10,12 +10,10 @@ from typing import Any
 from async_loader.feeder.client.outbox import Counts
 from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.reader_state import OVER
-from async_loader.feeder.client.sample_channel import SampleChannel
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 
 _NAMES = (*Counts.__slots__, "rows_added", "batches", "batches_redelivered")
 _OVER = (WriterPhase.CLOSED, WriterPhase.FAILED, *OVER)
-Read = ReaderChannel | SampleChannel
 
 
 class Traffic:
@@ -23,10 +21,10 @@ class Traffic:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._channels: list[WriterChannel | Read] = []
+        self._channels: list[WriterChannel | ReaderChannel] = []
         self._past: Counter[str] = Counter()
 
-    def add(self, channel: WriterChannel | Read) -> None:
+    def add(self, channel: WriterChannel | ReaderChannel) -> None:
         """Count what a writer or a reader does."""
         with self._lock:
             over = [one for one in self._channels if one.phase in _OVER]
@@ -44,8 +42,8 @@ class Traffic:
         with self._lock:
             return [one for one in self._writers() if one.phase not in over]
 
-    def open_reads(self) -> list[Read]:
-        """Return the channels of readers and of calls that are not over."""
+    def open_reads(self) -> list[ReaderChannel]:
+        """Return the channels of readers that are not over."""
         with self._lock:
             reads = [one for one in self._channels if not isinstance(one, WriterChannel)]
             return [one for one in reads if one.phase not in OVER]
@@ -58,7 +56,7 @@ class Traffic:
         return {**{name: total[name] for name in _NAMES}, "bytes_kept": kept}
 
 
-def _sum(channels: Iterable[WriterChannel | Read]) -> Counter[str]:
+def _sum(channels: Iterable[WriterChannel | ReaderChannel]) -> Counter[str]:
     total: Counter[str] = Counter()
     for one in channels:
         if isinstance(one, WriterChannel):
@@ -66,5 +64,6 @@ def _sum(channels: Iterable[WriterChannel | Read]) -> Counter[str]:
             total.update({name: getattr(counts, name) for name in Counts.__slots__})
             total["rows_added"] += one.queue.steps()
         else:
-            total.update({"batches": one.batches, "batches_redelivered": one.redelivered})
+            inbox = one.deliveries.inbox
+            total.update({"batches": inbox.batches, "batches_redelivered": inbox.redelivered})
     return total

@@ -47,10 +47,11 @@ class Waker:
         if self.wake():
             self._turned.pass_through(_TURN_S)
 
-    def clear(self) -> None:
+    def clear(self, rang: bool) -> None:
         """Note that the thread is awake. Before it looks: later changes wake it again."""
-        self._bell.clear()
-        self._rung = False
+        if rang:
+            self._bell.clear()
+        self._rung = False  # also if a call of `wake` was cut short
 
     def close(self) -> None:
         """Close the descriptor; later calls of `wake` do nothing."""

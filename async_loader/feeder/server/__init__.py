@@ -4,7 +4,7 @@
 
                        ┌─ control ─▶ ControlHandler ─▶ Sessions, WeightStore, CallHandler
     ServerSockets ─▶ Dispatcher ─ insert ─▶ InsertHandler ─▶ InsertQueue ─▶ NonblockingTable
-                       └─ pull ────▶ PullHandler ◀── BatchScheduler, SampleQueue ◀──┘
+                       └─ pull ────▶ PullHandler ◀── BatchScheduler ◀───────────────┘
 
 `event_loop` waits for all sockets at once. In every round control messages come first, then inserts
 and pulls, each up to a budget, so that a flood of data delays a heartbeat by no more than that.

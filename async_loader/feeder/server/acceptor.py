@@ -61,10 +61,6 @@ class Acceptor:
     def __contains__(self, fd: int) -> bool:
         return fd in self._listeners
 
-    def filenos(self) -> list[int]:
-        """Return what to poll for reading."""
-        return list(self._listeners)
-
     def go_on(self, epoll: select.epoll) -> None:
         """Poll the listening sockets."""
         for fd in self._listeners:

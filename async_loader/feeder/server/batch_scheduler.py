@@ -26,6 +26,7 @@ from async_loader.feeder.server.blocked_time import BlockedTime
 from async_loader.feeder.server.outgoing_batches import OutgoingBatch, RequeuedRows
 from async_loader.feeder.server.policy_lag import PolicyVersions
 from async_loader.feeder.server.reader_state import ReaderState, schema_of_batches
+from async_loader.feeder.server.refusals import refused, too_late
 from async_loader.feeder.server.send_buffers import send_buffer_for
 from async_loader.feeder.server.table_views import TableViews
 from async_loader.feeder.wire import (
@@ -42,6 +43,7 @@ from async_loader.schema import Schema
 
 _log = logging.getLogger("async_loader")
 MOST_SAMPLERS = 16
+OTHERS = "others come first"
 Send = Callable[[ReaderState, Sequence[OutgoingBatch]], int]
 
 
@@ -63,8 +65,6 @@ class BatchScheduler:
         When readers had credit, and the table allowed none a draw.
     given : dict of str to int
         The oldest version of each weights in the last batch that was drawn from a queue.
-    calls_wait : callable
-        Returns whether a SAMPLE waits for the table.
     """
 
     def __init__(self, name: str, table: NonblockingTable, limits: Limits) -> None:
@@ -73,21 +73,20 @@ class BatchScheduler:
         self._readers: set[ReaderState] = set()
         self.views = TableViews(name)
         self._returned = RequeuedRows()
-        self._failed: list[tuple[ReaderState, str]] = []
+        self._failed: list[tuple[ReaderState, Malformed]] = []
         self.draining = False
         self.batches = self.rows = self.redelivered = 0
         self.blocked = BlockedTime()
         self.given: dict[str, int] = {}
-        self.calls_wait: Callable[[], bool] = lambda: False
         table.ahead = self.rows_ahead
 
     def rows_ahead(self) -> int:
         """Return how many rows were sent ahead. See NOTE [rows that were sent ahead]."""
         ahead = 0
-        if not self.table.is_queue or self.calls_wait():
+        if not self.table.is_queue:
             return 0
         for one in self._readers:
-            if len(one.leases) > 1 and not (one.takes_short or one.asks):
+            if len(one.leases) > 1 and not one.takes_short:
                 ahead += (len(one.leases) - 1) * one.batch_size
             elif one.hungry_since is not None:
                 return 0
@@ -157,7 +156,7 @@ class BatchScheduler:
             place,
         )  # fmt: skip
         reader.samples_itself = itself
-        reader.takes_short = wanted.masses
+        reader.takes_short, reader.wait_s = wanted.masses, wanted.wait_s
         reader.versions = PolicyVersions(drawing.schema)
         self._readers.add(reader)
         return reader
@@ -205,13 +204,6 @@ class BatchScheduler:
         for outgoing_batch in reader.leases.values():
             self._returned.put(reader.form.schema_id, outgoing_batch, seen=False)
         reader.leases.clear()
-
-    def take_back(self, reader: ReaderState, numbers: Collection[int]) -> None:
-        """Requeue leased batches that user code has not seen, as if they had not been sent."""
-        for number in numbers:
-            outgoing_batch = reader.leases.pop(number, None)
-            if outgoing_batch is not None:
-                self._returned.put(reader.form.schema_id, outgoing_batch, seen=False)
 
     def close(self, reader: ReaderState) -> None:
         """Close a reader; its leased batches go to others. May be called again."""
@@ -277,7 +269,12 @@ class BatchScheduler:
         """
         sent = send(reader, outgoing_batches)
         for one in outgoing_batches[:sent]:
-            self.handed_over(reader, one)
+            if self.table.leased:
+                reader.leases[reader.sent] = one
+            reader.sent += 1
+            self.batches += 1
+            self.rows += one.rows
+            self.redelivered += one.again
         if sent == len(outgoing_batches):
             self.want(reader, now)
         for one in reversed(outgoing_batches[sent:]):
@@ -286,22 +283,6 @@ class BatchScheduler:
             if self.table.leased:
                 self._returned.put_back(reader.form.schema_id, one)
         return sent
-
-    def draw(self, reader: ReaderState) -> OutgoingBatch | None:
-        """Draw a batch for a call, into the reader's memory; ``None``: not yet.
-
-        Raises ConfigError if there never can be one.
-        """
-        return self._next(reader, True)
-
-    def handed_over(self, reader: ReaderState, outgoing_batch: OutgoingBatch) -> None:
-        """Count a batch of `draw`, and keep it if it may come back."""
-        if self.table.leased:
-            reader.leases[reader.sent] = outgoing_batch
-        reader.sent += 1
-        self.batches += 1
-        self.rows += outgoing_batch.rows
-        self.redelivered += outgoing_batch.again
 
     def forget_rows(self) -> None:
         """Drop returned rows: the table was cleared or loaded."""
@@ -320,16 +301,18 @@ class BatchScheduler:
         try:
             return self._next(reader, may_draw)
         except (ConfigError, Closed) as error:
-            self._give_up(reader, str(error))
+            code = ErrorCode.UNSUPPORTED if reader.wait_s is None else refused(error).code
+            self._give_up(reader, Malformed(str(error), code))
         except Exception as error:  # of one reader: it must end neither the others nor the loop
             _log.exception("a batch of table %r could not be drawn", self.name)
-            self._give_up(reader, f"{type(error).__name__}: {error}; the server's log has more")
+            text = f"{type(error).__name__}: {error}; the server's log has more"
+            self._give_up(reader, Malformed(text, ErrorCode.UNSUPPORTED))
         return None
 
-    def _give_up(self, reader: ReaderState, reason: str) -> None:
+    def _give_up(self, reader: ReaderState, error: Malformed) -> None:
         self._leave_ready_queue(reader)
         reader.granted = reader.sent
-        self._failed.append((reader, reason))
+        self._failed.append((reader, error))
 
     def _next(self, reader: ReaderState, may_draw: bool) -> OutgoingBatch | None:
         """Return the reader's next batch, if there is one."""
@@ -386,19 +369,34 @@ class BatchScheduler:
         for number in numbers:
             reader.leases.pop(number, None)
 
-    def failed(self) -> list[tuple[ReaderState, str]]:
-        """Return readers that can never be served, and why; each once for every grant."""
+    def refusals(self, now: float, rests: bool) -> list[tuple[ReaderState, Malformed]]:
+        """Return readers that can never be served, and those that have waited for their time.
+
+        The latter wait on, but for calls. ``rests``: the table is being loaded.
+        """
+        for reader in list(self._line):
+            error = self._overdue(reader, now, rests)
+            if error is not None and reader.wait_s is not None:
+                self._give_up(reader, error)
+            elif error is not None:
+                reader.hungry_since = now
+                self._failed.append((reader, error))
         failed, self._failed = self._failed, []
         return failed
 
-    def overdue(self, now: float) -> list[tuple[ReaderState, str]]:
-        """Return readers that have waited for their timeout, and why. They wait on."""
-        found = []
-        for reader in self._line:
-            if reader.left_s(now) == 0.0:
-                reader.hungry_since = now
-                found.append((reader, self._why_not(reader) or "others come first"))
-        return found
+    def _overdue(self, reader: ReaderState, now: float, rests: bool) -> Malformed | None:
+        over, wait_s = reader.left_s(now) == 0.0, reader.wait_s
+        if wait_s is None:
+            why = self._why_not(reader) if over and not rests else None
+            late = over and not rests
+            return Malformed(why or OTHERS, ErrorCode.TIMEOUT) if late else None
+        at_once = wait_s < 0 and not rests and not self.table.limited
+        if not over and not at_once:
+            return None
+        why = "the table is being loaded" if rests else self._why_not(reader)
+        if over:
+            return too_late(wait_s, why or OTHERS)
+        return None if why is None else refused(reader.drawing.nothing(reader.batch_size))
 
     def _why_not(self, reader: ReaderState) -> str | None:
         try:
@@ -406,11 +404,10 @@ class BatchScheduler:
         except Exception as error:
             return str(error)
 
-    def left_s(self, now: float) -> float | None:
+    def left_s(self, now: float, rests: bool) -> float | None:
         """Return the seconds until a reader is overdue."""
-        return min(
-            (left for one in self._line if (left := one.left_s(now)) is not None), default=None
-        )
+        waiting = [one for one in self._line if one.wait_s is not None or not rests]
+        return min((left for one in waiting if (left := one.left_s(now)) is not None), default=None)
 
     @property
     def has_credit(self) -> bool:

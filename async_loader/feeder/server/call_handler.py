@@ -13,7 +13,7 @@ from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.episode_values import episodes_plain
 from async_loader.feeder.server.folders import Folders
-from async_loader.feeder.server.sample_queue import SampleQueue, refused
+from async_loader.feeder.server.refusals import refused
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.wire import (
@@ -76,13 +76,13 @@ class CallHandler:
             jobs,
             folders,
         )
-        self.samples, self.fault = SampleQueue(server_state, dispatcher), dispatcher.fault
+        self.fault = dispatcher.fault
+        self.loaded: Callable[[TableEntry], None] = lambda table: None
         self._answers: dict[Type, Callable[[Session, Message, TableEntry, Any], Message | None]] = {
             Type.ABOUT: self._about,
             Type.CLEAR: self._clear,
             Type.SAVE: self._save,
             Type.LOAD: self._load,
-            Type.SAMPLE: self.samples.add,
             Type.GET: self._get,
             Type.UPDATE: self._update,
             Type.DELETE: self._delete,
@@ -209,6 +209,7 @@ class CallHandler:
 
         def over(result: Done | BaseException) -> None:
             table.rests = False
+            self.loaded(table)
             if not isinstance(result, BaseException):
                 try:
                     self._begin_anew(table)
@@ -235,11 +236,10 @@ class CallHandler:
                 if reader.scheduler is table.scheduler:
                     table.scheduler.close(reader)
                     session.close_reader(number)
-                    if reader.asks is None:
-                        text = f"table {table.name!r} was loaded: open its readers again"
-                        self._dispatcher.error(
-                            session, Plane.PULL, number, 0, ErrorCode.UNKNOWN_READER, text
-                        )
+                    text = f"table {table.name!r} was loaded: open its readers again"
+                    self._dispatcher.error(
+                        session, Plane.PULL, number, 0, ErrorCode.UNKNOWN_READER, text
+                    )
 
     def _over(
         self, session: Session, message: Message, result: Control | Done | BaseException

@@ -12,6 +12,7 @@ from async_loader.feeder.plain_values import sampler_said
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.insert_queue import InsertQueue, WriterState
 from async_loader.feeder.server.pending import Answer, PendingReplies, PendingReply
+from async_loader.feeder.server.refusals import refused, too_late
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.weights import WeightsReceipt
@@ -76,6 +77,7 @@ class ControlHandler:
         )
         self._waits, self._closes = PendingReplies(), PendingReplies()
         self._patience_s = patience_s
+        calls.loaded = self._waits.news
         self.drain_asked: list[tuple[Session, Message]] = []
         self._answers: dict[Type, Callable[[Session, Message, Any], Message | None]] = {
             Type.OPEN_WRITER: self._open_writer,
@@ -108,7 +110,6 @@ class ControlHandler:
         self._server_state.sessions.drop(session)
         self._waits.forget(session)
         self._closes.forget(session)
-        self._calls.samples.forget(session)
         self._server_state.leave(session)
 
     def _check_stays(self) -> None:
@@ -225,16 +226,27 @@ class ControlHandler:
         before = self._waits.get(key)
         self._end_reader(session, message.number)
         session.check_room("readers")
-        if served.table.schema is not None:
+        if served.table.schema is not None and not served.rests:
             return self._reader(session, message, wanted)
+        wait_s, timeout_s = wanted.wait_s, wanted.timeout_s
+        if wait_s is not None:
+            timeout_s = abs(wait_s)
+            if wait_s < 0 and not served.rests and not served.table.limited:
+                raise refused(served.table.nothing(wanted.batch_size))
 
         def answer(over: bool) -> Message | None:
-            if served.table.schema is not None:
+            if served.table.schema is not None and not served.rests:
                 return self._reader(session, message, wanted)
+            if not over:
+                return None
             text = f"table {wanted.table!r} has no schema yet: the first writer brings it"
-            return message.reply(Error.of(ErrorCode.TIMEOUT, text)) if over else None
+            error = Malformed(text, ErrorCode.TIMEOUT)
+            if wait_s is not None:
+                empty = "no step has been added yet"
+                error = too_late(wait_s, "the table is being loaded" if served.rests else empty)
+            return message.reply(Error.of_malformed(error))
 
-        until = None if wanted.timeout_s is None else self._server_state.clock() + wanted.timeout_s
+        until = None if timeout_s is None else self._server_state.clock() + timeout_s
         if before is not None and before.message.body == wanted:
             until = before.until()  # asked for again: the time that it may take goes on
         self._wait(session, served, message, answer, until, key)
@@ -272,14 +284,20 @@ class ControlHandler:
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
         scheduler = self._server_state.table(wanted.table).scheduler
         shared = wanted.transport == "shm" and self._server_state.memory is not None
-        reader = session.readers[message.number] = scheduler.open(
-            session.number,
-            message.number,
-            wanted,
-            message.sequence,
-            shared,
-            self._server_state.weights.newest_version,
-        )
+        try:
+            reader = scheduler.open(
+                session.number,
+                message.number,
+                wanted,
+                message.sequence,
+                shared,
+                self._server_state.weights.newest_version,
+            )
+        except AsyncLoaderError as error:
+            if wanted.wait_s is None:
+                raise
+            raise refused(error) from error  # in the words of the call
+        session.readers[message.number] = reader
         transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
         reply = Reader(
             schema=spec_of(reader.schema),

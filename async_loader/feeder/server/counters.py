@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from async_loader.feeder.server.sessions import SessionEnd
 from async_loader.feeder.wire import ErrorCode, Plane
@@ -85,38 +85,30 @@ def _rates(old: tuple[float, int, int], new: tuple[float, int, int]) -> tuple[fl
 
 
 class Counters:
-    """Messages and bytes by plane, and errors by reason."""
+    """Messages and bytes by plane, and errors by reason.
+
+    Attributes
+    ----------
+    faults : int
+        Exceptions of this package.
+    ended : Counter of SessionEnd
+        Sessions.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self.since = clock, clock()
-        self._in, self._bytes_in, self._out, self._bytes_out = (
-            dict.fromkeys(Plane, 0) for _ in range(4)
-        )
+        self._clock, self.since, self.faults = clock, clock(), 0
+        kinds = itertools.product(("messages", "bytes"), Plane, ("in", "out"))
+        self._traffic = dict.fromkeys(kinds, 0)
         self._refused: Counter[int] = Counter()
-        self._ended: Counter[SessionEnd] = Counter()
-        self.faults = 0
+        self.ended: Counter[SessionEnd] = Counter()
 
-    def count_received(self, plane: Plane, frames: Sequence[Any]) -> int:
-        """Count a received message; return its bytes."""
-        nbytes = sum(map(len, frames))
-        self._in[plane] += 1
-        self._bytes_in[plane] += nbytes
-        return nbytes
-
-    def went_out(self, plane: Plane, nbytes: int) -> None:
-        self._out[plane] += 1
-        self._bytes_out[plane] += nbytes
+    def passed(self, plane: Plane, way: str, nbytes: int) -> None:
+        """Count a message that came ``in`` or went ``out``."""
+        self._traffic["messages", plane, way] += 1
+        self._traffic["bytes", plane, way] += nbytes
 
     def refused(self, code: int) -> None:
         self._refused[code] += 1
-
-    def session_ended(self, how: SessionEnd) -> None:
-        self._ended[how] += 1
-
-    @property
-    def sessions_ended(self) -> dict[str, int]:
-        """Return how many sessions have ended, in each way."""
-        return {how.value: self._ended[how] for how in SessionEnd}
 
     @property
     def uptime_s(self) -> float:
@@ -124,28 +116,11 @@ class Counters:
 
     def snapshot(self) -> dict[str, int]:
         """Return all counts by name."""
-        ways = (
-            ("in", self._in),
-            ("out", self._out),
-            ("in", self._bytes_in),
-            ("out", self._bytes_out),
-        )
-        names = {code.value: code.name.lower() for code in ErrorCode}
+        traffic = self._traffic.items()
+        refused = sorted(self._refused.items())
         return {
-            **{
-                f"messages_{plane.value}_{way}": counts[plane]
-                for way, counts in ways[:2]
-                for plane in Plane
-            },
-            **{
-                f"bytes_{plane.value}_{way}": counts[plane]
-                for way, counts in ways[2:]
-                for plane in Plane
-            },
-            **{
-                f"refused_{names.get(code, code)}": count
-                for code, count in sorted(self._refused.items())
-            },
-            "sessions_silent": self._ended.total(),
+            **{f"{what}_{plane.value}_{way}": count for (what, plane, way), count in traffic},
+            **{f"refused_{ErrorCode(code).name.lower()}": count for code, count in refused},
+            "sessions_silent": self.ended.total(),
             "faults": self.faults,
         }

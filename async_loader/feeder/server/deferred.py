@@ -23,7 +23,6 @@ from async_loader.feeder.wire import (
     OpenReader,
     OpenWriter,
     Plane,
-    Sample,
     Type,
 )
 from async_loader.lifecycle import join
@@ -32,7 +31,7 @@ from async_loader.replay.kernel_warmup import is_warm, warm
 
 MOST = 1 << 12
 _OF_WRITERS = (Type.CLOSE_WRITER,)
-_OF_READERS = (Type.CLOSE_READER, Type.PULL, Type.PRIORITIES, Type.RETURN, Type.TOTALS)
+_OF_READERS = (Type.CLOSE_READER, Type.PULL, Type.RETURN, Type.TOTALS)
 Kept = tuple[TableEntry | None, Plane, Session, Message, Handle]
 
 
@@ -128,9 +127,12 @@ class DeferredMessages:
     def _table_of(self, session: Session, message: Message) -> TableEntry | None:
         body, kind = message.body, message.type
         if isinstance(body, OfTable | OpenReader | OpenWriter):
-            return None if isinstance(body, Sample) else self._server_state.tables.get(body.table)
+            call = isinstance(body, OpenReader) and body.wait_s is not None
+            return None if call else self._server_state.tables.get(body.table)
         writer = session.writers.get(message.number) if kind in _OF_WRITERS else None
         reader = session.readers.get(message.number) if kind in _OF_READERS else None
+        if kind is Type.PULL and reader is not None and reader.wait_s is not None:
+            return None  # a call, which may be over before
         for table in self._server_state.tables.values():
             if writer is not None and writer.insert_queue is table.insert_queue:
                 return table

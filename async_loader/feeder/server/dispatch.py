@@ -53,7 +53,9 @@ class Dispatcher:
         nbytes = count = 0
         for route, frames in self.ports.receive(plane, most):
             count += 1
-            nbytes += self.counters.count_received(plane, frames)
+            size = sum(map(len, frames))
+            nbytes += size
+            self.counters.passed(plane, "in", size)
             self._one(plane, route, frames, handle)
             if nbytes >= most_bytes:
                 return False
@@ -149,13 +151,6 @@ class Dispatcher:
         self._send(plane, route, reply.reply(Error.of_malformed(refusal)), is_answer=True)
         return False
 
-    def has_room(self, session: Session, plane: Plane, nbytes: int) -> bool:
-        """Return whether a message of ``nbytes`` can wait to be sent. If not, the loop makes a
-        round when some of what waits was sent.
-        """
-        route = session.routes.get(plane)
-        return route is None or self.ports.has_room(plane, route, nbytes)
-
     def send(self, session: Session, plane: Plane, message: Message) -> bool:
         """Send over the session's route; return whether it was taken. Raises Malformed."""
         route = session.routes.get(plane)
@@ -170,7 +165,7 @@ class Dispatcher:
         )
         if not self.ports.send(plane, route, frames, nbytes, is_answer):
             return False
-        self.counters.went_out(plane, nbytes)
+        self.counters.passed(plane, "out", nbytes)
         return True
 
     def tell(
@@ -186,8 +181,15 @@ class Dispatcher:
         return self.send(session, plane, Message(body, session.number, sequence, number, schema))
 
     def error(
-        self, session: Session, plane: Plane, number: int, sequence: int, code: ErrorCode, text: str
+        self,
+        session: Session,
+        plane: Plane,
+        number: int,
+        sequence: int,
+        code: ErrorCode,
+        text: str,
+        expected: int | None = None,
     ) -> None:
         """Send an ERROR that is not an answer."""
         self.counters.refused(code)
-        self.tell(session, plane, number, sequence, Error.of(code, text))
+        self.tell(session, plane, number, sequence, Error.of(code, text, expected))

@@ -203,13 +203,12 @@ class Server:
             self._control_handler.left_s(),
             self._insert_handler.left_s(),
             ending,
-            self._calls.samples.left_s(now),
             self._saves.left_s(),
         ]
         moments += [
-            table.scheduler.left_s(now)
+            table.scheduler.left_s(now, table.rests)
             for table in self._server_state.tables.values()
-            if table.scheduler.has_credit and not table.rests
+            if table.scheduler.has_credit
         ]
         return min((one for one in moments if one is not None), default=None)
 
@@ -238,13 +237,7 @@ class Server:
         for table in self._server_state.tables.values():
             if table.table.closed:
                 self._end_table(table)
-            elif table.rests:
-                self._calls.samples.serve(table)
-            elif (
-                table.scheduler.has_credit
-                or table.insert_queue.blocked
-                or self._calls.samples.wanted(table)
-            ):
+            elif not table.rests and (table.scheduler.has_credit or table.insert_queue.blocked):
                 self._more |= self._pull_handler.flow(table)
             if table.rates.due:
                 table.rates.note(*table.table.counts)
@@ -280,7 +273,7 @@ class Server:
 
     def _end_all(self, sessions: list[Session]) -> None:
         for session in sessions:
-            self.counters.session_ended(session.end)
+            self.counters.ended[session.end] += 1
             self._control_handler.leave(session)
 
     def _end_table(self, table: TableEntry) -> None:
@@ -289,7 +282,6 @@ class Server:
             table.ended = True
             reason = f"table {table.name!r} was closed"
             self._insert_handler.end(table, reason)
-            self._calls.samples.end(table, reason)
             self._pull_handler.end(table, reason)
             for session, answer in self._control_handler.end_table(table, reason):
                 self._dispatcher.answer(session, Plane.CONTROL, answer)

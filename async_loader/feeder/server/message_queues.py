@@ -24,8 +24,6 @@ from async_loader.feeder.wire import ErrorCode, Plane, encode, refuse
 
 PATIENCE = 16
 """Messages that cannot be read, or are of no session, before the connection is ended."""
-_MOST_LEFT = 256
-"""Ended connections without a session whose messages are kept."""
 _TURN = 16
 """Messages of one connection before the others have their turn."""
 _STRANGERS_COST, _MESSAGE_COST = 2048, 8
@@ -48,7 +46,6 @@ class MessageQueues:
         self.known: dict[Plane, deque[PeerConnection]] = {plane: deque() for plane in Plane}
         self.strangers: dict[Plane, deque[PeerConnection]] = {plane: deque() for plane in Plane}
         self.held = {Plane.INSERT, Plane.PULL}
-        self._left: deque[PeerConnection] = deque()
         self._held: dict[PeerConnection, int] = {}  # bytes of strangers
         self._held_bytes = 0
 
@@ -62,17 +59,6 @@ class MessageQueues:
         """Append a connection that has messages to the queue of its plane."""
         link.listed = True
         (self.known if link.known else self.strangers)[link.plane].append(link)
-
-    def keep_ended(self, link: PeerConnection) -> None:
-        """Keep the messages of an ended connection.
-
-        Of many without a session the oldest are dropped.
-        """
-        self._left.append(link)
-        if len(self._left) > _MOST_LEFT:
-            forgotten = self._left.popleft()
-            if not forgotten.known:
-                forgotten.forget()
 
     def receive(
         self, plane: Plane, most: int, settle: Callable[[PeerConnection], None]

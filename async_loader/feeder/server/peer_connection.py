@@ -48,8 +48,6 @@ class PeerConnection:
 
     Attributes
     ----------
-    awaited : bool
-        Whether a message waits until there is room for it among those to be sent.
     epoll : select.epoll | None
         What its socket is registered with.
     listed : bool
@@ -73,7 +71,6 @@ class PeerConnection:
         "_out",
         "_put",
         "_sent",
-        "awaited",
         "connection",
         "deaf",
         "ended",
@@ -92,7 +89,7 @@ class PeerConnection:
     def __init__(self, sock: socket.socket, plane: Any, connection: Connection, now: float) -> None:
         self.sock, self.plane, self.connection = sock, plane, connection
         self.since = now
-        self.known = self.listed = self.paused = self.deaf = self.ended = self.awaited = False
+        self.known = self.listed = self.paused = self.deaf = self.ended = False
         self.refusals = self.mask = self.turn = 0
         self.epoll: select.epoll | None = None
         self._out: deque[memoryview] = deque()

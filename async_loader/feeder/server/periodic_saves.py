@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,27 +35,6 @@ _LOOP_S = 60.0
 _TURN_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What a feeder began with.
-
-    Attributes
-    ----------
-    number : int | None
-        Of the save; ``None`` if there was none.
-    rows : int
-        Items in the table.
-    lost : int
-        Rows that the last process had acknowledged, and that the save does not have.
-    positions : list of Position
-    """
-
-    number: int | None = None
-    rows: int = 0
-    lost: int = 0
-    positions: list[Position] | None = None
-
-
 class TableSaves:
     """The saves of one table. Used by the server's thread.
 
@@ -70,6 +48,15 @@ class TableSaves:
     every_s : float, optional
         ``None``: only the count is kept.
 
+    Attributes
+    ----------
+    number : int | None
+        Of the newest save.
+    lost : int
+        Rows that the last process had acknowledged, and that are not restored.
+    positions : list of Position
+        Of the producers, as the save has them.
+
     Raises
     ------
     ConfigError, CorruptCheckpoint, SchemaError
@@ -80,10 +67,13 @@ class TableSaves:
     ) -> None:
         self.name, self.buffer, self.every_s = name, buffer, every_s
         self._root = folder / NEWEST
+        self.number: int | None = None
+        self.positions: list[Position] = []
+        self._restored_rows = 0
         self._count = RowCount(folder / ROWS)
         try:
-            self.restored = self._restore()
-            self._count.begin(parts_of(buffer).state.steps_had, self.restored.lost)
+            self._restore()
+            self._count.begin(parts_of(buffer).state.steps_had, self.lost)
         except BaseException:
             self._count.close()
             raise
@@ -93,22 +83,21 @@ class TableSaves:
         self.failed: str | None = None
         self._saved_counts = self.counts()
 
-    def _restore(self) -> Restored:
-        had = self._count.before or 0
+    def _restore(self) -> None:
+        self.lost = had = self._count.before or 0
         saves = sorted(self._root.glob("save-*")) if self.every_s is not None else []
         if not saves:
-            return Restored(lost=had)
-        number = int(saves[-1].name.removeprefix("save-"))
+            return
+        self.number = int(saves[-1].name.removeprefix("save-"))
         self.buffer.load(self._root)
-        stats = self.buffer.stats()
-        positions = producer_positions.read(saves[-1])
-        lost = max(0, had - parts_of(self.buffer).state.steps_had)
-        if lost:
+        self._restored_rows = self.buffer.stats().size
+        self.positions = producer_positions.read(saves[-1])
+        self.lost = max(0, had - parts_of(self.buffer).state.steps_had)
+        if self.lost:
             _log.warning(
                 "table %s: %d rows that were acknowledged after save %d are lost",
-                self.name, lost, number,
+                self.name, self.lost, self.number,
             )  # fmt: skip
-        return Restored(number, stats.size, lost, positions)
 
     def note(self, rows: int) -> None:
         """Write the count of rows. In the loop, before they are acknowledged."""
@@ -144,21 +133,22 @@ class TableSaves:
             _log.error("table %s was not saved: %s", self.name, self.failed)
             return
         self.report, self.saved_at, self.failed = result, now, None
+        self.number = result.number
         self._saved_counts = counts
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the plain values of `CheckpointStatus`."""
-        report, restored = self.report, self.restored
+        report = self.report
         return {
             "every_s": self.every_s,
-            "number": restored.number if report is None else report.number,
+            "number": self.number,
             "age_s": None if self.saved_at is None else now - self.saved_at,
             "save_s": None if report is None else report.duration_s,
             "nbytes": None if report is None else report.nbytes,
             "saving": self.saving,
             "failed": self.failed,
-            "restored_rows": restored.rows,
-            "lost_rows": restored.lost,
+            "restored_rows": self._restored_rows,
+            "lost_rows": self.lost,
             "lost_rows_in_sum": self._count.lost,
         }
 
@@ -219,8 +209,7 @@ class PeriodicSaves:
         """Take what the loop has."""
         self._entries, self._jobs, self._loop_calls = entries, jobs, loop_calls
         for name, one in self.tables.items():
-            if one.restored.positions:
-                entries[name].insert_queue.restore(one.restored.positions)
+            entries[name].insert_queue.restore(one.positions)
         self.note()
 
     def note(self) -> None:

@@ -1,11 +1,11 @@
-"""The pull plane: PULL, PRIORITIES and RETURN in, batches out; and learners' offers of memory."""
+"""The pull plane: PULL and RETURN in, batches out; and learners' offers of memory."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 
-from async_loader.errors import AsyncLoaderError, ConfigError, Malformed
+from async_loader.errors import ConfigError, Malformed
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.insert_queue import WriterState
@@ -25,7 +25,6 @@ from async_loader.feeder.shared import (
 )
 from async_loader.feeder.wire import (
     REDELIVERED,
-    Applied,
     Batch,
     End,
     ErrorCode,
@@ -33,7 +32,6 @@ from async_loader.feeder.wire import (
     Message,
     OfTable,
     Plane,
-    Priorities,
     Pull,
     Return,
     SlotBatches,
@@ -79,7 +77,7 @@ class PullHandler:
         if isinstance(body, Totals):
             self._dispatcher.answer(session, Plane.PULL, message.reply(_totals(reader)))
             return
-        if isinstance(body, Pull | Priorities | Return) and reader is None:
+        if isinstance(body, Pull | Return) and reader is None:
             raise Malformed(
                 f"session has no reader {message.number}: open it (again)", ErrorCode.UNKNOWN_READER
             )
@@ -88,21 +86,13 @@ class PullHandler:
                 return
             if len(body.returned):
                 reader.take_back(body.returned.tolist())
-            reader.grant(body.granted, body.received if message.sequence > reader.opening else 0)
+            received = body.received if message.sequence > reader.opening else 0
+            reader.grant(body.granted, received, body.wait_s, session.heard)
             reader.scheduler.want(reader, session.heard)
-        elif reader is not None and isinstance(body, Priorities):
-            self._dispatcher.answer(session, Plane.PULL, message.reply(self._applied(reader, body)))
         elif reader is not None and isinstance(body, Return):
             reader.scheduler.give_back(reader, body.leases.tolist())
         else:
             raise Malformed(f"{message.type.name} is not a message for a server's pull plane")
-
-    def _applied(self, reader: ReaderState, body: Priorities) -> Applied:
-        try:
-            done = reader.scheduler.table.prioritize(body.ids, body.values)
-        except AsyncLoaderError as error:
-            raise Malformed(str(error), ErrorCode.UNSUPPORTED) from error
-        return Applied(done.applied, done.stale)
 
     def flow(self, table: TableEntry) -> bool:
         """Send batches and insert rows, as the limiter allows. Return whether there may be more."""
@@ -122,30 +112,14 @@ class PullHandler:
         self._bytes = sent = 0
         while True:
             came = insert_queue.blocked and insert_queue.advance()
-            if not scheduler.has_credit and not self._calls.samples.wanted(table):
+            if not scheduler.has_credit:
                 return False
-            went = self._serve(table, now)
+            went = scheduler.serve(self._send, now)
             sent += went
             if sent >= _BATCHES or self._bytes >= _BYTES:
                 return True
             if not went and not came:
                 return False
-
-    def _serve(self, table: TableEntry, now: float) -> int:
-        """Send batches to a reader, or one to a call; return how many.
-
-        See NOTE [whose turn] in batch_scheduler.py.
-        """
-        scheduler, calls = table.scheduler, self._calls.samples
-        first = calls.oldest(table)
-        if first is None:
-            return scheduler.serve(self._send, now)
-        since = scheduler.oldest
-        if not table.table.uses_up or since is None:
-            return calls.serve(table) + scheduler.serve(self._send, now)
-        if first <= since:
-            return calls.serve(table)
-        return scheduler.serve(self._send, now) + calls.serve(table, may_draw=False)
 
     def _send(self, reader: ReaderState, outgoing_batches: Sequence[OutgoingBatch]) -> int:
         session = self._server_state.sessions.get(reader.session)
@@ -203,17 +177,13 @@ class PullHandler:
         """Send errors to readers that waited too long, and to readers that can never be served."""
         now = self._server_state.clock()
         for table in self._server_state.tables.values():
-            if table.rests:
-                continue
-            for reader, reason in table.scheduler.failed():
-                self._error(reader, ErrorCode.UNSUPPORTED, reason)
-            for reader, reason in table.scheduler.overdue(now):
-                self._error(reader, ErrorCode.TIMEOUT, reason)
-
-    def _error(self, reader: ReaderState, code: ErrorCode, reason: str) -> None:
-        session = self._server_state.sessions.get(reader.session)
-        if session is not None:
-            self._dispatcher.error(session, Plane.PULL, reader.number, reader.sent, code, reason)
+            for reader, error in table.scheduler.refusals(now, table.rests):
+                session = self._server_state.sessions.get(reader.session)
+                if session is not None:
+                    self._dispatcher.error(
+                        session, Plane.PULL, reader.number, reader.refuse(),
+                        ErrorCode(error.code), str(error), error.expected,
+                    )  # fmt: skip
 
     def end(self, table: TableEntry, reason: str) -> None:
         """Send END to all readers of a table."""
@@ -288,7 +258,7 @@ class SharedMemoryAcceptor:
     def _reader(self, offer: Offer) -> ReaderState:
         session = self._sessions.get(offer.session)
         reader = None if session is None else session.readers.get(offer.number)
-        if reader is None or not reader.takes_memory:
+        if reader is None or not reader.shared:
             raise Malformed(
                 f"there is no reader {offer.number} of this session that takes memory: open it "
                 "first"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -60,9 +60,12 @@ class ReaderState:
     send_buffer : SendBuffer | None
         What its batches are sent from; ``None``: they are written into ``batch_ring``, memory that
         the learner offers.
-    asks : tuple | None
-        Of a reader for SAMPLE: table, batch size and view. It has a send buffer, and may offer
-        memory.
+    wait_s : float | None
+        Of a reader for calls: how long its call may wait; see `OpenReader`.
+    until : float | None
+        When that is over, on the server's clock.
+    refused : int
+        ERRORs that took the place of a batch.
     samples_itself : bool
         Whether it has a sampler of its own.
     takes_short : bool
@@ -86,7 +89,9 @@ class ReaderState:
     hungry_since: float | None = None
     leases: OrderedDict[int, OutgoingBatch] = field(default_factory=OrderedDict)
     batch_ring: SharedBatchRing | None = None
-    asks: tuple[Any, ...] | None = None
+    wait_s: float | None = None
+    until: float | None = None
+    refused: int = 0
     samples_itself: bool = False
     takes_short: bool = False
     versions: PolicyVersions = field(init=False)
@@ -114,11 +119,6 @@ class ReaderState:
         return self.send_buffer is None
 
     @property
-    def takes_memory(self) -> bool:
-        """Whether it may offer memory."""
-        return self.send_buffer is None or self.asks is not None
-
-    @property
     def has_credit(self) -> bool:
         """Whether it may be sent a batch."""
         return self.sent < self.granted and (self.send_buffer is not None or self.has_slot)
@@ -131,15 +131,25 @@ class ReaderState:
     @property
     def memory(self) -> SendBuffer | SharedBatchRing:
         """Where its next batch goes. The reader has credit."""
-        memory = self.batch_ring if self.send_buffer is None or self.has_slot else self.send_buffer
+        memory = self.batch_ring if self.send_buffer is None else self.send_buffer
         assert memory is not None
         return memory
 
-    def grant(self, total: int, received: int) -> None:
+    def grant(self, total: int, received: int, wait_s: float, now: float) -> None:
         """Set absolute credit and the receive watermark; lower values than before are ignored."""
+        if self.wait_s is not None and total > self.granted:
+            self.wait_s, self.until = wait_s, now + abs(wait_s)
         self.granted = max(self.granted, min(total, self.sent + self.ahead))
         if self.send_buffer is not None:
             self.send_buffer.received(min(received, self.sent))
+
+    def refuse(self) -> int:
+        """Return the sequence of an ERROR, which takes the place of a batch in a call."""
+        sequence = self.sent
+        if self.wait_s is not None:
+            self.sent += 1
+            self.refused += 1
+        return sequence
 
     def take_back(self, slots: Sequence[int]) -> None:
         """Take slots back. Raises Malformed for slots that the learner does not have."""
@@ -157,6 +167,8 @@ class ReaderState:
 
     def left_s(self, now: float) -> float | None:
         """Return the seconds until the reader is sent a TIMEOUT."""
+        if self.until is not None:
+            return max(0.0, self.until - now)
         if self.timeout_s is None or self.hungry_since is None:
             return None
         return max(0.0, self.hungry_since + self.timeout_s - now)

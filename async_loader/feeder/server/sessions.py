@@ -106,7 +106,9 @@ class Session:
     @property
     def batches_out(self) -> int:
         """Batches sent to its readers, closed ones too."""
-        return self._batches_before + sum(reader.sent for reader in self.readers.values())
+        return self._batches_before + sum(
+            reader.sent - reader.refused for reader in self.readers.values()
+        )
 
     @property
     def in_flight_bytes(self) -> int:
@@ -122,7 +124,7 @@ class Session:
     def close_reader(self, number: int) -> ReaderState | None:
         """Take a reader out; return it, or ``None`` for an unknown number."""
         reader = self.readers.pop(number, None)
-        self._batches_before += 0 if reader is None else reader.sent
+        self._batches_before += 0 if reader is None else reader.sent - reader.refused
         return reader
 
     def check_room(self, kind: Literal["writers", "readers"]) -> None:

@@ -86,7 +86,7 @@ class ServerSockets:
         self._ends = ConnectionEnds()
         self._queues = MessageQueues()
         self._rest: float | None = None  # until when no connection is accepted
-        self._wakes = False  # there is room where a message waits for it, or a session has parted
+        self._wakes = False  # a session has parted
         self._all, self._control, self._strangers = (select.epoll() for _ in range(3))
         for inner in (self._control, self._strangers):
             self._all.register(inner.fileno(), select.EPOLLIN)
@@ -206,7 +206,7 @@ class ServerSockets:
         link.watch(known if link.known else self._strangers, mask)
 
     def _drop(self, link: PeerConnection) -> None:
-        """End a connection. Its received messages can still be taken."""
+        """End a connection. Received messages of one with a session can still be taken."""
         if link.ended:
             return
         self._poll(link, 0)
@@ -215,9 +215,7 @@ class ServerSockets:
         link.close()
         if link.known:
             self.parted = self._wakes = True
-        if link.listed:
-            self._queues.keep_ended(link)
-        else:
+        if not (link.listed and link.known):
             link.forget()
         self._weigh(link)
 
@@ -292,8 +290,6 @@ class ServerSockets:
             self._poll(link, link.mask | select.EPOLLOUT)
 
     def _flush(self, link: PeerConnection) -> None:
-        self._wakes |= link.awaited
-        link.awaited = False
         if link.flush():
             self._poll(link, select.EPOLLIN)
 
@@ -347,11 +343,6 @@ class ServerSockets:
     def refused(self, route: PeerConnection) -> None:
         """Count a message that could not be read, or was of no session: some end a connection."""
         route.refusals += 1
-
-    def has_room(self, plane: Plane, route: PeerConnection, nbytes: int) -> bool:
-        """Return whether a message can be sent. If not, `wait` ends when others have gone out."""
-        route.awaited = route.full(nbytes, HIGH_WATER[plane][1], self._out_bytes)
-        return not route.awaited
 
     def send(
         self,

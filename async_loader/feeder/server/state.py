@@ -39,8 +39,6 @@ class TableEntry:
         self._totals = Totals(*_counts(buffer.stats()))
         self.ended = False
         self._stats: TableStats | None = None
-        self.calls_waiting: Callable[[], list[tuple[str, float]]] = list
-        """Returns the calls that wait for the table, as `waiting`."""
 
     def stats(self) -> TableStats:
         """Return the table's counts; while it is being loaded, the counts from before."""
@@ -57,7 +55,7 @@ class TableEntry:
 
     def waiting(self) -> list[tuple[str, float]]:
         """Return what waits for the table and why, and since when on the server's clock."""
-        return [*self.insert_queue.waiting(), *self.scheduler.waiting(), *self.calls_waiting()]
+        return [*self.insert_queue.waiting(), *self.scheduler.waiting()]
 
     @property
     def rests(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.policy_lag import lags
-from async_loader.feeder.server.sessions import Session
+from async_loader.feeder.server.sessions import Session, SessionEnd
 from async_loader.feeder.server.state import ServerState, TableEntry
 
 _OF_STATS = ("size", "capacity", "full", "inserted", "sampled", "deleted", "nbytes")
@@ -30,7 +30,7 @@ def status_of(
             for name, table in server_state.tables.items()
         },
         "sessions_open": len(server_state.sessions),
-        "sessions_ended": counters.sessions_ended,
+        "sessions_ended": {how.value: counters.ended[how] for how in SessionEnd},
         "sessions": [
             _session(session, server_state)
             for session in itertools.islice(server_state.sessions, _SESSIONS)

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from async_loader.feeder.shared.batch_ring import BatchSlot, SharedBatchRing
 from async_loader.feeder.shared.listener import Listener
-from async_loader.feeder.shared.offer import ANSWER_S, Offer, Offering, Owner, offer_to
+from async_loader.feeder.shared.offer import ANSWER_S, Offer, Offering, Owner
 from async_loader.feeder.shared.weights_memory import (
     SHARED_FROM,
     WeightsRequest,
@@ -50,5 +50,4 @@ __all__ = [
     "SharedBatchRing",
     "WeightsRequest",
     "map_weights",
-    "offer_to",
 ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
-from async_loader.lifecycle import Deadline, readable
+from async_loader.lifecycle import Deadline
 
 _RECORD = struct.Struct("<4sIQIIQ")
 _MAGIC = b"ALM1"
@@ -210,25 +210,6 @@ def connected(path: str, patience_s: float) -> socket.socket:
     except BaseException:
         channel.close()
         raise
-
-
-def offer_to(path: str, offer: Offer, fd: int, timeout_s: float) -> None:
-    """Offer memory to the server that listens at ``path``, and wait for the answer.
-
-    Raises
-    ------
-    Unsupported, Malformed, Broken
-        As `Offering`.
-    Timeout
-        If it does not answer in time.
-    """
-    with contextlib.closing(Offering(path, offer, fd, timeout_s)) as offering:
-        readable([offering.fileno()], timeout_s)
-        if not offering.taken():
-            raise Timeout(
-                f"the server said nothing for {timeout_s:g} s to an offer of {offer.nbytes} bytes "
-                "of memory"
-            )
 
 
 def answered(reason: str | None) -> bytes:

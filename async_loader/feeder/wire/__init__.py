@@ -4,8 +4,8 @@
 
     frames ──decode──▶ Message(body, session, sequence, ...) ──encode──▶ frames
                           │
-         control, calls   │ HELLO WELCOME OPEN_WRITER ... SAMPLE ...   one msgpack map
-         data             │ ACK GAP PULL PRIORITIES RETURN ...         fixed structs, arrays
+         control, calls   │ HELLO WELCOME OPEN_WRITER ... GET ...      one msgpack map
+         data             │ ACK GAP PULL RETURN ...                    fixed structs, arrays
          rows             │ INSERT                                     packed rows, large fields
          batches          │ BATCH                                      blocks of arrays
                           ▼
@@ -53,8 +53,6 @@ from async_loader.feeder.wire.calls import (
     Load,
     OfTable,
     Prioritize,
-    Sample,
-    Sampled,
     Save,
     Saved,
     Update,
@@ -106,7 +104,6 @@ from async_loader.feeder.wire.data import (
     InSlot,
     Ping,
     Pong,
-    Priorities,
     Pull,
     Return,
     SlotBatches,
@@ -117,7 +114,7 @@ from async_loader.feeder.wire.data import (
 from async_loader.feeder.wire.header import VERSION
 from async_loader.feeder.wire.message import Message, decode, encode, refuse
 from async_loader.feeder.wire.row_layout import RowLayout
-from async_loader.feeder.wire.rows import Insert, SlotInsert, Steps, insert, read_insert
+from async_loader.feeder.wire.rows import Insert, SlotInsert, Steps, read_insert
 from async_loader.feeder.wire.schema_codec import (
     SchemaSpec,
     check_id,

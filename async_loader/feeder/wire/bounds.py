@@ -38,6 +38,7 @@ U64 = Annotated[int, Meta(ge=0)]  # msgpack has no integer beyond 2**64 - 1
 Count = Annotated[int, Meta(ge=1, le=2**20)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Wait = Annotated[float, Meta(ge=0, le=1e9)]
+Patience = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Path = Annotated[str, Meta(max_length=1024)]
 Dimension = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Shape = Annotated[tuple[Dimension, ...], Meta(max_length=DIMENSIONS)]

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire import bounds, codes
-from async_loader.feeder.wire.bounds import U32, U64, Count, Name, Path, Text
+from async_loader.feeder.wire.bounds import U64, Count, Name, Path, Text
 from async_loader.feeder.wire.codes import Type
 from async_loader.feeder.wire.control import Control, Share, TensorSpec, View, one_or_none
 from async_loader.feeder.wire.schema_codec import SchemaSpec
@@ -86,61 +86,6 @@ class Load(OfTable, frozen=True, kw_only=True):
     TYPE = Type.LOAD
     path: Path = ""
     number: U64 | None = None
-
-
-class Sample(OfTable, frozen=True, kw_only=True):
-    """Draw a batch, now or within ``timeout_s``.
-
-    The header's number is that of a reader for such calls; the first one opens it.
-
-    Attributes
-    ----------
-    timeout_s : float | None
-        How long the answer may wait; ``None``: without end.
-    waits : bool
-        False: too few items are an error at once, if the table has no limiter.
-    known : int
-        Id of the schema that the sender knows; SAMPLED has it if it is another.
-    slots : tuple of int
-        Slots of shared memory that are free again.
-    unused : tuple of int
-        Leases of batches that came too late: user code has not had them.
-    """
-
-    TYPE = Type.SAMPLE
-    batch_size: Count
-    view: View | None = None
-    timeout_s: bounds.Wait | None = None
-    waits: bool = True
-    known: U32 = 0
-    slots: Annotated[tuple[U32, ...], Meta(max_length=64)] = ()
-    unused: Annotated[tuple[U64, ...], Meta(max_length=64)] = ()
-
-
-class Sampled(Control, frozen=True, kw_only=True, omit_defaults=True):
-    """A batch: a block in the data frame, or in ``slot`` of shared memory.
-
-    Attributes
-    ----------
-    rows : int
-    schema : SchemaSpec | None
-        Of its rows, if the caller does not know it.
-    lease : int | None
-        Its number, if a draw uses rows up: returned (RETURN) when user code has them.
-    eta : float | None
-        As in `Reader`, beside the schema.
-    """
-
-    TYPE = Type.SAMPLED
-    rows: Count
-    schema: SchemaSpec | None = None
-    slot: U32 | None = None
-    lease: U64 | None = None
-    eta: Share | None = None
-
-    def check_data(self, nbytes: int | None) -> None:
-        """See `Control`."""
-        one_or_none(self, nbytes, self.slot is None)
 
 
 class ById(OfTable, frozen=True, kw_only=True):

@@ -56,11 +56,8 @@ class Type(IntEnum):
     GAP = 34
     PULL = 48
     BATCH = 49
-    PRIORITIES = 50
     APPLIED = 51
     RETURN = 52
-    SAMPLE = 53
-    SAMPLED = 54
     GET = 55
     GOT = 56
     UPDATE = 57

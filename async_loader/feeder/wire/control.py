@@ -172,6 +172,10 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     a configuration. ``max_lag``: the versions that the policy of a step may be behind. With
     ``masses``, ``weight`` is what a row's probability is in proportion to, and READER has the
     sampler.
+
+    With ``wait_s`` it is a reader for calls, and may take this long to open: each batch is drawn
+    for a call, and an ERROR takes the place of one that there is not in time. A negative number:
+    this long where a limiter is to be waited for; else ERROR NOT_ENOUGH answers at once.
     """
 
     TYPE = Type.OPEN_READER
@@ -189,6 +193,7 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     sampler: Annotated[dict[str, Any], Meta(max_length=16)] | None = None
     max_lag: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     masses: bool = False
+    wait_s: bounds.Patience | None = None
 
     def __post_init__(self) -> None:
         if self.rank >= self.world_size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -21,7 +22,7 @@ Python has no name for it before 3.12.
 
 _ACK = struct.Struct("<4Q")
 _APPLIED = struct.Struct("<2Q")
-_GRANTED = struct.Struct("<2Q")
+_GRANTED = struct.Struct("<2Qd")
 _CLOSED = struct.Struct("<2Q")
 _SLOT = struct.Struct("<4I")
 _plain_values = msgspec.msgpack.Decoder(dict[str, Any])
@@ -118,13 +119,15 @@ class Applied(Data, frozen=True):
 class Pull(Data, frozen=True):
     """Absolute credit: batches that may be sent, counted from the reader's opening.
 
-    With the number of received batches, whose memory can be reused, and free slots.
+    With the number of received batches, whose memory can be reused, and free slots. ``wait_s``: of
+    a reader for calls, how long its call may wait; see `OpenReader`.
     """
 
     TYPE = Type.PULL
     granted: int
     received: int
     returned: NDArray[np.uint32]
+    wait_s: float = 0.0
 
     @property
     def count(self) -> int:
@@ -132,7 +135,7 @@ class Pull(Data, frozen=True):
 
     def pack(self) -> list[Buffer]:
         return [
-            _GRANTED.pack(self.granted, self.received)
+            _GRANTED.pack(self.granted, self.received, self.wait_s)
             + numbers(self.returned, "<u4", "slots").tobytes()
         ]
 
@@ -161,25 +164,6 @@ class SlotBatches(Data, frozen=True):
 
     def pack(self) -> list[Buffer]:
         return [b"".join([_SLOT.pack(*place) for place in self.places])]
-
-
-class Priorities(Data, frozen=True):
-    """New priorities, finite and not negative, by id."""
-
-    TYPE = Type.PRIORITIES
-    ids: NDArray[np.int64]
-    values: NDArray[np.float64]
-
-    @property
-    def count(self) -> int:
-        return len(self.ids)
-
-    def pack(self) -> list[Buffer]:
-        ids, values = numbers(self.ids, "<i8", "ids"), numbers(self.values, "<f8", "priorities")
-        if len(ids) != len(values):
-            raise Malformed(f"{len(ids)} ids came with {len(values)} priorities: give one for each")
-        _finite(values)
-        return [ids, values]
 
 
 class CloseReader(Data, frozen=True):
@@ -241,16 +225,6 @@ def unpack(kind: Type, rows: int, frames: Sequence[memoryview]) -> Data:
         return _pull(rows, _only(kind, frames))
     if kind is Type.CLOSE_READER:
         return _closed(rows, _only(kind, frames))
-    if kind is Type.PRIORITIES:
-        if len(frames) != 2:
-            raise Malformed(
-                f"PRIORITIES came in {len(frames)} frames: there is one of ids and one of "
-                "priorities"
-            )
-        ids = vector(frames[0], np.dtype("<i8"), rows, "ids")
-        values = vector(frames[1], np.dtype("<f8"), rows, "priorities")
-        _finite(values)
-        return Priorities(ids, values)
     if kind is Type.RETURN:
         return Return(vector(_only(kind, frames), np.dtype("<u8"), rows, "leases"))
     if kind is Type.BATCH:
@@ -287,20 +261,16 @@ def numbers(values: NDArray[Any], dtype: str, what: str) -> NDArray[Any]:
     return values
 
 
-def _finite(values: NDArray[np.float64]) -> None:
-    fine = (values >= 0) & (values < np.inf)
-    if not fine.all():
-        bad = int(np.argmin(fine))
-        raise Malformed(f"priority {bad} is {values[bad]}: priorities are finite and not negative")
-
-
 def _pull(rows: int, frame: memoryview) -> Pull:
     if frame.nbytes < _GRANTED.size:
         raise Malformed(
             f"PULL has a body of {frame.nbytes} bytes, it takes {_GRANTED.size} and 4 for each slot"
         )
-    granted, received = _GRANTED.unpack_from(frame)
-    return Pull(granted, received, vector(frame[_GRANTED.size :], np.dtype("<u4"), rows, "slots"))
+    granted, received, wait_s = _GRANTED.unpack_from(frame)
+    if not math.isfinite(wait_s):
+        raise Malformed(f"PULL has a wait of {wait_s} s: give a number")
+    slots = vector(frame[_GRANTED.size :], np.dtype("<u4"), rows, "slots")
+    return Pull(granted, received, slots, wait_s)
 
 
 def _closed(count: int, frame: memoryview) -> CloseReader:

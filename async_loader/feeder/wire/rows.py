@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from async_loader.errors import Malformed, SchemaError
+from async_loader.errors import Malformed
 from async_loader.feeder.wire import codes
 from async_loader.feeder.wire.codes import Type
 from async_loader.feeder.wire.data import Buffer, Data
@@ -102,34 +102,6 @@ class Steps:
     columns: list[Column]
 
 
-def insert(layout: RowLayout, steps: Steps) -> Insert:
-    """Return the INSERT. Small fields are copied; do not change large arrays until they are sent.
-
-    Raises
-    ------
-    SchemaError
-        Names the column that does not fit.
-    """
-    rows = len(steps.streams)
-    packed, frames = _framed(layout, steps.columns, rows)
-    for name, values in (
-        ("stream", steps.streams),
-        ("flags", steps.flags),
-        ("priority", steps.priorities),
-    ):
-        if values.shape != (rows,) or values.dtype != layout.packed[name]:
-            raise SchemaError(
-                f"{name} is {values.dtype}{list(values.shape)}, {layout.packed[name]}[{rows}] is "
-                "sent"
-            )
-        packed[name] = values
-    try:
-        _check_heads(packed["flags"], packed["priority"])
-    except Malformed as error:
-        raise SchemaError(str(error)) from None
-    return Insert(rows, frames)
-
-
 def read_insert(body: Insert, layout: RowLayout) -> Steps:
     """Return views of the frames, where they are aligned; frames of bytes give read-only arrays.
 
@@ -137,39 +109,6 @@ def read_insert(body: Insert, layout: RowLayout) -> Steps:
     ------
     Malformed
     """
-    packed, columns = _read(body, layout)
-    flags, priorities = packed["flags"], packed["priority"]
-    _check_heads(flags, priorities)
-    return Steps(packed["stream"], flags, priorities, columns)
-
-
-def _framed(
-    layout: RowLayout, columns: Sequence[Column], rows: int
-) -> tuple[NDArray[np.void], list[Buffer]]:
-    if not 1 <= rows < 2**32:
-        raise SchemaError(f"a message holds 1 row or more, not {rows}")
-    if len(columns) != len(layout.fields):
-        raise SchemaError(f"{len(columns)} columns came for {len(layout.fields)} fields")
-    for field, column in zip(layout.fields, columns, strict=True):
-        if column.dtype != field.dtype or column.shape != (rows, *field.shape):
-            raise SchemaError(
-                f"a column is {column.dtype}{list(column.shape)} where the schema has {rows} rows "
-                f"of {field}"
-            )
-    packed = np.zeros(rows, layout.packed)  # zeros: gaps would leak memory of this process
-    for i in layout.small:
-        packed[f"f{i}"] = columns[i]
-    for i in layout.large:
-        # ZeroMQ sends the memory as it is.
-        if not columns[i].flags.c_contiguous:
-            raise SchemaError(
-                f"the column of {layout.fields[i]} is not C-contiguous: pass "
-                "numpy.ascontiguousarray of it"
-            )
-    return packed, [packed.view(np.uint8), *(columns[i] for i in layout.large)]
-
-
-def _read(body: Framed, layout: RowLayout) -> tuple[NDArray[np.void], list[Column]]:
     rows = body.rows
     if rows < 1:
         raise Malformed("a message of rows has none: send 1 or more")
@@ -185,7 +124,9 @@ def _read(body: Framed, layout: RowLayout) -> tuple[NDArray[np.void], list[Colum
     for i in layout.bools:
         if (columns[i].view(np.uint8) > 1).any():
             raise Malformed(f"field {layout.fields[i]} holds bytes that are neither 0 nor 1")
-    return packed, columns
+    flags, priorities = packed["flags"], packed["priority"]
+    _check_heads(flags, priorities)
+    return Steps(packed["stream"], flags, priorities, columns)
 
 
 def _array(frame: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:

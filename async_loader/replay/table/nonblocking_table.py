@@ -128,6 +128,11 @@ class NonblockingTable:
         return self._table_state.limiter is not None or bool(self._table_state.max_times_sampled)
 
     @property
+    def limited(self) -> bool:
+        """Whether there is a limiter, which a draw may wait for."""
+        return self._table_state.limiter is not None
+
+    @property
     def leased(self) -> bool:
         """Whether each item is drawn once, so that a learner has to return what it did not use."""
         return self._table_state.max_times_sampled == 1

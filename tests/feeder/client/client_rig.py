@@ -257,9 +257,6 @@ class FakeFeeder:
     def on_return(self, plane, route, message):
         pass
 
-    def on_priorities(self, plane, route, message):
-        self.say(plane, route, message.reply(wire.Applied(len(message.body.ids) - 1, 1)))
-
     def on_prioritize(self, plane, route, message):
         self.say(plane, route, message.reply(wire.Applied(message.body.count - 1, 1)))
 

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from client_rig import OBS, PATIENCE_S, FakeFeeder
+from client_rig import PATIENCE_S, FakeFeeder
 from fake_device import FakeBackend
 from test_client_shared import LARGE, SMALL, patience, queue, rows, serving
 
@@ -195,26 +195,21 @@ def test_a_client_that_closes_waits_until_the_feeder_knows_what_a_dropped_source
 
 
 def test_a_client_that_closes_waits_until_the_feeder_knows_what_its_calls_used(address):
-    schema = OBS.with_field("index", np.int64)
-    form = wire.BatchForm.of(schema, BATCH)
-    columns = [np.zeros((BATCH, *one.shape), one.dtype) for one in schema.fields]
-    (block,) = form.batch(columns).frames
-
     def draw(feeder, plane, route, message):
-        spec = None if message.body.known else wire.spec_of(schema)
-        body = wire.Sampled(rows=BATCH, schema=spec, lease=feeder.seen[Type.SAMPLE] - 1)
-        feeder.say(plane, route, message.reply(body, schema=form.schema_id, data=block))
+        feeder.on_pull(plane, route, message)
+        for number in range(message.body.received, message.body.granted):
+            feeder.batch(message.number, number)
         return True
 
     with FakeFeeder(address) as feeder:
-        feeder.hooks[Type.SAMPLE], feeder.hooks[Type.RETURN] = draw, lambda *_: True
-        for clients in range(1, 4):
-            feeder.seen[Type.SAMPLE] = 0
+        feeder.leases = None
+        feeder.hooks[Type.PULL], feeder.hooks[Type.RETURN] = draw, lambda *_: True
+        for calls in range(1, 4):
             with connect(address, timeout_s=30) as client:
-                for _ in range(clients):
+                for _ in range(calls):
                     assert len(client.table("replay").sample(BATCH)["reward"]) == BATCH
-            assert feeder.seen[Type.CLOSE_READER] == clients
-            assert closing(feeder) == (clients, [], [])
+            assert feeder.seen[Type.CLOSE_READER] == calls
+            assert closing(feeder) == (calls, [], [])
 
 
 def test_a_client_that_closes_waits_for_no_feeder_that_is_lost(address):

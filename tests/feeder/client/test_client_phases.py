@@ -13,7 +13,6 @@ from async_loader.feeder.client import reader_channel, reader_state, session, wr
 from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.reader_state import ReaderOptions, ReaderPhase
 from async_loader.feeder.client.row_queue import WriterOptions
-from async_loader.feeder.client.sample_channel import SampleChannel
 from async_loader.feeder.client.session import SessionPhase
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.feeder.wire import OpenReader
@@ -58,6 +57,5 @@ def test_phases_are_moved_by_their_own_class_only():
 def test_a_channel_has_at_most_15_attributes():
     writer = WriterChannel(1, "t", None, WriterOptions())
     reader = ReaderChannel(1, OpenReader(table="t", batch_size=4), ReaderOptions(None))
-    sample = SampleChannel(1, "t", 4, None)
-    for channel in (writer, reader, sample, writer.queue, reader.deliveries):
+    for channel in (writer, reader, writer.queue, reader.deliveries):
         assert len(vars(channel)) <= 15, sorted(vars(channel))

@@ -77,9 +77,9 @@ def test_rows_and_samples_go_on_over_the_socket_and_the_offer_is_withdrawn(tmp_p
             writer.extend(rows(100, LARGE, 300))
         for _ in range(3):
             check(client.table("t").sample(8))
-        (channel,) = client._sample_channels["t"].open.values()
-        until(lambda: channel._barred)
-        assert not channel._memory.under_offer
+        ((_, source),) = client._sample_readers["t"]._idle
+        assert source.transport == "tcp"
+        assert not source._channel.memory.under_offer
         assert client.status()["tables"]["t"]["inserted"] == 402
 
 

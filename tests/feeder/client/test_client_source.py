@@ -305,7 +305,7 @@ def test_priorities_after_the_end_of_a_source_are_refused_at_once(feeder, client
     source = client.table("replay").source()
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
-    feeder.hooks[Type.PRIORITIES] = lambda *_: True
+    feeder.hooks[Type.PRIORITIZE] = lambda *_: True
     feeder.until(lambda: feeder.granted[1])
     source.close()
     with pytest.raises(Closed):
@@ -318,12 +318,13 @@ def test_rows_of_a_feeder_that_is_no_more_are_stale_whatever_the_next_one_calls_
     sent = []
 
     def priorities(feeder, plane, route, message):
-        sent.append((message.body.ids.tolist(), message.body.values.tolist()))
+        both = np.frombuffer(message.data, np.int64), np.frombuffer(message.data, np.float64)
+        count = message.body.count
+        sent.append((both[0][:count].tolist(), both[1][count:].tolist()))
+        feeder.say(plane, route, message.reply(wire.Applied(count, 0)))
+        return True
 
-    feeder.hooks[Type.PRIORITIES] = priorities
-    feeder.on_priorities = lambda plane, route, message: feeder.say(
-        plane, route, message.reply(wire.Applied(len(message.body.ids), 0))
-    )
+    feeder.hooks[Type.PRIORITIZE] = priorities
     source = client.table("replay").source(prefetch=1)
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
@@ -358,9 +359,9 @@ def test_priorities_under_way_to_a_feeder_that_dies_are_not_sent_to_the_next(fee
         feeder.sessions.clear()
         return True
 
-    feeder.hooks[Type.PRIORITIES] = dies
+    feeder.hooks[Type.PRIORITIZE] = dies
     assert source.update_priorities(np.arange(4), np.ones(4)) == Applied(0, 4)
-    assert feeder.seen[Type.PRIORITIES] == 1
+    assert feeder.seen[Type.PRIORITIZE] == 1
 
 
 def test_a_table_that_stays_without_a_schema_is_a_timeout_as_one_without_rows_is(feeder, client):

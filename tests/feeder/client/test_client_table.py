@@ -127,14 +127,12 @@ def test_a_queue_gives_each_row_once(client):
 def test_a_batch_that_came_too_late_goes_back_to_the_queue(client, monkeypatch):
     table = filled(client, "queue", 32)
     table.sample(16, timeout_s=60)
-    line = next(iter(table._channels.open.values()))
-    real = line._columns
+    ((_, source),) = table._readers._idle
 
-    def interrupted(reply):
-        monkeypatch.setattr(line, "_columns", real)
+    def interrupted(channel, received):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(line, "_columns", interrupted)
+    monkeypatch.setattr(source, "_ready", interrupted)
     with pytest.raises(KeyboardInterrupt):
         table.sample(16, timeout_s=60)
     batch = table.sample(16, timeout_s=60)

@@ -33,12 +33,12 @@ from async_loader.feeder.wire import (
     Steps,
     decode,
     encode,
-    insert,
     schema_of,
     spec_of,
 )
 from async_loader.replay.kernel_warmup import warm
 from async_loader.schema import Schema
+from tests.insert_rows import insert
 
 SCHEMA = Schema.of({"x": np.int64, "done": np.bool_})
 NO_SLOTS = np.empty(0, np.uint32)

@@ -16,7 +16,7 @@ from async_loader.feeder.wire import (
     ErrorCode,
     Ping,
     Plane,
-    Priorities,
+    Prioritize,
     Reader,
     schema_of,
 )
@@ -387,9 +387,8 @@ def test_priorities_are_applied_and_those_of_rows_that_are_gone_counted():
         peer.open_writer()
         peer.insert(0, range(20))
         peer.open_reader()
-        answer = peer.ask(
-            Plane.PULL, Priorities(np.array([3, 15, 19]), np.array([1.0, 2.0, 0.5])), 1, 77
-        )
+        data = np.array([3, 15, 19]).tobytes() + np.array([1.0, 2.0, 0.5]).tobytes()
+        answer = peer.ask(Plane.PULL, Prioritize(table="t", count=3), 1, 77, data=data)
         assert (answer.sequence, answer.body.applied, answer.body.stale) == (77, 2, 1)
         peer.pull(1)
         (message,) = batches(peer)
@@ -401,10 +400,9 @@ def test_priorities_of_a_table_without_are_refused():
         peer = rig.peer()
         peer.open_writer()
         peer.open_reader()
-        assert (
-            peer.ask(Plane.PULL, Priorities(np.array([3]), np.array([1.0])), 1).body.code
-            == ErrorCode.UNSUPPORTED
-        )
+        data = np.array([3]).tobytes() + np.array([1.0]).tobytes()
+        answer = peer.ask(Plane.PULL, Prioritize(table="t", count=1), 1, data=data)
+        assert answer.body.code == ErrorCode.UNSUPPORTED
 
 
 def test_a_queue_that_drains_hands_out_its_last_rows_and_waits_for_them_to_be_used():

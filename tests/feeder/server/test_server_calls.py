@@ -23,7 +23,7 @@ from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import CheckpointSettings, ServerSettings
 from async_loader.feeder.wire import Plane
-from async_loader.lifecycle import EventFd, readable
+from async_loader.lifecycle import Deadline, EventFd, Patience, readable
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
 from async_loader.schema import Field, Schema
@@ -266,8 +266,6 @@ def test_calls_and_readers_of_a_queue_take_turns(serve):
         source = table.source(prefetch=1)
 
         def read():
-            from async_loader.lifecycle import Deadline, Patience
-
             for _ in range(4):
                 found.extend(
                     source.plan(8, Patience(deadline=Deadline(PATIENCE_S))).batch["x"].tolist()
@@ -296,18 +294,17 @@ def test_a_batch_that_fits_no_message_is_refused_with_both_numbers(serve):
         with table.writer() as writer:
             writer.append(x=np.zeros(20))
         with pytest.raises(
-            ConfigError,
+            Malformed,
             match=r"a batch of 1048576 rows takes \d+ bytes, a message 67108864: "
             "ask for fewer rows",
         ):
-            table.sample(1 << 20)
+            table.source(transport="tcp").plan(1 << 20, Patience(deadline=Deadline(PATIENCE_S)))
         assert len(table.sample(8)["x"]) == 8
 
 
 def test_samplers_of_readers_are_bounded(serve):
     from async_loader import Prioritized
     from async_loader.errors import Broken
-    from async_loader.lifecycle import Deadline, Patience
 
     with connect(serve(checkpoint=None)) as client:
         table = client.table("one")
@@ -337,35 +334,13 @@ def test_a_batch_whose_schema_fits_no_message_is_refused_each_time():
         rig.tables["t"].writer().extend(**{one.name: np.zeros(9, "f4") for one in schema.fields})
         peer = rig.peer()
         for _ in range(3):
-            error = peer.ask(Plane.PULL, wire.Sample(table="t", batch_size=2), 1).body
+            body = wire.OpenReader(table="t", batch_size=2, wait_s=-1.0)
+            error = peer.ask(Plane.CONTROL, body, 1).body
             assert error.code == wire.ErrorCode.TOO_LARGE
             assert "2001 fields" in error.text
             assert "join fields" in error.text
         error = peer.ask(Plane.PULL, wire.Get(table="t", count=1), 1, data=bytes(8)).body
         assert error.code == wire.ErrorCode.TOO_LARGE
-
-
-def test_a_batch_that_could_not_be_sent_stays_in_the_queue(caplog, monkeypatch):
-    with Rig({"t": queue()}) as rig:
-        peer = rig.peer()
-        rig.tables["t"].writer().extend(x=np.arange(4), done=np.zeros(4, bool))
-        real = rig.server._dispatcher.answer
-
-        def answer(session, plane, reply):
-            monkeypatch.setattr(rig.server._dispatcher, "answer", real)
-            raise ZeroDivisionError
-
-        monkeypatch.setattr(rig.server._dispatcher, "answer", answer)
-        ask = wire.Sample(table="t", batch_size=2)
-        error = peer.ask(Plane.PULL, ask, 1).body
-        assert (error.code, rig.server.counters.faults) == (wire.ErrorCode.INTERNAL, 1)
-        found = []
-        for _ in range(2):
-            answer = peer.ask(Plane.PULL, ask, 1)
-            found += np.frombuffer(answer.data, np.int64)[:2].tolist()
-        assert sorted(found) == [0, 1, 2, 3]
-        caplog.clear()
-        caplog.get_records("call").clear()
 
 
 def test_rows_that_fit_no_message_are_refused_before_they_are_read(monkeypatch):
@@ -409,22 +384,22 @@ def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:
     ids = np.array(
         [draw.choice([0, 1, 5, -1, 2**62, -(2**63)]) for _ in range(count)], np.int64
     ).tobytes()
-    numbers = tuple(draw.choice([0, 1, 2**32 - 1]) for _ in range(draw.randrange(3)))
+    slots = np.array([draw.choice([0, 1, 2**32 - 1]) for _ in range(draw.randrange(3))], np.uint32)
     sizes = [1, 2, 50, 1 << 20]
-    kind = draw.randrange(9)
+    kind = draw.randrange(10)
+    wait_s = draw.choice([0.0, 0.01, 1e9, -0.01, -1e9])
+    if kind < 2:
+        body = wire.OpenReader(
+            table=table, batch_size=draw.choice(sizes), view=view, wait_s=wait_s,
+            transport=draw.choice(["tcp", "shm"]),
+        )  # fmt: skip
+        return Plane.CONTROL, body, None
     if kind < 4:
-        wait = draw.choice([None, 0.0, 0.01, 1e9])
-        body = wire.Sample(
-            table=table,
-            batch_size=draw.choice(sizes),
-            view=view,
-            timeout_s=wait,
-            waits=draw.random() < 0.5,
-            known=draw.choice([0, 1, 2**32 - 1]),
-            slots=numbers,
-            unused=numbers,
-        )
-        return Plane.PULL, body, None
+        pull = wire.Pull(draw.choice([0, 1, 2, 2**62]), draw.choice([0, 1, 2**62]), slots, wait_s)
+        return Plane.PULL, pull, None
+    if kind == 9:
+        unused = slots.astype(np.uint64)
+        return Plane.CONTROL, wire.CloseReader(draw.choice([0, 1, 2**62]), 0, unused), None
     if kind == 4:
         return Plane.PULL, wire.Get(table=table, count=count, view=view), ids
     if kind == 5:
@@ -466,10 +441,10 @@ def test_no_call_is_a_fault_of_the_server_and_none_harms_another(seed):
             while peer.receive(plane, wait=False) is not None:
                 pass
         assert rig.server.counters.faults == 0
-        assert sum(len(waiting) for waiting in rig.server._calls.samples._asked.values()) <= 300
         rig.server_state.sessions.drop(peer_session := rig.server_state.sessions.get(peer.session))
         rig.server._control_handler.leave(peer_session)
-        assert not any(rig.server._calls.samples._asked.values())
         honest.insert(1, range(20, 24), 1)
-        answer = honest.ask(Plane.PULL, wire.Sample(table="t", batch_size=4), 9)
-        assert answer.body.rows == 4
+        honest.open_reader(9)
+        honest.pull(1, 9)
+        rig.turn()
+        assert honest.receive(Plane.PULL).body.rows == 4

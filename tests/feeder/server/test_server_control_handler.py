@@ -401,7 +401,7 @@ def test_sessions_are_counted_and_the_silent_let_go():
         one.ask(Plane.PULL, Ping())
         rig.pass_time(4.5)
         assert [session.number for session in rig.server_state.sessions] == [one.session]
-        assert sum(rig.server.counters.sessions_ended.values()) == 1
+        assert sum(rig.server.status()["sessions_ended"].values()) == 1
         assert isinstance(third.hello().body, Welcome)
         assert rig.server._left_s() == pytest.approx(5.5)
 

@@ -17,11 +17,12 @@ from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
 from async_loader.feeder.server.insert_queue import InsertQueue
 from async_loader.feeder.server.receipt import Receipt
-from async_loader.feeder.wire import ErrorCode, RowLayout, insert
+from async_loader.feeder.wire import ErrorCode, RowLayout
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.testing.debug import debug_state
+from tests.insert_rows import insert
 
 ID = RowLayout.of(SCHEMA).schema_id
 KEYS = [bytes([i]) * 16 for i in range(3)]

@@ -31,13 +31,13 @@ from async_loader.feeder.wire import (
     SlotBatches,
     SlotInsert,
     Writer,
-    insert,
     schema_of,
 )
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
 from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
+from tests.insert_rows import insert
 
 SLOT = 4096
 

@@ -21,7 +21,6 @@ from zmtp_rig import COMMAND, LONG, Splitter, frame, framed, greeting, opening, 
 
 from async_loader.feeder.curve_auth import CurveAuthenticator
 from async_loader.feeder.curve_keys import apply_client_keys, load_server_keys
-from async_loader.feeder.server import message_queues
 from async_loader.feeder.server import sockets as module
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.wire import Limits, Plane
@@ -320,18 +319,6 @@ def test_after_messages_that_could_not_be_read_a_connection_is_ended(ports, peer
     until(ports, lambda: not ports._links)
 
 
-def test_peers_that_left_messages_behind_and_closed_are_kept_up_to_a_number(ports, monkeypatch):
-    monkeypatch.setattr(message_queues, "_MOST_LEFT", 5)
-    for count in range(1, 21):
-        connected(ports, CONTROL, opening() + framed([b"x"]) * 3).close()
-        until(
-            ports,
-            lambda many=count: len(ports._queues.strangers[CONTROL]) == many and not ports._links,
-            0.0,
-        )
-    assert len(turn(ports)) == 15
-
-
 def test_a_session_has_its_turn_however_many_peers_have_none(ports, peer):
     known = peer(INSERT, opening() + framed([b"first"]))
     until(ports, lambda: ports._queues.strangers[INSERT])
@@ -585,21 +572,6 @@ def test_a_peer_that_cannot_be_answered_is_ended_so_that_it_asks_again(ports, pe
     assert not ports._links
 
 
-def test_a_wait_ends_when_a_message_that_had_no_room_has_it(ports, peer):
-    slow = peer(PULL, opening() + framed([b"x"]))
-    ((route, _),) = turn(ports, PULL)
-    block = np.zeros(1 << 16, np.uint8)
-    while ports.has_room(PULL, route, block.nbytes):
-        assert ports.send(PULL, route, [block], block.nbytes)
-    deadline = Deadline(PATIENCE_S)
-    with contextlib.suppress(BlockingIOError):
-        while slow.recv(1 << 20):
-            continue
-    ports.wait(PATIENCE_S)  # which no message ends
-    assert not deadline.expired
-    assert ports.has_room(PULL, route, block.nbytes)
-
-
 def test_a_peer_that_asks_and_does_not_read_grows_no_memory(ports, peer):
     deaf = peer()
     turn(ports)
@@ -690,7 +662,7 @@ def test_where_not_even_a_refusal_is_possible_doors_rest(timed, clock, monkeypat
 
     with connected(timed):
         monkeypatch.setattr(timed._acceptor, "accept", fails)
-        timed._handle(timed._acceptor.filenos()[0], 1, clock.now)
+        timed._handle(next(iter(timed._acceptor._listeners)), 1, clock.now)
         monkeypatch.undo()
         assert timed.wait(0.0) == []
         assert not timed._links

@@ -28,8 +28,8 @@ from async_loader.feeder.wire import (
     Pong,
     Pull,
     Status,
-    insert,
 )
+from tests.insert_rows import insert
 
 HELLO = Hello(client=b"c" * 16, pid=1, host="h")
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
-from async_loader.feeder.shared import Listener, Offer, SharedBatchRing, offer_to
+from async_loader.feeder.shared import Listener, Offer, Offering, SharedBatchRing
+from async_loader.lifecycle import readable
 from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
 
@@ -62,6 +63,14 @@ def listening_to(listener):
         os.close(over)
         thread.join()
         os.close(end)
+
+
+def offer_to(path, offer, fd, timeout_s):
+    """Offer memory, and wait for the answer."""
+    with contextlib.closing(Offering(path, offer, fd, timeout_s)) as offering:
+        readable([offering.fileno()], timeout_s)
+        if not offering.taken():
+            raise Timeout(f"the server said nothing for {timeout_s:g} s")
 
 
 def test_an_error_of_this_package_is_told_and_ends_no_loop(tmp_path, segment, caplog):

@@ -218,7 +218,7 @@ def test_a_pickle_has_no_effect_wherever_it_stands(tmp_path):
                 except Malformed:
                     continue
                 # What it can be is bytes in a place for bytes, or rows that no check has looked at.
-                assert isinstance(body, wire.Weights | wire.Batch | wire.Sampled | wire.Got), name
+                assert isinstance(body, wire.Weights | wire.Batch | wire.Got), name
     assert not marker.exists()
     pickle.loads(bombs[-1])
     assert marker.exists(), "the bombs were duds"
@@ -306,6 +306,6 @@ def test_every_control_message_has_its_decoder():
         wire.Type.CLOSE_READER,
         wire.Type.STATUS_REPLY,
     }
-    of_pull = ("SAMPLE", "SAMPLED", "GET", "GOT", "UPDATE", "DELETE", "PRIORITIZE", "TOTALS")
+    of_pull = ("GET", "GOT", "UPDATE", "DELETE", "PRIORITIZE", "TOTALS")
     later = {wire.Type[name] for name in (*of_pull, "TOTALS_REPLY")}
     assert known == {kind for kind in wire.Type if kind < wire.Type.INSERT} | later

@@ -166,7 +166,9 @@ def test_it_opens_a_reader_and_finds_the_arrays_of_two_batches_in_one_message(se
         ("index", 8, []),
     ]
 
-    client.send(foreign_client.PULL, [struct.pack("<2Q", 4, 0)], session=81, number=answer.number)
+    client.send(
+        foreign_client.PULL, [struct.pack("<2Qd", 4, 0, 0.0)], session=81, number=answer.number
+    )
     pulled = server.take()
     assert (
         pulled.number,

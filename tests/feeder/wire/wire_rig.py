@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from async_loader import Field, Schema, tree
 from async_loader.feeder import wire
 from async_loader.feeder.wire import codes
+from tests.insert_rows import insert
 
 SMALL = Schema.of({"obs": Field((2,), "f4", next="next_obs"), "action": "i8", "reward": "f4"})
 PIXELS = Schema.of(
@@ -89,7 +90,7 @@ def examples() -> dict[str, wire.Message]:
             wire.ErrorCode.FENCED, "epoch 1 is fenced off by epoch 2: stop this writer", 2
         ),
         "END": wire.End(reason="the table is closed", count=12),
-        "INSERT": wire.insert(small, three_steps()),
+        "INSERT": insert(small, three_steps()),
         "ACK": wire.Ack(1, 0, 1 << 24, 4096),
         "GAP": wire.Gap(1, 0, 1 << 24, 4096),
         "PULL": wire.Pull(4, 1, np.array([0, 2], np.uint32)),
@@ -98,7 +99,6 @@ def examples() -> dict[str, wire.Message]:
         "BATCH in shared memory": wire.SlotBatches(
             [wire.InSlot(2, 9, 256), wire.InSlot(0, 1, 256, 2)]
         ),
-        "PRIORITIES": wire.Priorities(np.array([3, 70], np.int64), np.array([0.5, 2.0])),
         "APPLIED": wire.Applied(1, 1),
         "RETURN": wire.Return(np.array([11, 12], np.uint64)),
         "ABOUT": wire.About(table="replay"),
@@ -116,11 +116,6 @@ def examples() -> dict[str, wire.Message]:
             kind="full", number=1, nbytes=4096, duration_s=0.25, pause_s=0.001, rows=3
         ),
         "LOAD": wire.Load(table="replay", path="nightly", number=1),
-        "SAMPLE": wire.Sample(
-            table="replay", batch_size=256, timeout_s=2.0, waits=False, slots=(1,)
-        ),
-        "SAMPLED": wire.Sampled(rows=256, slot=1),
-        "SAMPLED over a socket": wire.Sampled(rows=1, schema=wire.spec_of(INDEXED), lease=5),
         "GET": wire.Get(table="replay", count=2),
         "GOT": wire.Got(rows=1, schema=wire.spec_of(INDEXED)),
         "GOT nothing": wire.Got(rows=0, schema=wire.spec_of(INDEXED)),
@@ -167,7 +162,6 @@ def examples() -> dict[str, wire.Message]:
         "UPDATE": ids + np.array([0.5, 2], np.float32).tobytes(),
         "PRIORITIZE": ids + np.array([0.5, 2.0]).tobytes(),
         "GOT": block,
-        "SAMPLED over a socket": block,
     }
     return {
         name: wire.Message(
