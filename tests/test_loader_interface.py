@@ -276,10 +276,6 @@ def test_a_dataset_loader_counts_what_each_stage_has_done(how):
             "has no context: say multiprocessing_context",
         ),
         (
-            lambda: AsyncDataLoader({"x": np.arange(9)}, 3, layout="packed"),
-            "has no layout: fields of a batch are always contig",
-        ),
-        (
             lambda: DataLoader([1], workers="threads"),
             "has no workers: say num_workers=N and worker_type='process' or 'thread'",
         ),
