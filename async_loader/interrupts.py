@@ -5,8 +5,7 @@ around code that an exception would leave half done.
 Python runs signal handlers in the main thread, between two bytecodes, whichever thread the kernel
 gave the signal to. A signal mask of one thread therefore defers nothing in a process that has two.
 A critical section replaces the program's handler with a handler of ours: it records the signal, and
-the program's own handler runs when the section ends. Within `SignalsAllowed` signals are handled at
-once: waits and user code can always be interrupted.
+the program's own handler runs when the section ends.
 """
 
 from __future__ import annotations
@@ -36,24 +35,17 @@ _OTHERS = signal.valid_signals() - _FAULTS - {signal.SIGKILL, signal.SIGSTOP}
 class _Section:
     """Signals deferred between the start of the outermost `SignalsDeferred` and its end."""
 
-    __slots__ = ("depth", "handle", "handlers", "noted", "open", "over")
+    __slots__ = ("handle", "handlers", "noted", "over")
 
     def __init__(self) -> None:
         self.handlers: dict[int, Callable[[int, Any], Any]] = {}
         self.noted: dict[int, None] = {}
-        self.depth = 0
-        self.open = self.over = False
+        self.over = False
         self.handle = self._handle  # one object: a method is made anew wherever it is named
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.over:  # a handler of ours that could not be removed does no harm
             self.handlers[number](number, frame)
-        elif self.open:
-            # stays False if the program's handler raises: the frames that the exception unwinds are
-            # not critical
-            self.open = False
-            self.handlers[number](number, frame)
-            self.open = True
         else:
             self.noted[number] = None
 
@@ -74,17 +66,16 @@ class _Section:
                 _signal.signal(number, handler)
         # breaks a reference cycle, which would be left to the garbage collector at each section
         del self.handle
-        if self.noted:
-            self.tell()
+        self._tell()
 
-    def tell(self) -> None:
+    def _tell(self) -> None:
         """Run the program's handlers for the recorded signals; all of them, even if one raises."""
         if self.noted:
             number, _ = self.noted.popitem()
             try:
                 self.handlers[number](number, sys._getframe())
             finally:
-                self.tell()
+                self._tell()
 
 
 _section: _Section | None = None
@@ -95,70 +86,38 @@ _ident = threading.get_ident
 
 def held_back() -> bool:
     """Return True if a signal that arrives now in the calling thread is deferred."""
-    section = _section
-    return section is not None and not section.open and _ident() == _main
+    return _section is not None and _ident() == _main
 
 
 class SignalsDeferred:
     """``with SignalsDeferred():`` no signal handler runs, and so none raises, within the block.
 
-    Nests.
-
-    For blocks that take microseconds. In other threads than the main one it does nothing.
-    Cost: two system calls for each signal with a Python handler, which is usually Ctrl-C alone.
+    Nests. For blocks that start or close what an exception would leave behind for ever. In other
+    threads than the main one it does nothing.
     """
 
-    __slots__ = ("_inside", "_was_open")
+    __slots__ = ("_outermost",)
 
     def __enter__(self) -> None:
         global _section
-        self._inside, self._was_open = False, False
-        if _ident() != _main:
+        self._outermost = False
+        if _section is not None or _ident() != _main:
             return
-        section = _section
-        if section is None:
-            section = _Section()
-            try:
-                section.install()
-            except BaseException:
-                section.end()
-                raise
-            _section = section
-        self._was_open, section.open = section.open, False
-        section.depth += 1
-        self._inside = True
+        section = _Section()
+        try:
+            section.install()
+        except BaseException:
+            section.end()
+            raise
+        _section = section  # signals are only noted by now
+        self._outermost = True
 
     def __exit__(self, *_: object) -> None:
         global _section
         section = _section
-        if section is None or not self._inside:
-            return
-        section.depth -= 1
-        if section.depth == 0:
+        if self._outermost and section is not None:
             _section = None
             section.end()
-        elif self._was_open:
-            section.open = True
-            section.tell()
-
-
-class SignalsAllowed:
-    """``with SignalsAllowed():`` in a `SignalsDeferred`: handles signals at once,
-    deferred ones first.
-    """
-
-    __slots__ = ("_section",)
-
-    def __enter__(self) -> None:
-        section = _section if _ident() == _main else None
-        self._section = section
-        if section is not None:
-            section.tell()
-            section.open = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._section is not None:
-            self._section.open = False
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ FLOORS = [
     {"public_names"},
     {"errors", "interrupts", "other_names"},
     {
-        "held_locks",
         "process_hooks",
         "os_errors",
         "histograms",
@@ -55,7 +54,6 @@ LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 SAME_FLOOR = FLOORS[2]
 """These modules may import each other in this order: none imports one further right."""
 ORDER = [
-    "held_locks",
     "process_hooks",
     "os_errors",
     "histograms",

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from async_loader.feeder.address_lock import AddressLock
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from async_loader.errors import AddressInUse, ConfigError
+from async_loader.feeder.addresses import Address, check_bind
 from async_loader.feeder.curve_auth import CurveAuthenticator
 from async_loader.feeder.curve_keys import load_server_keys
+from async_loader.feeder.listen_sockets import listen
 from async_loader.feeder.server.event_loop import Server
 from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.periodic_saves import PeriodicSaves
@@ -100,3 +113,216 @@ class FeederProcess(Server):
         finally:
             if self._lock is not None:
                 self._lock.close()
+
+
+_log = logging.getLogger(__name__)
+_SUFFIXES = ("", ".insert", ".pull", ".memory")
+
+
+class AddressLock:
+    """An address, held until `close`. Made, used and closed by one thread.
+
+    Parameters
+    ----------
+    address : Address
+    encrypted : bool
+        Whether the sockets will use CURVE.
+    allow_insecure : bool
+        Bind beyond this machine without CURVE; a warning is logged.
+
+    Attributes
+    ----------
+    endpoints : dict of str
+        Endpoint of each plane, with the ports that the system chose.
+
+    Raises
+    ------
+    AddressInUse
+        If another server holds it. For tcp, `bind` raises it.
+    InsecureBindError
+    ConfigError
+        If the folder of an ipc address is missing, or cannot be written to.
+
+    Examples
+    --------
+    ::
+
+        with AddressLock(settings.address(), encrypted=True) as lock:
+            control, endpoint = lock.bind("control")
+            insert, endpoint = lock.bind("insert")
+    """
+
+    def __init__(
+        self, address: Address, *, encrypted: bool = False, allow_insecure: bool = False
+    ) -> None:
+        self.address = address
+        self.endpoints: dict[str, str] = {}
+        self._lock: int | None = None
+        self.insecure = check_bind(address, encrypted=encrypted, allow_insecure=allow_insecure)
+        if self.insecure:
+            _log.warning(
+                "%s is bound without keys: all who reach it can read and write the tables", address
+            )
+        elif address.scheme == "tcp" and not encrypted:
+            _log.info(
+                "%s has no keys: every user of this machine can read and write the tables; ipc is "
+                "for you alone",
+                address,
+            )
+        if address.scheme == "ipc":
+            self._lock = _lock(address)
+            try:
+                self._unlink()  # files of a killed server
+            except BaseException:
+                self._release()
+                raise
+
+    def bind(self, plane: str) -> tuple[socket.socket, str]:
+        """Return a listening socket of a plane, and its endpoint for clients.
+
+        Raises
+        ------
+        AddressInUse
+        ConfigError
+            If it cannot be bound for another reason.
+        """
+        if plane not in (known := [one.value for one in Plane]):
+            raise ConfigError(f"there is no plane {plane!r}: known are {', '.join(known)}")
+        wanted: Address = getattr(self.address, plane)
+        try:
+            listener, self.endpoints[plane] = listen(wanted)
+        except OSError as error:
+            raise _refusal(self.address, wanted, plane, error) from None
+        return listener, self.endpoints[plane]
+
+    def close(self) -> None:
+        """Remove the socket files and release the lock.
+
+        After the sockets were closed; may be called again.
+        """
+        if self._lock is None:
+            return
+        try:
+            self._unlink()
+        finally:
+            self._release()
+
+    def __enter__(self) -> AddressLock:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _unlink(self) -> None:
+        for suffix in _SUFFIXES:
+            path = self.address.path + suffix
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                    raise ConfigError(
+                        f"{self.address} cannot be bound: {path} exists and is not a socket: name "
+                        "another address"
+                    )
+                os.unlink(path)
+
+    def _release(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self.address.path}.lock")  # while it is held, see NOTE
+            os.close(lock)
+
+
+def _lock(address: Address) -> int:
+    """Take the lock of an ipc address; return its descriptor."""
+    path = f"{address.path}.lock"
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            hint = "make the folder" if error.errno == errno.ENOENT else "name another address"
+            text = f"{address} cannot be bound: {path} cannot be opened: {error.strerror}: {hint}"
+            raise ConfigError(text) from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _leads_to(path, fd):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+                return fd
+            os.close(fd)
+        except BlockingIOError:
+            pid = _pid_in(fd)
+            os.close(fd)
+            raise in_use(address, pid) from None
+        except BaseException:
+            os.close(fd)
+            raise
+
+
+def _leads_to(path: str, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _pid_in(fd: int) -> int | None:
+    text = os.pread(fd, 32, 0).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _refusal(named: Address, address: Address, plane: str, error: OSError) -> Exception:
+    """Return the error for an address that follows from the one that was ``named``."""
+    what = str(named) if address == named else f"{named} takes {address} too ({plane}), which"
+    if error.errno == errno.EADDRINUSE:
+        return in_use(what, pid_at(address.port))
+    if error.errno == errno.ENAMETOOLONG:
+        return ConfigError(f"{what} is too long for a socket: use a shorter path")
+    return ConfigError(
+        f"{what} cannot be bound: {error.strerror}: bind to an address of this machine"
+    )
+
+
+def in_use(address: Address | str, pid: int | None) -> AddressInUse:
+    """Return the error for an address that process ``pid`` listens at."""
+    who = (
+        "another process"
+        if pid is None
+        else "this process"
+        if pid == os.getpid()
+        else f"process {pid}"
+    )
+    end = "close that one" if pid == os.getpid() else "end that one"
+    return AddressInUse(f"{address} is in use by {who}: {end}, or bind to another address", pid)
+
+
+def pid_at(port: int) -> int | None:
+    """Return the process that listens at a tcp port, if it is one of this user."""
+    inodes = {
+        inode for table in ("tcp", "tcp6") for inode in _listeners(Path("/proc/net") / table, port)
+    }
+    if not inodes:
+        return None
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for fd in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(fd) in inodes:
+                        return int(process.name)
+    return None
+
+
+def _listeners(table: Path, port: int) -> Iterator[str]:
+    """Yield the links in ``/proc/PID/fd`` of the sockets that listen at a port."""
+    try:
+        lines = table.read_text().splitlines()[1:]
+    except OSError:
+        return
+    for line in lines:
+        columns = line.split()
+        if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:  # 0A: TCP_LISTEN
+            yield f"socket:[{columns[9]}]"

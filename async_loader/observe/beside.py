@@ -28,8 +28,7 @@ def observed(
     with contextlib.ExitStack() as stack:
         if settings.metrics is not None:
             from async_loader.feeder.server.policy_lag import LAG_BOUNDS
-            from async_loader.observe.exporter import MetricsServer
-            from async_loader.observe.feeder_families import feeder_families
+            from async_loader.observe.exporter import MetricsServer, feeder_families
 
             wanted = settings.metrics
             server = MetricsServer(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,10 @@ from typing import Any
 import msgspec
 
 from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
+from async_loader.feeder.addresses import private_folder
+from async_loader.feeder.curve_keys import SERVER, load_server_keys, make_keys
 from async_loader.lifecycle import Deadline, readable
 from async_loader.scale import ray_library
-from async_loader.scale.cluster_keys import keys_for
 from async_loader.scale.cluster_settings import ClusterSettings
 from async_loader.scale.ray_library import actor_of, shard_actors
 from async_loader.scale.shard_actor import ShardActor, ShardPlan
@@ -292,3 +295,46 @@ def _lost(status: Mapping[str, Any]) -> dict[str, int]:
     tables = feeder["checkpoints"] if feeder else {}
     lost = {name: int(one["lost_rows_in_sum"]) for name, one in tables.items()}
     return {name: rows for name, rows in lost.items() if rows}
+
+
+SERVERS = "servers"
+_OPERATOR = "operator.secret"
+
+
+def keys_for(folder: Path, shard: str, roles: Sequence[str]) -> dict[str, bytes]:
+    """Make the keys of a shard, unless they are there; return what goes to its node.
+
+    Raises
+    ------
+    ConfigError
+        If a folder can be entered by others, or has keys of other roles.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    servers = private_folder(private_folder(folder) / SERVERS)
+    home = servers / shard
+    if not home.exists():
+        _make(folder, servers, shard, roles)
+    have = set(load_server_keys(home).clients.values())
+    if have != set(roles):
+        raise ConfigError(
+            f"{home} has keys of {sorted(have)}, and network.roles are {sorted(roles)}: name "
+            "another folder in network.keys, or these roles"
+        )
+    files = {
+        f"{SERVER}.secret": (home / f"{SERVER}.secret").read_bytes(),
+        _OPERATOR: (folder / "operator" / f"{shard}.secret").read_bytes(),
+    }
+    files.update(
+        {f"clients/{path.name}": path.read_bytes() for path in (home / "clients").iterdir()}
+    )
+    return files
+
+
+def _make(folder: Path, servers: Path, shard: str, roles: Sequence[str]) -> None:
+    """Make the keys in a folder of another name, and rename it last: a kill leaves no half."""
+    temporary = servers / f"{shard}.new"
+    shutil.rmtree(temporary, ignore_errors=True)
+    make_keys(private_folder(temporary), roles)
+    for role in roles:
+        os.replace(temporary / f"{role}.secret", private_folder(folder / role) / f"{shard}.secret")
+    temporary.rename(servers / shard)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from async_loader.errors import SchemaError, Unsupported
-from async_loader.interrupts import SignalsAllowed
 from async_loader.lifecycle import Patience
 from async_loader.names import describe
 from async_loader.source import END, Applied, Jobs, Plan, Reader, Ready, Samples
@@ -24,7 +23,6 @@ class CallableSource:
 
     def __init__(self, function: Callable[[int], Any]) -> None:
         self.function = function
-        self._given: list[Any] = []  # what the function returned, until it is a plan
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
         """Call the function and classify its result.
@@ -34,13 +32,10 @@ class CallableSource:
         SchemaError
             For too few or too many entries, a mixture of jobs and samples, or any other type.
         """
-        if not self._given:
-            with SignalsAllowed():
-                # Not a call: what extend takes is not lost, whenever a signal comes.
-                self._given.extend(map(self.function, (batch_size,)))
-        if not self._given:
-            raise StopIteration(f"{self._name} raised it")
-        data = self._given.pop()
+        try:
+            data = self.function(batch_size)
+        except StopIteration:
+            raise StopIteration(f"{self._name} raised it") from None
         if data is END:
             end: Plan = END
             return end

@@ -70,8 +70,7 @@ def _observed(how: str, server: Any) -> Iterator[str]:
     """Serve metrics or the dashboard as `async-loader serve` does; give the address to ask."""
     from async_loader.feeder.server.policy_lag import LAG_BOUNDS
     from async_loader.observe.dashboard import Dashboard
-    from async_loader.observe.exporter import MetricsServer
-    from async_loader.observe.feeder_families import feeder_families
+    from async_loader.observe.exporter import MetricsServer, feeder_families
 
     status = partial(server.ask_status, ours.LIMIT_S)
     if how == "viewer":

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from async_loader.errors import AddressInUse, ConfigError, InsecureBindError
-from async_loader.feeder import address_lock as claims
-from async_loader.feeder.address_lock import AddressLock, pid_at
+from async_loader.feeder import serving as claims
 from async_loader.feeder.addresses import parse
+from async_loader.feeder.serving import AddressLock, pid_at
 
 PLANES = ("control", "insert", "pull")
 HOLDER = """
 import sys
 from async_loader.feeder.addresses import parse
-from async_loader.feeder.address_lock import AddressLock
+from async_loader.feeder.serving import AddressLock
 with AddressLock(parse(sys.argv[1])) as claim:
     bound = [claim.bind(plane) for plane in ("control", "insert", "pull")]
     print(bound[0][1], flush=True)

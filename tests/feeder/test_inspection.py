@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from async_loader import Field, ReplayBuffer, Sequences, connect
 from async_loader.cli import app
-from async_loader.feeder.server.episode_values import episodes_plain
+from async_loader.feeder.server.call_handler import episodes_plain
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from tests.sequence_rig import LINKED, MOVES, PLAIN, Episodes, play

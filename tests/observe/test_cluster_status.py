@@ -22,7 +22,7 @@ from status_rig import (
 
 from async_loader.observe.cluster_status import merged, paired
 from async_loader.observe.dashboard.frame import frame_of
-from async_loader.observe.dashboard.history import History
+from async_loader.observe.dashboard.server import History
 
 
 def answered(cluster):

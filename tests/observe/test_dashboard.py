@@ -17,7 +17,7 @@ from async_loader import connect
 from async_loader.errors import AddressInUse, Broken, ConfigError
 from async_loader.observe import Dashboard
 from async_loader.observe.dashboard.frame import frame_of
-from async_loader.observe.dashboard.history import KEPT, History
+from async_loader.observe.dashboard.server import KEPT, History
 
 STEP = {"x": np.float32, "policy_version": np.int64}
 

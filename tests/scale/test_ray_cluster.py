@@ -27,9 +27,9 @@ from async_loader.cli import app  # noqa: E402
 from async_loader.errors import Broken, ConfigError, Timeout  # noqa: E402
 from async_loader.lifecycle import Deadline, Patience  # noqa: E402
 from async_loader.scale import Cluster, ray_library  # noqa: E402
+from async_loader.scale.cluster import RayShards  # noqa: E402
 from async_loader.scale.cluster_settings import ClusterSettings  # noqa: E402
 from async_loader.scale.operations import Operator  # noqa: E402
-from async_loader.scale.ray_shards import RayShards  # noqa: E402
 
 PATIENCE_S = 120.0
 TRIES = 4

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from async_loader.compat.torch_errors import as_torchs
+from async_loader.compat.torch.loader import as_torchs
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.iterator import BatchIterator

@@ -20,7 +20,6 @@ from torch.utils.data import _utils
 
 from async_loader.compat.torch.gather_pass import GatherPass
 from async_loader.compat.torch.order import Drawn
-from async_loader.compat.torch_errors import as_torchs
 from async_loader.dataset import torch_collate
 from async_loader.dataset.array_dataset import Columns, NoColumns, columns_of
 from async_loader.dataset.batch_order import Batches, StreamBatches
@@ -330,3 +329,10 @@ class Pass(Iterator[Any]):
         raise NotImplementedError(
             "an iterator of a DataLoader cannot be pickled: pickle the loader", type(self).__name__
         )
+
+
+def as_torchs(error: Timeout | WorkerDied, timeout_s: float) -> RuntimeError:
+    """Return torch's exception for a dead worker or a batch that did not arrive in time."""
+    if isinstance(error, WorkerDied):
+        return RuntimeError(f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly: {error}")
+    return RuntimeError(f"DataLoader timed out after {timeout_s:g} seconds: {error}")

@@ -31,7 +31,6 @@ from async_loader.feeder.client.arguments import (
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
-from async_loader.feeder.client.publish_turns import PublishTurns
 from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.reader_state import OVER
 from async_loader.feeder.client.row_queue import WriterOptions
@@ -40,7 +39,7 @@ from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.client.traffic import Traffic
-from async_loader.feeder.client.weights import Published
+from async_loader.feeder.client.weights import Published, PublishTurns
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.status import FeederStatus

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -15,14 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors as torch_tensors
-from async_loader.errors import (
-    Broken,
-    ConfigError,
-    Malformed,
-    SchemaError,
-    Timeout,
-    Unsupported,
-)
+from async_loader.errors import Broken, ConfigError, Malformed, SchemaError, Timeout, Unsupported
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.shared import SHARED_FROM, WeightsRequest, map_weights
@@ -337,3 +332,32 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.asarray(array)
+
+
+class PublishTurns:
+    """Whose turn it is to publish, by name. Threads: any."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, threading.Lock] = {}
+
+    @contextlib.contextmanager
+    def turn(self, name: str, deadline: Deadline) -> Iterator[None]:
+        """Publish within this block.
+
+        Not in a forked process: the thread whose turn it is may not exist there.
+
+        Raises
+        ------
+        Timeout
+            The turn of another thread takes longer than the deadline.
+        """
+        lock, left = self._locks.setdefault(name, threading.Lock()), deadline.left_or_inf()
+        if not lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+            raise Timeout(
+                f"weights {name!r} are still being published by another thread: the call may be "
+                "made again"
+            )
+        try:
+            yield
+        finally:
+            lock.release()

@@ -11,7 +11,6 @@ from async_loader import source, tree
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.dispatch import Dispatcher
-from async_loader.feeder.server.episode_values import episodes_plain
 from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.refusals import refused
 from async_loader.feeder.server.sessions import Session
@@ -44,7 +43,9 @@ from async_loader.feeder.wire import (
     tensors_of,
 )
 from async_loader.feeder.wire_views import wire_of
+from async_loader.histograms import histogram
 from async_loader.replay.checkpoint.settings import limiter_json
+from async_loader.replay.table.newest_episodes import NewestEpisodes
 from async_loader.replay.views import Sequences
 from async_loader.schema import Field, Schema
 
@@ -259,3 +260,20 @@ def _ids(message: Message) -> Any:
     """Return the ids of a call, copied: the memory of a message is read-only."""
     assert isinstance(message.body, ById)
     return np.frombuffer(memoryview(message.data)[: 8 * message.body.count], np.int64).copy()
+
+
+_IDS = 5
+
+
+def episodes_plain(found: NewestEpisodes) -> dict[str, Any]:
+    """Return the counts, a histogram of lengths and one of returns, and the ids of some steps."""
+    steps = len(found.ids)
+    picked = np.linspace(0, steps - 1, min(_IDS, steps)).astype(np.int64)
+    return {
+        "steps": steps,
+        "episodes": len(found.lengths),
+        "parts": found.parts,
+        "ids": found.ids[picked].tolist(),
+        "length": histogram(found.lengths),
+        "return": None if found.returns is None else histogram(found.returns),
+    }

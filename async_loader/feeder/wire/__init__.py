@@ -113,8 +113,7 @@ from async_loader.feeder.wire.data import (
 )
 from async_loader.feeder.wire.header import VERSION
 from async_loader.feeder.wire.message import Message, decode, encode, refuse
-from async_loader.feeder.wire.row_layout import RowLayout
-from async_loader.feeder.wire.rows import Insert, SlotInsert, Steps, read_insert
+from async_loader.feeder.wire.rows import Insert, RowLayout, SlotInsert, Steps, read_insert
 from async_loader.feeder.wire.schema_codec import (
     SchemaSpec,
     check_id,

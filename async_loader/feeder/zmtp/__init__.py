@@ -17,10 +17,8 @@ PyNaCl.
 
 from __future__ import annotations
 
-from async_loader.feeder.zmtp.connection import Connection
+from async_loader.feeder.zmtp.connection import Connection, Mechanism, Null
 from async_loader.feeder.zmtp.errors import ProtocolError
 from async_loader.feeder.zmtp.frames import Buffer
-from async_loader.feeder.zmtp.mechanism import Mechanism
-from async_loader.feeder.zmtp.null import Null
 
 __all__ = ["Buffer", "Connection", "Mechanism", "Null", "ProtocolError"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
+from async_loader.feeder.zmtp import frames
 from async_loader.feeder.zmtp import frames as wire
 from async_loader.feeder.zmtp.errors import ProtocolError
 from async_loader.feeder.zmtp.frames import COMMAND, LONG, MORE, Buffer
-from async_loader.feeder.zmtp.mechanism import Mechanism
 
 _GREETING = 64
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
@@ -278,3 +279,64 @@ class Connection:
         if small:
             parts.append(b"".join(small))
         return parts, total
+
+
+class Mechanism(Protocol):
+    """The server's side of a handshake, and of the frames after it. Of one connection.
+
+    Attributes
+    ----------
+    name : bytes
+        In the greeting.
+    ready : bool
+        Whether the handshake is over.
+    user : str | None
+        The user of the peer's key, from then on; ``None`` without keys.
+    overhead : int
+        Bytes that it adds to a frame.
+    """
+
+    name: bytes
+    ready: bool
+    user: str | None
+    overhead: int
+
+    def begin(self) -> bytes:
+        """Return what to send after the greetings."""
+
+    def step(self, body: Buffer) -> bytes:
+        """Return the answer to a handshake command. Raises ProtocolError."""
+
+    def open(self, flags: int, body: Buffer) -> tuple[int, Buffer]:
+        """Return the flags and body of a received frame. Raises ProtocolError."""
+
+    def seal(self, frame: Buffer, nbytes: int, flags: int) -> tuple[bytes, Buffer]:
+        """Return a frame to send: its head, and its body on the wire."""
+
+
+class Null:
+    """See `Mechanism`."""
+
+    name = b"NULL"
+    overhead = 0
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.user: str | None = None
+
+    def begin(self) -> bytes:
+        return frames.command(b"READY", frames.OWN_METADATA)
+
+    def step(self, body: Buffer) -> bytes:
+        name = frames.name_of(body)
+        if name != b"READY":
+            raise ProtocolError(f"the handshake has {name[:20]!r} where READY is due")
+        frames.check_metadata(memoryview(body)[1 + len(name) :])
+        self.ready = True
+        return b""
+
+    def open(self, flags: int, body: Buffer) -> tuple[int, Buffer]:
+        return flags, body
+
+    def seal(self, frame: Buffer, nbytes: int, flags: int) -> tuple[bytes, Buffer]:
+        return frames.head(nbytes, flags), frame

@@ -22,7 +22,7 @@ from typing import Any
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, ResourceLimit
-from async_loader.interrupts import SignalsAllowed, signals_blocked
+from async_loader.interrupts import signals_blocked
 from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.job_queue import Chunk, IterationSpec
@@ -86,8 +86,7 @@ class _EncodedAtStart:
         self.encoded = codec.Encoded(b"")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        with SignalsAllowed():  # pickling runs code of the user's; nothing is born yet
-            self.encoded = codec.encode(self._config, at_birth=True)
+        self.encoded = codec.encode(self._config, at_birth=True)
         return type(None), ()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 import numpy as np
 
-from async_loader.replay.array_types import Ids
+from async_loader.replay.array_types import Array, Ids
 
 # For writing and reading: where the field lies in the table.
 ROW_ADDRESS = 0  # in row 0
@@ -41,3 +44,58 @@ def from_step(fields: Ids, step: int) -> Ids:
     moved = fields.copy()
     moved[:, ARRAY_ADDRESS] += step * moved[:, ARRAY_STRIDE]
     return moved
+
+
+END = 0  # where the next list begins
+
+SIZE = 0  # words of the list with its head
+COUNT = 1  # ids; 0: the list has moved
+FIRST = 2  # the place of the oldest id that may still be in the table
+CLOSED = 3  # 1: no id will follow
+HEAD = 4
+"""Words of a head."""
+
+PLACE_BITS = 31
+"""A place is the word of the head, shifted, and the position of the id in the list."""
+
+SPARE = 32
+"""Words for further ids in a new list: an episode of fewer steps is not moved."""
+
+
+def new_lists(rows: int) -> tuple[Ids, Ids]:
+    """Return ``places [rows]`` and ``lists``. Their pages are provided as they are written.
+
+    ``lists``: every row is in one list; half of a list that grows is room; and a list that grows is
+    copied.
+    """
+    lists = np.zeros(HEAD + 2 * rows + 2 * (HEAD + SPARE), np.int64)
+    lists[END] = HEAD
+    return np.zeros(rows, np.int64), lists
+
+
+SPAN = 0  # steps from the first to the last
+SHORTEST = 1  # the same for a sequence that the end of its episode cuts short
+STRIDE = 2  # steps from the beginning of one to that of the next
+EPISODES = 3  # the longest episode that is a sequence; 0: sequences are parts of episodes
+LEARNED_FROM = 4  # the first step to learn from, counted from the sequence's first
+LEARNED = 5  # steps to learn from
+STEP = 6  # from one of them to the next
+MOST = 7  # that one step completes
+GOES_ON = 8  # 1: sequences go on into the next episode of their stream
+TRACKING = 9
+"""Numbers of a sampler."""
+
+
+_item: Any = ctypes.c_char.from_buffer
+_of = ctypes.addressof
+
+
+def address_of(array: Array) -> int:
+    """Return the address of the array's first byte. Keep the array alive while you use it.
+
+    0.4 us; ``array.ctypes.data`` takes 1.5, ``array.__array_interface__`` 1.9.
+    """
+    try:
+        return _of(_item(array))
+    except (TypeError, ValueError, BufferError):  # read-only, empty, strided
+        return int(array.ctypes.data)

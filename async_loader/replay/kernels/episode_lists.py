@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.episode_lists import (
+from async_loader.replay.base.field_table import (
     CLOSED,
     COUNT,
     END,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.episode_lists import COUNT, HEAD
+from async_loader.replay.base.field_table import COUNT, HEAD
 from async_loader.replay.base.row_format import ROWS
 from async_loader.replay.kernels.episode_lists import (
     GONE,

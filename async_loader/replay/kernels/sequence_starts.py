@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.base import sequence_table as q
+from async_loader.replay.base import field_table as q
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import (
     ALIVE,

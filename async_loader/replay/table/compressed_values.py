@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from async_loader.replay.array_types import Array, Bools, Ids
-from async_loader.replay.base.array_address import address_of
+from async_loader.replay.base.field_table import address_of
 from async_loader.replay.codec import Lz4
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.table.compressed_ring import FLOOR

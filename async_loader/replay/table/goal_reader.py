@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 
 from async_loader.replay.array_types import Array, Floats, Ids
-from async_loader.replay.base import episode_lists
+from async_loader.replay.base import field_table
 from async_loader.replay.goal_returns import ReturnPlaces, replace_returns
 from async_loader.replay.hindsight_parts import GOAL, HindsightParts
 from async_loader.replay.hindsight_view import Strategy
@@ -90,7 +90,7 @@ class GoalReader:
 
     def _forget_episodes(self) -> None:
         self._emptied = self._storage.emptied
-        self._lists = episode_lists.new_lists(self._storage.layout.rows)
+        self._lists = field_table.new_lists(self._storage.layout.rows)
 
     def _next_chances(self, count: int) -> Floats:
         if len(self.chances):

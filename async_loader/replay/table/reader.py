@@ -12,7 +12,6 @@ from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken
 from async_loader.lifecycle import Deadline
 from async_loader.replay.array_types import Array, Ids, Weights
-from async_loader.replay.base.array_address import address_of
 from async_loader.replay.base.field_table import (
     ARRAY_ADDRESS,
     ARRAY_STRIDE,
@@ -21,6 +20,7 @@ from async_loader.replay.base.field_table import (
     READING,
     TIMES,
     UNIT,
+    address_of,
 )
 from async_loader.replay.base.read_table import NO_GOALS
 from async_loader.replay.base.row_format import DELETED, FINAL, FLAGS, ID

@@ -8,7 +8,7 @@ import numpy as np
 
 from async_loader.errors import Broken
 from async_loader.replay.array_types import Ids
-from async_loader.replay.base import sequence_table as q
+from async_loader.replay.base import field_table as q
 from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Priorities, Rows

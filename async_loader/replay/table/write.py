@@ -9,8 +9,7 @@ import numpy as np
 
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base import row_format as r
-from async_loader.replay.base.array_address import address_of
-from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, WRITING
+from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, WRITING, address_of
 from async_loader.replay.base.record_layout import HEAD, HEAD_BYTES
 from async_loader.replay.table import rebuild
 from async_loader.replay.table.compressed_ring import CompressedRing, Packed

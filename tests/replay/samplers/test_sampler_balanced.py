@@ -24,7 +24,7 @@ from async_loader import (
 from async_loader.errors import ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.samplers import Items
-from async_loader.replay.samplers.value_lists import ValueLists
+from async_loader.replay.samplers.balanced import ValueLists
 
 SCHEMA = {"x": "int64", "task": "int64"}
 NOW = Patience(deadline=Deadline(0.0))

@@ -12,7 +12,7 @@ from sampler_rig import BARELY, Rig, surprise, tally
 from async_loader import AsyncDataLoader, ReplayBuffer, connect
 from async_loader.errors import ConfigError
 from async_loader.replay.samplers import Linear, MaxHeap, Recency
-from async_loader.replay.samplers.arrivals import Arrivals
+from async_loader.replay.samplers.recency import Arrivals
 
 
 def chances(half_life, newest_first):
