@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.replay.views import check_return, field_name, share
+from async_loader.replay.return_arguments import check_return, field_name, share
 
 GoalFunction = Callable[[Any, Any, dict[str, Any]], Any]
 Strategy = Literal["future", "final", "episode"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.replay.hindsight_view import Hindsight
-from async_loader.replay.rate_limiter import RateLimiter
+from async_loader.replay.return_arguments import check_return, share, steps
 from async_loader.schema import Schema
 from async_loader.validation import within_floats
 
@@ -231,63 +231,3 @@ def depth_and_lookahead(stored: Schema) -> tuple[int, int]:
     return max(one.stack for one in stored.fields), int(
         any(one.next is not None for one in stored.fields)
     )
-
-
-def check_sequences(
-    view: Sequences,
-    capacity: int,
-    surely: int,
-    limiter: RateLimiter | None,
-    max_times_sampled: int,
-) -> None:
-    """Raise ConfigError for sequences that a table of ``capacity`` steps can never show.
-
-    ``surely``: how many steps can be drawn while an episode is open.
-    """
-    if max_times_sampled:
-        raise ConfigError(
-            "this table counts the draws of each step, and a step is in several sequences: "
-            "leave out max_times_sampled, or store each sequence as one step"
-        )
-    if view.whole:
-        return
-    if view.span > surely:
-        raise ConfigError(
-            f"a sequence of {view.span:,} steps does not fit: the table keeps {capacity:,}, raise "
-            "the capacity"
-        )
-    if limiter is None:
-        return
-    _, most = limiter.bounds
-    first = max(limiter.min_size_to_sample, most / limiter.samples_per_insert)
-    if first <= view.span:  # its last step waits for the one after it
-        raise ConfigError(
-            f"{limiter} stop inserting at {first:,.0f} steps, before there is a sequence of "
-            f"{view.span:,}: use min_size_to_sample={view.span + 1} or more for each stream"
-        )
-
-
-def steps(name: str, value: Any, least: int = 1) -> int:
-    """Return a number of steps, or raise ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r}: it is a Python int, {least} or more")
-    return within_floats(name, value)
-
-
-def share(name: str, value: Any, what: str) -> None:
-    """Raise ConfigError for what is no number from 0 to 1. ``what``: what it is."""
-    if isinstance(value, bool | str) or not hasattr(value, "__float__") or not 0 <= value <= 1:
-        raise ConfigError(f"{name}={value!r}: {what} is 0 to 1")
-
-
-def field_name(parameter: str, name: Any) -> None:
-    """Raise ConfigError for what is no name of a field."""
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"{parameter}={name!r}: it is the name of a field, as in {parameter!r}")
-
-
-def check_return(n_steps: Any, gamma: Any, reward: Any) -> None:
-    """Raise ConfigError for what makes no return."""
-    steps("n_steps", n_steps)
-    share("gamma", gamma, "a discount")
-    field_name("reward", reward)

@@ -33,11 +33,12 @@ from async_loader.replay.samplers import (
     Uniform,
 )
 from async_loader.replay.samplers.priority_rules import unused
+from async_loader.replay.sequence_limits import check_sequences
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.waiters import Waiters
-from async_loader.replay.views import Sequences, View, check_sequences, links
+from async_loader.replay.views import Sequences, View, links
 from async_loader.schema import Schema
 
 _FORK_WAIT_S = 1.0

@@ -20,12 +20,13 @@ from async_loader.replay.limiter_state import check_room
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Fifo, Sampler
 from async_loader.replay.samplers.binding import like
+from async_loader.replay.sequence_limits import check_sequences
 from async_loader.replay.table.lag_sampler import REASONS, LagSampler
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_access import TableAccess
-from async_loader.replay.views import Sequences, View, check_sequences
+from async_loader.replay.views import Sequences, View
 from async_loader.schema import Schema
 
 
