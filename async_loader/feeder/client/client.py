@@ -21,14 +21,13 @@ from async_loader.errors import (
     Timeout,
 )
 from async_loader.feeder.client import weights
-from async_loader.feeder.client.answer_deadline import AnswerDeadline
 from async_loader.feeder.client.arguments import (
     newer_than_of,
     version_of,
     weights_name,
     without_codecs,
 )
-from async_loader.feeder.client.calls import Call
+from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
 from async_loader.feeder.client.reader_channel import ReaderChannel

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from async_loader import batch_format as formats
 from async_loader.errors import CannotSend, ConfigError
-from async_loader.feeder.client.answer_deadline import AnswerDeadline
 from async_loader.feeder.client.arguments import (
     batch_size_of,
     goals_of,
@@ -18,6 +17,7 @@ from async_loader.feeder.client.arguments import (
     view_of,
 )
 from async_loader.feeder.client.asked_by_id import AskedById
+from async_loader.feeder.client.calls import AnswerDeadline
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import Client
 from async_loader.feeder.client.reader_state import Transport

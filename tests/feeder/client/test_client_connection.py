@@ -18,7 +18,7 @@ from client_rig import PATIENCE_S, FakeFeeder, make_impatient, rewards, step
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout, Unsupported
 from async_loader.feeder import connect, wire
 from async_loader.feeder.client import weights
-from async_loader.feeder.client.answer_deadline import AnswerDeadline
+from async_loader.feeder.client.calls import AnswerDeadline
 from async_loader.feeder.wire import Plane, Type
 
 
