@@ -35,9 +35,8 @@ from async_loader.feeder.client.reader_state import OVER
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.source import RemoteSource
-from async_loader.feeder.client.stats import ClientStats
+from async_loader.feeder.client.stats import ClientStats, Traffic
 from async_loader.feeder.client.table import TableClient
-from async_loader.feeder.client.traffic import Traffic
 from async_loader.feeder.client.weights import Published, PublishTurns
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_channel import WriterChannel
