@@ -38,7 +38,7 @@ from async_loader.feeder.client.channel import Channel, Failure, failure_of, gua
 from async_loader.feeder.client.errors import error_of, state_of
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.notifier import Waker
-from async_loader.feeder.client.old_rows import OldRows
+from async_loader.feeder.client.reader_state import OldRows
 from async_loader.feeder.client.session import Action, Session, SessionPhase
 from async_loader.feeder.client.sockets import Sockets
 from async_loader.feeder.client.whereabouts import FixedAddress, Whereabouts
