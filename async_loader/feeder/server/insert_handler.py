@@ -14,7 +14,7 @@ from collections.abc import Callable
 from async_loader.errors import Malformed
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.insert_queue import WriterState
-from async_loader.feeder.server.receipt import Receipt
+from async_loader.feeder.server.producer_streams import Receipt
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.wire import (

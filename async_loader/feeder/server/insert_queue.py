@@ -26,9 +26,12 @@ from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
 from async_loader.feeder.server.blocked_time import BlockedTime
 from async_loader.feeder.server.insert_slots import InsertSlots
 from async_loader.feeder.server.policy_lag import PolicyVersions, ReceivedLags
-from async_loader.feeder.server.producer_positions import Position, Positions
-from async_loader.feeder.server.producer_streams import ProducerStreams
-from async_loader.feeder.server.receipt import Receipt
+from async_loader.feeder.server.producer_streams import (
+    Position,
+    Positions,
+    ProducerStreams,
+    Receipt,
+)
 from async_loader.feeder.wire import FINAL, ErrorCode, Insert, RowLayout, check_id, read_insert
 from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
 from async_loader.schema import Schema

@@ -5,7 +5,7 @@
     CHECKPOINT.PATH/TABLE/rows             the count of rows, see row_counts.py
     CHECKPOINT.PATH/TABLE/newest/save-...  saves, the newest of which is restored
 
-See NOTE [slow work] in background_jobs.py and NOTE [positions of a save] in producer_positions.py.
+See NOTE [slow work] in background_jobs.py and NOTE [positions of a save] in producer_streams.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from async_loader.feeder.server import producer_positions
+from async_loader.feeder.server import producer_streams
 from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
 from async_loader.feeder.server.folders import Folders
-from async_loader.feeder.server.producer_positions import Position, Positions
+from async_loader.feeder.server.producer_streams import Position, Positions
 from async_loader.feeder.server.row_counts import RowCount
 from async_loader.feeder.server.state import TableEntry
 from async_loader.lifecycle import Deadline
@@ -91,7 +91,7 @@ class TableSaves:
         self.number = int(saves[-1].name.removeprefix("save-"))
         self.buffer.load(self._root)
         self._restored_rows = self.buffer.stats().size
-        self.positions = producer_positions.read(saves[-1])
+        self.positions = producer_streams.read(saves[-1])
         self.lost = max(0, had - parts_of(self.buffer).state.steps_had)
         if self.lost:
             _log.warning(
@@ -115,8 +115,8 @@ class TableSaves:
         """Write a save. On the background thread."""
         saver = saver_of(self.buffer)
         saver.beside = (
-            producer_positions.FILE,
-            lambda rows: producer_positions.encode(positions(rows)),
+            producer_streams.FILE,
+            lambda rows: producer_streams.encode(positions(rows)),
         )
         try:
             self._root.parent.mkdir(parents=True, exist_ok=True)

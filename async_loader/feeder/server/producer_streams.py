@@ -2,12 +2,102 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import Malformed
+from async_loader.errors import CorruptCheckpoint, Malformed
 from async_loader.feeder.wire import STREAMS
 from async_loader.replay.table.nonblocking_table import NonblockingTable
+
+FILE = "producers.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a producer was.
+
+    Attributes
+    ----------
+    key : bytes
+    epoch, applied : int
+        Inserts below ``applied`` were in the table.
+    done : int
+        Rows of insert ``applied`` that were in the table, as not all of them had room.
+    """
+
+    key: bytes
+    epoch: int
+    applied: int
+    done: int = 0
+
+
+class Positions:
+    """Notes of one save. Used in the server's loop.
+
+    Parameters
+    ----------
+    now : iterable of Position
+        At the save's begin.
+    """
+
+    def __init__(self, now: Iterable[Position]) -> None:
+        self._begin = {one.key: one for one in now}
+        self._notes: list[tuple[int, Position]] = []
+
+    def note(self, rows: int, position: Position) -> None:
+        """Note a position, and how many rows the table has had when it was reached."""
+        self._notes.append((rows, position))
+
+    def at(self, rows: int) -> list[Position]:
+        """Return the positions when the table had had that many rows."""
+        found = dict(self._begin)
+        found.update((one.key, one) for had, one in self._notes if had <= rows)
+        return list(found.values())
+
+
+def encode(positions: Iterable[Position]) -> bytes:
+    """Return the text of a file."""
+    lines = [[one.key.hex(), one.epoch, one.applied, one.done] for one in positions]
+    return json.dumps(lines, separators=(",", ":")).encode()
+
+
+def read(folder: Path) -> list[Position]:
+    """Return the positions in the folder of a save; none if it has no file of them.
+
+    Raises
+    ------
+    CorruptCheckpoint
+    """
+    try:
+        text = (folder / FILE).read_bytes()
+    except FileNotFoundError:
+        return []
+    try:
+        return [
+            Position(bytes.fromhex(key), int(epoch), int(applied), int(done))
+            for key, epoch, applied, done in json.loads(text)
+        ]
+    except (ValueError, TypeError) as error:
+        raise CorruptCheckpoint(f"{folder / FILE}: it has no positions: {error}") from None
+
+
+class Receipt(Enum):
+    """What became of an insert."""
+
+    NEW = "new"
+    AGAIN = "again"
+    """A duplicate."""
+    GAP = "gap"
+    """Earlier ones are missing, and the writer has to be told."""
+    AFTER_GAP = "after gap"
+    """As GAP, but the writer was told before it sent this one."""
+
 
 _UNUSED = -1
 Numbers = npt.NDArray[np.int64]

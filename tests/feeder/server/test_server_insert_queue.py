@@ -16,7 +16,7 @@ from server_rig import SCHEMA, rows_of
 from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
 from async_loader.feeder.server.insert_queue import InsertQueue
-from async_loader.feeder.server.receipt import Receipt
+from async_loader.feeder.server.producer_streams import Receipt
 from async_loader.feeder.wire import ErrorCode, RowLayout
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.rate_limiter import RateLimiter

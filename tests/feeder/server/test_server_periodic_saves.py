@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from async_loader.errors import Broken, ConfigError, CorruptCheckpoint
 from async_loader.feeder import connect
 from async_loader.feeder.embedded import Embedded
-from async_loader.feeder.server import producer_positions
+from async_loader.feeder.server import producer_streams
 from async_loader.feeder.server.background_jobs import MOST, BackgroundJobs
 from async_loader.feeder.server.periodic_saves import PeriodicSaves
-from async_loader.feeder.server.producer_positions import Position, Positions
+from async_loader.feeder.server.producer_streams import Position, Positions
 from async_loader.feeder.server.row_counts import RowCount
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
@@ -213,7 +213,7 @@ def test_a_writer_goes_on_with_a_feeder_that_was_restored_as_with_the_one_before
                 writer.append(x=x)
             writer.flush()
         (save,) = (tmp_path / "saves/t/newest").glob("save-*")
-        (position,) = producer_positions.read(save)
+        (position,) = producer_streams.read(save)
         assert position.applied >= 4
         with serving(path):
             for x in range(40, 60):
@@ -363,16 +363,16 @@ def test_positions_are_those_of_the_moment_of_the_save(inserts, data):
             state[key] = (at.applied, at.done)
             expected[rows] = dict(state)
     cut = data.draw(st.sampled_from(sorted(expected)))
-    found = producer_positions.encode(notes.at(cut))
+    found = producer_streams.encode(notes.at(cut))
     assert {one.key: (one.applied, one.done) for one in notes.at(cut)} == expected[cut]
     assert found.startswith(b"[")
 
 
 def test_positions_are_read_as_they_were_written(tmp_path):
     written = [Position(b"\x01" * 16, 3, 17, 4), Position(b"\x02" * 16, 1, 0)]
-    (tmp_path / producer_positions.FILE).write_bytes(producer_positions.encode(written))
-    assert producer_positions.read(tmp_path) == written
-    assert producer_positions.read(tmp_path / "none") == []
-    (tmp_path / producer_positions.FILE).write_text('[["zz",1]]')
+    (tmp_path / producer_streams.FILE).write_bytes(producer_streams.encode(written))
+    assert producer_streams.read(tmp_path) == written
+    assert producer_streams.read(tmp_path / "none") == []
+    (tmp_path / producer_streams.FILE).write_text('[["zz",1]]')
     with pytest.raises(CorruptCheckpoint, match="no positions"):
-        producer_positions.read(tmp_path)
+        producer_streams.read(tmp_path)
