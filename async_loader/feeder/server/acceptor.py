@@ -9,9 +9,98 @@ import socket
 from collections.abc import Callable, Iterator
 from enum import Enum
 
+from async_loader.errors import (
+    AsyncLoaderError,
+    ConfigError,
+    CorruptCheckpoint,
+    Malformed,
+    NotEnoughData,
+    OutOfMemory,
+    SchemaError,
+    Timeout,
+)
 from async_loader.feeder.addresses import parse
 from async_loader.feeder.listen_sockets import listen
 from async_loader.feeder.reserve_descriptor import NO_ROOM, ReserveDescriptor
+from async_loader.feeder.server.peer_connection import PeerConnection
+from async_loader.feeder.wire import ErrorCode
+
+_HANDSHAKE_S = 5.0
+
+
+class ConnectionEnds:
+    """The connections that end when their time is over.
+
+    Attributes
+    ----------
+    unready : dict of PeerConnection to None
+        Within their handshake, oldest first.
+    leaving : dict of PeerConnection to float
+        An ERROR was sent: when they are closed.
+    """
+
+    def __init__(self) -> None:
+        self.unready: dict[PeerConnection, None] = {}
+        self.leaving: dict[PeerConnection, float] = {}
+
+    def forget(self, link: PeerConnection) -> None:
+        """Drop a connection that has ended."""
+        self.unready.pop(link, None)
+        self.leaving.pop(link, None)
+
+    def moments(self) -> list[float]:
+        """Return when `over` has to be called."""
+        found = []
+        if self.unready:
+            found.append(next(iter(self.unready)).since + _HANDSHAKE_S)
+        if self.leaving:
+            found.append(next(iter(self.leaving.values())))
+        return found
+
+    def over(self, now: float) -> list[PeerConnection]:
+        """Return the connections whose time is over."""
+        found = []
+        for link in self.unready:
+            if link.since + _HANDSHAKE_S > now:
+                break
+            found.append(link)
+        for link, until in self.leaving.items():
+            if until > now:
+                break
+            found.append(link)
+        return found
+
+
+_CODES: tuple[tuple[type[BaseException], ErrorCode], ...] = (
+    (NotEnoughData, ErrorCode.NOT_ENOUGH),
+    (SchemaError, ErrorCode.SCHEMA),
+    (ConfigError, ErrorCode.CONFIG),
+    (Timeout, ErrorCode.TIMEOUT),
+    (OutOfMemory, ErrorCode.OUT_OF_MEMORY),
+    (CorruptCheckpoint, ErrorCode.CORRUPT),
+    (AsyncLoaderError, ErrorCode.UNSUPPORTED),
+    (OSError, ErrorCode.FILES),
+)
+
+
+def refused(error: BaseException) -> Malformed:
+    """Return the ERROR of an exception, with its text. Raises errors of this package itself."""
+    if isinstance(error, Malformed):
+        return error
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            number = error.errno if isinstance(error, OSError) and code is ErrorCode.FILES else None
+            return Malformed(
+                str(error), code, error.there if isinstance(error, NotEnoughData) else number
+            )
+    raise error
+
+
+def too_late(wait_s: float, why: str) -> Malformed:
+    """Return the ERROR of a call that has waited long enough."""
+    text = f"{abs(wait_s):g} s have passed, and still cannot sample: {why}"
+    return Malformed(text, ErrorCode.TIMEOUT)
+
 
 Bind = Callable[[str], tuple[socket.socket, str]]
 _AT_ONCE = 16

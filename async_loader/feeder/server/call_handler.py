@@ -9,10 +9,10 @@ import numpy as np
 
 from async_loader import source, tree
 from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.feeder.server.acceptor import refused
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.folders import Folders
-from async_loader.feeder.server.refusals import refused
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.wire import (

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.plain_values import sampler_said
+from async_loader.feeder.server.acceptor import refused, too_late
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.insert_queue import InsertQueue, WriterState
 from async_loader.feeder.server.pending import Answer, PendingReplies, PendingReply
-from async_loader.feeder.server.refusals import refused, too_late
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.weights import WeightsReceipt
