@@ -24,10 +24,9 @@ from async_loader.errors import Closed, ConfigError, Malformed
 from async_loader.feeder.plain_values import sampler_from
 from async_loader.feeder.server.acceptor import refused, too_late
 from async_loader.feeder.server.blocked_time import BlockedTime
-from async_loader.feeder.server.outgoing_batches import OutgoingBatch, RequeuedRows
 from async_loader.feeder.server.policy_lag import PolicyVersions
 from async_loader.feeder.server.reader_state import ReaderState, schema_of_batches
-from async_loader.feeder.server.send_buffers import send_buffer_for
+from async_loader.feeder.server.send_buffers import OutgoingBatch, RequeuedRows, send_buffer_for
 from async_loader.feeder.server.table_views import TableViews
 from async_loader.feeder.wire import (
     MOST_AHEAD,

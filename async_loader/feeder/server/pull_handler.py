@@ -10,9 +10,8 @@ from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.insert_queue import WriterState
 from async_loader.feeder.server.insert_slots import InsertSlots
-from async_loader.feeder.server.outgoing_batches import OutgoingBatch
 from async_loader.feeder.server.reader_state import ReaderState
-from async_loader.feeder.server.send_buffers import SendBuffer
+from async_loader.feeder.server.send_buffers import OutgoingBatch, SendBuffer
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.weights import WeightStore

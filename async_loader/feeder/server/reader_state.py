@@ -10,9 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from async_loader.errors import Malformed
-from async_loader.feeder.server.outgoing_batches import OutgoingBatch
 from async_loader.feeder.server.policy_lag import PolicyVersions
-from async_loader.feeder.server.send_buffers import SendBuffer
+from async_loader.feeder.server.send_buffers import OutgoingBatch, SendBuffer
 from async_loader.feeder.shared import SharedBatchRing
 from async_loader.feeder.wire import BatchForm
 from async_loader.replay.table.nonblocking_table import NonblockingTable

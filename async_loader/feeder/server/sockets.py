@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from async_loader.feeder.server.acceptor import REST_S, Acceptor, Bind, ConnectionEnds
-from async_loader.feeder.server.message_queues import PATIENCE, MessageQueues, too_much
 from async_loader.feeder.server.peer_connection import HIGH_WATER, PeerConnection, flush_all
+from async_loader.feeder.server.send_buffers import PATIENCE, MessageQueues, too_much
 from async_loader.feeder.wire import Limits, Plane
 from async_loader.feeder.wire.bounds import CONTROL_BYTES, FRAMES
 from async_loader.feeder.zmtp import Connection, Mechanism, Null, ProtocolError

@@ -72,7 +72,7 @@ def forgets_leases() -> None:
 
 def says_nothing_of_what_comes_again() -> None:
     """Rows that come back are delivered as if they were new."""
-    from async_loader.feeder.server.outgoing_batches import OutgoingBatch
+    from async_loader.feeder.server.send_buffers import OutgoingBatch
 
     OutgoingBatch.mark_redelivered = lambda self: None
 
