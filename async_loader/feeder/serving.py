@@ -19,8 +19,7 @@ from async_loader.feeder.curve_auth import CurveAuthenticator
 from async_loader.feeder.curve_keys import load_server_keys
 from async_loader.feeder.listen_sockets import listen
 from async_loader.feeder.server.event_loop import Server
-from async_loader.feeder.server.folders import Folders
-from async_loader.feeder.server.periodic_saves import PeriodicSaves
+from async_loader.feeder.server.periodic_saves import Folders, PeriodicSaves
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.wire import Plane
 

@@ -12,7 +12,7 @@ from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.server.acceptor import refused
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.dispatch import Dispatcher
-from async_loader.feeder.server.folders import Folders
+from async_loader.feeder.server.periodic_saves import Folders
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.wire import (

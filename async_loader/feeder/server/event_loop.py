@@ -21,9 +21,8 @@ from async_loader.feeder.server.control_handler import ControlHandler
 from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.deferred import DeferredMessages, KernelWarmup
 from async_loader.feeder.server.dispatch import Dispatcher
-from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.insert_handler import InsertHandler
-from async_loader.feeder.server.periodic_saves import PeriodicSaves
+from async_loader.feeder.server.periodic_saves import Folders, PeriodicSaves
 from async_loader.feeder.server.pull_handler import PullHandler, SharedMemoryAcceptor
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.sockets import ServerSockets

@@ -19,7 +19,7 @@ from async_loader import ReplayBuffer
 from async_loader.errors import ConfigError, CorruptCheckpoint, Malformed, Timeout, Unsupported
 from async_loader.feeder import connect, wire
 from async_loader.feeder.server.background_jobs import MOST, BackgroundJobs
-from async_loader.feeder.server.folders import Folders
+from async_loader.feeder.server.periodic_saves import Folders
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import CheckpointSettings, ServerSettings
 from async_loader.feeder.wire import Plane
