@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
 from collections.abc import Iterator
 
 from async_loader.feeder.addresses import Address
+
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of ``accept`` that the reserve is for."""
+
+
+class ReserveDescriptor:
+    """One descriptor, closed when another is needed. Opened by `refill`."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def refill(self) -> bool:
+        """Open the descriptor, if it is not; return whether it is open."""
+        if self._fd < 0:
+            with contextlib.suppress(OSError):
+                self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        return self._fd >= 0
+
+    def turn_away(self, listener: socket.socket) -> None:
+        """Accept a connection and close it. Raises OSError if that is not possible either."""
+        self.close()
+        try:
+            listener.accept()[0].close()
+        finally:
+            self.refill()
+
+    def close(self) -> None:
+        """Close the descriptor. May be called again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
 
 _BACKLOG = 512
 

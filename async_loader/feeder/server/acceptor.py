@@ -20,8 +20,7 @@ from async_loader.errors import (
     Timeout,
 )
 from async_loader.feeder.addresses import parse
-from async_loader.feeder.listen_sockets import listen
-from async_loader.feeder.reserve_descriptor import NO_ROOM, ReserveDescriptor
+from async_loader.feeder.listen_sockets import NO_ROOM, ReserveDescriptor, listen
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.wire import ErrorCode
 

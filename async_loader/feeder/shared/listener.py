@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 
 from async_loader.errors import Malformed
-from async_loader.feeder.reserve_descriptor import NO_ROOM, ReserveDescriptor
+from async_loader.feeder.listen_sockets import NO_ROOM, ReserveDescriptor
 from async_loader.feeder.shared.offer import Offer, answered, peer_uid
 from async_loader.feeder.shared.weights_memory import MAGIC, WeightsRequest
 
