@@ -15,8 +15,7 @@ from types import TracebackType
 
 from async_loader.errors import AddressInUse, ConfigError
 from async_loader.feeder.addresses import Address, check_bind
-from async_loader.feeder.curve_auth import CurveAuthenticator
-from async_loader.feeder.curve_keys import load_server_keys
+from async_loader.feeder.curve_keys import CurveAuthenticator, load_server_keys
 from async_loader.feeder.listen_sockets import listen
 from async_loader.feeder.server.event_loop import Server
 from async_loader.feeder.server.periodic_saves import Folders, PeriodicSaves

@@ -11,9 +11,9 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from async_loader.errors import ConfigError
-from async_loader.feeder.curve_auth import CurveAuthenticator
 from async_loader.feeder.curve_keys import (
     ClientKeys,
+    CurveAuthenticator,
     ServerKeys,
     apply_client_keys,
     load_client_keys,

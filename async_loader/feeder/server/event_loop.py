@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from async_loader.errors import Closed
-from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.feeder.curve_keys import CurveAuthenticator
 from async_loader.feeder.server.acceptor import Bind
 from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
 from async_loader.feeder.server.call_handler import CallHandler

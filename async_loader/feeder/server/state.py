@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from async_loader.errors import Malformed
-from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.feeder.curve_keys import CurveAuthenticator
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
 from async_loader.feeder.server.counters import Rates, Totals
 from async_loader.feeder.server.insert_queue import InsertQueue

@@ -32,8 +32,7 @@ from async_loader import AsyncDataLoader, Field, ReplayBuffer, tree
 from async_loader.errors import Timeout
 from async_loader.feeder import connect
 from async_loader.feeder.client import reader_channel, sockets, writer_channel
-from async_loader.feeder.curve_auth import CurveAuthenticator
-from async_loader.feeder.curve_keys import load_server_keys
+from async_loader.feeder.curve_keys import CurveAuthenticator, load_server_keys
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
 from async_loader.feeder.settings import LimitSettings, ServiceSettings

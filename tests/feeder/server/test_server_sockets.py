@@ -19,8 +19,7 @@ from server_rig import Clock
 from zmq.utils.monitor import parse_monitor_message
 from zmtp_rig import COMMAND, LONG, Splitter, frame, framed, greeting, opening, ping
 
-from async_loader.feeder.curve_auth import CurveAuthenticator
-from async_loader.feeder.curve_keys import apply_client_keys, load_server_keys
+from async_loader.feeder.curve_keys import CurveAuthenticator, apply_client_keys, load_server_keys
 from async_loader.feeder.server import sockets as module
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.wire import Limits, Plane

@@ -10,8 +10,7 @@ from server_rig import NO_SLOTS, SCHEMA, Peer, Rig, rows_of
 
 from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
-from async_loader.feeder.curve_auth import CurveAuthenticator
-from async_loader.feeder.curve_keys import apply_client_keys, load_server_keys
+from async_loader.feeder.curve_keys import CurveAuthenticator, apply_client_keys, load_server_keys
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.sessions import Sessions
 from async_loader.feeder.settings import ServiceSettings
