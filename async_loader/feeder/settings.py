@@ -14,7 +14,7 @@ from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory
 from async_loader.feeder import addresses
 from async_loader.feeder.settings_reader import Bytes, Settings, read_yaml, settings_of
 from async_loader.feeder.table_settings import make_table, read_table
-from async_loader.feeder.wire import bounds
+from async_loader.feeder.wire import codes
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
 
@@ -39,19 +39,18 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
         Bytes of one version of published weights.
     """
 
-    message_bytes: Bytes = bounds.MESSAGE_BYTES
-    control_bytes: Bytes = bounds.CONTROL_BYTES
-    in_flight_bytes: Bytes = bounds.IN_FLIGHT_BYTES
+    message_bytes: Bytes = codes.MESSAGE_BYTES
+    control_bytes: Bytes = codes.CONTROL_BYTES
+    in_flight_bytes: Bytes = codes.IN_FLIGHT_BYTES
     sessions: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     window_bytes: Bytes = 64 << 20
     window_rows: Annotated[int, Meta(ge=1, le=2**32 - 1)] = 65_536
     weight_bytes: Bytes = 4 << 30
 
     def __post_init__(self) -> None:
-        if not 1024 <= self.control_bytes <= bounds.CONTROL_BYTES:
+        if not 1024 <= self.control_bytes <= codes.CONTROL_BYTES:
             raise ConfigError(
-                f"control_bytes={self.control_bytes}: the wire allows 1024 to "
-                f"{bounds.CONTROL_BYTES}"
+                f"control_bytes={self.control_bytes}: the wire allows 1024 to {codes.CONTROL_BYTES}"
             )
         for name in ("message_bytes", "window_bytes"):
             if getattr(self, name) > self.in_flight_bytes:
@@ -60,9 +59,9 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
                     f"in_flight_bytes={self.in_flight_bytes}: raise that"
                 )
 
-    def wire(self) -> bounds.Limits:
+    def wire(self) -> codes.Limits:
         """Return the limits in WELCOME."""
-        return bounds.Limits(
+        return codes.Limits(
             control_bytes=self.control_bytes,
             message_bytes=self.message_bytes,
             in_flight_bytes=self.in_flight_bytes,
@@ -224,8 +223,8 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
                 "tables: it is empty: give one, as in --table replay:1000000, or in a file "
                 "tables: {replay: {capacity: 1000000}}"
             )
-        if len(self.tables) > bounds.FIELDS:
-            raise ConfigError(f"tables: there are {len(self.tables)}, {bounds.FIELDS} are allowed")
+        if len(self.tables) > codes.FIELDS:
+            raise ConfigError(f"tables: there are {len(self.tables)}, {codes.FIELDS} are allowed")
         for name in self.tables:
             if not 1 <= len(name) <= 256 or not name.isprintable() or name != name.strip():
                 raise ConfigError(

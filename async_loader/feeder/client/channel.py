@@ -10,7 +10,7 @@ import msgspec
 
 from async_loader.errors import AsyncLoaderError, ConfigError, Malformed, SchemaError
 from async_loader.feeder.wire import Message, OpenReader, OpenWriter, encode
-from async_loader.feeder.wire.bounds import CONTROL_BYTES
+from async_loader.feeder.wire.codes import CONTROL_BYTES
 
 R = TypeVar("R")
 Failure = Callable[[], AsyncLoaderError]

@@ -21,7 +21,7 @@ from async_loader.feeder.server.acceptor import REST_S, Acceptor, Bind, Connecti
 from async_loader.feeder.server.peer_connection import HIGH_WATER, PeerConnection, flush_all
 from async_loader.feeder.server.send_buffers import PATIENCE, MessageQueues, too_much
 from async_loader.feeder.wire import Limits, Plane
-from async_loader.feeder.wire.bounds import CONTROL_BYTES, FRAMES
+from async_loader.feeder.wire.codes import CONTROL_BYTES, FRAMES
 from async_loader.feeder.zmtp import Connection, Mechanism, Null, ProtocolError
 
 _log = logging.getLogger("async_loader")

@@ -29,18 +29,6 @@ from __future__ import annotations
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire.batches import Batch, BatchBlock, BatchForm
-from async_loader.feeder.wire.bounds import (
-    CONTROL_BYTES,
-    DIMENSIONS,
-    FIELDS,
-    MESSAGE_BYTES,
-    MOST_AHEAD,
-    MOST_ROWS,
-    NAME_CHARACTERS,
-    STREAMS,
-    Limits,
-    name_fault,
-)
 from async_loader.feeder.wire.calls import (
     MOST_NEWEST,
     About,
@@ -60,16 +48,26 @@ from async_loader.feeder.wire.calls import (
 from async_loader.feeder.wire.codes import (
     ACK_NOW,
     BFLOAT16,
+    CONTROL_BYTES,
+    DIMENSIONS,
+    FIELDS,
     FINAL,
+    MESSAGE_BYTES,
+    MOST_AHEAD,
+    MOST_ROWS,
+    NAME_CHARACTERS,
     REDELIVERED,
     SENT_BEFORE,
     SHARED,
     SHOWN,
+    STREAMS,
     TERMINATED,
     TRUNCATED,
     ErrorCode,
+    Limits,
     Plane,
     Type,
+    name_fault,
     worth_retrying,
 )
 from async_loader.feeder.wire.control import (

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire import bounds, codes
-from async_loader.feeder.wire.bounds import U64, Count, Name, Path, Text
-from async_loader.feeder.wire.codes import Type
+from async_loader.feeder.wire import codes
+from async_loader.feeder.wire.codes import U64, Count, Name, Path, Text, Type
 from async_loader.feeder.wire.control import Control, Share, TensorSpec, View, one_or_none
 from async_loader.feeder.wire.schema_codec import SchemaSpec
 
@@ -75,8 +74,8 @@ class Saved(Control, frozen=True, kw_only=True):
     kind: Literal["full", "incremental"]
     number: U64
     nbytes: U64
-    duration_s: bounds.Wait
-    pause_s: bounds.Wait
+    duration_s: codes.Wait
+    pause_s: codes.Wait
     rows: U64
 
 
@@ -139,7 +138,7 @@ class Update(ById, frozen=True, kw_only=True):
     """
 
     TYPE = Type.UPDATE
-    specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=bounds.FIELDS)]
+    specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=codes.FIELDS)]
 
     def __post_init__(self) -> None:
         for spec in self.specs:

@@ -12,26 +12,27 @@ import msgspec
 from msgspec import Meta
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire import bounds, codes
-from async_loader.feeder.wire.bounds import (
+from async_loader.feeder.wire import codes
+from async_loader.feeder.wire.codes import (
     U8,
     U16,
     U32,
     U64,
     Count,
+    ErrorCode,
     Id,
     Limits,
     Name,
     Seconds,
     Shape,
     Text,
+    Type,
 )
-from async_loader.feeder.wire.codes import ErrorCode, Type
 from async_loader.feeder.wire.schema_codec import SchemaSpec
 
 Transport = Literal["tcp", "shm"]
 Share = Annotated[float, Meta(ge=0, le=1)]
-OrNone = Annotated[int, Meta(ge=0, le=bounds.MOST_ROWS)]
+OrNone = Annotated[int, Meta(ge=0, le=codes.MOST_ROWS)]
 
 
 class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -69,7 +70,7 @@ class Welcome(Control, frozen=True, kw_only=True):
     pull_endpoint: Text
     memory_endpoint: Text | None
     limits: Limits
-    tables: Annotated[tuple[Name, ...], Meta(max_length=bounds.FIELDS)]
+    tables: Annotated[tuple[Name, ...], Meta(max_length=codes.FIELDS)]
 
 
 class OpenWriter(Control, frozen=True, kw_only=True):
@@ -123,7 +124,7 @@ class SequenceView(
     bootstrap: OrNone = 0
     dilation: Count = 1
     boundary: Literal["stop", "pad", "cross"] = "stop"
-    state: Annotated[tuple[Name, ...], Meta(max_length=bounds.FIELDS)] = ()
+    state: Annotated[tuple[Name, ...], Meta(max_length=codes.FIELDS)] = ()
     whole: bool = False
     eta: Share = 0.9
 
@@ -143,7 +144,7 @@ class HindsightView(
     n: Count = 1
     gamma: Share = 0.99
     reward: Name = "reward"
-    info: Annotated[tuple[Name, ...], Meta(max_length=bounds.FIELDS)] = ()
+    info: Annotated[tuple[Name, ...], Meta(max_length=codes.FIELDS)] = ()
     ends: bool = False
 
 
@@ -193,7 +194,7 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     sampler: Annotated[dict[str, Any], Meta(max_length=16)] | None = None
     max_lag: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     masses: bool = False
-    wait_s: bounds.Patience | None = None
+    wait_s: codes.Patience | None = None
 
     def __post_init__(self) -> None:
         if self.rank >= self.world_size:
@@ -293,7 +294,7 @@ class Weights(Control, frozen=True, kw_only=True):
     version: U64 | None
     total_bytes: U64 = 0
     offset: U64 = 0
-    specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=bounds.FIELDS)] = ()
+    specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=codes.FIELDS)] = ()
     run: Id | None = None
 
     def __post_init__(self) -> None:

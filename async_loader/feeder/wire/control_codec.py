@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire import bounds, calls, control
+from async_loader.feeder.wire import calls, codes, control
 from async_loader.feeder.wire.codes import ErrorCode, Type
 from async_loader.feeder.wire.control import Control
 
@@ -36,7 +36,7 @@ def pack(body: Control) -> bytes:
     return data
 
 
-def unpack(kind: Type, frame: memoryview, most: int = bounds.CONTROL_BYTES) -> Control:
+def unpack(kind: Type, frame: memoryview, most: int = codes.CONTROL_BYTES) -> Control:
     """Return the message in a body frame.
 
     Raises
@@ -49,7 +49,7 @@ def unpack(kind: Type, frame: memoryview, most: int = bounds.CONTROL_BYTES) -> C
 
 
 def _decode(kind: Type, data: bytes) -> Control:
-    _bounded(kind, len(data), bounds.CONTROL_BYTES)
+    _bounded(kind, len(data), codes.CONTROL_BYTES)
     try:
         body: Control = DECODERS[kind].decode(data)
     except FAILURES as error:

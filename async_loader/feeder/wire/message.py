@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire import bounds, codes, control_codec, data, header
+from async_loader.feeder.wire import codes, control_codec, data, header
 from async_loader.feeder.wire.batches import Batch
-from async_loader.feeder.wire.bounds import Limits
-from async_loader.feeder.wire.codes import ErrorCode, Type
+from async_loader.feeder.wire.codes import ErrorCode, Limits, Type
 from async_loader.feeder.wire.control import Control, Error
 from async_loader.feeder.wire.data import Buffer, Data, SlotBatches
 from async_loader.feeder.wire.header import Header
@@ -77,7 +76,7 @@ def encode(message: Message) -> list[Buffer]:
     return [header.encode(head), *frames]
 
 
-def decode(frames: Sequence[Any], limits: Limits = bounds.DEFAULT) -> Message:
+def decode(frames: Sequence[Any], limits: Limits = codes.DEFAULT) -> Message:
     """Return the message of these frames, header first, of any buffer type.
 
     Rows of INSERT and BATCH are read in a second step, which needs their layout:
@@ -141,10 +140,10 @@ def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
 
 def _bodies(head: Header, frames: Sequence[Any], limits: Limits) -> list[memoryview]:
     """Return the body frames, checked against the header and the limits."""
-    if len(frames) - 1 != head.frames or head.frames > bounds.FRAMES:
+    if len(frames) - 1 != head.frames or head.frames > codes.FRAMES:
         text = (
             f"{head.type.name} came in {len(frames) - 1} body frames and says {head.frames}, "
-            f"{bounds.FRAMES} are allowed"
+            f"{codes.FRAMES} are allowed"
         )
         raise Malformed(f"{text}: was a frame lost, or added?")
     views = [memoryview(frame) for frame in frames[1:]]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire import bounds, codes
+from async_loader.feeder.wire import codes
 from async_loader.feeder.wire.codes import ErrorCode, Type
 from async_loader.feeder.wire.data import Buffer, Data
 from async_loader.feeder.wire.schema_codec import schema_id
@@ -188,7 +188,7 @@ class RowLayout(RecordLayout):
                     f"{rows * size}"
                 )
 
-    def rows_within(self, message_bytes: int = bounds.MESSAGE_BYTES) -> int:
+    def rows_within(self, message_bytes: int = codes.MESSAGE_BYTES) -> int:
         """Return how many rows fit into one message.
 
         Raises

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from async_loader import tree
 from async_loader.errors import Malformed, SchemaError
-from async_loader.feeder.wire import bounds, codes
+from async_loader.feeder.wire import codes
 from async_loader.feeder.wire.codes import ErrorCode
 from async_loader.schema import Field, Padding, Schema
 
@@ -30,18 +30,18 @@ class Nest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=T
     """One container of a schema's structure."""
 
     kind: Literal[0, 1, 2]
-    keys: Annotated[tuple[bounds.Key, ...], Meta(max_length=bounds.FIELDS)]
-    children: Annotated[tuple[Nest | None, ...], Meta(max_length=bounds.FIELDS)]
+    keys: Annotated[tuple[codes.Key, ...], Meta(max_length=codes.FIELDS)]
+    children: Annotated[tuple[Nest | None, ...], Meta(max_length=codes.FIELDS)]
 
 
 class FieldSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     """One field: name, dtype code, shape, stack, next, padding (0: repeat, 1: zero)."""
 
-    name: bounds.Name
-    dtype: bounds.U8
-    shape: bounds.Shape
-    stack: bounds.Count
-    next: bounds.Name | None
+    name: codes.Name
+    dtype: codes.U8
+    shape: codes.Shape
+    stack: codes.Count
+    next: codes.Name | None
     padding: Literal[0, 1]
 
     @property
@@ -63,12 +63,12 @@ class SchemaSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
     """
 
     structure: Nest | None
-    fields: Annotated[tuple[FieldSpec, ...], Meta(min_length=1, max_length=bounds.FIELDS)]
+    fields: Annotated[tuple[FieldSpec, ...], Meta(min_length=1, max_length=codes.FIELDS)]
 
     def __post_init__(self) -> None:
-        if len(self.fields) > bounds.FIELDS:
+        if len(self.fields) > codes.FIELDS:
             raise SchemaError(
-                f"the schema has {len(self.fields)} fields, {bounds.FIELDS} may travel: join some "
+                f"the schema has {len(self.fields)} fields, {codes.FIELDS} may travel: join some "
                 "into arrays"
             )
         for field in self.fields:
@@ -78,9 +78,9 @@ class SchemaSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
                     f"{max(codes.DTYPES)}"
                 )
         row = sum(field.nbytes * field.stack for field in self.fields)
-        if row > bounds.ROW_BYTES:
+        if row > codes.ROW_BYTES:
             raise SchemaError(
-                f"a row takes {row} bytes with its stacks, {bounds.ROW_BYTES} may travel: make "
+                f"a row takes {row} bytes with its stacks, {codes.ROW_BYTES} may travel: make "
                 "fields smaller"
             )
         names = {field.name for field in self.fields}
@@ -142,7 +142,7 @@ def encode(schema: Schema) -> bytes:
     return msgspec.msgpack.encode(spec_of(schema))
 
 
-def check_travels(schema: Schema, what: str, most: int = bounds.CONTROL_BYTES) -> None:
+def check_travels(schema: Schema, what: str, most: int = codes.CONTROL_BYTES) -> None:
     """Raise Malformed, TOO_LARGE, if a schema is too large for a control message.
 
     Parameters
@@ -204,8 +204,8 @@ def _leaves(nest: Nest | None, depth: int = 1) -> int:
     """
     if nest is None:
         return 1
-    if depth > bounds.DEPTH:
-        raise SchemaError(f"the schema is nested more than {bounds.DEPTH} deep: flatten it")
+    if depth > codes.DEPTH:
+        raise SchemaError(f"the schema is nested more than {codes.DEPTH} deep: flatten it")
     if len(nest.keys) != (len(nest.children) if nest.kind == 0 else 0):
         raise SchemaError(
             f"a container has {len(nest.keys)} keys and {len(nest.children)} children: dicts have "

@@ -9,7 +9,7 @@ from thread_rig import Feeder
 from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
 from async_loader.feeder import connect, wire
-from async_loader.feeder.wire.bounds import CONTROL_BYTES
+from async_loader.feeder.wire.codes import CONTROL_BYTES
 
 TABLES = [f"table_of_robot_{i:03d}" for i in range(200)]
 

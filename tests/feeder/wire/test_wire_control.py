@@ -13,7 +13,7 @@ from wire_rig import HELLO, SMALL, examples, raw, reheaded
 
 from async_loader.errors import Malformed
 from async_loader.feeder import wire
-from async_loader.feeder.wire import bounds, control_codec
+from async_loader.feeder.wire import codes, control_codec
 from async_loader.feeder.wire.control import Control
 
 CONTROL = {
@@ -145,7 +145,7 @@ def test_what_a_peer_would_refuse_is_not_sent():
 
 
 def test_a_control_body_is_bounded():
-    text = "y" * bounds.CONTROL_BYTES
+    text = "y" * codes.CONTROL_BYTES
     with pytest.raises(
         Malformed, match=r"ABOUT_REPLY has a body of \d+ bytes, 65536 are allowed"
     ) as caught:
