@@ -18,7 +18,6 @@ PyNaCl.
 from __future__ import annotations
 
 from async_loader.feeder.zmtp.connection import Connection, Mechanism, Null
-from async_loader.feeder.zmtp.errors import ProtocolError
-from async_loader.feeder.zmtp.frames import Buffer
+from async_loader.feeder.zmtp.frames import Buffer, ProtocolError
 
 __all__ = ["Buffer", "Connection", "Mechanism", "Null", "ProtocolError"]

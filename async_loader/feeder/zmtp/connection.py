@@ -10,8 +10,7 @@ import numpy as np
 
 from async_loader.feeder.zmtp import frames
 from async_loader.feeder.zmtp import frames as wire
-from async_loader.feeder.zmtp.errors import ProtocolError
-from async_loader.feeder.zmtp.frames import COMMAND, LONG, MORE, Buffer
+from async_loader.feeder.zmtp.frames import COMMAND, LONG, MORE, Buffer, ProtocolError
 
 _GREETING = 64
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"

@@ -19,8 +19,7 @@ from nacl import bindings
 from nacl.exceptions import CryptoError
 
 from async_loader.feeder.zmtp import frames
-from async_loader.feeder.zmtp.errors import ProtocolError
-from async_loader.feeder.zmtp.frames import COMMAND, MORE, Buffer
+from async_loader.feeder.zmtp.frames import COMMAND, MORE, Buffer, ProtocolError
 
 _KEY, _MAC = 32, 16
 _HELLO, _COOKIE, _INITIATE = 200, 96, 257

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_loader.feeder.zmtp.errors import ProtocolError
+
+class ProtocolError(Exception):
+    """The connection cannot go on.
+
+    Attributes
+    ----------
+    answer : bytes
+        Sent to the peer before the connection ends; may be empty.
+    """
+
+    def __init__(self, text: str, answer: bytes = b"") -> None:
+        super().__init__(text)
+        self.answer = answer
+
 
 Buffer = Any
 """bytes, bytearray, memoryview or a numpy array of one dimension: no common name before 3.12."""
