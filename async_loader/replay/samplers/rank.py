@@ -11,7 +11,7 @@ from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.samplers.heap import Heap
+from async_loader.replay.samplers.heaps import Heap
 from async_loader.replay.samplers.prioritized import Normalize
 from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
 from async_loader.replay.samplers.schedule import Linear, number, schedule

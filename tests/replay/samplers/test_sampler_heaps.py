@@ -15,7 +15,7 @@ from sampler_rig import Rig
 
 from async_loader.errors import ConfigError
 from async_loader.replay.samplers import MaxHeap, MinHeap
-from async_loader.replay.samplers.heap import Heap
+from async_loader.replay.samplers.heaps import Heap
 
 priorities = st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 1e-300, 1e100])
 
