@@ -14,7 +14,7 @@ from async_loader.errors import ConfigError, Unsupported
 from async_loader.feeder.plain_values import sampler_from
 from async_loader.feeder.wire import TotalsReply
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
-from async_loader.replay.samplers.schedule import schedule
+from async_loader.replay.samplers.priority_rules import schedule
 
 AGE, WEIGHTED_AGE = 64, 16
 """Batches after which rows that were drawn ahead are old: twice those that a single feeder may have

@@ -13,8 +13,8 @@ from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.heaps import Heap
 from async_loader.replay.samplers.prioritized import Normalize
+from async_loader.replay.samplers.priority_rules import Linear, number, schedule
 from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
-from async_loader.replay.samplers.schedule import Linear, number, schedule
 
 
 class RankPrioritized(Binding):
