@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from async_loader import Field, ReplayBuffer, Transitions
-from async_loader.replay.checkpoint.disk import Disk
+from async_loader.replay.checkpoint.folder import Disk
 from async_loader.testing.debug import debug_state
 
 PLAIN = {"obs": ((3,), "float32"), "reward": "float32", "done": "bool"}

@@ -25,7 +25,7 @@ import numpy as np
 from async_loader.errors import AsyncLoaderError, Timeout, Unsupported
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.checkpoint import encoding, folder
-from async_loader.replay.checkpoint.disk import Descriptor, Disk
+from async_loader.replay.checkpoint.folder import Descriptor, Disk
 from async_loader.replay.checkpoint.manifest import Block, Manifest
 from async_loader.replay.checkpoint.settings import lasting_json
 from async_loader.replay.checkpoint.snapshot import (
