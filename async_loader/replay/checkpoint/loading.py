@@ -12,7 +12,7 @@ import numpy as np
 from async_loader.errors import ConfigError, CorruptCheckpoint, SchemaError
 from async_loader.replay.array_types import Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
-from async_loader.replay.checkpoint import encoding, settings
+from async_loader.replay.checkpoint import manifest, settings
 from async_loader.replay.checkpoint.compressed import put_back
 from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_remedy
 from async_loader.replay.checkpoint.snapshot import columns, index_type, row_parts
@@ -143,7 +143,7 @@ class _Loading:
 
     def _schema_and_layout(self) -> tuple[Schema, StorageLayout]:
         saved = self._table
-        schema = encoding.schema_of(saved["schema"])
+        schema = manifest.schema_of(saved["schema"])
         return schema, StorageLayout.of(
             schema,
             self._saved["capacity"],
@@ -198,7 +198,7 @@ class _Loading:
         for name, array in columns(table).items():
             if (raw := known.get(name)) is not None:
                 array[targets[there]] = raw.view(array.dtype)[there]
-        streams = {encoding.name_of(name): last for name, last in saved["streams"]}
+        streams = {manifest.name_of(name): last for name, last in saved["streams"]}
         pass_over(streams)
         roles = [("sampler", table_state.sampler), ("remover", table_state.remover)]
         for role, one in roles:

@@ -24,7 +24,7 @@ import numpy as np
 
 from async_loader.errors import AsyncLoaderError, Timeout, Unsupported
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
-from async_loader.replay.checkpoint import encoding, folder
+from async_loader.replay.checkpoint import folder, manifest
 from async_loader.replay.checkpoint.folder import Descriptor, Disk
 from async_loader.replay.checkpoint.manifest import Block, Manifest
 from async_loader.replay.checkpoint.settings import lasting_json
@@ -346,7 +346,7 @@ class _Save:
             with self._table_state.lock:
                 self._table_state.table.forget_ended()
                 names = list(self._table_state.table.streams)
-            encoding.names_json(names)
+            manifest.names_json(names)
 
     def _write(self, data: DataFile, taking: SnapshotCursor | None) -> TableMetadata:
         """Write the data file. See snapshot.py, NOTE [pre-copy]."""
@@ -403,13 +403,13 @@ class _Save:
         table = private.table
         if table is not None:
             storage = self._table_state.table.storage
-            schema = encoding.schema_json(storage.layout.schema)
+            schema = manifest.schema_json(storage.layout.schema)
             table = {
                 **table,
                 "schema": schema,
                 "rows": storage.layout.rows,
                 "streams": [
-                    [encoding.names_json([name])[0], last] for name, last in table["streams"]
+                    [manifest.names_json([name])[0], last] for name, last in table["streams"]
                 ],
             }
         kind = "incremental" if self._chain else "full"
