@@ -16,9 +16,8 @@ import numpy as np
 
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Items, Sampler, Uniform
-from async_loader.replay.table.inner_sampler import InnerSampler
 from async_loader.replay.table.rebuild import complete, tell_again
-from async_loader.replay.table.sequence_sampler import SequenceSampler
+from async_loader.replay.table.sequence_sampler import InnerSampler, SequenceSampler
 from async_loader.replay.table.table import Table
 
 MOST_ROWS = 2048

@@ -14,8 +14,8 @@ from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Fifo, Items, Sampler, shortcut
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.free_rows import FreeRows
-from async_loader.replay.table.inner_sampler import InnerSampler
 from async_loader.replay.table.rebuild import rebuild, tell_all
+from async_loader.replay.table.sequence_sampler import InnerSampler
 from async_loader.replay.table.step_packer import end_fields
 from async_loader.replay.table.storage import Storage
 from async_loader.replay.views import depth_and_lookahead

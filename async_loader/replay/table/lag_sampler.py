@@ -10,7 +10,7 @@ from async_loader.errors import ConfigError
 from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
-from async_loader.replay.table.inner_sampler import InnerSampler
+from async_loader.replay.table.sequence_sampler import InnerSampler
 from async_loader.schema import Schema
 
 VERSION = "policy_version"
