@@ -14,9 +14,8 @@ from async_loader.feeder.wire import schema_of
 from async_loader.lifecycle import Deadline, seconds_or_none
 from async_loader.replay.arguments import ids_of
 from async_loader.replay.views import View
-from async_loader.scale.connections import Connections
+from async_loader.scale.connections import Connections, ShardConnection
 from async_loader.scale.fan_out import Answers, ask_all
-from async_loader.scale.shard_connection import ShardConnection
 from async_loader.scale.shards import MOST_SHARDS
 from async_loader.source import Applied
 from async_loader.sources.mixture_index import split_by_source

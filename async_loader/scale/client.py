@@ -18,9 +18,8 @@ from async_loader.feeder.client.weights import Missing, Published
 from async_loader.feeder.status import FeederStatus
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.scale.connections import Connections
+from async_loader.scale.connections import Connections, ShardConnection
 from async_loader.scale.fan_out import ShardDeadline, ask_all
-from async_loader.scale.shard_connection import ShardConnection
 from async_loader.scale.shards import Finder, keys_in
 from async_loader.scale.stats import ClusterStatus, ShardStatus
 from async_loader.scale.table import ClusterTable

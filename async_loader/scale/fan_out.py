@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 
 from async_loader.errors import AsyncLoaderError, Closed
 from async_loader.lifecycle import Deadline
-from async_loader.scale.connections import Connections
-from async_loader.scale.shard_connection import ShardConnection
+from async_loader.scale.connections import Connections, ShardConnection
 
 R = TypeVar("R")
 

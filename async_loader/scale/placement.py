@@ -8,9 +8,8 @@ import time
 from collections import defaultdict
 
 from async_loader.lifecycle import Deadline, EventFd, readable
-from async_loader.scale.connections import Connections
+from async_loader.scale.connections import Connections, ShardConnection
 from async_loader.scale.fan_out import ask_all
-from async_loader.scale.shard_connection import ShardConnection
 
 _ASK_S = 1.0
 """How long a shard may take to say how many writers it has."""

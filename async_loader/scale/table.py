@@ -29,10 +29,9 @@ from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.views import View
 from async_loader.scale.by_id import RowsById
-from async_loader.scale.connections import Connections
+from async_loader.scale.connections import Connections, ShardConnection
 from async_loader.scale.fan_out import ask_all
 from async_loader.scale.placement import Placement
-from async_loader.scale.shard_connection import ShardConnection
 from async_loader.scale.shard_rows import TOTALS_S
 from async_loader.scale.source import ClusterSource, SourceOptions
 from async_loader.scale.stats import ClusterTableStats, LostRows, summed

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 from async_loader.lifecycle import Deadline
 from async_loader.scale import placement as module
+from async_loader.scale.connections import Bells
 from async_loader.scale.placement import Placement
-from async_loader.scale.shard_connection import Bells
 
 
 class Shards:
