@@ -20,9 +20,8 @@ from async_loader.feeder.client.batch_structure import SERVER_BITS
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.wire import TotalsReply
 from async_loader.lifecycle import EventFd
-from async_loader.scale.batch_maker import BatchMaker, Part
 from async_loader.scale.connections import ShardConnection
-from async_loader.scale.draws import AGE
+from async_loader.scale.draws import AGE, BatchMaker, Part
 from async_loader.schema import Schema
 from async_loader.source import END, Plan, Ready
 from async_loader.sources.mixture_rows import Array

@@ -21,10 +21,9 @@ from async_loader.errors import (
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.wire import TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
-from async_loader.scale.batch_maker import BatchMaker
 from async_loader.scale.by_id import RowsById
 from async_loader.scale.connections import Connections, ShardConnection
-from async_loader.scale.draws import AGE, WEIGHTED_AGE, Counts, Draws, chunks_of
+from async_loader.scale.draws import AGE, WEIGHTED_AGE, BatchMaker, Counts, Draws, chunks_of
 from async_loader.scale.shard_rows import ShardRows
 from async_loader.source import END, Applied, Plan, Ready
 

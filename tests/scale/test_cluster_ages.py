@@ -10,7 +10,7 @@ from cluster_rig import cluster_of, drawn, filled, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_loader.scale.batch_maker import BatchMaker
+from async_loader.scale.draws import BatchMaker
 from async_loader.scale.shard_rows import ShardRows
 from async_loader.schema import Schema
 from async_loader.source import Ready
