@@ -40,7 +40,7 @@ from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.thread_pool import WorkerStates
 from async_loader.pipeline.workers.work import END, Kind, Seeding, Work, WorkerConfig, WorkerState
 from async_loader.pipeline.workers.worker_pool import WorkerPool
-from async_loader.shm.malloc import keep_freed_memory
+from async_loader.shm.hugepages import keep_freed_memory
 from async_loader.shm.slot_ring import SlotRing
 from async_loader.stats import StageStats
 from async_loader.validation import (

@@ -35,7 +35,7 @@ from async_loader.lifecycle import join
 from async_loader.scale import ray_library
 from async_loader.scale.cluster_settings import ClusterSettings
 from async_loader.scale.shards import own_host
-from async_loader.shm.malloc import keep_freed
+from async_loader.shm.hugepages import keep_freed
 
 _log = logging.getLogger("async_loader.scale")
 _STATUS_S = 10.0

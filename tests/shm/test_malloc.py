@@ -8,7 +8,7 @@ import resource
 import numpy as np
 import pytest
 
-from async_loader.shm.malloc import keep_freed_memory
+from async_loader.shm.hugepages import keep_freed_memory
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc learns")

@@ -20,7 +20,7 @@ from async_loader.compat.fastai import parts, to_device
 from async_loader.compat.fastai.batch_maker import BatchMaker
 from async_loader.compat.fastai.parts import Endless, FakeLoader, Permutation
 from async_loader.compat.fastai.workers import Epoch, Workers
-from async_loader.shm.malloc import keep_freed_memory
+from async_loader.shm.hugepages import keep_freed_memory
 
 
 class DataLoader(BatchMaker):

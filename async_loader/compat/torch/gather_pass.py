@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from async_loader.dataset.array_dataset import Columns
-from async_loader.shm.malloc import keep_freed_memory
+from async_loader.shm.hugepages import keep_freed_memory
 
 
 class GatherPass(Iterator[Any]):

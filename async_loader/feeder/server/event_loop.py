@@ -33,7 +33,7 @@ from async_loader.feeder.wire import VERSION, End, Message, Plane, Type, Welcome
 from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline, EventFd
 from async_loader.replay.buffer import ReplayBuffer
-from async_loader.shm.malloc import keep_freed
+from async_loader.shm.hugepages import keep_freed
 
 _DEFAULTS = ServiceSettings()
 _log = logging.getLogger("async_loader.feeder")
