@@ -18,7 +18,7 @@ from async_loader.scale.connections import Connections, ShardConnection
 from async_loader.scale.fan_out import Answers, ask_all
 from async_loader.scale.shards import MOST_SHARDS
 from async_loader.source import Applied
-from async_loader.sources.mixture_index import split_by_source
+from async_loader.sources.mixture_member import split_by_source
 from async_loader.sources.mixture_rows import Ids, numbers_of, own_ids
 from async_loader.table import Batch
 

@@ -35,8 +35,7 @@ from async_loader.source import (
     finishes,
 )
 from async_loader.sources.columns import ColumnsSource
-from async_loader.sources.mixture_index import in_all, split_by_source
-from async_loader.sources.mixture_member import MixtureMember, Piece
+from async_loader.sources.mixture_member import MixtureMember, Piece, in_all, split_by_source
 from async_loader.sources.mixture_rows import (
     MOST_SOURCES,
     Ids,
