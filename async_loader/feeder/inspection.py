@@ -13,7 +13,7 @@ from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.commands import asking
 from async_loader.feeder.status_view import clean
 from async_loader.feeder.wire import MOST_NEWEST, About, AboutReply, schema_of
-from async_loader.offline.shown_tables import bars_of, fields_of, fields_table, rows_table
+from async_loader.offline.commands import bars_of, fields_of, fields_table, rows_table
 from async_loader.replay.views import Transitions
 from async_loader.schema import END_FIELDS, Schema
 from async_loader.shm.limits import human
