@@ -43,11 +43,11 @@ from async_loader.feeder.wire import (
     tensors_of,
 )
 from async_loader.feeder.wire_views import wire_of
-from async_loader.histograms import histogram
 from async_loader.replay.checkpoint.settings import limiter_json
 from async_loader.replay.table.newest_episodes import NewestEpisodes
 from async_loader.replay.views import Sequences
 from async_loader.schema import Field, Schema
+from async_loader.stats import histogram
 
 _MOST_WAITING = 8
 """Of those that wait, which ABOUT_REPLY names."""
