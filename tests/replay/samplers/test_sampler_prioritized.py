@@ -156,19 +156,19 @@ def test_new_items_get_the_largest_ever_or_the_largest_there_is():
     for new, fourth in (("max_ever", 8.0), ("max_now", 2.0)):
         rig = Rig(Prioritized(1.0, eps=0.0, new_priority=new), 8)
         rig.insert([0])
-        assert rig.sampler.state()["mass"][0] == 1.0  # the first of all
+        assert rig.sampler._masses.leaves[0] == 1.0  # the first of all
         rig.update([0], [2.0])
         rig.insert([1], [8.0])
         rig.insert([2])
         rig.remove([1, 2])
         rig.insert([3])
-        assert rig.sampler.state()["mass"][[0, 3]].tolist() == [2.0, fourth]
+        assert rig.sampler._masses.leaves[[0, 3]].tolist() == [2.0, fourth]
 
 
 def test_one_batch_may_mix_given_priorities_and_none():
     rig = Rig(Prioritized(1.0, eps=0.0), 8)
     rig.insert([0, 1, 2], [np.nan, 4.0, np.nan])
-    assert rig.sampler.state()["mass"][:3].tolist() == [4.0, 4.0, 4.0]
+    assert rig.sampler._masses.leaves[:3].tolist() == [4.0, 4.0, 4.0]
 
 
 @pytest.mark.parametrize("new", ["max_ever", "max_now", "given"])

@@ -68,8 +68,8 @@ def same_notes(one: ReplayBuffer, other: ReplayBuffer) -> None:
         assert (a is None) == (b is None)
         assert a is None or (a.nodes == b.nodes).all()
     assert (
-        debug_state(one).state.sampler._ever.state()
-        == debug_state(other).state.sampler._ever.state()
+        debug_state(one).state.sampler._ever.largest
+        == debug_state(other).state.sampler._ever.largest
     )
 
 
@@ -133,7 +133,7 @@ def test_of_an_id_that_is_named_twice_the_last_priority_counts() -> None:
     )
     sampler = debug_state(buffer).state.sampler
     assert sampler._masses.leaves[[3, 5]].tolist() == [4.0, 2.0]
-    assert sampler._ever.state() == 9.0  # it was given, if not for long
+    assert sampler._ever.largest == 9.0  # it was given, if not for long
 
 
 def test_priorities_that_are_refused_change_nothing() -> None:
