@@ -225,7 +225,7 @@ def test_files_that_change_while_they_are_read_leave_an_empty_table(
     def broken(*args: Any) -> None:
         raise CorruptCheckpoint("data.bin: changed just now")
 
-    monkeypatch.setattr(loading._Loading, "_states", broken)
+    monkeypatch.setattr(loading._Loading, "_state", broken)
     with pytest.raises(CorruptCheckpoint, match="changed just now") as caught:
         buffer.load(tmp_path)
     assert caught.value.__notes__ == [

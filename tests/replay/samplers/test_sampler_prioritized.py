@@ -358,7 +358,6 @@ test_prioritized_draws_what_a_dict_holds = PrioritizedAgainstADict.TestCase
         (RankPrioritized, "normalise", r"RankPrioritized\(\) has no normalise: say normalize"),
         (Linear, "steps", r"Linear\(\) has no steps: say draws"),
         (Transitions, "n", r"Transitions\(\) has no n: say n_steps"),
-        (Transitions, "overlapping", "leave it out"),
         (Field, "frame_stack", r"Field\(\) has no frame_stack: say stack"),
     ],
 )
