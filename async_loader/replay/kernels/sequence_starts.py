@@ -184,6 +184,6 @@ def first_priorities(g: Any, rows: Any, shape: Any, eta: float, priority: Any) -
                 count += 1
             if load(at(g, name) + FLAGS) & ENDS and shape[q.GOES_ON] == 0:
                 break
-            for _ in range(shape[q.STEP]):
+            for _ in range(shape[q.APART]):
                 name = _after(g, name, shape[q.GOES_ON]) if name >= 0 else -1
         priority[i] = eta * largest + (1 - eta) * (total / count) if count else np.nan

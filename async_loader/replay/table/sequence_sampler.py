@@ -148,7 +148,7 @@ class SequenceSampler(InnerSampler):
         self._shape[q.STRIDE] = view.stride
         self._shape[q.EPISODES] = view.length if view.whole else 0
         self._shape[q.LEARNED_FROM] = view.burn_in * view.dilation
-        self._shape[q.LEARNED], self._shape[q.STEP] = view.length, view.dilation
+        self._shape[q.LEARNED], self._shape[q.APART] = view.length, view.dilation
         self._shape[q.MOST] = 1 if view.whole else view.span
         self._shape[q.GOES_ON] = view.crosses
         self._seen = np.full(rows, -1, np.int64)
