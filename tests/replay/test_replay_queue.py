@@ -568,7 +568,6 @@ def test_weights_of_a_batch_that_is_drawn_in_pieces_have_one_scale(normalize: st
         want = 1 / priority[batch["x"]]
         want /= want.max() if normalize == "batch" else 1.0
         assert np.allclose(batch["weight"], want, rtol=1e-4)
-        assert sampler._draws == 1
 
 
 # -- sources that are gone -------------------------------------------------------------------------
