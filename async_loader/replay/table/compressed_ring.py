@@ -223,6 +223,7 @@ class CompressedRing:
         self._words[HEAD] = self.head
         self._raise(self.head)
         self._begins[:] = self._given_back = self.head
+        self.tail = 0  # a load may bring earlier ids back
         return self.head
 
     def put_back(self, source: Bytes, positions: Ids, starts: Ids, counts: Ids) -> None:
