@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from async_loader import batch_format as formats
+from async_loader import tree
 from async_loader.errors import CannotSend, ConfigError
 from async_loader.feeder.client.arguments import (
     batch_size_of,
@@ -234,7 +235,7 @@ class TableClient:
         usable = False
         try:
             ready = source.call(size, -wait_s if limit is None else wait_s, deadline)
-            made: Batch = formats.convert(ragged(dict(ready.batch), view), wanted, device)
+            made: Batch = formats.convert(ragged(tree.Fields(ready.batch), view), wanted, device)
             if ready.lease is not None:
                 source.settle(ready.lease)
             usable = True

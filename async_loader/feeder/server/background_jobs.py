@@ -78,6 +78,8 @@ class BackgroundJobs:
         """Call ``done`` of a job that has ended, and begin the next. In the loop; cheap."""
         while self._over is not None:
             result, self._over = self._over.result(), None
+            assert self._thread is not None
+            self._thread.join()  # it has nothing left to do but ring
             _, done = self._jobs.popleft()
             if self._jobs and not self._end:
                 self._start()

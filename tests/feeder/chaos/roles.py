@@ -304,13 +304,13 @@ class Announced(Server):
         self._control_handler.leave = counted
         return self
 
-    def _welcome(self, version):
+    def _welcome(self):
         here = {
             f"{plane}_endpoint": f"tcp://127.0.0.1:{self._proxy[plane]}"
             for plane in ("insert", "pull")
         }
         return msgspec.structs.replace(
-            super()._welcome(version), **(here if self._server_state.memory is None else {})
+            super()._welcome(), **(here if self._server_state.memory is None else {})
         )
 
     def close(self):

@@ -251,7 +251,9 @@ def test_a_table_shows_some_views_of_sequences_and_no_more():
         for length in range(1, MOST_OF_SEQUENCES + 1):
             table.get([0], view=Sequences(length, boundary="pad"))
         for _ in range(2):
-            with pytest.raises(AsyncLoaderError, match="16 views of sequences, which is the limit"):
+            with pytest.raises(
+                AsyncLoaderError, match="of which 16 of sequences, which is the limit"
+            ):
                 table.sample(2, view=Sequences(30, boundary="pad"))
         assert table.sample(2, view=Sequences(2, boundary="pad"))["obs"].shape == (2, 2)
         assert table.sample(2, view=Transitions(reward="obs"))["obs"].shape == (2,)
