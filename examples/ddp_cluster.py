@@ -72,7 +72,7 @@ def train(shards: list[str], batches: int, batch_size: int) -> None:
     with Cluster.static(shards, name=f"rank {rank}") as client:
         if rank == 0:
             # the ranks draw ahead of each other: enough for all of them
-            write(client, 4 * batches * batch_size * world_size // len(shards))
+            write(client, 8 * batches * batch_size * world_size // len(shards))
         model = DistributedDataParallel(torch.nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         source = client.table("rollouts").source(rank=rank, world_size=world_size, seed=0)

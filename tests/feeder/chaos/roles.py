@@ -336,7 +336,7 @@ def batches_of(scheduler: BatchScheduler, buffer: ReplayBuffer) -> np.ndarray:
         for one in outgoing_batches
     ]
     for reader in scheduler.readers:
-        outgoing_batches += [*reader.leases.values(), *reader.kept]
+        outgoing_batches += reader.leases.values()
     columns = [one.columns for one in outgoing_batches if one.columns is not None]
     return np.concatenate(
         [np.empty((0, 2), np.int64), *(np.stack([one[i] for i in places], 1) for one in columns)]

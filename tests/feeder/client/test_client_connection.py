@@ -115,7 +115,7 @@ def test_a_feeder_that_drains_is_asked_again(feeder):
 
 
 def test_connecting_without_a_feeder_times_out(address, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "of nothing"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(
         Timeout,
         match=r"did not answer HELLO .*/feeder is missing: does it run there\? 'async-loader",
