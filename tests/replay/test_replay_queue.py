@@ -632,3 +632,17 @@ def test_a_loader_of_a_buffer_itself_says_that_it_would_wait_for_ever(
         pytest.raises(AsyncLoaderError, match="would wait for ever"),
     ):
         [next(loader) for _ in range(3)]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_loaded_queue_has_the_free_place_of_a_deleted_item(tmp_path, in_place):
+    queue = ReplayBuffer.queue(3, {"x": "int64"})
+    queue.delete([[queue.add(x=i) for i in range(3)][2]])
+    queue.save(tmp_path)
+    if in_place:
+        loaded = ReplayBuffer.queue(3, {"x": "int64"})
+        loaded.load(tmp_path)
+    else:
+        loaded = ReplayBuffer.from_checkpoint(tmp_path)
+    loaded.add(x=9, timeout_s=0)
+    assert loaded.sample(3)["x"].tolist() == [0, 1, 9]

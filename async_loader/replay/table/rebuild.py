@@ -46,9 +46,10 @@ def derive(table: Items, first: int) -> None:
     used = np.flatnonzero(ids >= 0)
     steps = used[flags[used] & (r.FINAL | r.DELETED) == 0]
     if table.free is None:
-        if table.keeps and len(steps):  # what the saved queue had been lent
+        if table.keeps and len(steps):  # in a smaller queue than the one that was saved
             missing = int(g[r.CURSOR] - ids[steps].min()) - table.window
-            table._k.lend(g, max(0, missing), int(g[r.CURSOR]))
+            if missing > 0:
+                table._k.lend(g, missing, int(g[r.CURSOR]))
         # those that show a step which the table would not hold any more had it been written to
         oldest = ids[used].copy()
         for _ in range(g[r.DEPTH] - 1):

@@ -179,6 +179,7 @@ class Table(TableWriting):
             "cursor": int(self.g[r.CURSOR]),
             "lookahead": int(self.g[r.LOOKAHEAD]),
             "ordered": self.free is None,
+            "lent": [int(self.g[r.LENT]), int(self.g[r.LENT_TO])],
             "streams": streams,
         }
 
@@ -195,5 +196,7 @@ class Table(TableWriting):
         g = self.g
         g[r.CURSOR], g[r.LOOKAHEAD] = saved["cursor"], max(g[r.LOOKAHEAD], saved["lookahead"])
         self.inserted, self.counted, self.carried, self.cleared = (saved[name] for name in _COUNTS)
+        if self.keeps and self.free is None:
+            self._k.lend(g, *saved["lent"])
         derive(self, first)
         rebuild(self)
