@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from fault_rig import SLACK_S, Batches, Script
+from fault_rig import Batches, Script, until
 
 from async_loader import AsyncDataLoader
 from async_loader.feeder import connect
@@ -16,7 +16,7 @@ from async_loader.feeder import connect
 METHODS = ["fork", "spawn", "forkserver"]
 
 BODY = """\
-    import socket, subprocess
+    import socket, subprocess, threading
     from async_loader import DataLoader
 
     NUMBERS = [getattr(signal, f"SIG{name}") for name in
@@ -55,7 +55,13 @@ BODY = """\
         same = dict(num_workers=2, multiprocessing_context=method, collate_fn=list)
         make, source = (DataLoader, Data()) if kind == "data" else (AsyncDataLoader, jobs)
         loader = make(source, 2, **same)
-        batches, seen = iter(loader), []
+        batches = iter(loader)
+        seen = next(batches)
+        engine = loader._engine
+        core = engine._core if kind == "data" else engine.core
+        # a fork server that ends while it starts a worker takes that one along
+        while not all(handle.ready for handle in core.pool.handles):
+            threading.Event().wait(0.01)
         for number in NUMBERS:
             seen += next(batches)
             try:
@@ -93,7 +99,8 @@ def test_what_multiprocessing_ends_at_a_programs_exit_ends_although_it_drops_sig
         next(loader)
         worker = next(p for p in multiprocessing.active_children() if "worker" in p.name)
         worker.terminate()
-        worker.join(SLACK_S)
+        # the loader's own thread may be the one that sees it end: this one then learns it later
+        until(lambda: worker.exitcode is not None)
         assert worker.exitcode == -signal.SIGKILL
 
 
