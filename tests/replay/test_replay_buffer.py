@@ -143,6 +143,12 @@ def test_every_live_step_is_drawn_equally_often() -> None:
     assert chi_square < 43.8  # 19 degrees of freedom, p = 0.001
 
 
+@pytest.mark.parametrize("seed", [True, -1, "a", 1.5])
+def test_a_seed_is_an_integer(seed: object) -> None:
+    with pytest.raises(ConfigError, match="seed=.* must be an integer of 0 or more"):
+        ReplayBuffer(3, seed=seed)  # type: ignore[arg-type]
+
+
 def test_the_same_seed_draws_the_same_steps() -> None:
     def ids(seed: int | None) -> list[int]:
         buffer = ReplayBuffer(1000, seed=seed)
