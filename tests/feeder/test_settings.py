@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_loader import Field, ReplayBuffer, Schema, Transitions
+from async_loader import Field, Schema, Transitions
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.feeder.plain_values import (
     KINDS,
@@ -22,11 +21,11 @@ from async_loader.feeder.plain_values import (
     plain_of,
     sampler_from,
 )
-from async_loader.feeder.settings import LimitSettings, ServerSettings, table_of
+from async_loader.feeder.settings import ServerSettings, table_of
 from async_loader.feeder.settings_reader import settings_of
-from async_loader.feeder.table_settings import KEYWORDS, make_table
+from async_loader.feeder.table_settings import make_table
 from async_loader.replay import samplers
-from async_loader.replay.rate_limiter import MinSize, Queue, RateLimiter
+from async_loader.replay.rate_limiter import MinSize, RateLimiter
 from async_loader.scale.cluster_settings import ClusterSettings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -65,44 +64,6 @@ def test_the_configs_that_are_shipped_are_all_tested():
     ]
 
 
-def test_the_first_config_says_the_defaults():
-    settings = ServerSettings.load(CONFIGS / "feeder.yaml")
-    assert settings == ServerSettings(bind=settings.bind, tables=settings.tables)
-
-
-def test_atari_frames_are_stored_once_and_delivered_in_stacks():
-    with make_table(ServerSettings.load(CONFIGS / "atari.yaml").tables["replay"]) as table:
-        schema = table.schema
-    obs = schema.fields[0]
-    assert (obs.shape, obs.stack, obs.next, obs.padding) == ((84, 84), 4, "next_obs", "zero")
-    assert [field.name for field in schema.fields[1:]] == [
-        "action",
-        "reward",
-        "terminated",
-        "truncated",
-    ]
-
-
-def test_the_prioritized_config_anneals_beta():
-    table = ServerSettings.load(CONFIGS / "prioritized.yaml").tables["replay"]
-    assert repr(sampler_from(table["sampler"])) == repr(
-        samplers.Prioritized(0.6, samplers.Linear(0.4, 1.0, 500_000), 1e-6)
-    )
-
-
-def test_the_queue_config_is_a_queue():
-    table = ServerSettings.load(CONFIGS / "queue.yaml").tables["rollouts"]
-    with make_table(table) as buffer:
-        assert buffer.limiter == Queue(16_384)
-        assert buffer.capacity == 16_384
-
-
-def test_a_table_has_the_keywords_of_a_replay_buffer_and_of_a_queue():
-    assert set(KEYWORDS) == {*inspect.signature(ReplayBuffer).parameters, "queue", "stack"}
-    for make in (ReplayBuffer.queue, ReplayBuffer.stack):
-        assert inspect.signature(make).parameters.keys() - {"size"} <= set(KEYWORDS)
-
-
 def test_all_samplers_of_the_package_have_a_kind():
     assert set(SAMPLERS) == {
         "uniform",
@@ -116,17 +77,6 @@ def test_all_samplers_of_the_package_have_a_kind():
         "max_heap",
     }
     assert KINDS.keys() - SAMPLERS.keys() == {"linear", "rate_limiter", "transitions", "sequences"}
-
-
-@pytest.mark.parametrize(
-    "name", ["uniform", "prioritized", "rank_prioritized", "fifo", "lifo", "min_heap", "max_heap"]
-)
-def test_a_sampler_may_be_named_alone(tmp_path, name):
-    short = load_table(tmp_path, f"capacity: 10, sampler: {name}, remover: {name}")
-    assert short == load_table(
-        tmp_path, f"capacity: 10, sampler: {{kind: {name}}}, remover: {{kind: {name}}}"
-    )
-    assert isinstance(sampler_from(short["remover"]), samplers.Sampler)
 
 
 RATIO = "min_size_to_sample: 9, samples_per_insert: 2"
@@ -266,18 +216,6 @@ def test_a_schema_of_a_feeder_is_what_the_schema_of_a_replay_buffer_is(spec):
         assert buffer.schema == Schema.of(plain)
 
 
-def test_a_schema_in_a_file_may_nest(tmp_path):
-    table = load_table(
-        tmp_path,
-        "capacity: 9, schema: {obs: {pixels: {dtype: uint8, shape: 4}, speed: [[2], float32]}, "
-        "reward: float32}",
-    )
-    with make_table(table) as buffer:
-        schema = buffer.schema
-    assert [field.name for field in schema.fields] == ["obs.pixels", "obs.speed", "reward"]
-    assert schema.rebuild([1, 2, 3]) == {"obs": {"pixels": 1, "speed": 2}, "reward": 3}
-
-
 class Mine(samplers.Uniform):
     """A sampler of one's own."""
 
@@ -321,24 +259,6 @@ def test_a_table_that_cannot_be_is_refused_with_the_remedy(table, said):
         ServerSettings.from_plain({"t": table})
 
 
-def test_a_view_in_a_file_is_the_tables(tmp_path):
-    text = "capacity: 99, view: {n_steps: 3, gamma: 0.9}, schema: {reward: float32}"
-    table = load_table(tmp_path, text)
-    assert table == load_table(tmp_path, text.replace("{n_steps", "{kind: transitions, n_steps"))
-    with make_table(table) as buffer:
-        assert buffer.view == Transitions(3, 0.9)
-    with make_table(load_table(tmp_path, text.replace("capacity", "queue"))) as queue:
-        assert queue.view == Transitions(3, 0.9)
-
-
-def test_a_queue_is_a_size_and_a_schema():
-    table = ServerSettings.from_plain(
-        {"t": {"queue": 64, "schema": {"obs": Field((2,), next="next_obs")}, "seed": 3}}
-    ).tables["t"]
-    with make_table(table) as buffer, ReplayBuffer.queue(64, buffer.schema) as other:
-        assert (buffer.capacity, buffer.limiter) == (other.capacity, other.limiter)
-
-
 @pytest.mark.parametrize(
     ("short", "full"),
     [
@@ -351,59 +271,7 @@ def test_a_size_may_be_said_in_short(tmp_path, short, full):
     assert load(tmp_path, f"tables: {{t: {short}}}") == load(tmp_path, f"tables: {{t: {full}}}")
 
 
-@pytest.mark.parametrize("size", ["1000", "10_000", "8GiB", "900 GiB"])
-def test_a_size_means_the_same_in_a_file_and_on_the_command_line(tmp_path, size):
-    in_file = load(tmp_path, f"tables: {{t: {size}}}").tables
-    assert in_file == load_capacity(tmp_path, size) == ServerSettings.of([f"t:{size}"]).tables
-
-
-def load_capacity(tmp_path: Path, size: str) -> dict[str, dict]:
-    return load(tmp_path, f"tables: {{t: {{capacity: {size}}}}}").tables
-
-
-def test_a_misspelt_tables_is_named_by_the_command_line_as_well(tmp_path):
-    (tmp_path / "feeder.yaml").write_text("table: {replay: {capacity: 10}}")
-    for tables in ([], ["more:10"]):
-        with pytest.raises(
-            ConfigError, match="table: there is no such setting: did you mean 'tables'"
-        ):
-            ServerSettings.of(tables, config=tmp_path / "feeder.yaml")
-
-
-def test_memory_may_bound_a_table(tmp_path):
-    for text in ("capacity: 1MiB", "capacity: 99_000_000, max_bytes: 1MiB"):
-        with make_table(load_table(tmp_path, f"{text}, schema: {{x: float32}}")) as buffer:
-            assert 0 < buffer.nbytes <= 1 << 20
-
-
-def test_keys_are_relative_to_their_file(tmp_path):
-    settings = load(tmp_path, "tables: {t: {capacity: 9}}\nsecurity: {keys: mine}")
-    assert settings.security.keys == str(tmp_path / "mine")
-
-
-def test_numbers_without_a_dot_are_numbers(tmp_path):
-    table = load_table(tmp_path, "capacity: 10_000, sampler: {kind: prioritized, eps: 1e-3}")
-    assert (table["capacity"], table["sampler"]["eps"]) == (10_000, 0.001)
-
-
-def test_the_limits_that_the_wire_is_told():
-    wire = LimitSettings(message_bytes=1 << 20).wire()
-    assert (wire.message_bytes, wire.control_bytes, wire.in_flight_bytes) == (
-        1 << 20,
-        64 << 10,
-        256 << 20,
-    )
-
-
 # -- from the command line -------------------------------------------------------------------------
-
-
-def test_tables_and_an_address_are_enough():
-    settings = ServerSettings.of(["replay:1000000", "eval:1GiB"], bind="tcp://127.0.0.1:5555")
-    assert settings.tables["replay"]["capacity"] == 1_000_000
-    assert settings.tables["eval"]["capacity"] == "1GiB"
-    assert str(settings.address()) == "tcp://127.0.0.1:5555"
-    assert not settings.security.allow_insecure
 
 
 def test_the_command_line_goes_before_the_file():
@@ -429,11 +297,6 @@ def test_the_command_line_goes_before_the_file():
 def test_what_is_no_table_is_refused(text):
     with pytest.raises(ConfigError, match=r"as in|positive|characters|capacity"):
         ServerSettings.of([text])
-
-
-def test_no_table_at_all_is_refused():
-    with pytest.raises(ConfigError, match="--table replay:1000000"):
-        ServerSettings.of()
 
 
 @given(
@@ -654,16 +517,6 @@ limits: {sessions: 0,
     assert "line 4: feeder.tables.replay.sampler: it needs" in said[1]
     with pytest.raises(ConfigError, match=r"(?s)tables.a: capacity='lots'.*tables.b: capacity='x'"):
         ServerSettings.of(["a:lots", "b:x"])
-
-
-def test_a_tab_is_named_with_its_line(tmp_path):
-    with pytest.raises(ConfigError, match="line 2: it is not YAML"):
-        load(tmp_path, "tables:\n\treplay: 3\n")
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere.yaml: it cannot be read"):
-        ServerSettings.load(tmp_path / "nowhere.yaml")
 
 
 def test_a_table_that_does_not_fit_is_named_and_the_others_are_closed(tmp_path):

@@ -79,11 +79,6 @@ def test_of_threads_that_publish_one_version_one_has_published_it(client):
         assert value(client) == (version, 1 if first else 2)
 
 
-def test_other_names_do_not_wait(client):
-    with client._turns.turn("p", Deadline(30.0)):
-        assert client.publish("q", weights(1), 1, timeout_s=30.0)
-
-
 def test_the_wait_for_another_thread_ends_with_the_deadline_of_the_call(client):
     taken, go_on = threading.Event(), threading.Event()
 

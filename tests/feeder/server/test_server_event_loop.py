@@ -154,14 +154,6 @@ def test_drain_is_answered_when_everything_is_done(served, context):
         assert [type(peer.receive(Plane.CONTROL).body) for _ in range(2)] == [Done, End]
 
 
-def test_a_server_that_never_ran_gives_its_sockets_back():
-    server = Server({"t": ReplayBuffer(10, SCHEMA)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"))
-    server.stop()
-    server.close()
-    server.close()
-    server.stop()
-
-
 def test_an_endpoint_that_is_taken_is_an_error_that_leaves_nothing():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -124,21 +124,6 @@ def test_a_server_that_is_stopped_meanwhile_ends_and_ignores_kernels_that_are_re
     assert not loading.is_alive()
 
 
-def test_a_constructor_that_is_interrupted_while_it_compiles_leaves_nothing_open(
-    tmp_path, monkeypatch
-):
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(deferred, "is_warm", lambda: False)
-    monkeypatch.setattr(deferred, "is_kept", lambda: False)
-    monkeypatch.setattr(deferred, "warm", interrupted)
-    endpoints = {plane: f"ipc://{tmp_path}/{plane.value}" for plane in Plane}
-    with pytest.raises(KeyboardInterrupt):
-        Server({"t": ReplayBuffer(100, SCHEMA)}, endpoints, memory=str(tmp_path / "memory"))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_kernels_that_cannot_be_loaded_end_it(monkeypatch):
     def broken() -> None:
         raise OSError("no compiler")

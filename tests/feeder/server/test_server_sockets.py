@@ -8,7 +8,6 @@ import contextlib
 import os
 import resource
 import socket
-import struct
 import threading
 
 import numpy as np
@@ -232,33 +231,6 @@ def test_a_client_that_connects_again_is_another_route(context, ports):
 # -- peers of all kinds ----------------------------------------------------------------------------
 
 
-def test_a_peer_of_zmtp_3_0_is_served(ports, peer):
-    client = peer(CONTROL, opening(minor=0) + framed([b"x"]))
-    ((route, came),) = turn(ports)
-    assert came == [b"x"]
-    assert ports.send(CONTROL, route, [b"y"], 1)
-    splitter = Splitter()
-    splitter.feed(client.recv(1 << 16))
-    assert (splitter.greeting[10:12], list(splitter.messages)) == (b"\3\1", [[b"y"]])
-
-
-def test_a_routing_id_that_a_peer_chose_means_nothing(ports, peer):
-    """Neither that of another, nor the one that a ROUTER of libzmq would give to the next peer."""
-    for identity in (b"same", b"same", b"\0" + struct.pack(">I", 0x6B8B4567), b""):
-        peer(CONTROL, opening(identity=identity) + framed([identity]))
-    came = turn(ports)
-    assert sorted(frames[0] for _, frames in came) == sorted(
-        [b"same", b"same", b"\0kDEg"[:1] + b"\x6b\x8b\x45\x67", b""]
-    )
-    assert len({route for route, _ in came}) == 4
-
-
-def test_what_was_sent_before_a_peer_closed_is_received(ports, peer):
-    peer(CONTROL, opening() + framed([b"last"]) * 3).close()
-    assert [came for _, came in turn(ports)] == [[b"last"]] * 3
-    assert not ports._links
-
-
 @pytest.mark.parametrize("plane", [INSERT, PULL])
 def test_a_ping_among_messages_that_were_stopped_and_an_end_harm_nothing(where, plane):
     """What ends a server of libzmq: input stopped at a high water, a PING in what was read
@@ -301,21 +273,6 @@ def test_a_peer_that_breaks_the_rules_is_ended_alone(ports, peer, data):
         "turned_away": 0,
         "faults": 0,
     }
-
-
-def test_after_messages_that_could_not_be_read_a_connection_is_ended(ports, peer):
-    bad = peer(CONTROL, opening() + framed([b"bad"]) * 20)
-    taken = 0
-    for _ in range(3):
-        settle()
-        ports.wait(0.0)
-        for route, _ in ports.receive(CONTROL, 100):
-            ports.refused(route)
-            taken += 1
-    assert (taken, ports.ignored) == (16, 4)
-    assert is_closed(bad)
-    bad.close()
-    until(ports, lambda: not ports._links)
 
 
 def test_a_session_has_its_turn_however_many_peers_have_none(ports, peer):
@@ -402,16 +359,6 @@ def test_what_is_not_taken_stays_with_the_peer(where, size):
         assert ports.wait(0.05) == [], "a peer that is not read does not wake the loop"
         ports.open()
         assert {len(came[0]) for _, came in turn(ports, INSERT, 10**6, 50)} == {size}
-
-
-@pytest.mark.slow
-def test_a_message_that_never_ends_is_cut(ports, peer):
-    one = peer()
-    turn(ports)
-    with contextlib.suppress(ConnectionError):
-        Flood(one, frame(bytes(1 << 20), 1)).push_all(ports, 1 << 30)
-    assert is_closed(one)
-    assert ports.violations == 1
 
 
 def test_a_flood_costs_others_a_turn_and_no_more(ports, peer):
@@ -508,20 +455,6 @@ def test_what_strangers_hold_is_bounded_over_all_and_the_one_with_most_is_refuse
         assert b"which is the limit: say HELLO first" in said
 
 
-def test_messages_that_a_round_leaves_behind_are_not_forgotten(ports, peer):
-    one = peer(CONTROL, opening() + b"".join(framed([b"%d" % i]) for i in range(5000)))
-    found = []
-    deadline = Deadline(PATIENCE_S)
-    while len(found) < 5000 and not deadline.expired:
-        ports.wait(1.0)
-        for _, frames in ports.receive(CONTROL, 7):
-            found.append(int(frames[0]))
-            if len(found) % 11 == 0:
-                break
-    assert found == list(range(5000))
-    one.close()
-
-
 def test_a_peer_that_does_not_read_is_sent_no_more_than_its_queue_holds(ports, peer):
     deaf = peer(PULL, opening() + framed([b"x"]))
     ((route, _),) = turn(ports, PULL)
@@ -542,20 +475,6 @@ def test_a_peer_that_does_not_read_is_sent_no_more_than_its_queue_holds(ports, p
     assert ports.send(PULL, route, [b"x"], 1)
 
 
-def test_what_was_sent_is_not_counted_as_unsent(ports, peer):
-    slow = peer(PULL, opening() + framed([b"x"]))
-    ((route, _),) = turn(ports, PULL)
-    block = np.zeros(1 << 20, np.uint8)
-    for _ in range(300):  # more messages than may wait, a few at a time: the queue is never empty
-        while route.unsent_bytes < 2 << 20:
-            assert ports.send(PULL, route, [block], block.nbytes)
-        with contextlib.suppress(BlockingIOError):
-            while slow.recv(1 << 20):
-                continue
-        ports.wait(0.0)
-        assert route.unsent <= 4
-
-
 def test_a_peer_that_cannot_be_answered_is_ended_so_that_it_asks_again(ports, peer):
     peer(PULL, opening() + framed([b"x"]))
     ((route, _),) = turn(ports, PULL)
@@ -569,14 +488,6 @@ def test_a_peer_that_cannot_be_answered_is_ended_so_that_it_asks_again(ports, pe
     assert answers == 3 * 128, "answers are kept where batches would have to wait"
     assert route.ended
     assert not ports._links
-
-
-def test_a_peer_that_asks_and_does_not_read_grows_no_memory(ports, peer):
-    deaf = peer()
-    turn(ports)
-    Flood(deaf, ping(b"0123456789abcdef") * 500).push_all(ports, 16 << 20)
-    (link,) = ports._links.values()
-    assert link.unsent_bytes < 4 << 20
 
 
 # -- many connections ------------------------------------------------------------------------------
@@ -652,22 +563,6 @@ def test_without_descriptors_the_loop_does_not_spin_and_goes_on_later(tmp_path, 
         late = stack.enter_context(connected(ports, data=opening() + framed([b"late"])))
         until(ports, lambda: any(came == [b"late"] for _, came in turn(ports)))
         late.close()
-
-
-def test_where_not_even_a_refusal_is_possible_doors_rest(timed, clock, monkeypatch):
-    def fails(fd):
-        raise OSError(24, "no descriptors")
-        yield
-
-    with connected(timed):
-        monkeypatch.setattr(timed._acceptor, "accept", fails)
-        timed._handle(next(iter(timed._acceptor._listeners)), 1, clock.now)
-        monkeypatch.undo()
-        assert timed.wait(0.0) == []
-        assert not timed._links
-        clock.now += 0.6
-        turn(timed)
-        assert len(timed._links) == 1
 
 
 # -- the end ---------------------------------------------------------------------------------------
