@@ -63,14 +63,3 @@ def test_an_item_whose_successor_is_missing_is_drawn_again(sampler: Any) -> None
         batch = buffer.sample(64)
         assert set(batch["index"].tolist()) <= set(range(18)) - {8, 9, 10}
         np.testing.assert_array_equal(batch["after"][:, 0], batch["obs"][:, 0] + 2)
-
-
-def test_a_long_return_is_read_as_well() -> None:
-    schema, data = steps(200)
-    n_steps = 65
-    with ReplayBuffer(256, schema, view=Transitions(n_steps=n_steps, gamma=1.0), seed=0) as buffer:
-        buffer.extend(data, stream=0)
-        batch = buffer.sample(32)
-        np.testing.assert_array_equal(batch["after"][:, 0], batch["obs"][:, 0] + n_steps)
-        expected = [data["reward"][i : i + n_steps].sum(dtype=np.float64) for i in batch["index"]]
-        np.testing.assert_allclose(batch["reward"], expected, rtol=1e-5, atol=1e-5)

@@ -213,15 +213,3 @@ def test_priorities_of_batches_in_flight_never_land_on_what_took_their_rows(samp
         assert np.array_equal(value, after[name]), name
     assert (table.given[table.items.alive != 0] == 7.0).all()
     buffer.close()
-
-
-def test_of_a_batch_in_flight_only_what_is_still_there_is_updated():
-    buffer = ReplayBuffer(64, {"obs": ((), "int64")}, sampler=Prioritized(1.0, eps=0.0), seed=3)
-    ids = buffer.extend(obs=np.arange(64), priority=np.full(64, 1.0))
-    buffer.extend(obs=np.arange(40), priority=np.full(40, 7.0))
-    applied = buffer.update_priorities(ids, np.zeros(64))
-    assert (applied.applied, applied.stale) == (24, 40)
-    table, mass = debug_state(buffer).state.table, debug_state(buffer).state.sampler._masses.leaves
-    rows = np.flatnonzero(table.items.alive)
-    assert (mass[rows] == np.where(table.ids[rows] < 64, 0.0, 7.0)).all()
-    buffer.close()
