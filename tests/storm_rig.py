@@ -23,9 +23,7 @@ import gc
 import inspect
 import os
 import random
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -200,50 +198,3 @@ def some_points(total: int, most: int, seed: int = 0) -> list[int]:
     """
     points = range(1, total + 1)
     return list(points) if total <= most else sorted(random.Random(seed).sample(points, most))
-
-
-@contextlib.contextmanager
-def ends_within(limit_s: float) -> Iterator[None]:
-    """Fail where the main thread is after so long: also in a wait without an end."""
-
-    def handle(*_: object) -> None:
-        raise AssertionError(f"still there after {limit_s:g} s")
-
-    before = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@contextlib.contextmanager
-def alarms(
-    seed: int, shortest_s: float = 2e-6, longest_s: float = 2e-4
-) -> Iterator[Callable[[], None]]:
-    """Real signals: each call of what this gives sets one off within the next moment. For the main
-    thread.
-
-    The handler raises KeyboardInterrupt once for each call; leaving the block takes back a signal
-    that has not come.
-    """
-    assert threading.current_thread() is threading.main_thread()
-    chance, armed = random.Random(seed), [False]
-
-    def handle(*_: object) -> None:
-        if armed[0]:
-            armed[0] = False
-            raise KeyboardInterrupt
-
-    def arm() -> None:
-        armed[0] = True
-        signal.setitimer(signal.ITIMER_REAL, chance.uniform(shortest_s, longest_s))
-
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        yield arm
-    finally:
-        armed[0] = False
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)

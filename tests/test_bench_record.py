@@ -57,18 +57,6 @@ def test_a_row_measured_again_replaces_itself_alone(tmp_path: Path):
     ]
 
 
-def test_without_a_record_there_is_nothing_to_keep(tmp_path: Path):
-    assert report.earlier(tmp_path / "suite.json", about("2026-01-01"), ROWS) == ({}, {})
-
-
-def test_a_contender_that_came_later_is_not_measured(tmp_path: Path):
-    path = tmp_path / "suite.json"
-    report.record(path, "suite", about("2026-01-01"), [outcome(one, 2, 1) for one in ROWS])
-    wider = [row("1", "async_loader", "peer", "another"), ROWS[1]]
-    _, kept = report.earlier(path, about("2026-02-02"), wider)
-    assert [one.not_measured for one in kept["1"].measured] == [None, None, "added later"]
-
-
 def test_rows_measured_with_other_versions_are_not_put_together(tmp_path: Path):
     path = tmp_path / "suite.json"
     report.record(path, "suite", about("2026-01-01", torch="1"), [outcome(ROWS[0], 1, 1)])

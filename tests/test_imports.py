@@ -330,48 +330,6 @@ def test_a_planted_breach_is_caught(module, code, text):
     assert text in wrong[0]
 
 
-@pytest.mark.parametrize(
-    ("code", "depth"),
-    [
-        ("from async_loader.replay.buffer import ReplayBuffer", None),
-        ("def f():\n    from ..buffer import ReplayBuffer", None),
-        ("if TYPE_CHECKING:\n    from async_loader.replay.buffer import ReplayBuffer", None),
-        ("import importlib\nimportlib.import_module('async_loader.replay.buffer')", None),
-        ("from async_loader.replay.buffer import ReplayBuffer", 2),
-    ],
-)
-def test_a_planted_circle_is_caught(code, depth):
-    planted = imports(ast.parse(code), "replay.table.table")
-    assert circles([*every_import(), *planted], depth) != []
-
-
-@pytest.mark.parametrize(
-    ("module", "code"),
-    [
-        ("tensors", "def f():\n    import torch"),
-        ("shm.slot_ring", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        (
-            "table",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from "
-            "async_loader.replay.rate_limiter import RateLimiter",
-        ),
-        ("batch_layout", "from async_loader import tree\nfrom async_loader.source import Window"),
-        (
-            "pipeline.workers.worker_pool",
-            "from async_loader.pipeline.workers.worker_handle import WorkerHandle\nfrom "
-            "async_loader.errors import Closed",
-        ),
-        (
-            "pipeline.workers.worker_pool",
-            "from .handle import WorkerHandle\nfrom ...errors import Closed",
-        ),
-        ("testing.conformance", "from async_loader.pipeline import device"),
-    ],
-)
-def test_what_is_allowed_is_not_caught(module, code):
-    assert breaches(imports(ast.parse(code), module)) == []
-
-
 # -- what runs without torch (M18) -----------------------------------------------------------------
 
 

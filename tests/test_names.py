@@ -128,35 +128,12 @@ def test_a_wrong_name_is_answered_with_ours(call, text):
     assert caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [(Tank, "missing 1 required"), (lambda: Tank(3).sample(len), "takes exactly one")],
-)
-def test_other_type_errors_stay_as_they_are(call, text):
-    with pytest.raises(TypeError, match=text):
-        call()
-
-
-def test_an_explained_callable_keeps_its_signature_and_docstring():
-    assert list(inspect.signature(Tank).parameters) == ["capacity", "schema", "limiter", "seed"]
-    assert Tank.__init__.__doc__ == "Doc."
-    assert wait(timeout_s=2) == 2
-
-
 def test_each_word_of_the_table_has_an_answer_other_than_itself():
     for word, answers in SAY.items():
         assert answers
         assert word not in answers
         for ours in answers:
             assert hint(word, [ours.replace(",", "=").split("=")[0]]) == f"say {ours}"
-
-
-def test_a_reason_of_one_callable_is_given_for_that_callable_alone():
-    assert "every batch of a source is whole" in hint(
-        "drop_last", ["batch_size"], "AsyncDataLoader"
-    )
-    assert hint("drop_last", ["batch_size", "last_batch"], "DataLoader") == "say last_batch='drop'"
-    assert hint("drop_last", ["zone"], "other") == "it takes zone"
 
 
 @explain_wrong_attributes
@@ -198,16 +175,6 @@ def test_a_hint_for_a_wrong_attribute_names_one_that_the_object_has():
     assert attribute_remedy(AsyncDataLoader, "reset") == ""
     assert attribute_remedy(AsyncDataLoader, "dataset") == ""
     assert attribute_remedy(ReplayBuffer, "dataset") == "say AsyncDataLoader(table, batch_size)"
-
-
-def test_a_method_is_named_by_the_class_of_its_object():
-    class Pond(Tank):
-        pass
-
-    with pytest.raises(TypeError, match=r"^Pond.sample\(\) has no timeout: say timeout_s$"):
-        Pond(3).sample(8, timeout=3)
-    with pytest.raises(TypeError, match=r"^Pond\(\) has no maxlen: say capacity$"):
-        Pond(maxlen=3)
 
 
 def test_a_method_that_is_called_on_its_class_says_so():

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-
-PACKAGE = Path(__file__).parent.parent / "async_loader"
 
 PROGRAM = """
 import os
@@ -41,16 +38,6 @@ def test_hooks_run_in_the_order_of_their_steps_whatever_was_registered_first():
     child, parent = (line.split(" | ") for line in done.stdout.splitlines())
     assert child == before + [f"child {step}" for step in reversed(steps)]
     assert parent == before + [f"parent {step}" for step in reversed(steps)]
-
-
-def test_hooks_of_forks_are_registered_in_one_place():
-    found = {
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if "os.register_at_fork(" in path.read_text()
-    }
-    below = {"interrupts.py"}
-    assert found == {"process_hooks.py"} | below
 
 
 def test_a_thread_that_goes_on_when_the_main_thread_has_ended_can_load_all_of_the_package():

@@ -7,8 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 _REQUIREMENT = re.compile(r"([A-Za-z0-9_-]+)(?:\[\w+\])?>=([0-9.]+)")
 
@@ -52,21 +50,6 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
-
-
-@pytest.mark.parametrize("wanted", ["2.7", "no-such-python", "/nowhere/python"])
-def test_a_missing_interpreter_is_named_and_nothing_is_installed(wanted):
-    before = set(ROOT.glob(".venv*"))
-    done = script("--python", wanted, "tests/test_tree.py")
-    assert done.returncode == 1
-    assert f"answers to '{wanted}'" in done.stderr
-    assert set(ROOT.glob(".venv*")) == before
-
-
-def test_an_option_without_its_value_is_refused():
-    done = script("--python")
-    assert done.returncode == 2
-    assert "--python 3.12" in done.stderr
 
 
 def test_interpreters_and_lowest_versions_have_their_own_environments(tmp_path):

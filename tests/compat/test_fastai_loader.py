@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import pickle
 import random
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from async_loader.compat.fastai import DataLoader, FakeLoader, SkipItemException, stop
+from async_loader.compat.fastai import DataLoader, SkipItemException, stop
 from async_loader.compat.fastai.parts import NAMES
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz")
@@ -35,19 +32,6 @@ class Random(DataLoader):
 
 
 # -- what an epoch is ------------------------------------------------------------------------------
-
-
-def test_items_are_batches_without_a_batch_size():
-    assert list(DataLoader(LETTERS)) == LETTERS
-    assert len(DataLoader(LETTERS)) == 26
-    assert DataLoader(LETTERS).prebatched
-    shuffled = list(DataLoader(LETTERS, shuffle=True))
-    assert shuffled != LETTERS
-    assert sorted(shuffled) == LETTERS
-    assert list(DataLoader(LETTERS, indexed=False)) == LETTERS
-    arrays = list(DataLoader([np.zeros(2), (1, np.ones(1)), torch.ones(2)]))
-    assert [torch.is_tensor(arrays[0]), torch.is_tensor(arrays[1][1])] == [True, True]
-    assert next(iter(DataLoader([np.zeros(2)], create_batch=lambda b: b))).dtype == np.float64
 
 
 def test_batches_of_a_size_and_what_is_left_over():
@@ -87,24 +71,6 @@ def test_an_iterable_dataset_may_be_gone_through_again(drop_last):
         len(loader)
 
 
-def test_dicts_strings_and_one_shot_iterators():
-    assert lists(DataLoader({0: 5, 1: 6}, bs=2)) == [[5, 6]]
-    assert list(DataLoader("abcd", bs=2)) == [["a", "b"], ["c", "d"]]
-    once = DataLoader((i for i in range(3)), bs=2)
-    assert (lists(once), lists(once)) == ([[0, 1], [2]], [])
-
-
-def test_stop_ends_the_stream():
-    assert all(0 <= number < 0.95 for number in Random())
-    assert all(len(batch) == 4 for batch in Random(bs=4, drop_last=True))
-    left = iter(range(5))
-    assert lists(DataLoader(bs=2, create_item=lambda s: next(left))) == [[0, 1], [2, 3], [4]]
-    assert lists(DataLoader(range(9), bs=2, before_batch=lambda b: stop() if 4 in b else b)) == [
-        [0, 1],
-        [2, 3],
-    ]
-
-
 def test_skipped_items_are_made_up_for_by_later_ones():
     def odd(x):
         if x % 3 == 0:
@@ -128,13 +94,6 @@ def test_the_same_seed_shuffles_as_fastai_does():
     assert lists(loader) == [[4, 2, 5, 6, 3, 0, 7, 1]]
     assert lists(loader) == [[4, 2, 7, 1, 6, 0, 3, 5]]
     assert random.getstate() == state
-
-
-def test_the_learner_draws_from_torch_what_it_drew_with_fastai():
-    torch.manual_seed(7)
-    list(DataLoader([1], bs=1))
-    # of fastai 2.8.12 with torch 2.13
-    assert torch.rand(()).item() == pytest.approx(0.6592116951942444)
 
 
 def test_the_order_of_calls():
@@ -171,17 +130,6 @@ def test_the_order_of_calls():
     batch = ["before_batch", "create_batch", "retain", "after_batch"]
     item = ["create_item", "after_item"]
     assert calls == ["before_iter", "shuffle_fn", *item, *item, *batch, *item, *batch, "after_iter"]
-
-
-def test_an_epoch_broken_off_has_no_after_iter():
-    ends = []
-    loader = DataLoader(Stream(), bs=2, after_iter=lambda: ends.append(1))
-    for _ in loader:
-        break
-    loader.one_batch()
-    assert ends == []
-    list(loader)
-    assert ends == [1]
 
 
 # -- callbacks -------------------------------------------------------------------------------------
@@ -248,15 +196,6 @@ def test_overridden_methods():
     assert loader.epochs == 2
 
 
-def test_an_unknown_keyword_is_refused_with_the_nearest():
-    with pytest.raises(TypeError, match="'afer_item': did you mean 'after_item'"):
-        DataLoader([1], afer_item=len)
-    with pytest.raises(TypeError, match="'num_worker': did you mean 'num_workers'"):
-        DataLoader([1], num_worker=2)
-    with pytest.raises(TypeError, match="it takes wif"):
-        DataLoader([1], xyzzy=2)
-
-
 # -- arguments -------------------------------------------------------------------------------------
 
 
@@ -273,11 +212,6 @@ def test_an_unknown_keyword_is_refused_with_the_nearest():
 def test_what_cannot_work_is_refused(keywords, error, words):
     with pytest.raises(error, match=words):
         DataLoader(**{"dataset": [1], **keywords})
-
-
-def test_an_iterable_dataset_has_no_numbers():
-    with pytest.raises(IndexError, match="item 3 of an iterable"):
-        DataLoader(iter([1]), bs=1).create_item(3)
 
 
 # -- the rest of the surface -----------------------------------------------------------------------
@@ -343,21 +277,6 @@ def test_new_keeps_what_it_was_given():
     assert type(loader.new(cls=Random)) is Random
 
 
-def test_the_fake_loader_says_how_many_workers_there_are():
-    loader = DataLoader(range(4), bs=2, num_workers=3)
-    fake = loader.fake_l
-    assert (loader.num_workers, fake.num_workers, loader.offs) == (1, 3, 0)
-    assert isinstance(fake, FakeLoader)
-    assert (fake.dataset is fake, fake.d is loader, fake.default is loader) == (True, True, True)
-    assert fake.multiprocessing_context is not None
-    with contextlib.suppress(KeyError), fake.no_multiproc() as same:
-        assert same is loader
-        assert (fake.num_workers, fake.multiprocessing_context) == (0, None)
-        assert lists(loader) == [[0, 1], [2, 3]]
-        raise KeyError
-    assert fake.num_workers == 3
-
-
 def test_the_device():
     class Transform:
         def to(self, device):
@@ -396,23 +315,6 @@ def test_the_device():
     ]
 
 
-def test_pinning_makes_a_tuple_of_a_list():
-    batch = next(iter(DataLoader([[1, 2.0]] * 2, bs=2, pin_memory=True)))
-    assert type(batch) is tuple
-
-
-def test_types_are_kept():
-    image = torch.zeros(2).as_subclass(Image)
-    assert type(DataLoader([image] * 2, bs=2).one_batch()) is Image
-    batch = DataLoader([(image, 1)] * 2, bs=2, after_batch=lambda b: b).one_batch()
-    assert [type(part) for part in batch] == [Image, torch.Tensor]
-
-
-def test_a_mismatch_is_explained():
-    with pytest.raises(RuntimeError, match=r"field 1 .*item 1 has shape"):
-        list(DataLoader([(1, torch.zeros(2)), (1, torch.zeros(3))], bs=2))
-
-
 def test_loops_within_loops():
     for dataset in (list(range(4)), Stream()):
         loader = DataLoader(dataset, bs=2)
@@ -420,11 +322,3 @@ def test_loops_within_loops():
         assert [(outer.tolist(), lists(loader)) for outer in loader] == [
             (batch, whole) for batch in whole
         ]
-
-
-def test_pickling_also_after_a_break():
-    for dataset in (list(range(4)), Stream()):
-        loader = DataLoader(dataset, bs=2, shuffle=False)
-        for _ in loader:
-            break
-        assert lists(pickle.loads(pickle.dumps(loader))) == lists(loader)

@@ -137,10 +137,3 @@ def test_a_prepared_loader_with_a_state_goes_on_where_it_was(installed, given):
     whole = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     rest = whole[given:] or whole  # accelerate says of the last batch that the next epoch begins
     assert [batch.tolist() for batch in two] == rest
-
-
-def test_without_accelerate_the_error_names_the_extra(monkeypatch):
-    accelerate = importlib.import_module("async_loader.compat.accelerate")
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(accelerate.MissingExtra, match="integrations"):
-        accelerate.install()

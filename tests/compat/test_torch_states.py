@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
-import pickle
 import warnings
 
 import hypothesis.strategies as st
@@ -282,21 +281,6 @@ def test_a_resumed_run_is_the_rest_of_the_first(name, epochs, at, batch_size):
     _goes_on(name, epochs, at, batch_size=batch_size, later=3)
 
 
-WITH_WORKERS = [
-    name
-    for name in DATASETS
-    if name not in ("items", "arrays", "with replacement", "a distributed sampler")
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_WORKERS)
-@pytest.mark.parametrize("persistent", [False, True])
-def test_so_it_is_with_workers(name, persistent):
-    for epochs, at in ((1, None), (0, 1)) if persistent else ((0, 1), (1, 3)):
-        _goes_on(name, epochs, at, num_workers=2, persistent_workers=persistent)
-
-
 @pytest.mark.slow
 @given(
     at=st.sampled_from([None, 0, 1, 2, 4]),
@@ -305,22 +289,6 @@ def test_so_it_is_with_workers(name, persistent):
 @settings(max_examples=8, suppress_health_check=list(HealthCheck))
 def test_states_are_whole_before_every_worker_gave_a_batch(at, name):
     _goes_on(name, 0, at, num_workers=2, persistent_workers=True, batch_size=None)
-
-
-def test_a_state_of_a_resumed_pass_is_as_good_as_the_first():
-    for name in DATASETS:
-        first = _made(name, num_workers=0)
-        epoch = iter(first)
-        next(epoch)
-        state = first.state_dict()
-        rest = _numbers(epoch)
-        second = _made(name)
-        second.load_state_dict(state)
-        epoch = iter(second)
-        assert _numbers([next(epoch)]) == rest[:1]
-        third = _made(name)
-        third.load_state_dict(json.loads(json.dumps(second.state_dict())))
-        assert _numbers(third) == rest[1:]
 
 
 class Held(Dataset):
@@ -377,16 +345,6 @@ def test_out_of_order_nothing_is_lost_and_nothing_comes_twice(fails):
         )
 
 
-def test_shuffle_has_the_order_of_a_generator_that_is_made_with_the_loader():
-    torch.manual_seed(3)
-    loader = StatefulDataLoader(list(range(N)), batch_size=None, shuffle=True)
-    torch.manual_seed(3)
-    seed = int(torch.empty((), dtype=torch.int64).random_().item())
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(2):
-        assert list(loader) == torch.randperm(N, generator=generator).tolist()
-
-
 def test_a_generator_of_the_user_gives_the_order_first_and_then_the_seed():
     generator = torch.Generator().manual_seed(4)
     loader = StatefulDataLoader(list(range(N)), batch_size=None, shuffle=True, generator=generator)
@@ -395,16 +353,6 @@ def test_a_generator_of_the_user_gives_the_order_first_and_then_the_seed():
         assert list(loader) == torch.randperm(N, generator=same).tolist()
         torch.empty((), dtype=torch.int64).random_(generator=same)
     assert torch.equal(generator.get_state(), same.get_state())
-
-
-def test_an_empty_state_is_that_of_a_loader_that_gave_nothing():
-    loader = _made("items")
-    next(iter(loader))
-    loader.load_state_dict({})
-    assert loader.state_dict()["yielded"] == 0
-    assert _numbers(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
-    with pytest.raises(ValueError, match="no state_dict"):
-        loader.load_state_dict({"something": "else"})
 
 
 @pytest.mark.parametrize("every", [0, 1, 17])
@@ -427,16 +375,6 @@ def test_a_mismatch_of_num_workers_is_found_by_iter():
             iter(loader)
 
 
-def _refuse(worker):
-    raise LookupError(f"worker {worker} has no licence")
-
-
-@pytest.mark.parametrize("name", ["items", "stateless stream"])
-def test_an_error_of_worker_init_fn_comes_from_iter(name):
-    with pytest.raises(LookupError, match="has no licence"):
-        iter(_made(name, num_workers=2, worker_init_fn=_refuse))
-
-
 @pytest.mark.parametrize("name", ["stateless stream", "stream of epochs", "items"])
 def test_passing_over_a_stream_without_a_state_is_a_warning(name, caplog):
     one, two = _made(name), _made(name)
@@ -451,23 +389,6 @@ def test_passing_over_a_stream_without_a_state_is_a_warning(name, caplog):
         text.startswith("neither the dataset nor its iterator") and "2 batches" in text
         for text in said
     ] == [True] * (name == "stateless stream")
-
-
-def test_a_pass_under_way_keeps_its_workers_when_a_state_is_loaded():
-    loader = _made("stream of epochs", num_workers=1, persistent_workers=True)
-    state = loader.state_dict()
-    epoch = iter(loader)
-    first = _numbers([next(epoch)])
-    loader.load_state_dict(state)
-    assert _numbers(loader)[:1] == first
-    assert len(_numbers(epoch)) == 3
-    loader.close()
-
-
-def test_a_loader_that_has_begun_can_be_pickled():
-    loader = _made("items")
-    next(iter(loader))
-    assert _numbers(pickle.loads(pickle.dumps(loader))) == _numbers(loader)
 
 
 def test_what_a_state_holds_does_not_change_with_the_pass():

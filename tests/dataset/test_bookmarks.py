@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from dataset_rig import CountingIterator
 from hypothesis import given
 
-from async_loader.dataset.bookmarks import Bookmark, stated, upto
+from async_loader.dataset.bookmarks import Bookmark, upto
 
 N = 6
 
@@ -118,21 +118,3 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next(kind, epochs):
         assert len(list(upto(items, None))) == N
     mark = _saved(Bookmark.of(first, items, N, ended=True))
     assert list(upto(mark.begin_anew(second), None)) == list(upto(iter(first), None))
-
-
-def test_a_bookmark_says_whose_states_it_has():
-    for kind, has in (
-        (Plain, (False, False)),
-        (Whole, (True, False)),
-        (Items, (False, True)),
-        (Own, (False, True)),
-    ):
-        one = kind()
-        mark = Bookmark.of(one, iter(one), 0, ended=False)
-        assert (mark.whole is not None, mark.items is not None) == has
-        assert stated([mark]) == any(has)
-
-
-def test_items_that_are_passed_over_are_counted_in_batches():
-    assert list(upto(Bookmark(given=2).resume(Plain(), 2), None)) == [4, 5]
-    assert list(upto(Bookmark(given=9).resume(Plain(), 2), None)) == []

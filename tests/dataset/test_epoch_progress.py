@@ -37,10 +37,3 @@ def test_a_task_is_over_once_through_any_number_of_states(orders, counts):
         assert told == epoch_progress.upto - before
         epoch_progress = EpochProgress(json.loads(json.dumps(epoch_progress.state())))
         assert epoch_progress.over == len(over)
-
-
-@given(st.integers(0, TASKS))
-def test_in_order_there_is_one_number(count):
-    epoch_progress = EpochProgress({"yielded": 3})
-    assert epoch_progress.passed(count, ()) == count
-    assert epoch_progress.state() == {"yielded": 3 + count}

@@ -10,18 +10,16 @@ import warnings
 
 import numpy as np
 import pytest
-from fault_rig import SLACK_S, Batches, Script, first, plain, thread, until
+from fault_rig import SLACK_S, Script, first, plain, thread
 
-from async_loader import END, AsyncDataLoader
+from async_loader import AsyncDataLoader
 from async_loader.errors import (
-    AsyncLoaderError,
-    Closed,
     JobFailed,
     SchemaError,
     Timeout,
     WouldDeadlock,
 )
-from async_loader.pipeline import iteration, iterator
+from async_loader.pipeline import iterator
 from async_loader.source import Ready, Samples
 
 
@@ -76,19 +74,6 @@ def test_a_source_that_raises_what_would_end_the_loop_silently_fails_one_batch(w
         with pytest.raises(JobFailed, match=f"{error.__name__} was raised by"):
             next(loader)
         assert first(next(loader)) == 8
-
-
-def test_a_source_that_is_closed_is_not_the_end(workers):
-    with load(Moody(raising(Closed)), workers) as loader:
-        assert first(next(loader)) == 0
-        with pytest.raises(AsyncLoaderError, match="data source is closed"):
-            next(loader)
-
-
-def test_end_is_the_end_and_stays_it(workers):
-    with load(Moody(lambda n: END, at=3), workers) as loader:
-        assert [first(b) for b in loader] == [0, 4, 8]
-        assert list(loader) == []
 
 
 @pytest.mark.parametrize(
@@ -180,12 +165,6 @@ def test_without_a_timeout_the_wait_is_named_once(monkeypatch, workers):
         assert "timeout_s=" in str(warning.message)
 
 
-def test_without_a_timeout_nothing_is_said_while_all_is_well(monkeypatch):
-    with load(Batches(last=50), timeout_s=None) as loader, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(list(loader)) == 50
-
-
 class Thirsty:
     """Waits for `fill`, as an empty replay buffer does."""
 
@@ -255,23 +234,6 @@ def test_a_wait_for_another_process_is_named_with_the_words_of_the_source(source
                 next(loader)
 
 
-def test_a_loader_without_workers_names_none():
-    entered, let_go = threading.Event(), threading.Event()
-
-    def slow(batch):
-        entered.set()
-        let_go.wait(SLACK_S)
-        return batch
-
-    with load(Batches(), transform=slow, timeout_s=0.2) as loader:
-        try:
-            assert entered.wait(SLACK_S)
-            with pytest.raises(Timeout, match="a batch is being made in the producer thread"):
-                next(loader)
-        finally:
-            let_go.set()
-
-
 # pytest-timeout's own thread might add data, for all the loader knows; the signal method has no
 # thread.
 alone = pytest.mark.timeout(120, method="signal")
@@ -320,30 +282,6 @@ def test_a_wait_that_another_thread_of_the_user_may_end_is_waited_for():
             assert first(next(loader)) == 0
 
 
-@alone
-@pytest.mark.usefixtures("no_strangers")
-def test_a_thread_that_ends_the_wait_and_ends_itself_while_that_is_looked_into_is_no_deadlock():
-    source, asked = Thirsty(), []
-    with load(source, timeout_s=None) as loader:
-        until(lambda: loader._engine.iteration.producer.patience.waiting)
-
-        def fill():
-            source.filled = True
-
-        def waiting_for():
-            asked.append(Thirsty.waiting_for(source))
-            if len(asked) == 1:
-                # it has ended behind the block, and the producer does not know yet
-                with thread(fill):
-                    return asked[0]
-            source.bell.ring()
-            return asked[-1]
-
-        source.waiting_for = waiting_for
-        assert first(next(loader)) == 0
-    assert asked[:2] == ["the cup is empty", None]
-
-
 @pytest.mark.slow
 def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
     body = """\
@@ -388,14 +326,3 @@ def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
             assert script.read("got") == ["4"]
             assert script.read("got") == ["4"]
         assert script.end() == (0, "")
-
-
-def test_closing_a_loader_whose_source_waits_through_patience_is_quick(caplog, monkeypatch):
-    # a moment that the machine stands still is not the source's
-    monkeypatch.setattr(iteration, "_TELL_AFTER_S", SLACK_S / 2)
-    source = Thirsty()
-    loader = load(source)
-    with thread(next, loader) as result:
-        loader.close(SLACK_S)
-        assert isinstance(result(), StopIteration)
-    assert not caplog.records

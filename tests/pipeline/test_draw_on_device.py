@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_device import FakeBackend
 
-from async_loader import AsyncDataLoader, ReplayBuffer
+from async_loader import AsyncDataLoader
 from async_loader.errors import Broken
 from async_loader.pipeline import source_engine
 from async_loader.pipeline.producer import DrawCosts
@@ -86,30 +86,6 @@ class Slow:
 
     def update_priorities(self, index, priority):
         raise NotImplementedError
-
-
-def test_the_first_next_waits_until_the_device_is_open():
-    device = Device()
-    device.may_open.clear()
-    with AsyncDataLoader(columns(), BATCH, device, seed=1, timeout_s=LIMIT_S) as loader:
-        assert device.begun.wait(LIMIT_S)
-        threading.Timer(0.05, device.may_open.set).start()
-        for _ in range(5):
-            batch = next(loader)
-            assert (batch["x"].cpu() == batch["index"]).all()
-        assert loader.stats().drawing_thread == "caller"
-    assert not device.violations
-
-
-def test_a_device_that_cannot_be_opened_is_an_error_at_once_though_the_table_is_empty():
-    device = Device()
-    device.refused = OSError("no such device")
-    with (
-        ReplayBuffer(ROWS, {"x": "int64"}) as buffer,
-        AsyncDataLoader(buffer, BATCH, device) as loader,
-        pytest.raises(Broken, match="no such device"),
-    ):
-        next(loader)
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "fatal"])
@@ -206,21 +182,6 @@ def test_a_loader_that_is_closed_while_its_caller_draws_ends():
     source = Slow(lambda: (next(turns) or (lambda: None))())
     loaders.append(AsyncDataLoader(source, BATCH, Device(), timeout_s=LIMIT_S))
     assert len(list(loaders[0])) == 2
-
-
-def test_slots_come_back_after_the_producer_has_taken_over():
-    device = Device()
-    with AsyncDataLoader(columns(), BATCH, device, seed=1, timeout_s=LIMIT_S) as loader:
-        for _ in range(4):
-            next(loader)
-        iteration = loader._engine.iteration
-        iteration._costs = DrawCosts(0.0)
-        for _ in range(40):
-            device.drain(device.side)
-            next(loader)
-        assert loader.stats().drawing_thread == "producer"
-        assert not iteration.transfer._by_consumer
-    assert not device.violations
 
 
 def test_ctrl_c_during_a_copy_leaves_a_loader_that_goes_on():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from async_loader.pipeline import codec
 from async_loader.pipeline.batches.assembler import _encode_calls
-from async_loader.pipeline.codec import SharedCalls, shared
+from async_loader.pipeline.codec import SharedCalls
 
 
 class Frames:
@@ -40,23 +40,3 @@ def test_partials_of_a_bound_method_give_in_the_worker_what_they_give_here(argum
     received = sent(calls)
     assert isinstance(received, SharedCalls)
     assert [received.function(*args) for args in received.arguments] == [call() for call in calls]
-
-
-def test_objects_that_several_jobs_refer_to_are_one_object_in_the_worker_too():
-    table = [1, 2, 3]
-    received = sent([partial(other, table, i) for i in range(3)])
-    first, second, third = (args[0] for args in received.arguments)
-    assert first is second is third
-
-
-def test_jobs_that_differ_in_more_than_their_arguments_travel_as_they_are():
-    one, two = Frames("one"), Frames("two")
-    for calls in (
-        [partial(one.load, 1), partial(two.load, 1)],
-        [partial(one.load, 1), partial(other, 1)],
-        [partial(other, 1), other],
-        [other, partial(other, 1)],
-        [partial(int, "11"), partial(int, "11", base=2)],
-    ):
-        assert shared(calls) is None
-    assert [call() for call in sent([partial(int, "11"), partial(int, "11", base=2)])] == [11, 3]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_loader import Prioritized, Uniform
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import TotalsReply
-from async_loader.replay.samplers import Linear
 from async_loader.scale.draws import Draws, chunks_of, rows_of_each
 
 totals = st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(lambda one: sum(one) > 1e-3)
@@ -52,26 +50,3 @@ def test_counts_follow_masses_where_there_are_any_and_items_where_all_are_zero()
     assert rule.counts(rng, 50, [TotalsReply(items=0)]) is None
     uniform = Draws(plain_of(Uniform()), 1)
     assert uniform.counts(rng, 9, [TotalsReply(items=0), TotalsReply(items=4)]).tolist() == [0, 9]
-
-
-def test_beta_counts_the_draws_of_all_learners():
-    draws = Draws(plain_of(Prioritized(1.0, Linear(0.0, 1.0, 4), normalize="none")), 2)
-    whole = [TotalsReply(items=2, mass=3.0)]  # a mean of 1.5
-    for beta in (0.0, 0.5, 1.0, 1.0):
-        mass = np.array([1.0, 2.0], np.float32)
-        draws.weigh(mass, whole)
-        np.testing.assert_allclose(mass, (1.5 / np.array([1, 2])) ** beta, rtol=1e-6)
-
-
-def test_weights_are_one_where_no_item_has_mass():
-    mass = np.zeros(3, np.float32)
-    Draws(plain_of(Prioritized()), 1).weigh(mass, [TotalsReply(items=3, mass=0.0)])
-    assert mass.tolist() == [1, 1, 1]
-
-
-@pytest.mark.parametrize("sampler", [None, plain_of(Uniform(replacement=False))])
-def test_samplers_without_a_whole_are_refused(sampler):
-    from async_loader.errors import Unsupported
-
-    with pytest.raises(Unsupported, match="draws by Uniform"):
-        Draws(sampler, 1)

@@ -43,16 +43,3 @@ def test_writers_that_have_ended_count_no_more(monkeypatch):
     monkeypatch.setattr(module, "_OPENS_S", 0.0)  # each opens and closes before the next one
     placement = Placement(Shards(0, 3), "t")
     assert [placement.choose(Deadline(1.0)).name for _ in range(9)] == [0] * 9
-
-
-def test_a_shard_that_drains_takes_no_writer():
-    shards = Shards(0, 3)
-    shards.draining = {0}
-    assert Placement(shards, "t").choose(Deadline(1.0)).name == 1
-
-
-def test_writers_that_their_shards_do_not_know_yet_count():
-    shards = Shards(7, 8)
-    placement = Placement(shards, "t")
-    chosen = [placement.choose(Deadline(1.0)).name for _ in range(7)]
-    assert sorted(chosen) == [0] * 4 + [1] * 3
