@@ -355,13 +355,9 @@ def test_a_transform_adds_its_fields_and_leaves_the_others(transform):
     ("call", "text"),
     [
         (lambda: targets.GAE(gamma=1.5), r"gamma=1.5: it is a number from 0 to 1"),
-        (lambda: targets.GAE(gamma=np.array([0.1, 0.2])), r"it is a number from 0 to 1"),
         (lambda: targets.LambdaReturns(lam=-1), r"lam=-1"),
-        (lambda: targets.VTrace(rho_bar=0.5), r"rho_bar=0.5 is less than c_bar=1.0"),
         (lambda: targets.VTrace(c_bar=0), r"c_bar=0: it is a number above 0"),
-        (lambda: targets.VTrace(rho_bar=[2.0, 3.0]), r"it is a number above 0"),
         (lambda: targets.NStepReturns(0), r"n_steps=0: it is a Python int, 1 or more"),
-        (lambda: targets.GAE(reward=3), r"reward=3: give the name of a field"),
         (lambda: targets.GAE(target="x", advantage="x"), "give each a name of its own"),
     ],
 )
@@ -377,19 +373,9 @@ def test_bad_settings_are_refused_when_they_are_given(call, text):
             {"reward": np.ones(3)},
             r"reward has shape \[3\]: targets need \[batch, time\].*Sequences",
         ),
-        (
-            {"value": np.ones((2, 5))},
-            r"value has shape \[2, 5\], reward \[2, 4\]: they must be equal",
-        ),
         ({"mask": np.ones((2, 1))}, r"mask has shape \[2, 1\], reward \[2, 4\]"),
-        ({"bootstrap": np.ones((2, 1))}, r"bootstrap has shape \[2, 1\].* 2 rows, \[2\]"),
         ({"reward": np.full((2, 4), "x")}, "reward is <U1: give numbers"),
-        (
-            {"value": torch.ones(2, 4, dtype=torch.bfloat16)},
-            r"value is a tensor of torch.bfloat16, ",
-        ),
         ({"value": torch.ones(2, 4).to_sparse()}, "value is a sparse coo tensor "),
-        ({"value": [[1.0, 2.0], [1.0]]}, "value is no array "),
     ],
 )
 def test_wrong_shapes_are_refused_with_both_shapes(arrays, text):

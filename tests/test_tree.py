@@ -53,17 +53,11 @@ def test_transform_changes_leaves_and_keeps_containers(value):
     ("first", "other", "text"),
     [
         ({"a": 1, "b": 2}, {"a": 1, "c": 2}, "no 'b'"),
-        ({"a": 1, "b": 2}, {"a": 1}, "has 1 entries where the first had 2"),
         ({"a": 1}, {"a": 1, "b": 2}, "has 2 entries where the first had 1"),
-        ({"a": 1}, [1], "is list where the first was dict"),
         ([1], {0: 1}, "is dict where the first was list"),
-        ([1, 2], Point(1, 2), "is Point where the first was list"),
         (Point(1, 2), (1, 2), "is tuple where the first was Point"),
-        (Point(1, 2), Named(1, 2), "is Named where the first was Point"),
         ({"o": {"a": 1}}, {"o": 1}, "o is int where the first was dict"),
-        ({"o": {"a": [1]}}, {"o": {"a": [1, 2]}}, "o.a has 2 entries where the first had 1"),
         ({"o": {"a": 1}}, {"o": {"b": 1}}, "no 'o.a'"),
-        ({"a": 1}, None, "a sample is NoneType where the first was dict"),
     ],
 )
 def test_a_sample_that_is_built_differently_is_a_misfit_that_says_where(first, other, text):

@@ -192,15 +192,10 @@ def test_functions_change_batches_and_transforms_of_torchrl_are_refused():
     ("arguments", "text"),
     [
         ({"storage": "big"}, "number of steps"),
-        ({"storage": [1, 2]}, "number of steps"),
         ({"sampler": Slices()}, "sampler=Slices"),
-        ({"sampler": SliceSamplerWithoutReplacement}, "Sequences"),
         ({"sampler": lambda: SliceSampler(num_slices=2, span=1)}, "span"),
-        ({"writer": HalfMade()}, "writer=<HalfMade>.* oldest"),
         ({"sampler": HalfMade()}, "sampler=HalfMade"),
-        ({"storage": HalfMade()}, "storage=<HalfMade>"),
         ({"shared": HalfMade()}, "shared=<HalfMade>"),
-        ({"anything": 1}, "anything=1"),
     ],
 )
 def test_what_means_nothing_here_is_refused_with_a_remedy(arguments, text):

@@ -103,24 +103,6 @@ def test_a_known_key_gets_in_under_its_name(context, ports, authenticator, folde
     assert (authenticator.allowed, authenticator.refused) == (2, 0)
 
 
-def test_an_unknown_key_is_refused_with_a_reason(context, ports, authenticator, folder):
-    assert knock(context, ports, stranger_keys(load_server_keys(folder).public)) == REFUSED
-    assert (authenticator.allowed, authenticator.refused) == (0, 1)
-    assert heard(ports) == []
-
-
-def test_a_client_that_expects_another_server_is_refused(context, ports, folder):
-    alice = load_client_keys(folder / "alice.secret")
-    other = ClientKeys(
-        name="alice",
-        public=alice.public,
-        secret=alice.secret,
-        server=stranger_keys(alice.server).public,
-    )
-    assert knock(context, ports, other) not in (IN, -1)
-    assert heard(ports) == []
-
-
 def test_a_client_with_anothers_public_key_is_refused(context, ports, folder):
     alice = load_client_keys(folder / "alice.secret")
     stolen = ClientKeys(
@@ -131,15 +113,6 @@ def test_a_client_with_anothers_public_key_is_refused(context, ports, folder):
     )
     assert knock(context, ports, stolen) not in (IN, -1)
     assert heard(ports) == []
-
-
-def test_a_producer_belongs_to_the_first_client_that_asks(authenticator):
-    assert authenticator.owns("alice", b"p")
-    assert authenticator.owns("alice", b"p")
-    assert not authenticator.owns("bob", b"p")
-    assert not authenticator.owns(None, b"q")
-    authenticator.forget(b"p")
-    assert authenticator.owns("bob", b"p")
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -221,13 +221,9 @@ class Unhashable:
     ("settings", "message"),
     [
         ({"compute_reward": 3}, "compute_reward=3"),
-        ({"compute_reward": Unhashable()}, "cannot be hashed"),
         ({"compute_terminated": 3}, "compute_terminated=3"),
-        ({"strategy": "random"}, "'future', 'final', 'episode'"),
         ({"relabel_fraction": 4}, "relabel_fraction=4"),
-        ({"goal": ""}, "goal=''"),
         ({"n_steps": 0}, "n_steps=0"),
-        ({"gamma": 2}, "gamma=2"),
         ({"info": [1]}, "info=1"),
     ],
 )
@@ -243,17 +239,9 @@ TWO_GOALS = {"desired_goal": "int64"}
     ("fields", "settings", "message"),
     [
         ({"achieved_goal": None}, {}, "achieved='achieved_goal': steps have observation"),
-        ({"desired_goal": ((2,), "int64")}, {}, "one shape and dtype"),
         ({"achieved_goal": ((), "int64")}, {}, "next='next_achieved_goal'"),
-        ({"reward": "int64"}, {}, "the reward of another goal is a float"),
         ({"reward": ((2,), "float32")}, {}, "the reward of another goal is a float"),
-        ({"relabelled": "bool"}, {}, "'relabelled', which this view adds"),
         ({}, {"info": "action"}, "info='action'"),
-        (
-            {"a": TWO_GOALS, "b": TWO_GOALS, "desired_goal": None},
-            {},
-            "steps have several: a.desired_goal, b.desired_goal",
-        ),
     ],
 )
 def test_a_table_that_lacks_what_goals_need_says_why(fields, settings, message):

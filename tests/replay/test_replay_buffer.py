@@ -20,7 +20,7 @@ from async_loader.errors import CannotSend, OutOfMemory, SchemaError, Unsupporte
 from async_loader.replay import ReplayBuffer
 from async_loader.replay.arguments import bytes_of
 from async_loader.replay.table import storage
-from async_loader.schema import Field, Schema
+from async_loader.schema import Field
 from async_loader.testing.debug import debug_state
 
 SCHEMA = {
@@ -226,17 +226,11 @@ def test_reserved_names_are_refused(name: str) -> None:
     ("schema", "said"),
     [
         ({}, "at least one field"),
-        ([], "not \\[\\]"),
         ({"x": object}, "field 'x' has dtype object"),
-        ({"x": "U5"}, "field 'x' has dtype <U5"),
         ({"x": np.longdouble}, "field 'x' has dtype"),
-        ({"x": ">f4"}, "native byte order"),
         ({"x": "M8[s]"}, "datetime"),
-        ({"x": ((-1,), np.int8)}, "dimensions"),
         ({"x": "no such type"}, "'no such type' of field 'x' is unknown"),
-        ({1: np.int8}, "named by strings"),
         ([Field(name="x"), Field(name="x")], "more than once"),
-        (Schema(None, (Field(name="x"),)), "a dict of fields"),
     ],
 )
 def test_a_bad_schema_is_refused_by_name(schema: Any, said: str) -> None:

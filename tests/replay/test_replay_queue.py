@@ -333,14 +333,6 @@ REFUSED = {
         lambda: ReplayBuffer(1000, limiter=MinSize(5000)),
         "min_size_to_sample=5,000",
     ),
-    "a queue beyond the capacity": (
-        lambda: ReplayBuffer(1000, limiter=Queue(5000), max_times_sampled=1),
-        "a queue of 5,000",
-    ),
-    "a stack beyond the capacity": (
-        lambda: ReplayBuffer.stack(1001, capacity=1000),
-        "a size of 1,000",
-    ),
     "a stack of linked steps": (
         lambda: ReplayBuffer.stack(10, {"obs": OBS}),
         r"field 'obs' has a stack= or a next=.*use ReplayBuffer.queue\(size, schema\)",
@@ -348,18 +340,6 @@ REFUSED = {
     "the limiter of a queue where items are drawn again": (
         lambda: ReplayBuffer(64, limiter=Queue(64)),
         r"max_times_sampled=0 says otherwise: use ReplayBuffer.queue\(64, schema\)",
-    ),
-    "the limiter of a queue where items are drawn twice": (
-        lambda: ReplayBuffer(64, limiter=Queue(64), max_times_sampled=2),
-        "max_times_sampled=2 says otherwise",
-    ),
-    "the limiter of a queue that is set later": (
-        lambda: setattr(ReplayBuffer(64), "limiter", Queue(64)),
-        "max_times_sampled=0 says otherwise",
-    ),
-    "a queue with a view of another type": (
-        lambda: ReplayBuffer.queue(9, view="n_steps"),
-        "view='n_steps'",
     ),
     "a queue of no items": (lambda: ReplayBuffer.queue(0), "size=0: it must be a positive integer"),
     "what is no limiter": (
@@ -370,14 +350,6 @@ REFUSED = {
         lambda: ReplayBuffer(50, {"obs": OBS}, limiter=MinSize(50)),
         "50 steps, of which 49 can be drawn while an episode is open.* use 49 or less, or raise "
         "the capacity by 1",
-    ),
-    "a stack of frames beyond the capacity": (
-        lambda: ReplayBuffer(3, {"x": Field((), "int64", stack=4)}),
-        "3 before it, and the table keeps 3 steps: raise the capacity to 4",
-    ),
-    "min_size of a source": (
-        lambda: ReplayBuffer(50, {"obs": OBS}).source(min_size=50),
-        "min_size=50.*49 can be drawn",
     ),
     "n beyond the capacity": (
         lambda: ReplayBuffer(100, {"reward": "float32"}).source(view=Transitions(n_steps=1000)),
@@ -398,14 +370,6 @@ REFUSED = {
     "tables of a feeder, min_size": (
         lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "limiter": MinSize(5000)}}),
         "min_size_to_sample=5,000",
-    ),
-    "tables of a feeder, queue": (
-        lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "queue": 5000}}),
-        "a queue of 5,000",
-    ),
-    "a limiter that is set later": (
-        lambda: setattr(ReplayBuffer(10), "limiter", MinSize(11)),
-        "min_size_to_sample=11",
     ),
 }
 

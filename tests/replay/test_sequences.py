@@ -201,15 +201,10 @@ def test_a_loaded_table_shows_the_sequences_of_the_saved_one_with_their_prioriti
     ("settings", "message"),
     [
         ({"length": 0}, "length=0"),
-        ({"length": 4, "burn_in": -1}, "burn_in=-1"),
         ({"length": 4, "stride": 0}, "stride=0"),
-        ({"length": 4, "dilation": True}, "dilation=True"),
         ({"length": 4, "boundary": "wrap"}, "'stop', 'pad'"),
-        ({"length": 4, "whole": True, "burn_in": 1}, "leave out burn_in"),
         ({"length": 4, "whole": "flat"}, "True, False or 'ragged'"),
-        ({"length": 4, "whole": True, "boundary": "cross"}, "leave out boundary"),
         ({"length": 4, "eta": 2.0}, "eta=2.0"),
-        ({"length": 4, "state": [1]}, "names of fields"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

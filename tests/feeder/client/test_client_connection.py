@@ -22,22 +22,6 @@ def deaf(feeder, *_):
     return True
 
 
-def test_a_drain_is_not_asked_of_the_process_that_takes_the_place_of_the_drained_one(
-    feeder, client
-):
-    def is_gone(feeder, plane, route, message):
-        feeder.sessions.clear()
-        feeder.incarnation = bytes(16)
-        feeder.error(plane, route, message, wire.ErrorCode.UNKNOWN_SESSION)
-        return True
-
-    feeder.hooks[Type.DRAIN] = is_gone
-    client.drain(timeout_s=PATIENCE_S)
-    feeder.until(lambda: feeder.seen[Type.HELLO] == 2)
-    assert client.status() == {"fine": True}
-    assert feeder.seen[Type.DRAIN] == 1
-
-
 def test_a_version_that_is_not_spoken_is_said(feeder):
     def refuse(feeder, plane, route, message):
         feeder.error(plane, route, message, wire.ErrorCode.VERSION, 9)
@@ -66,11 +50,6 @@ def test_connecting_without_a_feeder_times_out(address, tmp_path, monkeypatch):
         match=r"did not answer HELLO .*/feeder is missing: does it run there\? 'async-loader",
     ):
         connect(address, timeout_s=0.05)
-
-
-def test_heartbeats_go_on_while_nothing_else_does(feeder, client):
-    feeder.until(lambda: feeder.seen[Type.PING] >= 6)
-    assert client.stats().sessions == 1
 
 
 def test_silence_ends_a_session_and_begins_another(address):
@@ -238,13 +217,6 @@ def test_closing_flushes_what_writers_hold(feeder):
     assert writer is not None
 
 
-def test_closing_flushes_what_writers_hold_that_were_dropped(feeder):
-    with connect(feeder.address) as client:
-        client.table("replay").writer(linger_ms=1e6).append(step(0))
-        gc.collect()
-    assert rewards(feeder) == [0]
-
-
 # -- weights ---------------------------------------------------------------------------------------
 
 
@@ -272,21 +244,6 @@ def test_weights_go_there_and_back_in_parts(feeder, client, small_parts):
     as_torch += 1  # it is the caller's own
 
 
-def test_a_version_that_is_replaced_while_it_is_read_is_read_from_the_start(feeder, client):
-    client.publish("policy", {"a": np.zeros(1000)}, 1)
-
-    def replace(feeder, plane, route, message):
-        if message.body.offset and feeder.weights["policy"][0] == 1:
-            specs = wire.specs_of({"a": np.ones(500)})
-            feeder.weights["policy"] = (2, specs, np.ones(500).tobytes())
-        return False
-
-    feeder.hooks[Type.LATEST] = replace
-    found = client.latest("policy")
-    assert found.version == 2
-    assert found.tensors["a"].tolist() == [1.0] * 500
-
-
 @pytest.mark.parametrize("shape", [(), (0, 3), (3,), (2, 5)])
 def test_bfloat16_goes_there_and_back_as_such_and_as_bits_for_numpy(feeder, client, shape):
     given = torch.randn(shape).to(torch.bfloat16)
@@ -302,21 +259,3 @@ def test_bfloat16_goes_there_and_back_as_such_and_as_bits_for_numpy(feeder, clie
     np.testing.assert_array_equal(
         (bits.astype("u4") << np.uint32(16)).view("f4"), given.float().numpy()
     )
-
-
-def test_publishing_begins_again_when_the_feeder_was_lost(feeder, client, small_parts):
-    lost = []
-
-    def lose(feeder, plane, route, message):
-        if message.body.offset and not lost:
-            lost.append(message)
-            feeder.sessions.clear()
-            feeder.parts.clear()
-        elif message.body.offset and message.body.name not in feeder.parts:
-            feeder.error(plane, route, message, wire.ErrorCode.GAP, 0)
-            return True
-        return False
-
-    feeder.hooks[Type.PUBLISH] = lose
-    client.publish("policy", {"a": np.arange(20_000.0)}, 1)
-    assert client.latest("policy").tensors["a"][-1] == 19_999

@@ -142,42 +142,6 @@ def test_the_functions_stay_in_the_learners_process_and_see_relabelled_steps_alo
         assert len(seen) == 1  # it is not called for no goal at all
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_function_that_is_not_vectorised_is_refused_and_costs_no_other_batch(num_workers):
-    buffer = ReplayBuffer(100, LINKED, seed=0)
-    episodes_of(buffer.add, [20])
-    bad, good = Hindsight(lambda *given: 1.0), Hindsight(reward_of, info="action")
-    with serving(buffer) as client:
-        table = client.table("t")
-        with pytest.raises(ConfigError, match="return one number for each"):
-            table.sample(8, view=bad)
-        with (
-            AsyncDataLoader(table.source(view=bad), 8, num_workers=num_workers) as loader,
-            pytest.raises(ConfigError, match="return one number for each"),
-        ):
-            next(loader)
-        assert table.sample(8, view=good)["relabelled"].shape == (8,)
-
-
-def test_tables_that_use_steps_up_show_goals():
-    view = Hindsight(reward_of, info="action", relabel_fraction=1.0)
-    buffer = ReplayBuffer(100, LINKED, max_times_sampled=1, seed=0)
-    episodes_of(buffer.add, [30])
-    with serving(buffer) as client:
-        table, seen = client.table("t"), []
-        with AsyncDataLoader(table.source(view=view, prefetch=1), 10, prefetch=1) as loader:
-            for _ in range(2):
-                batch = arrays_of(next(loader))
-                assert batch["relabelled"].all()
-                assert not batch["redelivered"].any()
-                total = (
-                    batch["next_obs.achieved_goal"][:, 0] - 2 * batch["obs.desired_goal"][:, 0, 1]
-                )
-                assert (batch["reward"] == total + batch["action"]).all()
-                seen += batch["index"].tolist()
-        assert len(set(seen)) == 20
-
-
 def test_what_a_table_lacks_is_said_in_its_words():
     buffer = ReplayBuffer(100, LINKED, seed=0)
     episodes_of(buffer.add, [20])

@@ -141,15 +141,6 @@ def test_a_killed_feeder_costs_no_row_that_it_has_not_acknowledged(tmp_path):
         assert found == set(range(count, count + 900))
 
 
-def test_a_feeder_without_memory_gets_the_rows_over_its_socket(tmp_path, caplog):
-    with serving(tmp_path, replay(LARGE), filled=0, schema=LARGE, memory=False) as (_, client):
-        with client.table("t").writer() as writer:
-            writer.extend(rows(900, LARGE))
-            writer.flush()
-            assert not memory_of(writer).taken
-        check(client.table("t").sample(64))
-
-
 def test_a_closed_writer_leaves_no_memory_behind(tmp_path):
     def held():
         return sum("memfd:async_loader" in os.readlink(f"/proc/self/fd/{fd}") for fd in fds())

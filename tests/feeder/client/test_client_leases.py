@@ -16,7 +16,7 @@ import pytest
 import torch
 from client_rig import PATIENCE_S, FakeFeeder
 from fake_device import FakeBackend
-from test_client_shared import SMALL, patience, queue, rows, serving
+from test_client_shared import patience, queue, serving
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import SchemaError, Timeout, Unsupported
@@ -95,19 +95,6 @@ def test_a_source_that_closes_gives_back_what_was_not_handed_out(feeder, ready):
     ready.close()
     assert closing(feeder) == (3, [], [1, 2])
     assert not ready.hand_out(plans[1].lease), "another learner has it by now"
-
-
-def test_a_source_that_is_released_gives_back_all_that_was_not_settled_and_goes_on(feeder, ready):
-    plans = [ready.plan(BATCH, patience()) for _ in range(2)]
-    assert ready.hand_out(plans[0].lease)
-    ready.release(5.0)
-    assert closing(feeder) == (3, [0], [1, 2])
-    assert not ready.hand_out(plans[1].lease)
-    with pytest.raises(Timeout):
-        ready.plan(2 * BATCH, patience(0.02))  # with another batch size
-    feeder.until(lambda: feeder.granted[2])
-    feeder.do(lambda feeder: feeder.batch(2, 0, 70))
-    assert ready.plan(2 * BATCH, patience()).batch["index"][0] == 70
 
 
 @pytest.mark.parametrize("dropped", [False, True])
@@ -226,36 +213,6 @@ def test_a_batch_whose_function_failed_is_used_as_any_other(tmp_path, way, on_er
                     found += np.asarray(next(loader)["x"]).tolist()
         assert rest(client, 0) == []
     assert found == [x for x in range(40) if x // BATCH != 1]
-
-
-def test_two_learners_that_come_and_go_use_each_row_once(tmp_path):
-    found = []
-    with serving(tmp_path, queue(), filled=200) as (_, client):
-        lasting = AsyncDataLoader(client.table("t").source(), 3, prefetch=2, timeout_s=60.0)
-        for prefetch in (1, 4, 8):
-            with AsyncDataLoader(
-                client.table("t").source(), BATCH, prefetch=prefetch, timeout_s=60.0
-            ) as loader:
-                found += taken(loader, 2) + taken(lasting, 3)
-        lasting.close()
-        found += rest(client, 200 - len(found), 1)
-    assert sorted(found) == [(x, False) for x in range(200)]
-
-
-def test_a_limiter_counts_rows_that_came_back_once(tmp_path):
-    with serving(tmp_path, queue(size=40), filled=40) as (_, client):
-        with AsyncDataLoader(
-            client.table("t").source(prefetch=8), BATCH, prefetch=4, timeout_s=60.0
-        ) as loader:
-            taken(loader, 1)
-        client.table("t").source().close()
-        assert len(rest(client, 36)) == 36
-        assert client.status()["tables"]["t"]["sampled"] == 40
-        # there is room for as many as were used, and for no more
-        with client.table("t").writer() as writer:
-            writer.extend(rows(40, SMALL, 1000))
-            writer.flush(60.0)
-        assert client.status()["tables"]["t"]["size"] == 40
 
 
 LEARNER = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from thread_rig import Feeder
 
 from async_loader import AsyncDataLoader, Prioritized, ReplayBuffer, Sequences, Uniform
-from async_loader.errors import AsyncLoaderError, ConfigError, NotEnoughData
+from async_loader.errors import ConfigError, NotEnoughData
 from async_loader.feeder import connect
 from async_loader.feeder.client.batch_structure import SERVER_BITS
 from async_loader.feeder.settings import LimitSettings
@@ -160,24 +160,6 @@ def test_settings_of_views_that_cannot_be_are_refused(view, message):
         connect(
             "embedded", tables={"t": {"capacity": 100, "schema": {"x": "float32"}, "view": view}}
         )
-
-
-def test_batches_beyond_the_limits_are_refused_with_both_numbers_and_leave_no_view():
-    view = Sequences(64, stride=1)
-    buffer = ReplayBuffer(1000, {"x": ((1024,), "float32")}, seed=0)
-    with serving(buffer, message_bytes=1 << 20) as client, client.table("t").writer() as writer:
-        writer.extend(x=np.zeros((200, 1024), np.float32))
-        writer.flush()
-        table = client.table("t")
-        refused = table.source(view=view, transport="tcp")
-        with pytest.raises(AsyncLoaderError, match=r"8 rows takes 21\d+ bytes, a message 1048576"):
-            refused.plan(8, patience())
-        assert not buffer._table_state.sequence_samplers
-        assert table.sample(2, view=view)["x"].shape == (2, 64, 1024)
-        source = table.source(view=view, transport="shm")  # no message holds these
-        assert source.plan(8, patience()).batch["x"].shape == (8, 64, 1024)
-        source.close()
-        assert table.get(np.arange(20), view=view)["x"].shape == (20, 64, 1024)  # in parts
 
 
 def test_policy_versions_come_with_each_step_and_the_lag_is_that_of_the_newest():

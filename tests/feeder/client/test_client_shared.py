@@ -15,14 +15,12 @@ import sys
 import numpy as np
 import pytest
 from client_rig import FakeFeeder
-from fake_device import FakeBackend
 from msgspec.structs import replace
 from thread_rig import Feeder
 
-from async_loader import AsyncDataLoader, ReplayBuffer
+from async_loader import ReplayBuffer
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
 from async_loader.feeder import connect, wire
-from async_loader.feeder.client.batch_structure import SERVER_BITS
 from async_loader.feeder.client.reader_channel import ReaderPhase
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.rate_limiter import Queue
@@ -102,20 +100,6 @@ def test_batches_come_in_shared_memory_by_themselves_and_stay_as_they_are(tmp_pa
         )
         source.close()
         check(kept[0][0])
-
-
-def test_a_loader_hands_them_out_and_its_slots_come_back(tmp_path):
-    with serving(tmp_path, replay(LARGE), schema=LARGE) as (_, client):
-        source = client.table("t").source()
-        held = []
-        with AsyncDataLoader(source, 16, "cpu", prefetch=3) as loader:
-            for _, batch in zip(range(40), loader, strict=False):
-                held = [*held[-2:], batch]
-                assert (batch["obs"] == batch["x"][:, None]).all()
-            slots = source._channel.memory.slots
-            assert slots._ring.count == source._channel.deliveries.credit.ahead + 6
-            assert slots._ring.lent <= 6, "held by the learner, and ready for it"
-        source.close()
 
 
 @pytest.mark.parametrize("missing", ["not offered", "not reached"])
@@ -376,40 +360,3 @@ def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(
         for batch in held:
             check(batch, 8)
         sources[0].close()
-
-
-@pytest.mark.slow
-def test_batches_of_a_restarted_feeder_reach_the_device_in_one_upload_with_ids_of_their_own(
-    tmp_path,
-):
-    path, fake = str(tmp_path / "f"), FakeBackend()
-
-    def fill(address):
-        with connect(address) as client, client.table("t").writer() as writer:
-            writer.extend(rows(500, LARGE))
-
-    with contextlib.ExitStack() as stack:
-        first, address = stack.enter_context(process(path))
-        fill(address)
-        source = stack.enter_context(connect(address)).table("t").source(transport="shm")
-        loader = AsyncDataLoader(source, 16, fake, prefetch=3, timeout_s=60)
-        stack.enter_context(loader)
-        for _ in range(5):
-            check({name: array.cpu().numpy() for name, array in next(loader).items()}, 16)
-        first.kill()
-        first.wait()
-        _, address = stack.enter_context(process(path))
-        fill(address)
-        later = 0
-        for _ in range(1000):
-            if later == 20:  # more than there are slots
-                break
-            batch = next(loader)
-            index = batch["index"].numpy()
-            check({"obs": batch["obs"].cpu().numpy(), "x": batch["x"].cpu().numpy()}, 16)
-            later += bool((index >> SERVER_BITS).all())
-        assert later == 20
-        assert loader.stats().slots == 0  # each batch was copied from where it was written
-        assert (fake.pageable_copies, fake.violations) == (0, [])
-        assert source.update(index, x=np.zeros(16, np.int64)).applied == 16
-        source.close()

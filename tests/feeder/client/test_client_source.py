@@ -85,24 +85,6 @@ def complain(feeder):
     feeder.tell(1, wire.Error.of(wire.ErrorCode.TIMEOUT, "no actor inserts"))
 
 
-def test_a_table_without_a_schema_is_asked_for_again(feeder, client):
-    refused = []
-
-    def later(feeder, plane, route, message):
-        refused.append(message)
-        if len(refused) < 3:
-            feeder.error(plane, route, message, wire.ErrorCode.TIMEOUT)
-        return len(refused) < 3
-
-    feeder.hooks[Type.OPEN_READER] = later
-    source = client.table("replay").source(prefetch=4)
-    with pytest.raises(Timeout):
-        source.plan(4, patience(0.0))
-    feeder.until(lambda: feeder.granted[1] == 4)
-    feeder.do(lambda feeder: feeder.batch(1, 0))
-    assert plan(source).batch["index"].tolist() == [0, 1, 2, 3]
-
-
 def test_an_unknown_table_is_said(feeder, client):
     def unknown(feeder, plane, route, message):
         feeder.error(plane, route, message, wire.ErrorCode.UNKNOWN_TABLE)
@@ -124,24 +106,6 @@ def test_a_lost_session_opens_the_reader_again(feeder, client):
     feeder.until(lambda: feeder.seen[Type.OPEN_READER] == 2 and feeder.granted[1] == 4)
     feeder.do(lambda feeder: feeder.batch(1, 0, 200))
     assert plan(source).batch["index"][0] == 200
-
-
-@pytest.mark.parametrize("sequence", [2, 500, 2**64 - 1])
-def test_batches_that_were_not_asked_for_are_of_an_earlier_opening(feeder, client, sequence):
-    source = client.table("replay").source(prefetch=2)
-    with pytest.raises(Timeout):
-        source.plan(4, patience(0.02))
-    feeder.until(lambda: feeder.granted[1] == 2)
-    feeder.do(
-        lambda feeder: [
-            feeder.batch(1, sequence, 900),
-            feeder.batch(1, 0, 100),
-            feeder.batch(1, 1, 200),
-        ]
-    )
-    assert [plan(source).batch["index"][0] for _ in range(2)] == [100, 200]
-    feeder.until(lambda: feeder.granted[1] == 4)
-    assert client.status() == {"fine": True}
 
 
 def test_batches_that_were_here_before_a_session_was_lost_are_asked_for_anew_when_they_are_used(

@@ -12,7 +12,6 @@ import pytest
 from async_loader import Field, MinSize, Prioritized
 from async_loader.errors import (
     CannotSend,
-    SchemaError,
 )
 from async_loader.feeder import connect
 
@@ -59,15 +58,6 @@ def test_samples_of_many_threads_are_their_own(client):
     assert not wrong
 
 
-def test_a_sample_that_is_held_stays_as_it_was(client):
-    table = filled(client, "plain")
-    held = [table.sample(8192) for _ in range(12)]
-    copies = [batch["obs"].copy() for batch in held]
-    for _ in range(12):
-        table.sample(8192)
-    assert all((batch["obs"] == copy).all() for batch, copy in zip(held, copies, strict=True))
-
-
 def test_a_batch_that_came_too_late_goes_back_to_the_queue(client, monkeypatch):
     table = filled(client, "queue", 32)
     table.sample(16, timeout_s=60)
@@ -94,9 +84,3 @@ def test_what_belongs_to_a_client_says_what_travels_instead(client):
         ):
             with pytest.raises(CannotSend, match=re.escape(said)):
                 pickle.dumps(one)
-
-
-@pytest.mark.slow
-def test_weights_that_are_no_mapping_are_refused(client):
-    with pytest.raises(SchemaError, match="tensors is a ndarray: give a dict of arrays or tensors"):
-        client.publish("policy", np.zeros(3), version=1)

@@ -127,16 +127,6 @@ def test_what_a_feeder_lost_is_counted_and_said(address):
         client.close()
 
 
-def test_a_lost_writer_is_opened_again(feeder, client):
-    writer = client.table("replay").writer(batch_rows=1, linger_ms=LATE)
-    writer.append(step(0))
-    writer.flush()
-    feeder.do(lambda feeder: feeder.producers.clear())
-    writer.append(step(1))
-    writer.flush()
-    assert rewards(feeder) == [0, 1]
-
-
 @pytest.mark.parametrize("what", ["begin", "step", "take"])
 def test_an_error_in_one_writer_ends_no_other_writer(feeder, client, what, monkeypatch):
     def fails(*_):
@@ -239,16 +229,6 @@ def test_threads_share_a_writer_and_each_stream_stays_in_order(feeder, client):
     assert numbers == {1, 2, 3, 4}
     for number in numbers:
         assert [reward for one, _, reward in rows if one == number] == list(range(500))
-
-
-def test_an_array_may_change_after_it_was_appended(feeder, client):
-    obs, reward = np.zeros(2, np.float32), np.zeros(3, np.float32)
-    with client.table("replay").writer(linger_ms=LATE) as writer:
-        writer.append(obs=obs, reward=0.0)
-        writer.extend(obs=np.zeros((3, 2), np.float32), reward=reward)
-        obs += 1
-        reward += 1
-    assert rewards(feeder) == [0, 0, 0, 0]
 
 
 def test_close_ends_the_open_episodes_and_only_these(feeder, client):

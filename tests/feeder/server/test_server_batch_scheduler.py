@@ -18,10 +18,8 @@ from async_loader.feeder.wire import (
     Prioritize,
     Reader,
 )
-from async_loader.feeder.wire.control import View
 from async_loader.replay.rate_limiter import MinSize, Queue
 from async_loader.replay.samplers import Fifo, Prioritized
-from async_loader.schema import Schema
 
 
 def queue(size: int = 100) -> dict[str, ReplayBuffer]:
@@ -178,28 +176,6 @@ def test_a_reader_that_is_closed_or_opened_again_gives_its_leases_back():
             assert isinstance(peer.open_reader(batch_size=4).body, Reader)
 
 
-def test_what_was_seen_through_another_view_waits_for_a_reader_of_that_view():
-    schema = Schema.of({"x": np.int64, "reward": np.float32})
-    tables = {
-        "t": ReplayBuffer(100, schema, sampler=Fifo(), limiter=Queue(100), max_times_sampled=1)
-    }
-    with Rig(tables) as rig:
-        peer = rig.peer()
-        peer.open_writer(schema=schema)
-        peer.insert(0, range(4), schema=schema)
-        peer.open_reader(1, batch_size=4)
-        peer.pull(1)
-        assert len(batches(peer)) == 1
-        peer.close_reader(1, arrived=1, seen=[0])
-        peer.open_reader(2, batch_size=4, view=View(n=1, gamma=0.9))
-        peer.pull(1, 2)
-        assert batches(peer) == []
-        peer.open_reader(3, batch_size=4)
-        peer.pull(1, 3)
-        (message,) = batches(peer)
-        assert (message.number, message.flags) == (3, REDELIVERED)
-
-
 def test_a_reader_that_waits_too_long_is_told_repeatedly_and_served_nevertheless():
     with Rig({"t": ReplayBuffer(100, SCHEMA, limiter=MinSize(10))}) as rig:
         peer = rig.peer()
@@ -283,18 +259,6 @@ def test_a_queue_that_drains_hands_out_its_last_rows_and_waits_for_them_to_be_us
         end = peer.receive(Plane.PULL)
         assert isinstance(end.body, End)
         assert (end.number, end.body.count) == (1, 3)
-
-
-def test_a_drain_takes_no_longer_than_its_limit():
-    with Rig(queue(), drain_s=5.0) as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        peer.insert(0, range(10))
-        peer.open_reader(batch_size=4)
-        rig.server.stop()
-        assert not rig.server._over()
-        rig.clock.now += 5
-        assert rig.server._over()
 
 
 def test_a_table_that_is_closed_ends_its_readers_and_writers_and_no_others():

@@ -94,21 +94,6 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
 # -- saves and loads -----------------------------------------------------------------------------
 
 
-def test_what_was_saved_is_there_in_the_next_server(serve, tmp_path):
-    with connect(serve()) as client:
-        fill(client.table("one"), 30)
-        report = client.table("one").save("nightly")
-        assert (report.kind, report.number) == ("full", 1)
-    assert (tmp_path / "saves" / "one" / "nightly").is_dir()
-    with connect(serve()) as client:
-        table = client.table("one")
-        table.load("nightly")
-        # 5,000 draws: 500 leave a step out in a run of 800,000
-        assert sorted(set(table.sample(5000)["x"].tolist())) == list(range(30))
-        with pytest.raises(ConfigError, match="there is no checkpoint"):
-            table.load("yesterday")
-
-
 def test_a_damaged_checkpoint_is_said_to_be_one(serve, tmp_path):
     with connect(serve()) as client:
         table = client.table("one")
@@ -212,31 +197,6 @@ def test_jobs_are_bounded_done_in_order_and_ended():
 
 def queue() -> ReplayBuffer:
     return ReplayBuffer(100, SCHEMA, sampler=Fifo(), limiter=Queue(100), max_times_sampled=1)
-
-
-def test_rows_that_fit_no_message_are_refused_before_they_are_read(monkeypatch):
-    with Rig(message_bytes=1 << 20) as rig:
-        rig.tables["t"].writer().extend(x=np.arange(10), done=np.zeros(10, bool))
-        peer = rig.peer()
-        reads = []
-        real = rig.tables["t"].get
-
-        def get(ids, **others):
-            reads.append(len(ids))
-            return real(ids, **others)
-
-        monkeypatch.setattr(rig.tables["t"], "get", get)
-
-        def ask(ids):
-            body = wire.Get(table="t", count=len(ids))
-            return peer.ask(Plane.PULL, body, 1, data=np.array(ids, np.int64).tobytes()).body
-
-        error = ask([3] * 100_000)
-        assert error.code == wire.ErrorCode.TOO_LARGE
-        assert error.text.startswith("100000 rows take ")
-        assert not reads
-        assert ask([3] * 1000).rows == 1000
-        assert ask([3, *range(50, 100_000)]).rows == 1, "ids that are gone take no room"
 
 
 def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:

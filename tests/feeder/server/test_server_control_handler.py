@@ -138,27 +138,6 @@ def test_a_writer_that_closes_is_answered_when_everything_is_in_the_table():
         assert not rig.server_state.sessions.get(peer.session).writers
 
 
-def test_a_writer_that_closes_and_whose_inserts_do_not_come_is_told_which_are_missing():
-    with Rig() as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        peer.insert(0, [0])
-        peer.close_writer(3)
-        rig.turn()
-        rig.pass_time(0.9)
-        peer.insert(1, [1])
-        rig.turn()
-        rig.pass_time(0.9)
-        assert peer.receive(Plane.CONTROL, wait=False) is None
-        assert 0 < rig.server._left_s() <= 0.2
-        rig.pass_time(0.2)
-        error = peer.receive(Plane.CONTROL).body
-        assert (error.code, error.expected, error.retryable) == (ErrorCode.GAP, 2, True)
-        peer.insert(2, [2])
-        peer.close_writer(3)
-        assert isinstance(peer.receive(Plane.CONTROL).body, Ack)
-
-
 def test_waiting_calls_are_answered_at_the_end():
     with Rig(held_up(), drain_s=1.0) as rig:
         peer, other = rig.peer(), rig.peer()
@@ -241,18 +220,6 @@ def test_sessions_are_counted_and_the_silent_let_go():
         assert rig.server._left_s() == pytest.approx(5.5)
 
 
-def test_a_session_opens_no_more_than_some_writers_and_readers():
-    with Rig() as rig:
-        peer = rig.peer()
-        answers = [peer.open_writer(i, producer=i.to_bytes(16, "little")).body for i in range(257)]
-        assert [type(one) for one in answers] == [Writer] * 256 + [Error]
-        assert answers[-1].code == ErrorCode.LIMIT
-        answers = [peer.open_reader(i).body for i in range(257)]  # whatever writers it has
-        assert [type(one) for one in answers] == [Reader] * 256 + [Error]
-        assert answers[-1].code == ErrorCode.LIMIT
-        assert "256 readers" in answers[-1].text
-
-
 def test_weights_are_available_and_waiting_clients_are_told_once_their_last_byte_arrived():
     with Rig() as rig:
         learner, actor = rig.peer(), rig.peer()
@@ -302,20 +269,6 @@ def test_the_first_publish_of_a_client_begins_a_run_and_ends_that_of_the_client_
         assert first.session != session
         assert publish(first, 100) == (False, 1, second.client)
         assert rig.server_state.published.behind("w", 0) == (1, 0.0)
-
-
-def test_weights_half_published_go_with_their_publisher_and_too_many_are_refused():
-    with Rig(weight_bytes=100) as rig:
-        learner = rig.peer()
-        learner.ask(Plane.CONTROL, part(3), data=b"1234")
-        assert (
-            learner.ask(Plane.CONTROL, part(4, total=101), data=b"1234").body.code
-            == ErrorCode.TOO_LARGE
-        )
-        learner.ask(Plane.CONTROL, part(5), data=b"1234")
-        assert len(rig.server_state.weights._making) == 1
-        rig.pass_time(20)
-        assert not rig.server_state.weights._making
 
 
 def test_a_session_of_a_client_that_leaves_ends_at_once_and_status_says_how_others_ended():

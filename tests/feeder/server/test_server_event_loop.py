@@ -24,8 +24,6 @@ from async_loader.feeder.wire import (
     VERSION,
     Ack,
     Batch,
-    Done,
-    Drain,
     End,
     Hello,
     Message,
@@ -145,24 +143,6 @@ def test_a_server_that_is_killed_leaves_nothing(child, context):
         process.kill()
         process.wait()
     assert not [name for name in os.listdir("/dev/shm") if "async_loader" in name]
-
-
-def test_drain_is_answered_when_everything_is_done(served, context):
-    with Peer(context, served.endpoints) as peer:
-        filled(peer)
-        peer.send(Plane.CONTROL, Drain())
-        assert [type(peer.receive(Plane.CONTROL).body) for _ in range(2)] == [Done, End]
-
-
-def test_an_endpoint_that_is_taken_is_an_error_that_leaves_nothing():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        endpoints = dict.fromkeys(Plane, "tcp://127.0.0.1:0") | {
-            Plane.PULL: f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        }
-        with pytest.raises(OSError, match="in use"):
-            Server({"t": ReplayBuffer(10, SCHEMA)}, endpoints)
 
 
 def test_a_ping_is_answered_in_the_first_round_whatever_else_waits():

@@ -208,26 +208,6 @@ def test_heartbeats_of_libzmq_are_answered_also_while_no_message_is_taken(
         monitor.close()
 
 
-def test_a_client_that_connects_again_is_another_route(context, ports):
-    with context.socket(zmq.DEALER) as client:
-        client.linger, client.reconnect_ivl = 0, 10
-        monitor = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        client.connect(ports.endpoints[CONTROL])
-        client.send(b"first")
-        route, _ = heard(ports)
-        ports._drop(route)
-        # what it sends before it knows goes with the connection
-        until(ports, lambda: monitor.poll(0))
-        client.disable_monitor()
-        monitor.close()
-        client.send(b"second")
-        other, came = heard(ports)
-        assert came == [b"second"]
-        assert other is not route
-        assert not ports.send(CONTROL, route, [b"x"], 1), "the first is gone"
-        assert ports.send(CONTROL, other, [b"x"], 1)
-
-
 # -- peers of all kinds ----------------------------------------------------------------------------
 
 
@@ -273,19 +253,6 @@ def test_a_peer_that_breaks_the_rules_is_ended_alone(ports, peer, data):
         "turned_away": 0,
         "faults": 0,
     }
-
-
-def test_a_session_has_its_turn_however_many_peers_have_none(ports, peer):
-    known = peer(INSERT, opening() + framed([b"first"]))
-    until(ports, lambda: ports._queues.strangers[INSERT])
-    ((route, _),) = ports.receive(INSERT, 1)
-    route.known = True
-    for _ in range(30):
-        peer(INSERT, opening() + framed([b"stranger"]) * 40)
-    until(ports, lambda: len(ports._queues.strangers[INSERT]) == 30)
-    known.sendall(framed([b"second"]))
-    until(ports, lambda: ports._queues.known[INSERT])
-    assert [b"second"] in [frames for _, frames in ports.receive(INSERT, 20)]
 
 
 # -- time ------------------------------------------------------------------------------------------
@@ -508,17 +475,6 @@ def test_connections_beyond_the_most_end_the_oldest_that_no_session_needs(tmp_pa
         assert [is_closed(one) for one in others] == [True] * 21 + [False] * 9
 
 
-def test_handshakes_that_are_not_over_are_limited(ports, monkeypatch):
-    monkeypatch.setattr(module, "_UNREADY", 5)
-    with contextlib.ExitStack() as stack:
-        half = [stack.enter_context(connected(ports, CONTROL, greeting()[:20])) for _ in range(20)]
-        turn(ports, turns=5)
-        assert sum(not is_closed(one) for one in half) == 5
-        good = stack.enter_context(connected(ports, data=opening() + framed([b"x"])))
-        assert [came for _, came in turn(ports)] == [[b"x"]]
-        assert not is_closed(good)
-
-
 class Counted:
     """An epoll that counts."""
 
@@ -591,16 +547,3 @@ def test_last_words_are_sent(where, monkeypatch):
         ports.close()
         reading.join()
         assert splitter.messages[-1] == [b"end"]
-
-
-@pytest.mark.slow
-def test_a_peer_that_reads_nothing_delays_the_end_by_a_second_at_most(where):
-    ports = ServerSockets(where, Limits())
-    ports.open()
-    with connected(ports, PULL, opening() + framed([b"x"])):
-        ((route, _),) = turn(ports, PULL)
-        while not route.unsent_bytes:
-            assert ports.send(PULL, route, [bytes(1 << 20)], 1 << 20)
-        deadline = Deadline(PATIENCE_S)
-        ports.close()
-        assert not deadline.expired

@@ -9,16 +9,13 @@ import select
 import socket
 import threading
 
-import numpy as np
 import pytest
 
 from async_loader.errors import Broken, Malformed, Timeout
-from async_loader.feeder.shared import Listener, Offer, Offering, SharedBatchRing
+from async_loader.feeder.shared import Listener, Offer, Offering
 from async_loader.lifecycle import readable
-from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
 
-SCHEMA = Schema.of({"x": ((3,), np.float32), "index": np.int64})
 OFFER = Offer(session=7, number=1, slots=3, slot_bytes=4096)
 
 
@@ -189,53 +186,3 @@ def test_an_offer_without_a_descriptor_or_with_two_is_refused_and_none_is_kept(t
                 channel.connect(str(tmp_path / "m"))
                 socket.send_fds(channel, [OFFER.pack()], fds)
                 assert b"descriptors" in channel.recv(512)
-
-
-def test_an_offer_waits_its_time_for_room_among_the_callers(tmp_path, segment):
-    segment.seal()
-    with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server,
-        contextlib.ExitStack() as stack,
-    ):
-        server.bind(str(tmp_path / "m"))
-        server.listen(0)
-        first = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        first.connect(str(tmp_path / "m"))
-        with pytest.raises(Broken, match="is busy"):
-            offer_to(str(tmp_path / "m"), OFFER, segment.fileno(), 0.01)
-
-        def serve():
-            for _ in range(2):
-                caller = stack.enter_context(server.accept()[0])
-            caller.recv(512)
-            caller.send(b"\0")
-
-        serving = threading.Timer(0.2, serve)  # later than the offer, as a rule
-        serving.start()
-        offer_to(str(tmp_path / "m"), OFFER, segment.fileno(), 60.0)
-        serving.join()
-
-
-def test_a_shelf_hands_out_what_was_given_back_and_nothing_else(segment):
-    batch_ring = SharedBatchRing(
-        Segment.attach(os.dup(segment.fileno()), OFFER.nbytes), OFFER, SCHEMA, 4
-    )
-    assert not batch_ring.free
-    batch_ring.give_back([2, 0])
-    batch_slot = batch_ring.take()
-    assert (batch_slot.slot, batch_slot.generation) == (2, 1)
-    x, index = batch_slot.arrays
-    x[:], index[:] = 1.5, 9
-    assert x.shape == (4, 3)
-    del x, index, batch_slot
-    with pytest.raises(Malformed, match="slot 0 was given back and is not lent"):
-        batch_ring.give_back([0])
-    with pytest.raises(Malformed, match="slot 3"):
-        batch_ring.give_back([3])
-    batch_ring.give_back([2])
-    assert [
-        (batch_slot.slot, batch_slot.generation)
-        for batch_slot in (batch_ring.take(), batch_ring.take())
-    ] == [(2, 2), (0, 1)]  # the one that came back last first
-    assert not batch_ring.free
-    batch_ring.close()

@@ -222,13 +222,9 @@ def test_a_feeder_makes_it_for_a_table_and_for_a_source():
     ("field", "schema", "message"),
     [
         ("tsk", SCHEMA, "steps have no field 'tsk': did you mean 'task'"),
-        ("reward", SCHEMA, "steps have no field 'reward': it takes x, task"),
         ("x", {"x": "float32"}, "'x' is float32: store which class"),
-        ("x", {"x": ((3,), "int64")}, r"'x' has \[3\]: store the one to balance by"),
         ("x", {"x": "complex64"}, "whole numbers or bools"),
-        ("done", {"done": "bool"}, "may change after its step was added"),
         ("", SCHEMA, "give the name of a field"),
-        (3, SCHEMA, "give the name of a field"),
     ],
 )
 def test_a_field_that_cannot_be_balanced_is_refused(field, schema, message):
