@@ -131,17 +131,6 @@ def test_a_feeders_table():
             assert torch.equal(into["x"], into["x"][:, :1].expand(B, 3))
 
 
-@pytest.mark.parametrize("width", [3, 5000], ids=["small", "copied in one thread"])
-def test_a_graph_that_needs_an_overwritten_batch_is_refused_by_torch(width):
-    into = given_tensors(width)
-    weight = torch.ones(width, requires_grad=True)
-    with AsyncDataLoader(columns(width), B, into=into) as loader:
-        loss = (next(loader)["x"] * weight).sum()
-        next(loader)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()
-
-
 # -- ends, errors, interruptions -------------------------------------------------------------------
 
 

@@ -621,22 +621,3 @@ def test_a_bad_argument_is_refused_before_anything_starts(case, monkeypatch):
     with pytest.raises(ConfigError, match=text):
         AsyncDataLoader(**{"data_source": GOOD, "batch_size": 8, "num_workers": 2, **arguments})
     assert not started
-
-
-def test_public_attributes_have_their_values():
-    with AsyncDataLoader(GOOD, 8, "cpu", 2, None, 0) as loader:
-        assert (loader.batch_size, loader.chunk_size, loader.num_workers, loader.device) == (
-            8,
-            2,
-            0,
-            "cpu",
-        )
-        assert loader.end_flag is False
-        assert iter(loader) is loader
-        assert not hasattr(loader, "__len__")
-    assert loader.end_flag is True
-    with pytest.raises(StopIteration):
-        next(loader)
-    for device in ("cpu", torch.device("cpu")):
-        with AsyncDataLoader(GOOD, 8, device) as loader:
-            assert next(loader)["x"].device.type == "cpu"

@@ -183,22 +183,6 @@ def test_priorities_reach_the_table_of_each_row_and_those_without_are_left_out()
             mixture.update_priorities(alone, np.ones(10))
 
 
-def test_places_without_a_step_count_as_stale_as_those_of_a_table_do():
-    schema = {"x": "int64", "terminated": "bool"}
-    tables = [ReplayBuffer(100, schema, view=Sequences(4, boundary="pad")) for _ in range(2)]
-    for table in tables:
-        table.extend(x=np.arange(6), terminated=np.arange(6) == 5, stream=0)
-    with Mixture(dict.fromkeys(tables, 1), seed=0) as mixture:
-        index = np.array([0, -1, (1 << SOURCE_BIT) + 5, -1])
-        assert mixture.numbers(index).tolist() == [0, -1, 1, -1]
-        assert mixture.ids(index).tolist() == [0, -1, 5, -1]
-        assert mixture.update(index, x=np.array([10, 11, 12, 13])) == Applied(2, 2)
-        assert tables[0].update(np.array([1, -1]), x=np.array([20, 21])) == Applied(1, 1)
-        assert mixture.delete(index) == Applied(2, 2)
-        assert mixture.delete(np.array([-1, -1])) == Applied(0, 2)
-        assert [len(table) for table in tables] == [5, 5]
-
-
 def test_what_cannot_be_split_is_refused_before_anything_changes():
     table = filled(0)
     mixture = Mixture([(table, 1), (columns(1000), 1)])

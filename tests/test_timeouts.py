@@ -4,7 +4,6 @@ negative numbers and what is no number are refused.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -129,56 +128,3 @@ def test_loaders_refuse_it_when_they_are_made_and_closed(value: Any) -> None:
         with pytest.raises(ConfigError, match="timeout_s="):
             loader.close(timeout_s=value)
         loader.close()
-
-
-def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
-    from async_loader.feeder.client import client, writer
-    from async_loader.replay.vector_writer import VectorWriter
-    from async_loader.replay.writer import LocalWriter
-
-    owned = (ReplayBuffer, LocalWriter, VectorWriter)
-    found = {
-        f"{kind.__name__}.{name}"
-        for kind in (*owned, client.Client, client.TableClient, writer.RemoteWriter)
-        for name, method in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith("_") and {"timeout_s"} & set(inspect.signature(method).parameters)
-    }
-    assert found == {
-        "Client.close",
-        "Client.drain",
-        "Client.latest",
-        "Client.publish",
-        "Client.status",
-        "RemoteWriter.append",
-        "RemoteWriter.close",
-        "RemoteWriter.end_episode",
-        "RemoteWriter.extend",
-        "RemoteWriter.flush",
-        "ReplayBuffer.add",
-        "ReplayBuffer.clear",
-        "ReplayBuffer.close",
-        "ReplayBuffer.delete",
-        "ReplayBuffer.end_episode",
-        "ReplayBuffer.extend",
-        "ReplayBuffer.load",
-        "ReplayBuffer.sample",
-        "ReplayBuffer.save",
-        "ReplayBuffer.update",
-        "ReplayBuffer.update_priorities",
-        "LocalWriter.append",
-        "LocalWriter.close",
-        "LocalWriter.end_episode",
-        "LocalWriter.extend",
-        "LocalWriter.flush",
-        "TableClient.clear",
-        "TableClient.delete",
-        "TableClient.load",
-        "TableClient.sample",
-        "TableClient.save",
-        "TableClient.source",
-        "TableClient.update",
-        "TableClient.update_priorities",
-        "VectorWriter.append",
-        "VectorWriter.close",
-        "VectorWriter.flush",
-    }

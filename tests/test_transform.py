@@ -134,14 +134,6 @@ def where(batch: dict) -> dict:
     return {"pid": np.array([os.getpid()]), "thread": np.array([threading.get_ident()])}
 
 
-@pytest.mark.parametrize("make", [jobs, columns, table], ids=["jobs", "columns", "table"])
-def test_it_runs_in_the_workers(make):
-    with AsyncDataLoader(make(), 8, transform=where, num_workers=2) as loader:
-        assert os.getpid() not in {b["pid"].item() for b in take(loader, 4)}
-    with AsyncDataLoader(make(), 8, transform=where) as loader:
-        assert {b["thread"].item() for b in take(loader, 4)} - {threading.get_ident()}
-
-
 def refuse(batch: dict) -> dict:
     raise KeyError("no such crop")
 

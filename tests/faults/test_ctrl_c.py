@@ -79,24 +79,6 @@ def test_ctrl_c_in_the_constructor_with_half_of_the_workers_born(tmp_path, metho
         assert_ended(script)
 
 
-@pytest.mark.slow
-def test_ctrl_c_in_close_while_a_data_source_blocks(tmp_path):
-    body = """\
-        def source(n):
-            say("busy")
-            threading.Event().wait()
-
-        loader = AsyncDataLoader(source, 4, num_workers=2, multiprocessing_context="fork")
-        say("ready")
-        loader.close(1e6)
-    """
-    with Script(tmp_path, body) as script:
-        script.read("busy")
-        script.read("ready")
-        interrupt(script)
-        assert_ended(script)
-
-
 def test_ctrl_c_that_is_caught_while_next_waits_loses_no_batch(tmp_path):
     body = """\
         gate = os.path.join(os.environ["TMPDIR"], "gate")

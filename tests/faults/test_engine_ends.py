@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from fault_rig import SLACK_S, Script
+from fault_rig import SLACK_S
 
 from async_loader import AsyncDataLoader, Fifo, ReplayBuffer
 from async_loader.errors import OutOfMemory, WouldDeadlock
@@ -69,26 +69,3 @@ def test_every_batch_that_was_drawn_comes_before_the_word_of_a_deadlock(workers)
                     next(loader)
         assert taken == list(range(100))
         buffer.close()
-
-
-def test_a_function_of_the_main_module_that_is_defined_anew_reaches_workers(tmp_path):
-    body = """\
-        def augment(i):
-            return {"x": 1}
-
-        def source(n):
-            return [functools.partial(augment, i) for i in range(n)]
-
-        with AsyncDataLoader(source, 4, num_workers=2, multiprocessing_context="fork") as loader:
-            next(loader)
-
-            def augment(i):
-                return {"x": 2}
-
-            for _ in range(20):
-                batch = next(loader)
-        say("got", *batch["x"].tolist())
-    """
-    with Script(tmp_path, body) as script:
-        assert script.read("got") == ["2"] * 4
-        assert script.end() == (0, "")

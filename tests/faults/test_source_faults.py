@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-from fault_rig import SLACK_S, Script, first, plain, thread
+from fault_rig import SLACK_S, first, plain, thread
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import (
@@ -280,49 +280,3 @@ def test_a_wait_that_another_thread_of_the_user_may_end_is_waited_for():
 
             source.waiting_for = waiting_for
             assert first(next(loader)) == 0
-
-
-@pytest.mark.slow
-def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
-    body = """\
-        from async_loader import ReplayBuffer
-        from async_loader.errors import WouldDeadlock
-
-        for workers in (0, 2):
-            buffer = ReplayBuffer(100)
-            with AsyncDataLoader(buffer, 4, num_workers=workers,
-                    multiprocessing_context="fork") as loader:
-                for _ in range(2):
-                    try:
-                        next(loader)
-                    except WouldDeadlock as error:
-                        say(error)
-                for i in range(10):
-                    buffer.add(x=np.float32(i))
-                say("got", len(next(loader)["x"]))
-
-            buffer = ReplayBuffer(100)
-            with AsyncDataLoader(buffer, 4, num_workers=workers,
-                    multiprocessing_context="fork") as loader:
-                entered = threading.Event()
-
-                def collect():
-                    entered.wait()
-                    for i in range(10):
-                        buffer.add(x=np.float32(i))
-
-                collector = threading.Thread(target=collect)
-                collector.start()
-                entered.set()
-                say("got", len(next(loader)["x"]))
-                collector.join()
-    """
-    with Script(tmp_path, body) as script:
-        for _ in range(2):
-            for _ in range(2):
-                assert " ".join(script.read("steps:")).startswith(
-                    "the replay buffer holds 0 of the 1"
-                )
-            assert script.read("got") == ["4"]
-            assert script.read("got") == ["4"]
-        assert script.end() == (0, "")

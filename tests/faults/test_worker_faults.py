@@ -14,7 +14,6 @@ from fault_rig import (
     LoudByName,
     LoudTwice,
     Silent,
-    block,
     die,
     fail,
     first,
@@ -75,22 +74,6 @@ def test_a_worker_that_dies_in_a_job_is_named_and_replaced_and_only_its_batch_is
         assert loader.stats().workers_replaced == 1
         assert len(pids(loader)) == 2
         assert error.pid not in pids(loader)
-
-
-@pytest.mark.slow
-def test_a_worker_killed_from_outside_while_it_holds_a_job(start_method, told):
-    with load(
-        Batches({5: functools.partial(block, told.path)}), multiprocessing_context=start_method
-    ) as loader:
-        pid = told.pid()
-        os.kill(pid, signal.SIGKILL)
-        got = []
-        with pytest.raises(WorkerDied) as caught:  # noqa: PT012
-            while True:
-                got.append(first(next(loader)))
-        assert caught.value.pid == pid
-        got += [first(next(loader)) for _ in range(3 - len(got))]
-        assert got == [0, 8, 12]
 
 
 def test_a_worker_killed_while_idle_is_replaced_and_nothing_is_lost():

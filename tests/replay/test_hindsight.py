@@ -146,12 +146,6 @@ def test_loaders_compute_rewards_where_they_make_batches(num_workers):
             loader.update_priorities(batch["index"], torch.ones(128))
 
 
-def test_a_collate_function_gets_steps_with_new_goals():
-    buffer = flat_episodes([30], view=Hindsight(no_reward, relabel_fraction=1.0))
-    with AsyncDataLoader(buffer, 16, collate_fn=list) as loader:
-        assert all(step["desired_goal"] > step["achieved_goal"] for step in next(loader))
-
-
 def test_no_goal_is_of_another_episode_while_a_thread_overwrites_steps():
     view = Hindsight(no_reward, strategy="episode", relabel_fraction=1.0, n_steps=2)
     buffer = flat_episodes([20] * 5, capacity=100, view=view)
@@ -181,25 +175,6 @@ def test_no_goal_is_of_another_episode_while_a_thread_overwrites_steps():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_goals_are_those_of_a_table_that_was_loaded_meanwhile(num_workers, tmp_path):
-    buffer = flat_episodes([30, 30], view=Hindsight(no_reward, relabel_fraction=1.0))
-    buffer.save(tmp_path)
-
-    def check(batch: dict[str, Any]) -> None:
-        same = batch["desired_goal"] // 100_000 == batch["achieved_goal"] // 100_000
-        assert same.all()
-
-    with AsyncDataLoader(buffer, 256, num_workers=num_workers, prefetch=1) as loader:
-        for start, length in ((2, 7), (20, 11), (40, 50)):
-            # the ids of these steps are those of others before
-            add_episodes(buffer, [length] * 8, start)
-            for _ in range(3):
-                check(next(loader))
-            check(buffer.sample(256))
-            buffer.load(tmp_path)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_reward_function_that_is_not_vectorised_is_refused(num_workers):
     view = Hindsight(lambda achieved, desired, info: 1.0)
     buffer = flat_episodes([30], view=view)
@@ -208,13 +183,6 @@ def test_a_reward_function_that_is_not_vectorised_is_refused(num_workers):
         pytest.raises(errors.ConfigError, match="return one number for each"),
     ):
         next(loader)
-
-
-class Unhashable:
-    __hash__ = None  # type: ignore[assignment]
-
-    def __call__(self, *given: Any) -> Any:
-        return 0
 
 
 @pytest.mark.parametrize(
@@ -230,9 +198,6 @@ class Unhashable:
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(errors.ConfigError, match=message):
         Hindsight(**{"compute_reward": no_reward, **settings})
-
-
-TWO_GOALS = {"desired_goal": "int64"}
 
 
 @pytest.mark.parametrize(

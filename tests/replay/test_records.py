@@ -132,26 +132,6 @@ def test_a_table_is_the_same_whether_its_steps_were_gathered_or_not(
         buffer.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        ("int8", 127), ("uint8", 255), ("int16", -5), ("uint32", 2**32 - 1), ("int64", -(2**63)),
-        ("uint64", 2**64 - 1), ("float16", 65504.0), ("float32", float("inf")), ("float64", 1e300),
-        ("float32", float("nan")), ("bool", True), ("int32", True), ("float32", True),
-        ("complex64", 1j), ("float32", np.float64(0.1)),
-    ],
-)  # fmt: skip
-def test_a_number_is_stored_as_the_field_holds_it(kind: str, value: Any) -> None:
-    both = buffers({"x": kind, "y": "float32"}, 50)
-    stored = []
-    for buffer in both:
-        for _ in range(3):
-            buffer.add(x=value, y=0.5)
-        stored.append(buffer.get([2])["x"])
-        buffer.close()
-    assert stored[0].tobytes() == stored[1].tobytes()
-
-
 WIDTH = 4
 STREAMS: dict[str, Any] = {
     "array": np.arange(WIDTH),

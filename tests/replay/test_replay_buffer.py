@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import signal
 import threading
 import weakref
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from async_loader.errors import CannotSend, OutOfMemory, SchemaError, Unsupported
+from async_loader.errors import SchemaError, Unsupported
 from async_loader.replay import ReplayBuffer
 from async_loader.replay.arguments import bytes_of
 from async_loader.replay.table import storage
@@ -92,20 +91,6 @@ def _compare_with_reference(buffer: ReplayBuffer, capacity: int, moves: list[Any
             assert batch["index"].min() >= added - capacity
             assert batch["index"].max() < added
         assert len(buffer) == min(added, capacity)
-
-
-def test_a_sample_is_a_dict_of_contiguous_arrays_and_the_ids() -> None:
-    buffer = ReplayBuffer(100, seed=0)
-    buffer.extend(obs=np.zeros((7, 4), np.float32), action=np.arange(7), done=np.zeros(7, bool))
-    batch = buffer.sample(32)
-    assert {key: (a.shape, str(a.dtype)) for key, a in batch.items()} == {
-        "obs": ((32, 4), "float32"),
-        "action": ((32,), "int64"),
-        "done": ((32,), "bool"),
-        "index": ((32,), "int64"),
-    }
-    assert all(a.flags.c_contiguous and a.flags.writeable for a in batch.values())
-    assert (batch["action"] == batch["index"]).all()
 
 
 def test_every_live_step_is_drawn_equally_often() -> None:
@@ -273,19 +258,6 @@ def test_steps_that_are_no_steps_are_refused() -> None:
         assert len(buffer) == 0
 
 
-def test_too_large_a_capacity_is_refused_at_once_and_the_buffer_remains_usable() -> None:
-    with pytest.raises(
-        OutOfMemory, match=r"replay buffer of 1000000000000 steps.*needs .* GiB.*available"
-    ):
-        ReplayBuffer(10**12, {"x": np.float32})
-    buffer = ReplayBuffer(10**12)
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(OutOfMemory):
-        buffer.add(x=1.0)
-    assert buffer.schema is None
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 def test_a_forked_child_samples_and_cannot_add() -> None:
     buffer = ReplayBuffer(8, seed=0)
     buffer.extend(x=np.arange(8))
@@ -306,14 +278,6 @@ def test_a_forked_child_samples_and_cannot_add() -> None:
     lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     buffer.add(x=8)
-
-
-def test_a_buffer_is_not_pickled() -> None:
-    with pytest.raises(
-        CannotSend,
-        match=r"stays in its process: .* send the reader\(\) of its source\(\)",
-    ):
-        pickle.dumps(ReplayBuffer(8))
 
 
 def test_a_dropped_buffer_gives_its_memory_back_without_the_collector() -> None:

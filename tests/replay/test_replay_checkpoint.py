@@ -27,7 +27,6 @@ from async_loader import (
     Transitions,
     Uniform,
 )
-from async_loader.errors import ConfigError, Unsupported
 from async_loader.replay.checkpoint import settings
 from async_loader.testing.debug import debug_state
 
@@ -136,21 +135,6 @@ def test_after_one_percent_of_the_rows_changed_a_save_writes_little_but_all_prio
         columns = 8 * 200_000 * debug_state(buffer).state.prioritized
         assert report.nbytes <= 0.03 * full.nbytes + columns
     assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
-
-
-def test_increments_follow_a_full_save_until_they_are_half_as_large(tmp_path):
-    buffer = filled(2000, 5000)
-    kinds = []
-    for _ in range(12):
-        for i in range(250):
-            buffer.add(obs=np.full(3, i, np.float32), reward=0, done=False)
-        kinds.append(buffer.save(tmp_path).kind)
-        assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
-    assert kinds[0] == "full"
-    assert 1 < kinds.count("full") < 6
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    last_full = len(kinds) - 1 - kinds[::-1].index("full")
-    assert kept == [f"save-{number + 1:08}" for number in range(last_full, len(kinds))]
 
 
 # -- while others write ----------------------------------------------------------------------------
@@ -335,23 +319,6 @@ def test_schedules_and_the_largest_priority_go_on_in_any_capacity(
         assert left["weight"].min() == pytest.approx(right["weight"].min())
 
 
-class Mine(Uniform):
-    """A class that no checkpoint can name."""
-
-
-def test_a_sampler_of_the_users_own_has_to_be_passed_and_goes_on(tmp_path):
-    buffer = filled(sampler=Mine())
-    buffer.sample(10)
-    buffer.save(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"Mine is no class of async_loader.replay.samplers: pass sampler="
-    ):
-        ReplayBuffer.from_checkpoint(tmp_path)
-    assert same(
-        ReplayBuffer.from_checkpoint(tmp_path, sampler=Mine()).sample(20), buffer.sample(20)
-    )
-
-
 def live(buffer: ReplayBuffer) -> list[int]:
     table = debug_state(buffer).state.table
     return sorted(table.ids[table.items.alive != 0].tolist())
@@ -410,27 +377,6 @@ def test_streams_keep_their_names_and_new_ones_are_new(tmp_path):
     assert loaded.stats().streams == 0
 
 
-def test_a_table_without_steps_is_saved(tmp_path):
-    empty = ReplayBuffer(50, seed=4)
-    assert empty.save(tmp_path).rows == 0
-    loaded = ReplayBuffer.from_checkpoint(tmp_path)
-    for buffer in (empty, loaded):
-        buffer.add(x=1.0)
-        buffer.add(x=2.0)
-    assert same(empty.sample(20), loaded.sample(20))
-    assert empty.save(tmp_path).kind == "full"
-    assert same(ReplayBuffer.from_checkpoint(tmp_path).sample(5), empty.sample(5))
-    in_bytes = ReplayBuffer("1MB")
-    in_bytes.save(tmp_path / "bytes")
-    for buffer in (in_bytes, ReplayBuffer.from_checkpoint(tmp_path / "bytes")):
-        buffer.add(x=1.0)
-        assert buffer.capacity > 1000
-        assert 0.9e6 < buffer.nbytes <= 1e6
-    with_schema = ReplayBuffer(50, PLAIN)
-    with_schema.save(tmp_path / "schema")
-    assert ReplayBuffer.from_checkpoint(tmp_path / "schema").schema == with_schema.schema
-
-
 def test_large_fields_and_complex_ones_come_back(tmp_path):
     schema = {
         "image": Field((40, 40), np.uint8),
@@ -447,12 +393,3 @@ def test_large_fields_and_complex_ones_come_back(tmp_path):
         )
     buffer.save(tmp_path)
     assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
-
-
-def test_a_fork_does_not_save(tmp_path):
-    buffer = filled()
-    debug_state(buffer).state.foreign = True
-    with pytest.raises(
-        Unsupported, match="only the process that made a replay buffer saves and loads it"
-    ):
-        buffer.save(tmp_path)

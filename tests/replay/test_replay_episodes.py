@@ -21,7 +21,6 @@ from async_loader.errors import (
     SchemaError,
     Timeout,
 )
-from async_loader.testing.debug import debug_state
 
 OBS = {"obs": Field((), np.int64, next="next_obs"), "reward": np.float32}
 ENDS = {"terminated": np.bool_, "truncated": np.bool_}
@@ -124,36 +123,6 @@ def test_a_sequence_of_names_is_one_for_each_row(stream: Any) -> None:
     for t in range(5):
         buffer.extend(obs=np.array([t, 100 + t]), reward=np.zeros(2), stream=stream)
     assert pairs(buffer) == {(t + k, t + k + 1) for t in range(4) for k in (0, 100)}
-
-
-def test_one_stream_for_each_episode_costs_nothing_once_it_has_ended(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(1000, {"x": np.int64, "terminated": np.bool_}, seed=0)
-    for n in range(20_000):
-        buffer.add(x=n, terminated=True, stream=("episode", n))
-        buffer.writer().append(x=n)  # never ends, and leaves the table
-    table = debug_state(buffer).state.table
-    assert len(table.streams) <= 4 * 1000
-    assert len(table.last) <= 8 * 1000
-    assert buffer.stats().streams <= 1000
-    buffer.save(tmp_path)
-    assert (next(tmp_path.glob("save-*")) / "manifest.json").stat().st_size < 100_000
-
-
-def test_streams_whose_numbers_were_given_out_again_are_not_linked() -> None:
-    buffer, rng = ReplayBuffer(5000, {**OBS, **ENDS}, seed=0), np.random.default_rng(0)
-    for n in range(400):
-        names, length = [("e", n, k) for k in range(3)], int(rng.integers(1, 5))
-        for t in range(length):
-            ends = np.full(3, t == length - 1)
-            obs = 1000 * n + 100 * np.arange(3) + t
-            buffer.extend(
-                obs=obs,
-                reward=np.zeros(3),
-                terminated=ends,
-                truncated=np.zeros(3, bool),
-                stream=names,
-            )
-    assert all(after - before in (0, 1) for before, after in pairs(buffer))
 
 
 def test_the_first_step_after_a_load_does_not_follow_the_last_one_before(tmp_path: Path) -> None:
@@ -271,51 +240,6 @@ def test_reset_ends_the_open_episodes_of_a_vector_without_a_link() -> None:
         writer.append(obs=obs, reward=np.zeros(2), next_obs=obs, terminated=NO, truncated=NO)
 
 
-class Envs:
-    """As much of a vector of environments as a writer asks for."""
-
-    num_envs = 2
-
-    def __init__(self, mode: str | None) -> None:
-        self.metadata = {} if mode is None else {"autoreset_mode": mode}
-
-
-def test_environments_say_how_many_they_are_and_how_they_reset() -> None:
-    buffer = ReplayBuffer(100, {**OBS, **ENDS}, seed=0)
-    writer = buffer.vector_writer(Envs("SameStep"))
-    finals = np.array([None, np.int64(7)], object)
-    info = {"final_obs": finals, "_final_obs": np.array([False, True])}
-    obs = np.array([1, 6])
-    writer.append(
-        obs=obs,
-        reward=NO,
-        next_obs=np.array([2, 0]),
-        terminated=NO,
-        truncated=~NO & [False, True],
-        info=info,
-    )
-    assert pairs(buffer) == {(6, 7)}
-    with pytest.raises(ConfigError, match="does not say how it resets"):
-        buffer.vector_writer(Envs(None))
-    with pytest.raises(ConfigError, match="these environments say 'SameStep'"):
-        buffer.vector_writer(Envs("SameStep"), autoreset="next_step")
-    late = buffer.vector_writer(2, autoreset="next_step")
-    with pytest.raises(
-        SchemaError, match="environment 1 was reset in the step that ended its episode"
-    ):
-        late.append(
-            obs=obs,
-            reward=NO,
-            next_obs=obs,
-            terminated=~NO & [False, True],
-            truncated=NO,
-            info=info,
-        )
-    late.append(obs=obs, reward=NO, next_obs=obs, terminated=~NO, truncated=NO)
-    with pytest.raises(SchemaError, match="environment 0 ended twice in a row"):
-        late.append(obs=obs, reward=NO, next_obs=obs, terminated=~NO, truncated=NO)
-
-
 LISTED: dict[str, Any] = {
     "of Stable-Baselines3": [
         {},
@@ -397,34 +321,3 @@ def test_a_tensordict_is_taken_as_what_it_holds() -> None:
         buffer.add(TensorDict({"x": torch.arange(2.0)}, 2))
     with pytest.raises(SchemaError, match="add\\(\\) adds one step"):
         buffer.extend(TensorDict({"x": torch.tensor(1.0)}))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda b: b.update_priorities([0], torch.ones(2, 1)),
-        lambda b: b.update_priorities([[0]], [1.0]),
-        lambda b: b.update_priorities([0], torch.ones(1, dtype=torch.bfloat16)),
-        lambda b: b.delete([[0]]),
-        lambda b: b.add(x=1, priority=np.array([1.0])),
-        lambda b: b.add(x=1, priority="a"),
-        lambda b: b.add(x=1, priority=float("nan")),
-        lambda b: b.extend(x=np.array(1)),
-        lambda b: b.add(x=torch.zeros((), device="meta")),
-        lambda b: b.sample(1, view="n"),
-        lambda b: Transitions(gamma="1"),  # type: ignore[arg-type]
-        lambda b: ReplayBuffer(5, {"x": None}),
-        lambda b: ReplayBuffer(5, {"x": ((2.5,), "f4")}),
-        lambda b: ReplayBuffer(5, {"x": Field(next=3)}),  # type: ignore[arg-type]
-        lambda b: Field(*("obs", (4,))),  # type: ignore[arg-type]
-        lambda b: ReplayBuffer(5, {"x": Field((), "float32", name="y")}),
-    ],
-)
-def test_wrong_input_is_refused_by_an_error_of_the_package(call: Any) -> None:
-    from async_loader import Prioritized
-
-    buffer = ReplayBuffer(10, {"x": np.int64}, sampler=Prioritized(), seed=0)
-    buffer.add(x=0)
-    with pytest.raises((ConfigError, SchemaError)):
-        call(buffer)
-    assert buffer.stats().inserted == 1

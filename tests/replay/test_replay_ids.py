@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader import Field, Prioritized, ReplayBuffer
+from async_loader import Prioritized, ReplayBuffer
 from async_loader.errors import SchemaError
 from async_loader.source import Applied
 from async_loader.testing.debug import debug_state
@@ -61,16 +61,6 @@ def test_updates_that_do_not_fit_are_refused_and_change_nothing(fields: Any, sai
     with pytest.raises(SchemaError, match=said):
         buffer.update([3], **fields)
     assert sorted(set(buffer.sample(300)["x"].tolist())) == list(range(10))
-
-
-def test_a_deleted_step_that_was_no_item_yet_never_becomes_one() -> None:
-    buffer = ReplayBuffer(10, {"x": Field(dtype=np.int64, next="y")})
-    for n in range(3):
-        buffer.add(x=n)
-    assert buffer.delete([2]) == Applied(1, 0)
-    for n in range(3, 5):
-        buffer.add(x=n)
-    assert set(buffer.sample(100)["index"].tolist()) == {0, 1, 3}
 
 
 def test_priorities_of_overwritten_steps_land_nowhere() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from async_loader import (
-    AsyncDataLoader,
     Fifo,
     Prioritized,
     ReplayBuffer,
@@ -71,19 +70,6 @@ def test_rows_that_are_read_meanwhile_are_never_torn(tmp_path: Path) -> None:
     assert sum(read) > 0
 
 
-def test_workers_of_a_loader_go_on_in_the_same_memory(tmp_path: Path) -> None:
-    buffer, other = filled(), filled(10_000, 300)
-    other.save(tmp_path)
-    with AsyncDataLoader(buffer, 16, num_workers=2, prefetch=2, timeout_s=60) as loader:
-        assert next(loader)["x"].max() < 500
-        buffer.load(tmp_path)
-        batches = [next(loader) for _ in range(30)]
-    for batch in batches:
-        assert (batch["words"] == batch["x"][:, None]).all()
-    assert batches[-1]["x"].min() >= 10_000
-    assert len(buffer) == 300
-
-
 @pytest.mark.parametrize("sampler", [Uniform, Prioritized, Fifo])
 def test_draws_go_on_where_the_save_was(tmp_path: Path, sampler: Any) -> None:
     buffer = filled(sampler=sampler())
@@ -96,19 +82,6 @@ def test_draws_go_on_where_the_save_was(tmp_path: Path, sampler: Any) -> None:
     fresh = filled(3, 8, sampler=sampler())
     fresh.load(tmp_path)
     assert [fresh.sample(10)["index"].tolist() for _ in range(3)] == wanted
-
-
-def test_files_that_were_changed_are_refused_before_anything_is(tmp_path: Path) -> None:
-    buffer = filled()
-    buffer.save(tmp_path)
-    data = tmp_path / "save-00000001" / "data.bin"
-    raw = bytearray(data.read_bytes())
-    raw[len(raw) // 2] ^= 255
-    data.write_bytes(bytes(raw))
-    buffer.extend(steps(600, 3))
-    with pytest.raises(CorruptCheckpoint, match=r"data\.bin"):
-        buffer.load(tmp_path)
-    assert len(buffer) == 503
 
 
 def test_files_that_change_while_they_are_read_leave_an_empty_table(

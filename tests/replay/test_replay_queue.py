@@ -5,7 +5,6 @@ rows hold.
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -28,7 +27,7 @@ from async_loader import (
     Transitions,
     Uniform,
 )
-from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
+from async_loader.errors import ConfigError, Timeout
 from async_loader.feeder.settings import ServerSettings
 from async_loader.replay.queues import OPEN_EPISODES
 from async_loader.replay.rate_limiter import Queue
@@ -190,25 +189,6 @@ def test_a_queue_as_large_as_its_table_loses_nothing(length: int, stack: int) ->
                 )
     got += buffer.sample(len(buffer), timeout_s=0)["obs"].reshape(-1, stack)[:, -1].tolist()
     assert got == list(range(200 if 200 % length == 0 else 199))
-
-
-def test_a_wait_names_the_stream_whose_open_episode_keeps_the_rows() -> None:
-    buffer = ReplayBuffer(6, {"obs": OBS}, sampler=Fifo(), limiter=Queue(6), max_times_sampled=1)
-    buffer.add(obs=0, stream="idle")
-    for t in range(4):
-        buffer.add(obs=t, stream="busy")
-    buffer.sample(3, timeout_s=0)
-    buffer.add(obs=4, stream="busy", timeout_s=0)
-    with pytest.raises(
-        Timeout,
-        match=r"the open episode of stream 'idle': add its next step, "
-        r"or end_episode\(\) lets it go",
-    ):
-        buffer.add(obs=5, stream="busy", timeout_s=0)
-    buffer.add(obs=1, stream="idle", timeout_s=0)  # for which two rows were kept
-    assert buffer.sample(2, timeout_s=0)["obs"].tolist() == [3, 0]
-    for t in range(5, 7):
-        buffer.add(obs=t, stream="busy", timeout_s=0)
 
 
 @pytest.mark.slow
@@ -435,35 +415,3 @@ def test_ends_of_episodes_leave_the_cursor_within_its_bounds(
 
 
 # -- waits that nothing ends -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "as_source", [lambda buffer: buffer.source(), lambda buffer: buffer], ids=["source", "buffer"]
-)
-@pytest.mark.parametrize(
-    "settings_",
-    [
-        {"sampler": Uniform},
-        {
-            "limiter": lambda: RateLimiter(
-                min_size_to_sample=10, samples_per_insert=2, error_buffer=100
-            )
-        },
-    ],
-    ids=["each once", "limited"],
-)
-def test_a_loader_of_a_buffer_itself_says_that_it_would_wait_for_ever(
-    as_source, settings_, monkeypatch
-) -> None:
-    monkeypatch.setattr("threading.enumerate", lambda: [threading.current_thread()])
-    made = {
-        name: make(replacement=False) if make is Uniform else make()
-        for name, make in settings_.items()
-    }
-    buffer = ReplayBuffer(1000, {"x": "int64"}, seed=0, **made)
-    buffer.extend(x=np.arange(20))
-    with (
-        AsyncDataLoader(as_source(buffer), batch_size=64, timeout_s=60) as loader,
-        pytest.raises(AsyncLoaderError, match="would wait for ever"),
-    ):
-        [next(loader) for _ in range(3)]

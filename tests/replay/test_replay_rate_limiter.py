@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -222,21 +221,6 @@ def test_a_limiter_that_would_block_is_refused(arguments: tuple, message: str) -
         RateLimiter(**dict(zip(NAMES, arguments, strict=True)))
 
 
-def test_a_limiter_is_told_by_keyword_alone_and_names_ours_for_others() -> None:
-    with pytest.raises(
-        TypeError,
-        match=r"takes nothing by place.*min_size_to_sample=, samples_per_insert=, error_buffer=",
-    ):
-        RateLimiter(4, 1000, 5000)  # type: ignore[call-arg]
-    for word, ours in (
-        ("min_size", "min_size_to_sample"),
-        ("replay_ratio", "samples_per_insert"),
-        ("max_diff", "error_buffer"),
-    ):
-        with pytest.raises(TypeError, match=rf"RateLimiter\(\) has no {word}: say {ours}"):
-            RateLimiter(**{word: 1})  # type: ignore[arg-type]
-
-
 @pytest.mark.filterwarnings("ignore:error_buffer")
 def test_below_the_minimum_inserting_is_free_even_beyond_the_upper_bound() -> None:
     limits = LimiterState(
@@ -268,19 +252,6 @@ def test_messages_for_sampling_say_the_numbers_and_what_to_add() -> None:
         "insert and an error buffer of "
         "1,000 allow: insert at least 128 more"
     )
-
-
-def test_messages_for_inserting_say_the_numbers_and_what_to_sample() -> None:
-    limits = LimiterState(WORKED)
-    limits.insert(100)
-    assert limits.why_not_insert(7) == (
-        "inserting 7 more would be 8 samples further ahead of sampling than 4 samples per insert "
-        "and an error buffer of 20 "
-        "allow: sample at least 8 more"
-    )
-    limits.sample(8)
-    assert limits.may_insert(7)
-    assert limits.why_not_insert(64).endswith("insert at most 10 at a time, of these 7 now")
 
 
 def ratio(samples: float, least: int = 100, error: float = 100) -> RateLimiter:
@@ -354,13 +325,3 @@ def test_another_limiter_holds_for_what_comes_from_then_on(
     assert samples == pytest.approx(room, abs=max(1, after.samples_per_insert))
     assert inserts == pytest.approx(most_inserts, abs=1 + 1 / after.samples_per_insert)
     changed.sample(1)
-
-
-def test_a_queue_of_another_size_waits_for_what_is_in_it() -> None:
-    queue = ReplayBuffer.queue(8, {"x": "int64"}, capacity=8)
-    queue.extend(x=np.arange(8))
-    queue.sample(2)
-    queue.limiter = Queue(3)
-    with pytest.raises(Timeout, match="6 items that wait"):
-        queue.add(x=8, timeout_s=0)
-    assert queue.sample(6)["x"].tolist() == [2, 3, 4, 5, 6, 7]

@@ -93,18 +93,6 @@ def test_a_reader_fills_contiguous_and_packed_windows(kind: str, schema: Any, ro
     assert (into.fields[-1] == ids).all()
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "packed"])
-@pytest.mark.parametrize("rows", [1, 7, 5000])
-def test_stacks_and_what_follows_fill_windows_too(kind: str, rows: int) -> None:
-    buffer = full(3000, LINKED)
-    made = reader_of(buffer)
-    into = window(made.schema, rows, kind)
-    ids = np.random.default_rng(1).integers(2, 2999, rows)
-    made.read(ids, into, (1, 2))
-    assert bad_stacks(into) == 0
-    assert (into.fields[-1] == ids).all()
-
-
 @pytest.mark.parametrize("one_by_one", [True, False])
 def test_planned_rows_that_are_gone_are_replaced_reproducibly_and_named(one_by_one: bool) -> None:
     buffer = full(50, SMALL)
@@ -153,17 +141,6 @@ def test_rows_overwritten_while_they_are_read_are_caught() -> None:
         done.set()
         thread.join()
     assert seen
-
-
-def test_a_row_that_is_being_patched_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    for schema, hidden in ((SMALL, [10]), (LINKED, [9, 10, 11, 12])):
-        buffer = full(64, schema)
-        made, table = reader_of(buffer), debug_state(buffer).state.table
-        table._k.turn_version(table.g, np.array([30]), True)
-        into = window(made.schema, 20)
-        assert made.fill(np.arange(20, 40), into).tolist() == hidden
-        table._k.turn_version(table.g, np.array([30]), False)
-        assert not len(made.fill(np.arange(20, 40), into))
 
 
 def test_a_row_that_a_killed_writer_left_half_written_is_not_read() -> None:

@@ -24,15 +24,6 @@ def until(condition: Callable[[], object]) -> None:
         threading.Event().wait(0.001)
 
 
-def test_plans_are_reproducible() -> None:
-    def planned(seed: int) -> list[int]:
-        buffer = ReplayBuffer(100, seed=seed)
-        buffer.extend(x=np.arange(100))
-        return [int(i) for _ in range(3) for i in buffer.source().plan(10, Patience()).index]
-
-    assert planned(5) == planned(5) != planned(6)
-
-
 def test_a_source_may_have_a_sampler_of_its_own() -> None:
     buffer = ReplayBuffer(100, sampler=Fifo(), seed=5)
     buffer.extend(x=np.arange(50))

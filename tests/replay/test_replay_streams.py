@@ -157,22 +157,6 @@ def linked(stack: int = 1, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(100, {"obs": obs, "terminated": np.bool_, "truncated": np.bool_}, **options)
 
 
-def test_an_episode_may_be_ended_later_with_what_followed() -> None:
-    buffer = linked()
-    writer = buffer.writer()
-    writer.append(obs=1)
-    writer.end_episode(final_obs=2, truncated=True)
-    batch = everything(buffer)
-    assert (batch["obs"].tolist(), batch["next_obs"].tolist(), batch["truncated"].tolist()) == (
-        [1],
-        [2],
-        [True],
-    )
-    writer.append(obs=5)
-    writer.append(obs=6)
-    assert everything(buffer)["next_obs"].tolist() == [2, 6]
-
-
 def test_a_truncated_step_needs_what_followed() -> None:
     buffer = linked()
     for call in (
@@ -193,27 +177,6 @@ def test_a_truncated_step_needs_what_followed() -> None:
     assert len(buffer) == 0
     with pytest.raises(ConfigError, match="ends in one way"):
         buffer.end_episode(terminated=True, truncated=True)
-
-
-def test_nested_observations_are_followed_under_the_same_names() -> None:
-    schema = {
-        "obs": {"image": Field((2,), np.uint8, stack=2, next="after"), "goal": ((3,), np.float32)},
-        "reward": np.float32,
-        "terminated": np.bool_,
-    }
-    buffer = ReplayBuffer(100, schema)
-    for n in range(5):
-        last = (
-            {"image": np.full(2, 99, np.uint8), "goal": np.zeros(3, np.float32)} if n == 4 else None
-        )
-        obs = {"image": np.full(2, n, np.uint8), "goal": np.full(3, n, np.float32)}
-        buffer.add({"obs": obs, "reward": 1.0, "terminated": n == 4}, final_obs=last)
-    batch = everything(buffer)
-    assert sorted(batch["after"]) == ["image"]
-    assert batch["after"]["image"][:, :, 0].tolist() == [[0, 1], [1, 2], [2, 3], [3, 4], [4, 99]]
-    assert batch["obs"]["image"][:, :, 0].tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4]]
-    with pytest.raises(SchemaError, match=r"final_obs lacks 'obs\.image'"):
-        buffer.add({"obs": obs, "reward": 1.0, "terminated": True}, final_obs={"picture": 1})
 
 
 @pytest.mark.parametrize(

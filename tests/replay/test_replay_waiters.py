@@ -22,7 +22,7 @@ from async_loader import (
     Transitions,
     Uniform,
 )
-from async_loader.errors import AsyncLoaderError, ConfigError, Timeout, WouldDeadlock
+from async_loader.errors import AsyncLoaderError, Timeout, WouldDeadlock
 from async_loader.lifecycle import Deadline
 
 PATIENCE_S = 60.0
@@ -121,19 +121,6 @@ def test_a_wait_that_only_this_thread_could_end_raises_at_once(
         ReplayBuffer(10, {"x": np.int64}, limiter=MinSize(10)).sample(1)
     with pytest.raises(WouldDeadlock, match="No other thread"):
         buffer.add(x=1, timeout_s=math.inf)
-
-
-def test_without_a_limit_an_empty_table_raises_or_waits_as_it_is_told() -> None:
-    buffer = ReplayBuffer(10)
-    with pytest.raises(ConfigError, match="the table holds 0"):
-        buffer.sample(1)
-    with pytest.raises(Timeout, match="no step has been added yet"):
-        # another thread, so that waiting is not pointless
-        Doing(lambda: Doing(lambda: buffer.sample(1, timeout_s=0.01)).done()).done()
-    learner = Doing(lambda: buffer.sample(2, timeout_s=PATIENCE_S))
-    until(lambda: buffer.stats().waiting)
-    buffer.add(x=7)
-    assert learner.done()["x"].tolist() == [7, 7]
 
 
 def test_the_limiter_changes_while_others_wait() -> None:

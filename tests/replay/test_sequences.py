@@ -15,7 +15,6 @@ from async_loader import (
     AsyncDataLoader,
     Field,
     Lifo,
-    Mixture,
     Prioritized,
     RateLimiter,
     ReplayBuffer,
@@ -126,22 +125,6 @@ def test_whole_episodes_come_as_values_and_offsets(num_workers):
 
 def _add_sum(batch):
     return {**batch, "sum": batch["obs"].sum()}
-
-
-@pytest.mark.slow
-def test_what_needs_batches_of_one_shape_refuses_episodes_without_padding():
-    view = Sequences(9, whole="ragged")
-    buffer = episodes_of([3, 9], view=view)
-    into = {"obs": torch.zeros(4, 9, dtype=torch.float64)}
-    for refused in ({"into": into}, {"collate_fn": list}, {"batch_format": "tensordict"}):
-        with pytest.raises(errors.ConfigError, match=r"whole='ragged'.*whole=True"):
-            AsyncDataLoader(buffer, 4, **refused)
-    with pytest.raises(errors.ConfigError, match="TensorDict"):
-        buffer.sample(2, batch_format="tensordict")
-    with pytest.raises(errors.ConfigError, match="of the mixture has a view with whole='ragged'"):
-        Mixture([(buffer.source(), 1.0), (episodes_of([4]), 1.0)])
-    with pytest.raises(errors.ConfigError, match="'offsets'"):
-        ReplayBuffer(9, {"offsets": "int64"}, view=view)
 
 
 def test_no_sequence_is_torn_while_a_thread_overwrites_its_steps():

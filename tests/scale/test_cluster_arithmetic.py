@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from async_loader import Prioritized, Uniform
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import TotalsReply
-from async_loader.scale.draws import Draws, chunks_of, rows_of_each
+from async_loader.scale.draws import Draws, rows_of_each
 
 totals = st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(lambda one: sum(one) > 1e-3)
 
@@ -30,14 +30,6 @@ def test_counts_add_up_and_an_empty_shard_gives_nothing(each, rows, stratified, 
 def test_stratified_counts_are_within_two_of_the_shares(each, rows):
     (counts,) = rows_of_each(np.random.default_rng(0), rows, each, True, 1)
     assert np.all(np.abs(counts - rows * np.array(each) / sum(each)) < 2)
-
-
-@given(st.integers(1, 4096), st.integers(1, 64), st.sampled_from([16, 64]))
-def test_a_chunk_is_no_larger_than_a_batch_and_is_used_up_in_time(rows, shards, age):
-    chunk, ahead = chunks_of(rows, shards, age)
-    assert 1 <= chunk <= rows
-    assert ahead >= 4
-    assert chunk == 1 or chunk * ahead * shards <= age * rows / 2
 
 
 def test_counts_follow_masses_where_there_are_any_and_items_where_all_are_zero():

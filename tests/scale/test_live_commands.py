@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import urllib.request
 
 import numpy as np
@@ -104,30 +103,6 @@ def test_the_page_has_the_values_of_the_status_and_goes_on_while_a_shard_is_away
         with urllib.request.urlopen(f"{page.url}points.json", timeout=PATIENCE_S) as answer:
             sizes = [one["tables"]["t"]["size"] for one in json.load(answer)]
         assert [one for one in (160, 60, 67) if one in sizes] == [160, 60, 67]
-
-
-def test_a_shard_that_does_not_answer_costs_the_others_nothing(tmp_path):
-    with two_shards(tmp_path) as shards, Cluster.static(addresses(shards)) as client:
-        until(lambda: all(one["status"] for one in client.status()["shards"].values()))
-        held, ended = threading.Event(), threading.Event()
-        server = shards[0].server
-        serve_tables = server._serve_tables
-
-        def stopped():
-            held.set()
-            ended.wait(PATIENCE_S)
-            serve_tables()
-
-        server._serve_tables = stopped
-        server._ring()
-        assert held.wait(PATIENCE_S)
-        try:
-            status = client.status(timeout_s=0.5)["shards"]
-            assert status["shard-0"]["status"] is None
-            assert status["shard-1"]["status"]["tables"]["t"]["size"] == 50
-        finally:
-            server._serve_tables = serve_tables
-            ended.set()
 
 
 def test_the_command_serves_the_page_until_it_is_interrupted(tmp_path, monkeypatch, capsys):

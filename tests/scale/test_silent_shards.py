@@ -75,18 +75,6 @@ def test_rows_of_a_stopped_shard_count_as_stale_and_all_others_are_reached(name)
             assert CALLS[name](table) == Applied(ROWS, stale=ROWS)
 
 
-def test_a_stopped_shard_is_left_out_of_what_is_read_by_id_and_of_the_counts():
-    with cluster() as (feeders, client):
-        table = client.table("t")
-        with stopped(feeders[0]):
-            assert table.get(IDS)["index"].tolist() == IDS[ROWS:].tolist()
-        until(lambda: client._connections.find(0).answers)
-        with stopped(feeders[0]):
-            stats = table.stats()
-            assert (stats.size, stats.silent) == (ROWS, ("shard-0",))
-            assert table.schema is not None
-
-
 WEIGHTS = {"w": np.ones(1000, np.float32)}
 
 

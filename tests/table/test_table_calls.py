@@ -4,7 +4,6 @@ and is there after `flush`.
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import Any
 
@@ -17,10 +16,8 @@ from async_loader import AsyncDataLoader, Fifo, MinSize, Prioritized, Transition
 from async_loader.errors import (
     ConfigError,
     NotEnoughData,
-    OutOfMemory,
     SchemaError,
     Timeout,
-    Unsupported,
 )
 from async_loader.feeder.wire import MOST_AHEAD
 from async_loader.source import Applied
@@ -87,18 +84,6 @@ def test_a_batch_comes_in_the_format_that_was_asked_for(make: Making) -> None:
     assert table.stats().sampled == 8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", [None, Fifo])
-@pytest.mark.parametrize("size", [1 << 40, 1 << 63, 1 << 70])
-def test_a_batch_that_can_never_be_is_refused_at_once(
-    make: Making, size: int, sampler: Any
-) -> None:
-    table = filled(make, 3, sampler=None if sampler is None else sampler())
-    with pytest.raises((ConfigError, OutOfMemory), match=r"batch_size=|draws no item twice"):
-        table.sample(size, timeout_s=60)
-    assert table.stats().sampled == 0
-
-
 def test_the_tables_view_is_that_of_every_batch(make: Making) -> None:
     view = Transitions(2, 0.5)
     table = make.table(100, LINKED, view=view, sampler=Fifo())
@@ -155,22 +140,6 @@ def test_priorities_may_have_any_shape_with_as_many_elements(make: Making) -> No
     assert set(table.sample(50)["x"].tolist()) == {2}
 
 
-@pytest.mark.slow
-def test_priorities_that_cannot_be_are_refused(make: Making) -> None:
-    table = filled(make, 5, sampler=Prioritized())
-    for ids, priority in (
-        ([0, 1], [1.0]),
-        ([0], [math.nan]),
-        ([0], [-1.0]),
-        ([0], [math.inf]),
-        ([0], ["a"]),
-    ):
-        with pytest.raises(ConfigError):
-            table.update_priorities(ids, priority)
-    with pytest.raises(Unsupported):
-        filled(make, 5).update_priorities([0], [1.0])
-
-
 def test_fields_are_changed_by_id(make: Making) -> None:
     table = filled(make, 30, capacity=20)
     assert table.update([29, 28, 2], reward=np.array([[7.0], [8.0], [9.0]], np.float32)) == Applied(
@@ -205,28 +174,6 @@ def test_a_cleared_table_is_empty_and_goes_on(make: Making) -> None:
     make.table(10, None).clear()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
-def test_an_invalid_timeout_is_refused_before_anything_is_done(
-    make: Making, value: Any, folder: Any
-) -> None:
-    table = filled(make, 5, sampler=Prioritized())
-    table.save(folder)
-    for call in (
-        lambda: table.sample(2, timeout_s=value),
-        lambda: table.update_priorities([0], [1.0], timeout_s=value),
-        lambda: table.update([0], reward=[1.0], timeout_s=value),
-        lambda: table.delete([0], timeout_s=value),
-        lambda: table.clear(timeout_s=value),
-        lambda: table.save(folder, timeout_s=value),
-        lambda: table.load(folder, timeout_s=value),
-    ):
-        with pytest.raises(ConfigError, match="timeout_s="):
-            call()
-    assert len(table) == 5
-    assert table.stats().sampled == 0
-
-
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
@@ -256,21 +203,6 @@ def test_an_older_save_is_loaded_by_its_number(make: Making, folder: Any) -> Non
     assert len(table) == 6
     with pytest.raises(ConfigError, match="there is no save 9"):
         table.load(folder, number=9)
-
-
-@pytest.mark.slow
-def test_what_cannot_be_loaded_changes_nothing(make: Making, folder: Any) -> None:
-    table = filled(make, 5)
-    with pytest.raises(ConfigError, match="there is no checkpoint"):
-        table.load(folder / "nowhere")
-    other = make.table(100, {"y": "float32"})
-    writer = make.writer(other)
-    writer.append(y=1.0)
-    writer.flush()
-    other.save(folder / "other")
-    with pytest.raises(SchemaError, match="the checkpoint's steps are"):
-        table.load(folder / "other")
-    assert x_of(table, range(9)) == list(range(5))
 
 
 def test_a_loader_goes_on_with_what_was_loaded(make: Making, folder: Any) -> None:

@@ -13,14 +13,12 @@ import pytest
 from table_rig import Making, until
 
 from async_loader import (
-    AsyncDataLoader,
     Field,
     MinSize,
-    Prioritized,
     ReplayBuffer,
     Transitions,
 )
-from async_loader.errors import ConfigError, SchemaError, Unsupported
+from async_loader.errors import ConfigError, Unsupported
 
 FOLLOWED = {"obs": Field((), "float32", next="next_obs"), "terminated": "bool", "truncated": "bool"}
 
@@ -53,39 +51,7 @@ def test_priorities_that_nothing_goes_by_are_refused_and_the_writer_goes_on(
     assert len(table) == 1
 
 
-def test_priorities_are_taken_from_when_a_source_goes_by_them(make: Making) -> None:
-    table = make.table()
-    writer = make.writer(table)
-    with pytest.raises(Unsupported, match="use no priorities"):
-        writer.append(x=1, reward=0.0, priority=1.0)
-    writer.extend(steps(4))
-    writer.flush()
-    with AsyncDataLoader(table.source(sampler=Prioritized()), 2, timeout_s=60) as loader:
-        next(loader)
-        writer.append(x=5, reward=0.0, priority=1.0)
-        writer.flush()
-    assert table.get([4])["x"].tolist() == [5]
-
-
 # -- before the first step -------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_an_episode_that_has_no_step_is_ended_whatever_came_after_it(writing: Making) -> None:
-    table = writing.table(100, FOLLOWED)
-    writer = writing.writer(table)
-    writer.end_episode(final_obs=5.0)
-    with pytest.raises(SchemaError):
-        writer.end_episode(final_obs=np.zeros(3))
-    writer.append(obs=0.0)
-    writer.append(obs=1.0, truncated=True, final_obs=2.0)
-    writer.end_episode(final_obs=9.0)  # again: it has ended
-    writer.flush()
-    found = table.get(range(9))
-    assert (found["obs"].tolist(), found["next_obs"].tolist()) == ([0.0, 1.0], [1.0, 2.0])
-    plain = writing.writer(writing.table())
-    with pytest.raises(SchemaError, match="final_obs is given"):
-        plain.end_episode(final_obs=1.0)
 
 
 # -- names of streams ------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ for all, as an actor is.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -155,20 +154,6 @@ def test_rows_of_a_batch_may_have_a_stream_each(writing: Making) -> None:
         writer.extend(obs=np.zeros(3, np.float32), stream=["a", "b"])
 
 
-def test_the_episode_of_any_stream_is_ended_by_its_name(writing: Making) -> None:
-    table = writing.table(100, {"reward": "float32"}, view=Transitions(3, 1.0))
-    writer = writing.writer(table, "mine")
-    for reward in (1.0, 2.0):
-        writer.append(reward=reward)
-        writer.append(reward=10 * reward, stream="another")
-    writer.end_episode(stream="another", terminated=True)
-    writer.end_episode(stream="of no writer")
-    writer.flush()
-    assert sorted(rows(table)["reward"].tolist()) == [20.0, 30.0]
-    with pytest.raises(ConfigError, match="an episode ends in one way"):
-        writer.end_episode(terminated=True, truncated=True)
-
-
 def test_close_ends_every_episode_that_the_writer_has_open(writing: Making) -> None:
     table = writing.table(100, {"reward": "float32"}, view=Transitions(3, 1.0))
     writer = writing.writer(table)
@@ -213,24 +198,6 @@ def test_a_step_that_does_not_fit_is_refused_by_name(
     writer.append(x=1, reward=0.5)
     writer.flush()
     assert len(table) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
-def test_an_invalid_timeout_is_refused_and_nothing_is_written(writing: Making, value: Any) -> None:
-    table = writing.table()
-    writer = writing.writer(table)
-    for call in (
-        lambda: writer.append(x=1, reward=0.0, timeout_s=value),
-        lambda: writer.extend(x=np.arange(2), reward=np.zeros(2), timeout_s=value),
-        lambda: writer.end_episode(timeout_s=value),
-        lambda: writer.flush(timeout_s=value),
-        lambda: writer.close(timeout_s=value),
-    ):
-        with pytest.raises(ConfigError, match="timeout_s="):
-            call()
-    writer.flush()
-    assert len(table) == 0
 
 
 # -- vectors of environments -----------------------------------------------------------------------

@@ -187,29 +187,3 @@ def test_any_sampler_goes_with_any_remover(sampler, remover, most):
             run.check()
         table = debug_state(run.buffer).state.table
         assert max(run.model.times) > table.storage.layout.rows + 20, "no row was taken again"
-
-
-@pytest.mark.parametrize("sampler", [Prioritized, RankPrioritized, MinHeap, MaxHeap])
-def test_priorities_of_batches_in_flight_never_land_on_what_took_their_rows(sampler):
-    """k batches in flight while the ring wraps: a priority by row, as others have it, lands on
-    another step.
-    """
-    buffer = ReplayBuffer(64, {"obs": ((), "int64")}, sampler=sampler(), seed=3)
-    buffer.extend(obs=np.arange(64), priority=np.full(64, 1.0))
-    flying = [buffer.sample(16)["index"] for _ in range(5)]
-    table = debug_state(buffer).state.table
-    old, rows = table.find(np.arange(64)), table.storage.layout.rows
-    buffer.extend(obs=np.arange(rows), priority=np.full(rows, 7.0))
-    assert table.items.alive[old].all(), "their rows were to be taken again"
-    one = debug_state(buffer).state.sampler
-    before = {
-        name: np.copy(value) for name, value in one.state().items() if isinstance(value, np.ndarray)
-    }
-    for ids in flying:
-        applied = buffer.update_priorities(ids, np.zeros(16))
-        assert (applied.applied, applied.stale) == (0, 16)
-    after = one.state()
-    for name, value in before.items():
-        assert np.array_equal(value, after[name]), name
-    assert (table.given[table.items.alive != 0] == 7.0).all()
-    buffer.close()
