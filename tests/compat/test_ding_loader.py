@@ -213,13 +213,6 @@ def test_a_killed_worker_is_named_and_replaced():
     loader.close()
 
 
-def test_a_dict_of_arrays_is_sampled_where_theirs_hung():
-    with AsyncDataLoader({"x": np.arange(100), "y": np.arange(100) * 2}, 8, "cpu") as loader:
-        batch = next(loader)
-    assert batch["x"].shape == (8,)
-    assert (batch["y"] == 2 * batch["x"]).all()
-
-
 def noise():
     return {"numpy": np.random.rand(), "torch": torch.rand(())}
 
@@ -272,16 +265,3 @@ def test_on_cuda_every_field_arrives_there():
         assert loader.use_cuda
         batch = next(loader)
     assert {value.device.type for value in batch.values()} == {"cuda"}
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_samples_of_shape_one_are_a_vector_as_their_collation_makes_them(num_workers):
-    sample = {"a": torch.ones(1), "b": [np.ones(1), np.ones((1, 1))], "collate_ignore_c": [1]}
-    with AsyncDataLoader(
-        lambda n: [lambda: sample] * n, 4, "cpu", num_workers=num_workers
-    ) as loader:
-        batch = next(loader)
-    theirs = default_collate([sample] * 4)
-    for one in (batch, theirs):
-        assert [one["a"].shape, one["b"][0].shape, one["b"][1].shape] == [(4,), (4,), (4, 1, 1)]
-    assert batch["collate_ignore_c"] == theirs["collate_ignore_c"]

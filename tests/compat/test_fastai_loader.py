@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 
 from async_loader.compat.fastai import DataLoader, SkipItemException, stop
-from async_loader.compat.fastai.parts import NAMES
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz")
 
@@ -45,16 +43,6 @@ def test_batches_of_a_size_and_what_is_left_over():
     assert last.tolist() == [8, 9]
     assert len(DataLoader(range(10), batch_size=4)) == 3
     assert DataLoader(range(10), bs=2, batch_size=4).bs == 4
-
-
-def test_n_cuts_short():
-    assert lists(DataLoader(range(10), bs=4, n=6)) == [[0, 1, 2, 3], [4, 5]]
-    assert lists(DataLoader(iter(range(10)), bs=4, n=6)) == [[0, 1, 2, 3], [4, 5]]
-    assert list(DataLoader(range(10), n=3)) == [0, 1, 2]
-    with pytest.raises(IndexError):
-        list(DataLoader(list(range(3)), bs=4, n=6))
-    endless = iter(DataLoader(bs=2, indexed=True, create_item=lambda i: i))
-    assert [next(endless).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
 
 class Stream(IterableDataset):
@@ -135,14 +123,6 @@ def test_the_order_of_calls():
 # -- callbacks -------------------------------------------------------------------------------------
 
 
-def test_every_callback_may_be_a_keyword():
-    assert set(NAMES) == set(DataLoader._methods)
-    for name in NAMES:
-        marker = partial(max, name)
-        assert getattr(DataLoader([1], **{name: marker}), name) is marker
-        assert not isinstance(getattr(DataLoader([1], **{name: None}), name), partial)
-
-
 def test_callbacks_change_what_they_should():
     assert lists(
         DataLoader(range(4), bs=2, after_item=lambda x: x + 1, after_batch=lambda b: b * 2)
@@ -215,16 +195,6 @@ def test_what_cannot_work_is_refused(keywords, error, words):
 
 
 # -- the rest of the surface -----------------------------------------------------------------------
-
-
-def test_one_batch():
-    assert DataLoader(range(5), bs=2, num_workers=2).one_batch().tolist() == [0, 1]
-    # the original is an AssertionError
-    assert DataLoader(range(5), bs=2, timeout=1).one_batch().tolist() == [0, 1]
-    assert DataLoader(iter([]), bs=2).one_batch() is None
-    for empty in (DataLoader([], bs=1), DataLoader([1], bs=2, drop_last=True)):
-        with pytest.raises(ValueError, match="does not contain any batches"):
-            empty.one_batch()
 
 
 def test_attributes_are_those_of_the_dataset():

@@ -61,13 +61,6 @@ def test_pad_fills_every_axis_to_the_longest():
     assert batch[1].tolist() == [[5, 8, -1, -1], [1, 2, -1, -1], [3, 3, -1, -1]]
 
 
-def test_pad_rounds_up_and_casts_when_told():
-    batch = Pad(val=9, dtype="float32", round_to=4)([[1, 2, 3, 4, 5], [6]])
-    assert batch.shape == (2, 8)
-    assert batch.dtype == torch.float32
-    assert batch[1].tolist() == [6] + [9] * 7
-
-
 def test_append_keeps_samples_apart():
     batch = Append()([[1, 2], [3]])
     assert [one.tolist() for one in batch] == [[[1, 2]], [[3]]]
@@ -86,17 +79,6 @@ def test_group_gives_a_tuple_with_each_field_by_its_own_function():
         assert batch[0].tolist() == [[1, 2], [3, 0]]
         assert batch[1].tolist() == [7, 8]
         assert batch[2] == ["one", "two"]
-
-
-def test_arrays_come_as_numpys_for_one_function_or_for_all():
-    assert type(Stack(array_type="numpy")([1, 2])) is np.ndarray
-    gluon.set_array_type("numpy")
-    assert gluon.default_array_type() == "numpy"
-    for fn in (Stack(), Pad(), gluon.default_batchify_fn):
-        assert type(fn([np.array([1]), np.array([2])])) is np.ndarray
-    assert type(Append()([[1]])[0]) is np.ndarray
-    with pytest.raises(ValueError, match="array_type is 'jax'"):
-        gluon.set_array_type("jax")
 
 
 def test_batches_as_mxnets_arrays(monkeypatch):

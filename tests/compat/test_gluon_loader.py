@@ -98,24 +98,6 @@ def test_arguments_that_exclude_each_other_are_value_errors(arguments, text):
         DataLoader(range(3), **arguments)
 
 
-def test_the_attributes_that_scripts_look_at():
-    dataset, fn = SimpleDataset(range(4)), batchify.AsList()
-    loader = DataLoader(
-        dataset, 2, batchify_fn=fn, num_workers=1, thread_pool=True, timeout=7, pin_device_id=3
-    )
-    assert loader._dataset is dataset
-    assert loader._batchify_fn is fn
-    assert list(loader._batch_sampler) == [[0, 1], [2, 3]]
-    assert loader._worker_pool is not None
-    assert (loader._num_workers, loader._prefetch, loader._thread_pool, loader._timeout) == (
-        1,
-        2,
-        True,
-        7,
-    )
-    assert (loader._pin_memory, loader._pin_device_id) == (False, 3)
-
-
 # -- what comes out --------------------------------------------------------------------------------
 
 
@@ -204,17 +186,6 @@ def test_a_batchify_fn_gives_what_it_likes(kind):
         )
     )
     assert lists(shared) == [[[0], [0]], [[0], [0]], [[0]]]
-
-
-def test_own_samplers_say_what_comes():
-    assert lists(DataLoader(np.arange(9), 2, sampler=gluon.data.IntervalSampler(9, 4))) == [
-        [0, 4],
-        [8, 1],
-        [5, 2],
-        [6, 3],
-        [7],
-    ]
-    assert lists(DataLoader(np.arange(9), batch_sampler=[[8, -1], [0]])) == [[8, 8], [0]]
 
 
 def test_pinned_batches_become_lists(monkeypatch):
@@ -315,17 +286,6 @@ def test_several_live_iterators_share_the_workers(kind):
     assert list(chain.from_iterable(outer)) == list(range(12))
     both = zip(loader, loader, strict=True)
     assert all(a.equal(b) for a, b in both)
-
-
-@every_kind
-def test_an_iterator_outlives_its_temporary_loader_and_knows_its_length(kind):
-    batches = iter(DataLoader(SimpleDataset(range(9)), 2, **kind))
-    assert len(batches) == 5
-    assert iter(batches) is batches
-    assert batches.next().tolist() == [0, 1]
-    assert lists(batches) == [[2, 3], [4, 5], [6, 7], [8]]
-    with pytest.raises(StopIteration):
-        next(batches)
 
 
 # -- what goes wrong -------------------------------------------------------------------------------

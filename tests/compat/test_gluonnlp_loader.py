@@ -75,19 +75,6 @@ def test_each_batch_is_a_list_of_shards_and_the_last_one_begins_earlier(kind, in
             assert x.equal(torch.from_numpy(X[y]))
 
 
-def test_a_tuple_in_a_batch_is_a_shard_and_batches_may_differ():
-    loader = ShardedDataLoader(Y, batch_sampler=[[(1, 2), (3,)], [4, 5], [[6], [7, 8]]])
-    batches = list(loader)
-    assert [
-        [shard.tolist() for shard in batch] if isinstance(batch, list) else batch.tolist()
-        for batch in batches
-    ] == [
-        [[1, 2], [3]],
-        [4, 5],
-        [[6], [7, 8]],
-    ]
-
-
 def test_a_batchify_fn_makes_each_shard():
     samples = [(list(range(1 + i % 3)), f"text {i}") for i in range(6)]
     fn = bf.Tuple(bf.Pad(pad_val=0, ret_length=True), bf.List())
@@ -98,24 +85,6 @@ def test_a_batchify_fn_makes_each_shard():
     assert padded.tolist() == [[0, 0], [0, 1]]
     assert length.tolist() == [1, 2]
     assert texts == ["text 0", "text 1"]
-
-
-def test_an_error_leaves_pool_and_iterator_whole():
-    class Failing:
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, i):
-            if i == 1:
-                raise KeyError("boom")
-            return i
-
-    batches = iter(
-        ShardedDataLoader(Failing(), batch_sampler=[[[0], [1]], [[2], [3]]], num_workers=1)
-    )
-    with pytest.raises(KeyError, match="boom"):
-        next(batches)
-    assert [shard.tolist() for shard in next(batches)] == [[2], [3]]
 
 
 # -- batchify --------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from stable_baselines3.common import buffers as theirs
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from async_loader.compat import sb3 as ours
-from async_loader.errors import Broken
 
 BOX = spaces.Box(-10, 10, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (2, 48, 48), np.uint8)
@@ -240,29 +239,6 @@ def test_a_pickle_goes_on_where_the_buffer_was(n_envs, once):
         else:
             same(drawn(whole, 50), drawn(again, 50))
         feed((again, whole), steps, 9)
-
-
-@pytest.mark.parametrize("once", [False, True], ids=["twice", "once"])
-def test_a_reset_empties_the_buffer(once):
-    buffer = ours.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", 1, once)
-    whole = theirs.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", 1)
-    steps = Steps(BOX, ACTIONS["discrete"], 1, 1)
-    feed((buffer,), steps, 33)
-    buffer.reset()
-    assert (buffer.pos, buffer.full, buffer.size(), len(buffer.table)) == (0, False, 0, 0)
-    feed((buffer, whole), steps, 5)
-    assert set(keys_of(buffer.sample(100))) <= set(keys_of(whole.sample(500)))
-
-
-def test_steps_of_others_in_the_table_are_an_error_that_says_so():
-    buffer = ours.ReplayBuffer(10, BOX, ACTIONS["discrete"], "cpu", 1)
-    steps = Steps(BOX, ACTIONS["discrete"], 1, 1)
-    feed((buffer,), steps, 5)
-    one = buffer.table.get([0])
-    del one["index"]
-    buffer.table.extend(one)
-    with pytest.raises(Broken, match="nothing else may write"):
-        feed((buffer,), steps, 1)
 
 
 ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader import Prioritized, Transitions
+from async_loader import Prioritized
 from async_loader.compat.torchrl import (
     PrioritizedReplayBuffer,
     ReplayBuffer,
@@ -30,10 +30,6 @@ class Storage:
 
 class Slices:
     pass
-
-
-class SliceSamplerWithoutReplacement:
-    """As TorchRL's, which has no counterpart here."""
 
 
 class HalfMade:
@@ -107,28 +103,6 @@ def test_priorities_decide_what_is_drawn_and_weights_come_with_it():
     assert 1.5 < drawn[3] / drawn[2] < 2.6
 
 
-def test_steps_that_the_table_was_given_count_like_others():
-    """As of writers of other processes, of deletes, and of steps that wait for others."""
-    buffer = ReplayBuffer(storage=20, batch_size=4)
-    buffer.extend({"x": torch.arange(10)})
-    buffer.table.extend(x=np.arange(10, 20))
-    assert (len(buffer), buffer.write_count) == (20, 20)
-    assert buffer[12:14]["x"].tolist() == [12, 13]
-    assert buffer[:]["x"].tolist() == list(range(20))
-    buffer.table.delete(np.arange(5))
-    assert buffer[0:3]["x"].tolist() == [5, 6, 7]
-    assert buffer.write_count == 20
-    waiting = ReplayBuffer(storage=20)
-    waiting.extend({"obs": torch.arange(10.0), "reward": torch.zeros(10)})
-    waiting.table.source(view=Transitions(3))
-    assert len(waiting) == 8
-    assert waiting[0:3]["obs"].tolist() == [0.0, 1.0, 2.0]
-    filled = TensorDictReplayBuffer(storage=9, batch_size=2)
-    pytest.importorskip("tensordict")
-    filled.table.extend(obs=np.zeros((5, 3), np.float32))
-    assert filled.sample()["obs"].shape == (2, 3)
-
-
 def test_an_index_may_be_a_mask_a_negative_number_or_of_any_shape():
     buffer = ReplayBuffer(storage=8)
     buffer.extend({"x": torch.arange(10), "y": {"z": torch.zeros(10, 3)}})
@@ -175,19 +149,6 @@ def test_states_and_folders_hold_everything(tmp_path, used):
         assert again.table.sampler.prioritized
 
 
-def test_functions_change_batches_and_transforms_of_torchrl_are_refused():
-    buffer = ReplayBuffer(storage=9, batch_size=3, transform=lambda batch: batch * 2)
-    assert buffer.append_transform(lambda batch: batch + 1) is buffer
-    buffer.extend(torch.arange(4.0))
-    batch, info = buffer.sample(return_info=True)
-    assert torch.equal(batch, info["index"] * 2.0 + 1)
-    theirs = type("Compose", (), {"__module__": "torchrl.envs.transforms", "__call__": id})()
-    with pytest.raises(ConfigError, match="Compose is a transform of TorchRL"):
-        buffer.append_transform(theirs)
-    with pytest.raises(ConfigError, match="function of the batch"):
-        ReplayBuffer(storage=9, transform=3)
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -204,12 +165,6 @@ def test_what_means_nothing_here_is_refused_with_a_remedy(arguments, text):
 
 
 # -- samplers and buffers by TorchRL's names -------------------------------------------------------
-
-
-def numbered(count: int, **settings: Any) -> ReplayBuffer:
-    buffer = ReplayBuffer(storage=count, **settings)
-    buffer.extend({"x": torch.arange(count)})
-    return buffer
 
 
 @pytest.mark.parametrize("rows", [12, 7, 1])
@@ -237,19 +192,6 @@ def test_passes_without_replacement_have_each_step_once(rows, drop_last, shuffle
             assert set(seen) <= set(range(rows))
             orders.add(tuple(seen))
     assert (len(orders) > 1) == (shuffle and rows > 1)
-
-
-@pytest.mark.parametrize("by_path", [False, True])
-def test_a_pass_goes_on_where_it_was_saved(by_path, tmp_path):
-    buffer = numbered(9, sampler=SamplerWithoutReplacement(), batch_size=2)
-    buffer.sample()
-    other = ReplayBuffer(storage=9, sampler=SamplerWithoutReplacement(), batch_size=2)
-    if by_path:
-        buffer.dumps(tmp_path)
-        other.loads(tmp_path)
-    else:
-        other.load_state_dict(buffer.state_dict())
-    assert [b["x"].tolist() for b in other] == [b["x"].tolist() for b in buffer]
 
 
 def episodes(lengths: list[int], **more: Any) -> dict[str, Any]:

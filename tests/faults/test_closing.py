@@ -77,23 +77,6 @@ def test_close_from_another_thread_ends_a_next_that_waits_for_a_blocked_source()
     let_go.set()
 
 
-def test_close_from_many_threads_at_once(workers):
-    loader = load(num_workers=workers)
-    next(loader)
-    barrier = threading.Barrier(4)
-
-    def close():
-        barrier.wait(SLACK_S)
-        loader.close()
-        return loader._engine.iteration.producer.join(0.0)
-
-    with thread(close) as a, thread(close) as b, thread(close) as c:
-        assert close()
-        assert a()
-        assert b()
-        assert c()
-
-
 def test_close_meets_its_deadline_while_workers_are_busy_and_kills_them(told, caplog, monkeypatch):
     # a moment that the machine stands still is not the source's
     monkeypatch.setattr(iteration, "_TELL_AFTER_S", SLACK_S / 2)

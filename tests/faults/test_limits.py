@@ -84,32 +84,3 @@ def test_an_unguarded_script_is_told_in_one_sentence_what_it_lacks(tmp_path):
             assert last.startswith("async_loader.errors.")
             assert 'under if __name__ == "__main__"' in last
             script.wait_until_gone()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_function_that_was_defined_after_the_workers_started(tmp_path, method):
-    body = """\
-        if __name__ == "__main__":
-            defined = threading.Event()
-            calls = []
-
-            def source(n):
-                if calls:
-                    defined.wait()
-                calls.append(n)
-                return [functools.partial(globals().get("late", plain), i) for i in range(n)]
-
-            with AsyncDataLoader(source, 4, num_workers=2,
-                    multiprocessing_context=sys.argv[1]) as loader:
-                first(next(loader))
-
-                def late(i):
-                    return {"x": np.full(4, i + 100, np.float32), "i": i + 100}
-
-                defined.set()
-                say("got", *(first(next(loader)) for _ in range(3)))
-    """
-    with Script(tmp_path, body, method) as script:
-        assert script.read("got") == ["100", "100", "100"]
-        assert script.end() == (0, "")

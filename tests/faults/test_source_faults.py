@@ -4,11 +4,9 @@ could end.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
 
-import numpy as np
 import pytest
 from fault_rig import SLACK_S, first, plain, thread
 
@@ -20,7 +18,7 @@ from async_loader.errors import (
     WouldDeadlock,
 )
 from async_loader.pipeline import iterator
-from async_loader.source import Ready, Samples
+from async_loader.source import Samples
 
 
 @pytest.fixture(params=[0, 2])
@@ -190,48 +188,6 @@ class Thirsty:
 
     def waiting_for(self):
         return None if self.filled else "the cup is empty"
-
-
-class Remote(Thirsty):
-    """As a table of a feeder: other processes end the wait, and the caller of next() may draw."""
-
-    def waiting_for(self):
-        return None
-
-    def draw_now(self, batch_size):
-        if not self.filled:
-            return None
-        return Ready({"i": np.arange(batch_size), "x": np.zeros((batch_size, 3), np.float32)})
-
-
-class Drained(Remote):
-    """Says itself that its time is over, at the end of the loader's."""
-
-    def plan(self, batch_size, patience):
-        with contextlib.suppress(Timeout):
-            patience.wait(self.bell, "water")
-        raise Timeout("the well holds 1 of 4 cups")
-
-
-class OfThread(Remote):
-    draw_now = None
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        (Remote, "the source: it waits for water"),
-        (OfThread, "the source: it waits for water"),
-        (Drained, "the source: the well holds 1 of 4 cups"),
-    ],
-    ids=["caller", "thread", "its own words"],
-)
-def test_a_wait_for_another_process_is_named_with_the_words_of_the_source(source, text):
-    with load(source(), timeout_s=0.2) as loader:
-        assert (loader.stats().drawing_thread == "caller") == (source is not OfThread)
-        for _ in range(2):
-            with pytest.raises(Timeout, match=rf"no batch within 0\.2 s: {text}"):
-                next(loader)
 
 
 # pytest-timeout's own thread might add data, for all the loader knows; the signal method has no

@@ -10,9 +10,6 @@ import pytest
 from fault_rig import (
     SLACK_S,
     Batches,
-    Loud,
-    LoudByName,
-    LoudTwice,
     Silent,
     die,
     fail,
@@ -191,29 +188,6 @@ def test_an_exception_arrives_as_itself_and_the_next_batches_go_on(workers):
         assert any(
             "worker" in note and "rows 0 to 2 of batch 1" in note for note in caught.value.__notes__
         )
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        functools.partial(Loud, "no unpickling", 7),
-        functools.partial(LoudByName, fact="no unpickling", number=7),
-        functools.partial(LoudTwice, "no unpickling", 7),
-    ],
-    ids=["other arguments", "keywords", "defaults"],
-)
-def test_an_exception_with_an_init_of_its_own_arrives_as_itself(error):
-    made = error()
-    with load(Batches({5: functools.partial(raise_made, error)})) as loader:
-        assert first(next(loader)) == 0
-        with pytest.raises(type(made)) as caught:
-            next(loader)
-        assert [first(next(loader)) for _ in range(2)] == [8, 12]
-    got = caught.value
-    assert type(got) is type(made)
-    assert (got.args, str(got), got.number) == (made.args, str(made), 7)
-    assert getattr(got, "filename", None) == getattr(made, "filename", None)
-    assert "raise_made" in str(got.__cause__)
 
 
 @pytest.mark.parametrize(

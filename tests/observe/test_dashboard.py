@@ -47,23 +47,6 @@ def status_of(uptime_s: float, incarnation: str = "a", **table: object) -> dict[
     }  # fmt: skip
 
 
-def headline(frame) -> tuple[str, str]:
-    (one,) = frame["headlines"]
-    return one["tone"], one["text"]
-
-
-def test_a_frame_says_that_learners_wait_and_why():
-    before = status_of(10.0)
-    now = status_of(
-        12.0,
-        readers_blocked_s=1.0,
-        waiting=["reader 1: 5 items, and a batch needs 32"],
-    )
-    tone, text = headline(frame_of(now, before))
-    assert tone == "wait"
-    assert text.startswith("Learners wait for actors in replay, 50% of the time: reader 1: 5 items")
-
-
 def test_a_history_keeps_ten_minutes_and_goes_on_after_errors():
     seconds = iter(range(2 * KEPT))
     answers = iter([Broken("the feeder has gone")])

@@ -103,14 +103,3 @@ def test_a_cluster_fits_a_terminal_of_80_by_24(shards):
         assert "shard-2 (silent, tcp://node2:5555) does not answer" in text
         assert re.search(r"^shard-2 +silent", text, re.MULTILINE)
         assert re.search(r"and \d+ clients more", text)
-
-
-def test_of_64_shards_those_in_trouble_are_shown():
-    before = [busy_feeder(actors=51, number=i) for i in range(64)]
-    now = [busy_feeder(77.0, 0.5 * (i == 60), 51, i) for i in range(64)]
-    now[33] = None
-    lines = screen(cluster_status(*now), cluster_status(*before))
-    check_fits(lines)
-    begin = next(i for i, line in enumerate(lines) if line.startswith("shard "))
-    assert [line.split()[0] for line in lines[begin + 1 : begin + 3]] == ["shard-33", "shard-60"]
-    assert any(re.fullmatch(r"and \d+ shards more", line.strip()) for line in lines)

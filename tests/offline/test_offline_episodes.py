@@ -100,36 +100,6 @@ def test_the_observation_after_an_end_comes_in_three_ways_with_one_result():
     assert all(same(rows(table), rows(tables[0])) for table in tables)
 
 
-DONE = {
-    "obs": Field((3,), "float32", next="next_obs"),
-    "action": "int64",
-    "reward": "float32",
-    "done": "bool",
-}
-
-
-@pytest.mark.parametrize("dtype", [bool, int, float])
-@pytest.mark.parametrize("alone", [False, True])
-def test_done_ends_an_episode_as_in_a_table(dtype, alone):
-    one = episode(4)
-    if alone:
-        del one["terminated"], one["truncated"]
-    one["done"] = np.array([0, 0, 0, 1], dtype)
-    table = from_episodes([one, one])
-    assert table.capacity == 10
-    assert rows(table)["done"].tolist() == rows(table)["terminated"].tolist() == [0, 0, 0, 1] * 2
-    chosen = from_episodes([one, one], schema=DONE)
-    assert rows(chosen)["done"].tolist() == [False, False, False, True] * 2
-    one["done"] = np.array([0, 1, 0, 1], dtype)
-    for schema in (None, DONE):
-        with pytest.raises(BadData, match="field 'done': step 1 of 4 ends the episode"):
-            from_episodes([one], schema=schema)
-    # a table without the field does not look at it
-    rest = {name: one_ for name, one_ in DONE.items() if name != "done"} | {"terminated": "bool"}
-    if not alone:
-        assert len(from_episodes([one], schema=rest)) == 4
-
-
 def test_a_schema_chooses_fields_and_dtypes_and_options_reach_the_table():
     schema = {
         "obs": Field((3,), "float16", stack=2, next="next_obs"),

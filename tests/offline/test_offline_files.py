@@ -103,25 +103,6 @@ def test_d4rls_layout_gives_the_same_table_as_its_episodes(tmp_path):
     assert same(rows(table), rows(from_episodes(episodes())))
 
 
-def test_a_file_that_ends_within_an_episode_is_refused_or_taken_as_cut_off(tmp_path):
-    ended = np.zeros(STEPS, bool)
-    ended[3] = True
-    path = d4rl(tmp_path / "a.hdf5", terminals=ended, timeouts=~np.ones(STEPS, bool))
-    nexts = np.roll(rows_of(path), -1, axis=0)
-    path = d4rl(path, terminals=ended, timeouts=np.zeros(STEPS, bool), next_observations=nexts)
-    with pytest.raises(BadData, match=r"episode 1, field 'truncated'.*missing_ends="):
-        from_hdf5(path)
-    table = from_hdf5(path, missing_ends="truncate")
-    assert np.flatnonzero(rows(table)["truncated"]).tolist() == [STEPS - 1]
-
-
-def rows_of(path):
-    import h5py
-
-    with h5py.File(path) as file:
-        return file["observations"][()]
-
-
 BAD = {
     "nan": ({"rewards": np.where(np.arange(STEPS) == 7, np.nan, 1.0)}, 2, "reward", "step 2"),
     "unequal": ({"actions": np.zeros((STEPS - 1, 2))}, None, "action", "incomplete"),
@@ -243,20 +224,3 @@ def test_import_makes_a_checkpoint_that_inspect_describes(tmp_path, kind):
     assert max(map(len, shown.splitlines())) <= 80
     for word in ("next_obs", "float32", "length of episodes", "return of episodes", "index"):
         assert word in shown
-
-
-def test_the_commands_refuse_what_they_cannot_do(tmp_path):
-    def refusal(*words):
-        done = CliRunner().invoke(app, list(words), env=WIDE)
-        assert done.exit_code in (1, 2)
-        return done.output
-
-    new = str(tmp_path / "new")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    assert "no such folder or file" in refusal("import", str(tmp_path / "no.npz"), "--to", new)
-    assert "minari, hdf5, npz" in refusal("import", "x", "--to", new, "--format", "csv")
-    assert "there already" in refusal("import", "x", "--to", str(tmp_path / "full"))
-    assert "no checkpoint" in refusal("inspect", new)
-    assert "tcp://host:port" in refusal("inspect", "tcp://127.0.0.1:5555/replay")
-    assert not (tmp_path / "new").exists()

@@ -60,17 +60,6 @@ def test_views_of_a_block_are_the_arrays_of_the_batch(make):
             assert np.array_equal(view.numpy(), array), dtype
 
 
-def test_a_field_may_be_changed_in_place_before_backward_goes_through_another():
-    layout = BatchLayout.contiguous(Schema.of({"obs": ((3,), "float32"), "reward": "float32"}), 4)
-    block = torch.ones(layout.nbytes // 4).view(torch.uint8)
-    obs, reward = BlockViews.of(layout.regions).on(block)
-    weight = torch.ones(3, requires_grad=True)
-    value = (obs * weight).sum(1)
-    reward.clamp_(-0.5, 0.5)
-    (value * reward).sum().backward()
-    assert weight.grad.tolist() == [2.0, 2.0, 2.0]
-
-
 @pytest.mark.parametrize("device", ["cuda:99", "xpu:99", "no such thing", object()])
 def test_a_device_that_is_not_there_is_refused_before_anything_starts(device):
     with pytest.raises(ConfigError, match="use"):

@@ -96,22 +96,6 @@ def test_tensors_travel_as_their_arrays(tensor, out_of_band):
     assert (type(again), again.requires_grad) == (type(tensor), tensor.requires_grad)
 
 
-def test_what_is_shared_within_one_object_travels_once():
-    data = np.zeros(10_000)
-
-    class Dataset:
-        def __init__(self):
-            self.data = data
-
-        def get(self, i):
-            return self.data[i]
-
-    dataset = Dataset()
-    one = len(codec.encode([functools.partial(dataset.get, 0)]).head)
-    many = len(codec.encode([functools.partial(dataset.get, i) for i in range(100)]).head)
-    assert many < one + 100 * 100
-
-
 class Unwilling:
     def __reduce__(self):
         raise RuntimeError("not me")

@@ -143,13 +143,6 @@ def test_what_no_rule_covers_is_an_error_that_names_the_field_and_the_remedy(val
     assert collate.schema_of({"x": value}) is None
 
 
-def test_arrays_of_different_shapes_are_refused_with_both():
-    with pytest.raises(
-        SchemaError, match=r"field 'x' has shapes \[\(2,\), \(3,\)\] in one batch: pad them"
-    ):
-        collate.collate([{"x": np.zeros(2)}, {"x": np.zeros(3)}])
-
-
 # -- mixtures within a column: by promotion, never by cutting --------------------------------------
 
 

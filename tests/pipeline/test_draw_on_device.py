@@ -111,52 +111,6 @@ def test_a_copy_that_fails_is_a_batch_that_fails(on_error):
     assert [one.tolist() for one in given] == [one.tolist() for one in all_[:3] + all_[4:]]
 
 
-class Leased:
-    """Its batches have leases, and it notes which of them were used."""
-
-    def __init__(self) -> None:
-        self.drawn = 0
-        self.used: list[int] = []
-
-    def plan(self, batch_size, patience):
-        self.drawn += 1
-        return Ready({"x": np.arange(batch_size)}, lease=self.drawn - 1)
-
-    def reader(self):
-        return None
-
-    def update_priorities(self, index, priority):
-        raise NotImplementedError
-
-    def hand_out(self, lease):
-        return True
-
-    def settle(self, lease):
-        self.used.append(lease)
-
-    def release(self, timeout_s):
-        pass
-
-
-class LeasedAnyThread(Leased):
-    def draw_now(self, batch_size):
-        return self.plan(batch_size, None)
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-@pytest.mark.parametrize("kind", [LeasedAnyThread, Leased], ids=["caller", "thread"])
-def test_a_leased_batch_whose_copy_failed_is_used_as_any_other(kind, on_error):
-    device, source = Device(), kind()
-    device.uploads_fail = {1}
-    with AsyncDataLoader(source, BATCH, device, on_error=on_error, timeout_s=LIMIT_S) as loader:
-        next(loader)
-        if on_error == "raise":
-            with pytest.raises(MemoryError, match="device memory is full"):
-                next(loader)
-        next(loader)
-        assert source.used == [0, 1]
-
-
 def test_a_device_that_is_lost_breaks_the_loader_for_good():
     device = Device()
     with AsyncDataLoader(columns(), BATCH, device, seed=1, timeout_s=LIMIT_S) as loader:
@@ -182,17 +136,3 @@ def test_a_loader_that_is_closed_while_its_caller_draws_ends():
     source = Slow(lambda: (next(turns) or (lambda: None))())
     loaders.append(AsyncDataLoader(source, BATCH, Device(), timeout_s=LIMIT_S))
     assert len(list(loaders[0])) == 2
-
-
-def test_ctrl_c_during_a_copy_leaves_a_loader_that_goes_on():
-    device = Device()
-    with AsyncDataLoader(columns(), BATCH, device, seed=1, timeout_s=LIMIT_S) as loader:
-        given = [next(loader)["index"].tolist()]
-        device.interrupts = True
-        with pytest.raises(KeyboardInterrupt):
-            next(loader)
-        given += [next(loader)["index"].tolist() for _ in range(3)]
-    with AsyncDataLoader(columns(), BATCH, FakeBackend(), seed=1, timeout_s=LIMIT_S) as loader:
-        all_ = [next(loader)["index"].tolist() for _ in range(5)]
-    assert given == [all_[0], *all_[2:]]
-    assert not device.violations

@@ -5,7 +5,6 @@ leave it usable.
 from __future__ import annotations
 
 import collections
-import multiprocessing
 import os
 import signal
 import threading
@@ -129,19 +128,6 @@ def test_an_error_is_its_own_and_the_next_batch_comes(pool, kind):
         next(iteration)
     assert firsts(iteration) == [4]
     assert firsts(pool.iterate(tasks(3))) == [0, 1, 2]
-
-
-def test_what_makes_the_tasks_may_fail_in_its_turn(pool):
-    def made():
-        yield (0, 1)
-        yield (1, 1)
-        raise LookupError("the sampler")
-
-    iteration = pool.iterate(made())
-    assert firsts([next(iteration), next(iteration)]) == [0, 1]
-    with pytest.raises(LookupError, match="the sampler"):
-        next(iteration)
-    assert list(iteration) == []
 
 
 def test_tasks_are_read_ahead_and_no_further(kind):
@@ -300,25 +286,6 @@ def same(one, two):
             same(a, b)
     else:
         assert one == two
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_what_is_sent_by_value_may_hold_what_processes_share(method):
-    context = multiprocessing.get_context(method)
-    # locks and connections, which travel to a process that is being started alone
-    numbers = context.Queue()
-
-    class Local:
-        def begin(self, here):
-            return lambda task: task + numbers.get(timeout=60)
-
-    for number in (10, 20):
-        numbers.put(number)
-    with Engine(Local(), 1, context=method) as pool:
-        assert list(pool.iterate([1, 2])) == [11, 22]
-    numbers.close()
-    numbers.join_thread()
 
 
 def test_a_forked_child_makes_workers_of_its_own():

@@ -171,20 +171,6 @@ def test_what_ends_the_thread_breaks_the_cuda_queue_with_the_reason(step):
     assert isinstance(raised.value.__cause__, OSError)
 
 
-@pytest.mark.parametrize("step", ["record", "synchronize"])
-def test_slots_of_a_lost_device_are_not_used_again(step):
-    fake, ring = FakeBackend(), new_ring()
-
-    def fail(*_: Any) -> None:
-        raise OSError("lost")
-
-    setattr(fake, step, fail)
-    train, _, streamer = _threaded(fake)
-    train.put(0, Batch(filled(ring, np.random.default_rng(0), LAYOUT), LAYOUT))
-    assert streamer.join(LIMIT_S)
-    assert (ring.free, fake.unregistrations) == (2, 0)
-
-
 # -- in a loader -----------------------------------------------------------------------------------
 
 

@@ -45,20 +45,6 @@ def test_a_task_that_a_signal_ends_is_passed_over():
     assert [task for task, _ in drained(ready, supply)] == [0, 2, 4]
 
 
-def test_an_error_of_the_iterable_comes_in_its_turn_and_is_no_task():
-    def numbers():
-        yield from range(2)
-        raise LookupError("no third")
-
-    ready = TrainQueue()
-    supply = Supply(IterableTasks(numbers()), Here(), Credits(9), ready)
-    supply.fill()
-    first, second, error = drained(ready, supply)
-    assert (first, second) == ((0, None), (1, None))
-    assert isinstance(error, LookupError)
-    assert supply.failed_draw == 2
-
-
 def test_a_signal_that_ends_a_generator_is_told():
     def numbers():
         yield 0

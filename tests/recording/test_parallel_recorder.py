@@ -6,15 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recording_rig import Counter, empty, held, made
 
-gymnasium = pytest.importorskip(
-    "gymnasium", reason='gymnasium is not installed: pip install "async_loader[demo]"'
-)
-from recording_rig import Counter, empty, held, made  # noqa: E402
-
-from async_loader import RateLimiter, ReplayBuffer  # noqa: E402
-from async_loader.errors import ConfigError, SchemaError, Timeout  # noqa: E402
-from async_loader.recording import ParallelRecorder, Recorder, schema_of  # noqa: E402
+from async_loader import RateLimiter, ReplayBuffer
+from async_loader.errors import SchemaError, Timeout
+from async_loader.recording import ParallelRecorder, Recorder, schema_of
 
 
 class Together:
@@ -89,18 +85,6 @@ def test_a_field_named_agent_says_whose_step_it_is():
     env.record(value={"a": 1})
     with pytest.raises(SchemaError, match="no value of agent 'b'"):
         env.step({"a": 0, "b": 0})
-
-
-def test_agents_with_different_spaces_are_refused_unless_some_are_chosen():
-    game = Together(a=[3], b=[4], c=[5])
-    game.games["b"].observation_space = gymnasium.spaces.Discrete(3)
-    with pytest.raises(ConfigError, match=r"observation_space of agent 'a' is Box.*'b' Discrete"):
-        ParallelRecorder(game, empty())
-    table = empty()
-    env = ParallelRecorder(game, table, agents=["a", "c"])
-    play(env, 10)
-    env.close()
-    assert held(table) == made(game.games["a"], game.games["c"])
 
 
 def test_a_step_that_found_no_room_for_some_agents_is_finished_by_the_next_call():

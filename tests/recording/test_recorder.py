@@ -15,8 +15,8 @@ gymnasium = pytest.importorskip(
 from gymnasium import spaces  # noqa: E402
 from recording_rig import Counter, empty, held, made  # noqa: E402
 
-from async_loader import Field, RateLimiter, ReplayBuffer, connect  # noqa: E402
-from async_loader.errors import Closed, ConfigError, SchemaError, Timeout  # noqa: E402
+from async_loader import RateLimiter, ReplayBuffer, connect  # noqa: E402
+from async_loader.errors import ConfigError, SchemaError, Timeout  # noqa: E402
 from async_loader.recording import Recorder, schema_of  # noqa: E402
 
 KINDS = ("table", "writer", "feeder's table", "feeder's writer")
@@ -133,21 +133,6 @@ def test_dicts_and_tuples_are_nested_as_the_spaces_are():
         np.testing.assert_array_equal(found["action"][1][t], done[t][1])
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"obs": ((3,), "int64")}, r"'obs' is int64\[2\] in the env.*int64\[3\] in the table"),
-        ({"action": "bool"}, r"'action'.*bool\[\] in the table: make the table with"),
-        ({"obs": {"a": "int64"}}, "'obs' is .*not there in the table"),
-        ({"action": Field((), "int64", next="next_action")}, "'action' has a next="),
-    ],
-)
-def test_a_table_that_does_not_fit_is_refused_before_the_first_step(fields, message):
-    table = ReplayBuffer(100, schema_of(Counter(), fields=fields))
-    with pytest.raises(SchemaError, match=message):
-        Recorder(Counter(), table)
-
-
 def test_values_that_only_the_actor_knows_are_recorded_with_their_step():
     table, game = empty(), Counter(lengths=[4])
     env = Recorder(game, table, fields={"log_prob": "float32", "version": "int64"})
@@ -198,23 +183,6 @@ def test_a_step_that_found_no_room_is_added_when_the_call_is_made_again():
     table.sample(2)
     env.close()
     assert held(table) == made(game)
-
-
-def test_what_cannot_be_recorded_says_why():
-    game = Counter()
-    env = Recorder(game, empty())
-    with pytest.raises(ConfigError, match=r"call reset\(\) before step"):
-        env.step(0)
-    env.close()
-    env.close()
-    with pytest.raises(Closed):
-        env.reset()
-    with pytest.raises(ConfigError, match="no schema yet"):
-        Recorder(game, empty().writer())
-    with pytest.raises(ConfigError, match="list is no table and no writer"):
-        Recorder(game, [])
-    with pytest.raises(ConfigError, match="VectorRecorder"):
-        Recorder(object(), empty())
 
 
 @pytest.mark.parametrize("kind", [one for one in KINDS if "writer" in one])

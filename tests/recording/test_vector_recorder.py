@@ -6,19 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recording_rig import Counter, empty, held, made
 
-gymnasium = pytest.importorskip(
-    "gymnasium", reason='gymnasium is not installed: pip install "async_loader[demo]"'
-)
-from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from recording_rig import Counter, empty, held, made  # noqa: E402
-
-from async_loader import RateLimiter, ReplayBuffer  # noqa: E402
-from async_loader.errors import Closed, ConfigError, SchemaError, Timeout  # noqa: E402
-from async_loader.recording import VectorRecorder, schema_of  # noqa: E402
-from async_loader.replay.vector_writer import VectorWriter  # noqa: E402
+from async_loader import RateLimiter, ReplayBuffer
+from async_loader.errors import Closed, ConfigError, SchemaError, Timeout
+from async_loader.recording import VectorRecorder, schema_of
 
 MODES = list(AutoresetMode)
 LENGTHS = st.lists(st.integers(-4, 6).filter(bool), min_size=1, max_size=4)
@@ -80,32 +75,6 @@ def test_the_table_holds_each_step_once_with_its_stack_and_its_final_observation
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_dict_observations_of_every_mode_are_recorded(mode):
-    class Named(gymnasium.Wrapper):
-        def __init__(self, env):
-            super().__init__(env)
-            self.observation_space = gymnasium.spaces.Dict({"n": env.observation_space})
-
-        def reset(self, **kwargs):
-            obs, info = self.env.reset(**kwargs)
-            return {"n": obs}, info
-
-        def step(self, action):
-            obs, *rest = self.env.step(action)
-            return {"n": obs}, *rest
-
-    games = [Counter(0, [3, -2]), Counter(500, [5])]
-    envs = SyncVectorEnv([lambda g=g: Named(g) for g in games], autoreset_mode=mode)
-    table = empty()
-    recorder = VectorRecorder(envs, table)
-    play(recorder, 20)
-    recorder.close()
-    found = table.get(np.arange(500))
-    both = (found["obs"]["n"][:, 0].tolist(), found["next_obs"]["n"][:, 0].tolist())
-    assert sorted(zip(*both, strict=True)) == [(step[0], step[-1]) for step in made(*games)]
-
-
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_a_call_that_found_no_room_is_added_when_it_is_made_again(mode):
     envs, games = vector(mode, [[2], [-3]])
     limiter = RateLimiter(min_size_to_sample=2, samples_per_insert=1, error_buffer=8)
@@ -142,24 +111,3 @@ def test_what_cannot_be_recorded_says_why():
         VectorRecorder(Counter(), empty())
     with pytest.raises(SchemaError, match="'action'"):
         VectorRecorder(envs, ReplayBuffer(9, schema_of(envs, fields={"action": "bool"})))
-
-
-def test_ctrl_c_in_a_step_breaks_the_episodes_off_and_a_reset_goes_on(monkeypatch):
-    envs, games = vector(AutoresetMode.NEXT_STEP, [[9], [9]])
-    table = empty()
-    env = VectorRecorder(envs, table)
-    env.reset()
-
-    def interrupted(self, **fields):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(VectorWriter, "append", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            env.step(np.arange(2))
-    with pytest.raises(ConfigError, match=r"call reset\(\) before step"):
-        env.step(np.arange(2))
-    env.reset()
-    env.step(np.arange(2))
-    env.close()
-    assert held(table) == [log for game in games for log in made(game)[1:]]

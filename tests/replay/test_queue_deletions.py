@@ -12,9 +12,7 @@ import pytest
 
 from async_loader import RateLimiter, ReplayBuffer
 from async_loader.errors import Timeout
-from tests.replay.test_replay_waiters import Doing, until
 
-PATIENCE_S = 60.0
 X = {"x": "int64"}
 
 
@@ -54,18 +52,6 @@ def test_a_deleted_item_frees_its_place(make: Any) -> None:
             while len(buffer):
                 buffer.sample(1, timeout_s=0)
             assert buffer.stats().sampled % 4 == 0
-
-
-def test_a_deletion_wakes_a_writer() -> None:
-    with queue(2) as buffer, buffer.writer() as writer:
-        ids = fill(buffer, 2)
-        for write in (buffer.add, writer.append):
-            waiting = Doing(lambda write=write: write(x=7, timeout_s=PATIENCE_S))
-            until(lambda: buffer.stats().waiting)
-            buffer.delete(ids[:1])
-            new = waiting.done()
-            ids = np.array([*ids[1:], new])
-        until(lambda: len(buffer) == 2)
 
 
 @pytest.mark.parametrize("make", [queue, twice])

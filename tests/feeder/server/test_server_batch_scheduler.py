@@ -8,7 +8,6 @@ from server_rig import SCHEMA, Rig
 from async_loader import ReplayBuffer
 from async_loader.feeder.wire import (
     REDELIVERED,
-    SENT_BEFORE,
     Batch,
     End,
     Error,
@@ -146,18 +145,6 @@ def test_a_reader_that_closes_in_good_order_says_what_was_used_what_was_seen_and
         new = [([n, n + 1], [False, False]) for n in (8, 10, 12, 14, 16, 18)]
         assert came == [([6, 7], [True, True]), *new]
         assert not rig.server_state.tables["t"].scheduler.readers[0].leases.keys() - set(range(7))
-
-
-def test_rows_that_an_earlier_server_may_have_handed_out_say_so():
-    with Rig(queue()) as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        peer.insert(0, range(3), message_flags=SENT_BEFORE)
-        peer.insert(1, range(3, 8))
-        reader = peer.open_reader(batch_size=4)
-        peer.pull(2)
-        found = [peer.redelivered(one, reader) for one in batches(peer)]
-        assert found == [[True, True, True, False], [False] * 4]
 
 
 def test_a_reader_that_is_closed_or_opened_again_gives_its_leases_back():

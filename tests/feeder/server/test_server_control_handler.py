@@ -17,7 +17,6 @@ from async_loader.feeder.wire import (
     End,
     Error,
     ErrorCode,
-    Gap,
     Hello,
     Latest,
     OpenReader,
@@ -37,7 +36,6 @@ from async_loader.feeder.wire import (
 )
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
-from async_loader.schema import Schema
 
 SLOTS = np.empty(0, np.uint32)
 
@@ -97,29 +95,6 @@ def test_what_belongs_to_another_plane_is_refused(plane):
             assert answer.body.code in (ErrorCode.MALFORMED, ErrorCode.UNKNOWN_READER)
             assert answer.sequence == 5
         assert len(rig.server_state.sessions) == 1
-
-
-def test_an_unknown_client_is_told_to_begin_again():
-    with Rig() as rig:
-        peer = rig.peer()
-        for plane in Plane:
-            assert peer.ask(plane, Ping(), session=12345).body.code == ErrorCode.UNKNOWN_SESSION
-        assert peer.ask(Plane.PULL, Pull(1, 0, SLOTS), 9).body.code == ErrorCode.UNKNOWN_READER
-        peer.insert(0, [1], number=9)
-        assert peer.receive(Plane.INSERT).body.code == ErrorCode.UNKNOWN_WRITER
-        assert peer.open_reader(table="none").body.code == ErrorCode.UNKNOWN_TABLE
-        assert peer.open_writer(schema=Schema.of({"y": np.int8})).body.code == ErrorCode.SCHEMA
-
-
-def test_inserts_of_a_round_are_acknowledged_together_and_a_gap_is_told():
-    with Rig() as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        for n in (0, 1, 2, 4, 5):
-            peer.insert(n, [n])
-        answer = peer.receive(Plane.INSERT)
-        assert (type(answer.body), answer.body.applied) == (Gap, 3)
-        assert peer.receive(Plane.INSERT, wait=False) is None
 
 
 def test_a_writer_that_closes_is_answered_when_everything_is_in_the_table():
@@ -203,21 +178,6 @@ def test_a_client_that_says_hello_again_takes_the_place_of_its_session():
         peer.open_reader(batch_size=4)
         peer.pull(1)
         assert peer.receive(Plane.PULL).flags == 2
-
-
-def test_sessions_are_counted_and_the_silent_let_go():
-    with Rig(sessions=2, silence_s=10.0) as rig:
-        one, two = rig.peer(), rig.peer()
-        third = rig.peer(greet=False)
-        assert third.hello().body.code == ErrorCode.LIMIT
-        assert isinstance(two.hello().body, Welcome), "in the place of its own"
-        rig.clock.now += 6
-        one.ask(Plane.PULL, Ping())
-        rig.pass_time(4.5)
-        assert [session.number for session in rig.server_state.sessions] == [one.session]
-        assert sum(rig.server.status()["sessions_ended"].values()) == 1
-        assert isinstance(third.hello().body, Welcome)
-        assert rig.server._left_s() == pytest.approx(5.5)
 
 
 def test_weights_are_available_and_waiting_clients_are_told_once_their_last_byte_arrived():

@@ -15,25 +15,21 @@ import numpy as np
 import psutil
 import pytest
 import zmq
-from server_rig import SCHEMA, Peer, Rig
+from server_rig import SCHEMA, Peer
 
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import (
-    VERSION,
     Ack,
     Batch,
     End,
-    Hello,
     Message,
     Ping,
     Plane,
     Pong,
-    Pull,
     Status,
     encode,
-    header,
 )
 from tests.waiting_rig import until
 
@@ -145,23 +141,6 @@ def test_a_server_that_is_killed_leaves_nothing(child, context):
     assert not [name for name in os.listdir("/dev/shm") if "async_loader" in name]
 
 
-def test_a_ping_is_answered_in_the_first_round_whatever_else_waits():
-    with Rig() as rig:
-        flood, peer = rig.peer(), rig.peer()
-        flood.open_writer()
-        flood.insert(1, range(300))
-        flood.open_reader()
-        rig.turn()
-        before = rig.server.counters.snapshot()["messages_insert_in"]
-        for sequence in range(2, 302):
-            flood.insert(sequence, [sequence])
-        flood.pull(64)
-        peer.send(Plane.CONTROL, Ping())
-        assert isinstance(peer.receive(Plane.CONTROL).body, Pong)  # in one round
-        taken = rig.server.counters.snapshot()["messages_insert_in"] - before
-        assert 0 < taken < 300  # which left inserts for the next
-
-
 def test_a_peer_that_never_reads_affects_no_other(served, context):
     with Peer(context, served.endpoints) as good, Peer(context, served.endpoints) as deaf:
         filled(good)
@@ -252,15 +231,3 @@ def test_memory_stays_flat_while_clients_come_and_go(served, context):
         visit()
     assert psutil.Process().memory_info().rss - before < 30 << 20
     until(lambda: psutil.Process().num_fds() - handles < 50)
-
-
-def test_hello_of_another_version_is_answered(served, context, monkeypatch):
-    with Peer(context, served.endpoints) as peer:
-        monkeypatch.setattr(header, "VERSION", 9)
-        frames = encode(Message(Hello(client=b"c" * 16, pid=1, host="h")))
-        monkeypatch.undo()
-        peer.sockets[Plane.CONTROL].send_multipart(frames)
-        answer = peer.receive(Plane.CONTROL)
-        assert (answer.body.code, answer.body.expected) == (1, VERSION)
-        peer.send(Plane.PULL, Pull(1, 0, np.empty(0, np.uint32)))
-        assert peer.receive(Plane.PULL).body.code == 4

@@ -226,17 +226,6 @@ def test_a_new_epoch_cuts_open_episodes_off_and_goes_on_in_the_same_streams():
         insert_queue.receive(writer, 1, message([3]), ID)
 
 
-def test_an_actor_that_comes_back_after_many_others_closed_is_still_known(monkeypatch):
-    monkeypatch.setattr("async_loader.feeder.server.insert_queue.CLOSED", 4)
-    insert_queue = intake_of(table_of(limited=False))
-    insert_queue.leave(insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)[0])
-    for i in range(100):
-        insert_queue.leave(
-            insert_queue.open(1, 2, bytes([100 + i]) * 16, 0, SCHEMA)[0], closed=True
-        )
-    assert insert_queue.open(2, 1, KEYS[0], 0, SCHEMA)[1]
-
-
 def test_inserts_that_a_checkpoint_has_are_not_stored_again(tmp_path):
     """The table was full: of the last insert two of three rows went in before it was saved."""
     buffer = ReplayBuffer.queue(5, SCHEMA)

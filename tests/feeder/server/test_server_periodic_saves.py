@@ -17,9 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_loader.errors import Broken, ConfigError, CorruptCheckpoint
+from async_loader.errors import Broken, CorruptCheckpoint
 from async_loader.feeder import connect
-from async_loader.feeder.embedded import Embedded
 from async_loader.feeder.server import producer_streams
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.periodic_saves import PeriodicSaves
@@ -191,15 +190,6 @@ def test_a_writer_goes_on_with_a_feeder_that_was_restored_as_with_the_one_before
             client.close()
 
 
-def test_two_feeders_do_not_share_a_folder(tmp_path):
-    one = settings(tmp_path)
-    with serving(one):
-        other = tmp_path / "other.yaml"
-        other.write_text(one.read_text().replace("/f\n", "/g\n"))
-        with pytest.raises(ConfigError, match="another feeder, which runs: name another folder"):
-            FeederProcess(ServerSettings.load(other))
-
-
 def test_a_damaged_save_is_named_and_nothing_starts(tmp_path):
     path = settings(tmp_path)
     with serving(path) as server, connect(server.address) as client:
@@ -242,19 +232,6 @@ def test_a_feeder_whose_last_save_fails_says_so_with_its_exit_code(tmp_path, how
                 with pytest.raises(Broken, match=r"table 't' was not saved: .*newest"):
                     client.drain()
     assert codes == [how != "nothing to save"]
-
-
-def test_an_embedded_feeder_whose_last_save_fails_is_broken_when_it_is_closed(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)  # it saves there
-    feeder = Embedded(ServerSettings.load(settings(tmp_path)))
-    with connect(feeder.address, timeout_s=PATIENCE_S) as client:
-        write(client, range(10))
-    (tmp_path / "newest").write_text("")
-    with pytest.raises(Broken, match=r"(?s)exit code 1: .*table t was not saved"):
-        feeder.close()
-    feeder.close()
 
 
 inserts = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=40)

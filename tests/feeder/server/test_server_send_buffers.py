@@ -11,13 +11,11 @@ from server_rig import SCHEMA, Rig
 from async_loader import ReplayBuffer, Schema
 from async_loader.feeder.server.send_buffers import (
     LENT_FROM,
-    send_buffer_for,
 )
-from async_loader.feeder.wire import BatchForm, Plane
+from async_loader.feeder.wire import Plane
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
 
-MOST = 64 << 20
 WIDE = Schema.of({"x": np.int64, "pixels": ((LENT_FROM,), np.uint8)})
 
 
@@ -31,22 +29,6 @@ def fill_one_by_one(peer, count):
     for i in range(count):
         peer.insert(i, [i], schema=WIDE)
         peer.receive(Plane.INSERT)
-
-
-def test_a_lent_frame_is_filled_again_only_when_it_was_received():
-    send_buffer = send_buffer_for(BatchForm.of(WIDE, 1), 64, 4, MOST)
-    sent = []
-    for number in range(3):
-        batch_slot = send_buffer.take()
-        send_buffer.sent(number, [batch_slot])
-        sent.append(batch_slot)
-    assert len({batch_slot.slot for batch_slot in sent}) == 3
-    send_buffer.received(1)
-    assert send_buffer.take() is sent[0]
-    assert send_buffer.take() not in sent
-    send_buffer.received(1)
-    send_buffer.received(0)
-    assert send_buffer.take() not in sent
 
 
 @pytest.mark.parametrize("together", [1, 2, 8])

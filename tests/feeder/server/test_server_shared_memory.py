@@ -20,7 +20,6 @@ from async_loader.feeder.wire import (
     Ack,
     Error,
     ErrorCode,
-    Ping,
     Plane,
     Pong,
     Pull,
@@ -207,23 +206,6 @@ def test_what_a_queue_put_into_a_dead_learners_memory_goes_to_another(tmp_path):
         assert [values for _, _, values in found] == [[4, 5, 6], [7, 8, 9]]
         assert [place.flags for _, place, _ in found] == [REDELIVERED, REDELIVERED]
         other.segment.close()
-
-
-def test_a_learner_that_cannot_be_told_loses_no_batch(tmp_path, monkeypatch):
-    with learning(tmp_path, queue(), rows=12) as (rig, learner):
-        learner.give()
-        tell, full = rig.server._dispatcher.tell, [True]
-        monkeypatch.setattr(
-            rig.server._dispatcher, "tell", lambda *a, **k: not full[0] and tell(*a, **k)
-        )
-        learner.pull(3, [0, 1, 2])
-        rig.turn()
-        full[0] = False
-        assert not learner.batches(), "it is not tried all the time"
-        learner.peer.send(Plane.PULL, Ping())
-        found = [(sequence, values) for sequence, _, values in learner.batches()]
-        assert found == [(0, [0, 1, 2, 3]), (1, [4, 5, 6, 7]), (2, [8, 9, 10, 11])]
-        assert rig.tables["t"].stats().sampled == 12
 
 
 # -- rows in memory of a writer --------------------------------------------------------------------

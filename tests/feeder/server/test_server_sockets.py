@@ -263,25 +263,6 @@ def clock():
     return Clock()
 
 
-@pytest.fixture
-def timed(clock, where):
-    with contextlib.closing(ServerSockets(where, Limits(), clock=clock)) as one:
-        one.open()
-        yield one
-
-
-def test_a_handshake_has_five_seconds(timed, clock):
-    with connected(timed, CONTROL, greeting()) as slow, connected(timed) as good:
-        turn(timed)
-        clock.now += 4.9
-        turn(timed)
-        assert not is_closed(slow)
-        clock.now += 0.2
-        turn(timed)
-        assert is_closed(slow)
-        assert not is_closed(good)
-
-
 # -- floods ----------------------------------------------------------------------------------------
 
 

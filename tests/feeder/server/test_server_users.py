@@ -18,7 +18,6 @@ from async_loader.feeder.wire import (
     Drain,
     Error,
     ErrorCode,
-    Hello,
     Latest,
     OpenReader,
     Ping,
@@ -28,8 +27,6 @@ from async_loader.feeder.wire import (
     Status,
 )
 from tests.insert_rows import insert
-
-HELLO = Hello(client=b"c" * 16, pid=1, host="h")
 
 
 @pytest.fixture
@@ -163,13 +160,3 @@ def test_the_number_of_a_session_stands_in_no_status_no_error_and_no_log(caplog)
         text = f"{said}{caplog.text}{session!r}"
         assert str(session.number) not in text
         assert f"{session.number:x}" not in text
-
-
-def test_the_same_client_id_of_two_users_is_two_clients(sessions):
-    alice, bob = sessions.open(HELLO, "alice"), sessions.open(HELLO, "bob")
-    assert sessions.before(HELLO, "alice") is alice
-    assert sessions.before(HELLO, "bob") is bob
-    assert sessions.before(HELLO, None) is None
-    sessions.drop(alice)
-    assert sessions.before(HELLO, "alice") is None
-    assert sessions.before(HELLO, "bob") is bob

@@ -109,19 +109,6 @@ def test_huge_and_tiny_priorities_live_together(stratified):
     assert (drawn.weight == 1).all()
 
 
-def test_new_items_get_the_largest_ever_or_the_largest_there_is():
-    for new, fourth in (("max_ever", 8.0), ("max_now", 2.0)):
-        rig = Rig(Prioritized(1.0, eps=0.0, new_priority=new), 8)
-        rig.insert([0])
-        assert rig.sampler._masses.leaves[0] == 1.0  # the first of all
-        rig.update([0], [2.0])
-        rig.insert([1], [8.0])
-        rig.insert([2])
-        rig.remove([1, 2])
-        rig.insert([3])
-        assert rig.sampler._masses.leaves[[0, 3]].tolist() == [2.0, fourth]
-
-
 def test_settings_of_nonsense_are_refused_by_name():
     for arguments in (
         {"alpha": -0.1},

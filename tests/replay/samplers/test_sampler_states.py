@@ -95,22 +95,3 @@ def test_a_restored_sampler_that_is_told_of_the_items_goes_on_as_the_saved_one(m
         for one in (rig, other):
             one.insert(np.arange(held), priority)
         churn([rig, other], rng, 12)
-
-
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-def test_a_repr_can_be_evaluated_to_an_equal_sampler(make):
-    sampler = make()
-    same = eval(repr(sampler))
-    assert type(same) is type(sampler)
-    assert repr(same) == repr(sampler)
-    for name in (
-        "alpha",
-        "eps",
-        "beta",
-        "stratified",
-        "normalize",
-        "new_priority",
-        "resort_every",
-        "replacement",
-    ):
-        assert getattr(same, name, None) == getattr(sampler, name, None)
