@@ -12,84 +12,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from dataset_rig import CountingIterator
 from hypothesis import given, settings
+from state_rig import Epochs, N, OfIterators, Own, Sampler, Stateless
 from torch.utils.data import get_worker_info
 
 from async_loader import DataLoader
-
-N = 9
-
-
-class Epochs:
-    """Begins anew when it is through, and counts that."""
-
-    def __init__(self):
-        self.at = self.epoch = 0
-
-    def __iter__(self):
-        worker = get_worker_info().id if get_worker_info() else 0
-        while self.at < N:
-            self.at += 1
-            yield 1000 * worker + 100 * self.epoch + self.at
-        self.at, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self):
-        return {"at": self.at, "epoch": self.epoch}
-
-    def load_state_dict(self, state):
-        self.at, self.epoch = state["at"], state["epoch"]
-
-
-class Stream:
-    """Iterable, without a state."""
-
-    def __iter__(self):
-        return iter(range(N))
-
-
-class Own:
-    """Its own iterator, set up when it is asked for."""
-
-    at = -1
-
-    def __iter__(self):
-        self.at = 0
-        return self
-
-    def __next__(self):
-        if self.at == N:
-            raise StopIteration
-        self.at += 1
-        return self.at
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-class Sampler:
-    """Counts its epochs."""
-
-    def __init__(self):
-        self.at = self.epoch = 0
-
-    def __len__(self):
-        return N
-
-    def __iter__(self):
-        while self.at < N:
-            self.at += 1
-            yield (self.at + self.epoch) % N
-        self.at, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self):
-        return {"at": self.at, "epoch": self.epoch}
-
-    def load_state_dict(self, state):
-        self.at, self.epoch = state["at"], state["epoch"]
 
 
 class Named:
@@ -182,7 +109,7 @@ class Numbered:
         lambda: {"dataset": list(range(N)), "shuffle": True},
         lambda: {"dataset": np.arange(N), "shuffle": True},
         lambda: {"dataset": list(range(N)), "sampler": Numbered()},
-        lambda: {"dataset": Stream()},
+        lambda: {"dataset": Stateless()},
     ],
     ids=["shuffled", "in bulk", "a sampler", "a stream"],
 )
@@ -227,21 +154,6 @@ def test_so_it_is_with_worker_processes(name, at):
     _goes_on(name, 1, at, num_workers=2)
 
 
-class Steps(CountingIterator):
-    """Of a sampler that has no state."""
-
-    def __iter__(self):
-        return self
-
-
-class OfSteps:
-    def __iter__(self):
-        return Steps(N)
-
-    def __len__(self):
-        return N
-
-
 @pytest.mark.parametrize("prefetch", [1, 20])
 @pytest.mark.parametrize("outer", [0, 1, 4])
 @pytest.mark.parametrize("last", ["keep", "roll_over"])
@@ -250,7 +162,8 @@ def test_an_older_epoch_that_goes_on_changes_nothing_in_the_states_of_the_latest
 ):
     how = {"batch_size": 2, "last_batch": last, "prefetch": prefetch, "num_workers": 1}
     one, two = (
-        DataLoader(list(range(N)), sampler=OfSteps(), worker_type="thread", **how) for _ in range(2)
+        DataLoader(list(range(N)), sampler=OfIterators(), worker_type="thread", **how)
+        for _ in range(2)
     )
     with one, two:
         older = iter(one)
