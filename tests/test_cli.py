@@ -5,17 +5,13 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from async_loader.cli import app
 from async_loader.feeder.settings import ServerSettings
-from async_loader.feeder.settings_reader import as_yaml
 from async_loader.scale.cluster_settings import ClusterSettings
-
-ROOT = Path(__file__).parent.parent
 
 
 def test_doctor_ends_with_a_verdict_and_names_the_extras_that_are_not_there(monkeypatch):
@@ -56,13 +52,6 @@ def test_a_printed_configuration_is_read_again(command, load, tmp_path):
     assert load(file)
     again = CliRunner().invoke(app, [*command, "--config", str(file), "--print-config"])
     assert again.output == printed.output
-
-
-@pytest.mark.parametrize("name", ["feeder", "atari", "prioritized", "queue"])
-def test_each_configuration_is_printed_as_it_is_read(name, tmp_path):
-    read = ServerSettings.load(ROOT / "configs" / f"{name}.yaml")
-    (tmp_path / "printed.yaml").write_text(as_yaml(read))
-    assert ServerSettings.load(tmp_path / "printed.yaml").tables == read.tables
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -101,23 +101,6 @@ def test_without_in_order_batches_arrive_as_they_finish(tmp_path):
         assert sorted(i for b in first + rest for i in b.tolist()) == list(range(10))
 
 
-@WORKERS
-def test_a_ready_batch_of_any_shape_is_handed_on(workers):
-    ready = {
-        "obs": {"a": np.arange(6.0).reshape(2, 3)},
-        "t": torch.arange(5),
-        "scalar": np.float32(2),
-        "zero": np.zeros((0, 3)),
-    }
-    with AsyncDataLoader(lambda n: ready, 32, num_workers=workers) as loader:
-        batch = next(loader)
-    assert batch["obs"]["a"].dtype == torch.float64
-    assert batch["obs"]["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert batch["t"].tolist() == [0, 1, 2, 3, 4]
-    assert batch["scalar"].tolist() == 2
-    assert batch["zero"].shape == (0, 3)
-
-
 @pytest.mark.parametrize("nbytes", [64, 1 << 20], ids=["copied", "lent"])
 @pytest.mark.parametrize("extra", [{}, {"name": "text"}], ids=["laid out", "loose"])
 def test_a_source_that_reuses_its_arrays_changes_no_finished_batch(nbytes, extra):
@@ -289,21 +272,6 @@ def test_an_unpicklable_job_fails_its_batch_by_name_and_others_arrive():
 # -- the general path ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["cpu", "fake"])
-@WORKERS
-def test_ignored_keys_stay_lists_of_what_they_were(workers, device):
-    make = functools.partial(dict, x=1, collate_ignore_info={"a": np.arange(2), "b": (1, None)})
-    with AsyncDataLoader(lambda n: [make] * n, 4, device, num_workers=workers) as loader:
-        for batch in take(loader, 3):
-            assert batch["x"].shape == (4,)
-            infos = batch["collate_ignore_info"]
-            assert type(infos) is list
-            assert all(
-                type(i["a"]) is np.ndarray and i["a"].tolist() == [0, 1] and i["b"] == (1, None)
-                for i in infos
-            )
-
-
 @pytest.mark.parametrize("chunk_size", [1, 4])
 @WORKERS
 def test_objects_and_ragged_samples_without_a_collate_fn_are_refused_by_name(workers, chunk_size):
@@ -470,20 +438,6 @@ def test_a_user_defined_source_gets_feedback():
 
 
 # -- layout, slots, numbers ------------------------------------------------------------------------
-
-
-@WORKERS
-def test_a_batch_that_outgrows_slot_bytes_says_so_with_both_numbers(workers):
-    with AsyncDataLoader(
-        lambda n: [functools.partial(filled, 40_000, 1)] * n,
-        4,
-        slot_bytes=5000,
-        num_workers=workers,
-    ) as loader:
-        with pytest.raises(
-            ConfigError, match=r"a batch needs 156\.\d KiB, a slot holds 8\.0 KiB: raise slot_bytes"
-        ):
-            take(loader, 3)
 
 
 def test_stats_count_batches_and_slots():

@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from async_loader import (
     END,
     AsyncDataLoader,
-    Field,
     Fifo,
     MinSize,
     Mixture,
     Prioritized,
     ReplayBuffer,
     Sequences,
-    Transitions,
     connect,
 )
 from async_loader.errors import (
@@ -117,26 +115,6 @@ def test_equal_seeds_give_equal_batches_and_others_do_not():
 
     assert batches(4) == batches(4)
     assert batches(4) != batches(5)
-
-
-def test_sources_have_views_of_their_own():
-    schema = {"x": Field((), "int64", next="next_x"), "reward": "float32", "terminated": "bool"}
-    tables = [ReplayBuffer(100, schema, seed=0) for _ in range(2)]
-    for table in tables:
-        ends = np.arange(50) % 10 == 9
-        table.extend(x=np.arange(50), reward=np.ones(50), terminated=ends, stream=0)
-    views = [
-        (tables[0].source(view=Transitions(2, 1.0)), 1),
-        (tables[1].source(view=Transitions(3, 1.0)), 1),
-    ]
-    mixture = Mixture(views, seed=0)
-    batch = mixture.draw_now(200).batch
-    long = batch["reward"] == batch["reward"].max()
-    assert batch["reward"][:100].max() == 2
-    assert batch["reward"][100:].max() == 3
-    assert long[100:].any()
-    with pytest.raises(ConfigError, match=r"'discount', and source 1 .* has none"):
-        Mixture([(tables[0].source(view=Transitions(2, 1.0)), 1), (tables[1].source(), 1)])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

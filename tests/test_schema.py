@@ -144,29 +144,6 @@ def test_a_space_is_stored_in_its_shape_and_dtype(name):
     assert (sample.shape, sample.dtype) == (field.shape, field.dtype)
 
 
-def test_spaces_nest_as_their_samples_do():
-    space = spaces.Dict(
-        {
-            "camera": spaces.Box(0, 1, (2, 2)),
-            "arms": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2))),
-        }
-    )
-    schema = Schema.of({"obs": space, "reward": "float32"})
-    assert sorted(f.name for f in schema.fields) == [
-        "obs.arms.0",
-        "obs.arms.1",
-        "obs.camera",
-        "reward",
-    ]
-    step = {"obs": space.sample(), "reward": 0.5}
-    assert schema.structure == Schema.of_step(step).structure
-    assert schema.rebuild(schema.leaves(step)) == step
-    assert [f.name for f in Schema.of(space).fields] == [
-        f.name.removeprefix("obs.") for f in schema.fields[:-1]
-    ]
-    assert Schema.of(spaces.Box(0, 1, (2,))).fields[0].shape == (2,)
-
-
 @pytest.mark.parametrize(
     "space",
     [spaces.Text(5), spaces.Sequence(spaces.Discrete(2)), spaces.Graph(spaces.Discrete(2), None)],

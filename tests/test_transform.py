@@ -153,28 +153,6 @@ def test_its_error_arrives_at_next_with_where_it_was_raised(make, how):
         source.close()
 
 
-def listed(samples: list) -> dict:
-    return {"x": np.stack([s["x"] for s in samples]), "count": np.array([len(samples)])}
-
-
-def doubled(batch: dict) -> dict:
-    return {"x": batch["x"] * 2, "count": batch["count"]}
-
-
-@EVERYWHERE
-@ALL_SOURCES
-def test_behind_a_collate_fn_it_gets_what_that_returned(make, how):
-    if make is ready:
-        pytest.skip("a ready batch is not collated")
-    source = make()
-    with AsyncDataLoader(source, 8, collate_fn=listed, transform=doubled, **how) as loader:
-        batch = next(loader)
-    assert batch["count"].tolist() == [8]
-    assert (batch["x"] % 2 == 0).all()
-    if isinstance(source, ReplayBuffer):
-        source.close()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_a_feeder_are_transformed_where_they_arrive(workers):
     with connect("embedded", tables={"replay": {"capacity": 128}}) as client:

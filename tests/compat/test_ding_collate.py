@@ -165,23 +165,6 @@ def test_timesteps_come_first():
     assert batch[0].keys() == before[0].keys()
 
 
-@pytest.mark.parametrize("stated", [True, False])
-def test_timesteps_of_tree_tensors_are_one_tree_tensor(stated):
-    def step(number, state):
-        parts = {"obs": torch.full((3,), float(number)), "deep": {"reward": torch.zeros(1)}}
-        return Tree({**parts, "prev_state": state} if stated else parts)
-
-    batch = [[step(number, name) for number in range(4)] for name in "ab"]
-    out = timestep_collate(batch)
-    assert type(out) is Tree
-    assert out.parts["obs"][:, :, 0].tolist() == [[n, n] for n in range(4)]
-    assert out.parts["deep"]["reward"].shape == (4, 2)
-    assert getattr(out, "prev_state", None) == ([["a", "b"]] * 4 if stated else None)
-    assert ("prev_state" in batch[0][0].parts) is stated
-    with pytest.raises(ValueError, match=r"lengths \[2, 4\]"):
-        timestep_collate([batch[0], batch[1][:2]])
-
-
 def test_shapes_that_differ_stay_lists():
     out = diff_shape_collate(
         [

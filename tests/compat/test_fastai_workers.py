@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import signal
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -87,24 +86,6 @@ def test_every_worker_goes_through_an_iterable_dataset_of_its_own():
     assert lists(DataLoader(Stream(), bs=2, n=6, num_workers=2)) == [[0, 1], [0, 1], [2, 3]]
 
 
-def test_a_queue_is_shared_by_all_workers():
-    class Queue:
-        def __init__(self, items):
-            self.queue = multiprocessing.Queue()
-            for item in items:
-                self.queue.put(item)
-
-        def __iter__(self):
-            while (item := self.queue.get()) is not None:
-                yield item
-
-    dataset = Queue([*range(20), None, None])
-    found = Counter(flat(DataLoader(dataset, bs=1, num_workers=2)))
-    dataset.queue.close()
-    dataset.queue.join_thread()
-    assert found == Counter(range(20))
-
-
 def noise(i):
     return (i, random.random(), np.random.rand(), torch.rand(()).item())
 
@@ -120,27 +101,6 @@ def test_the_generators_of_workers_are_seeded_as_fastai_seeds_them():
         [3, 0.461832, 0.147635, 0.280845],
     ]
     assert [[round(value.item(), 6) for value in batch] for batch in loader] != rows
-
-
-def test_wif_runs_in_every_worker_that_knows_its_number():
-    class Numbered(DataLoader):
-        def wif(self):
-            self.tag = (
-                self.num_workers,
-                self.offs,
-                get_worker_info().id,
-                get_worker_info().dataset.d is self,
-            )
-
-        def create_item(self, s):
-            return self.tag
-
-    loader = Numbered(range(2), bs=1, num_workers=2)
-    assert [tuple(part.item() for part in batch) for batch in loader] == [
-        (2, 0, 0, True),
-        (2, 1, 1, True),
-    ]
-    assert not hasattr(loader, "tag")
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -190,16 +150,6 @@ def test_persistent_workers_see_each_epoch_and_every_changed_attribute():
     assert gone(before)
     loader.after_item = lambda x: x * 10
     assert lists(loader) == [[0, 10], [20, 30]]
-    end(loader)
-
-
-def test_an_epoch_broken_off_leaves_persistent_workers_fit():
-    loader = DataLoader(range(100), bs=2, num_workers=2, persistent_workers=True)
-    for _ in loader:
-        break
-    before = pids(loader)
-    assert lists(loader)[-1] == [98, 99]
-    assert pids(loader) == before
     end(loader)
 
 

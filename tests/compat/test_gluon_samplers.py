@@ -86,22 +86,6 @@ def test_len_is_the_number_of_batches_that_come_in_every_pass(length, batch_size
             left = (left + length) % batch_size
 
 
-@given(sizes, batch_sizes, modes)
-def test_bulk_batches_are_those_that_come_one_by_one(length, batch_size, mode):
-    one_by_one, bulk = (
-        gluon.data.BatchSampler(gluon.data.RandomSampler(length), batch_size, mode)
-        for _ in range(2)
-    )
-    for seed in range(3):
-        np.random.seed(seed)
-        expected = list(one_by_one)
-        np.random.seed(seed)
-        blocks = bulk.blocks()
-        assert blocks is not None
-        assert [block.tolist() for block in blocks] == expected
-        assert len(bulk) == len(one_by_one)
-
-
 def test_rollover_opens_the_next_pass_so_its_length_depends_on_the_pass():
     sampler = gluon.data.BatchSampler(gluon.data.SequentialSampler(10), 3, "rollover")
     lengths, first = [], []

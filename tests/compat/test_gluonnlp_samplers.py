@@ -89,18 +89,6 @@ def test_assigning_is_what_looking_at_every_bucket_would_say(of, count):
             assert min(fitting)[1] == number
 
 
-def test_compact_batches_and_larger_ones_for_shorter_samples():
-    assert len(FixedBucketSampler([5] * 16, 8, num_buckets=1)) == 2
-    sampler = FixedBucketSampler(
-        [10] * 8 + [1] * 80, 4, num_buckets=None, bucket_keys=[1, 10], ratio=0.5
-    )
-    assert sampler._bucket_batch_sizes == [20, 4]
-    by_elements = FixedBucketSampler(
-        [10] * 8 + [1] * 80, 40, num_buckets=None, bucket_keys=[1, 10], use_average_length=True
-    )
-    assert by_elements._bucket_batch_sizes == [40, 4]
-
-
 def test_numpys_seed_gives_the_originals_order():
     np.random.seed(3)
     infos, samples = [(0, 0), (0, 2), (0, 4)], [0, 1, 2, 3, 4]
@@ -109,21 +97,6 @@ def test_numpys_seed_gives_the_originals_order():
     np.random.seed(3)
     sampler = FixedBucketSampler([1] * 5, 2, num_buckets=1, shuffle=True)
     assert list(sampler) == [samples[begin : begin + 2] for _, begin in infos]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (([], 2), "lengths is empty"),
-        (([1, 0], 1), "the shortest length is 0"),
-        (([1], 1, 0), "num_buckets is 0"),
-        (([1], 1, None, [(1, 2)]), "it is an int"),
-        (([[[1]]], 1), "3 axes"),
-    ],
-)
-def test_what_cannot_work_is_refused(arguments, text):
-    with pytest.raises(AssertionError, match=text):
-        FixedBucketSampler(*arguments)
 
 
 @given(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from gymnasium import spaces
 from stable_baselines3.common import buffers as theirs
 
 from async_loader.compat import sb3 as ours
-from async_loader.errors import Unsupported
 
 BOX = spaces.Box(-10, 10, (3,), np.float32)
 ACTION = spaces.Box(-1, 1, (2,), np.float32)
@@ -86,24 +84,3 @@ def test_a_subclass_that_returns_something_else_for_positions_is_asked():
     for number in range(3):
         buffer.add(*call(number))
     assert set(buffer.sample(50).rewards.flatten().tolist()) == {0.0, 2.0, 4.0}
-
-
-def test_a_forked_process_draws_what_was_gathered_and_adds_nothing():
-    buffer = buffers(100)[1]
-    for number in range(10):
-        buffer.add(*call(number))
-    assert gathered(buffer) == 10
-    child = os.fork()
-    if child == 0:
-        right = False
-        try:
-            drawn = set(buffer.sample(500).rewards.flatten().tolist())
-            with pytest.raises(Unsupported, match="the process that made"):
-                buffer.add(*call(10))
-            right = drawn == set(range(10))
-        finally:
-            os._exit(0 if right else 1)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    buffer.add(*call(10))
-    assert buffer.rewards[:12, 0].tolist() == [*range(11), 0]

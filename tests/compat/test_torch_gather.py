@@ -5,8 +5,6 @@ else.
 from __future__ import annotations
 
 import pickle
-import sys
-import threading
 
 import pytest
 import torch
@@ -70,31 +68,3 @@ def test_a_batch_that_fails_is_passed_over():
         next(epoch)
     epoch._gather = gather
     assert plain(epoch) == plain(DataLoader(ROWS, 4))[1:]
-
-
-def test_threads_that_share_a_pass_get_each_batch_once():
-    count, taken = 4000, []
-    batches = iter(DataLoader(TensorDataset(torch.arange(count)), 1))
-    before, switch = threading.Barrier(4), sys.getswitchinterval()
-
-    def take() -> None:
-        before.wait()
-        while True:
-            try:
-                (number,) = next(batches)
-            except ValueError:  # another one is in it, as with torch's generator
-                continue
-            except StopIteration:
-                return
-            taken.append(int(number))
-
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(switch)
-    assert sorted(taken) == list(range(count))

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from async_loader import Prioritized, ReplayBuffer
-from async_loader.errors import SchemaError
 from async_loader.source import Applied
 from async_loader.testing.debug import debug_state
 
@@ -44,23 +43,6 @@ def test_a_late_reward_reaches_its_step_or_none() -> None:
     assert set(batch["x"].tolist()) == {15, -16, 17, 18, 19, 20, 21, 22, 23, -24}
     assert set(batch["nested"]["y"][batch["index"] == 20].ravel()) == {-20.0}
     assert set(batch["nested"]["y"][batch["index"] == 21].ravel()) == {21.0}
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"z": np.zeros(1)}, "'z' cannot be updated: x, nested.y can"),
-        ({"terminated": np.ones(1, bool)}, "'terminated' cannot be updated"),
-        ({"x": np.zeros(2, np.int64)}, "2 rows for 1 ids"),
-        ({"x": np.zeros(1)}, "float64"),
-        ({"nested": {"y": np.zeros((1, 3), np.float32)}}, "shape"),
-    ],
-)
-def test_updates_that_do_not_fit_are_refused_and_change_nothing(fields: Any, said: str) -> None:
-    buffer = numbered(10, 10)
-    with pytest.raises(SchemaError, match=said):
-        buffer.update([3], **fields)
-    assert sorted(set(buffer.sample(300)["x"].tolist())) == list(range(10))
 
 
 def test_priorities_of_overwritten_steps_land_nowhere() -> None:

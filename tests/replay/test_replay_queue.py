@@ -166,31 +166,6 @@ def test_every_item_of_a_queue_is_drawn_exactly_once(
     program.check()
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 1000])
-@pytest.mark.parametrize("stack", [1, 3])
-def test_a_queue_as_large_as_its_table_loses_nothing(length: int, stack: int) -> None:
-    schema = {"obs": Field((), "int64", stack=stack, next="next_obs"), "truncated": "bool"}
-    capacity = 8 if stack == 1 else 12
-    buffer = ReplayBuffer(capacity, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
-    got: list[int] = []
-    for t in range(200):
-        end = t % length == length - 1
-        while True:
-            try:
-                buffer.add(
-                    obs=t, truncated=end, final_obs=np.int64(-t) if end else None, timeout_s=0
-                )
-                break
-            except Timeout:
-                got += (
-                    buffer.sample(min(4, len(buffer)), timeout_s=0)["obs"]
-                    .reshape(-1, stack)[:, -1]
-                    .tolist()
-                )
-    got += buffer.sample(len(buffer), timeout_s=0)["obs"].reshape(-1, stack)[:, -1].tolist()
-    assert got == list(range(200 if 200 % length == 0 else 199))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 3, 50])
 def test_episodes_that_take_turns_in_any_order_never_stop_each_other(length: int) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import os
 import resource
 import socket
-import threading
 
 import numpy as np
 import psutil
@@ -423,21 +422,6 @@ def test_a_peer_that_does_not_read_is_sent_no_more_than_its_queue_holds(ports, p
     assert ports.send(PULL, route, [b"x"], 1)
 
 
-def test_a_peer_that_cannot_be_answered_is_ended_so_that_it_asks_again(ports, peer):
-    peer(PULL, opening() + framed([b"x"]))
-    ((route, _),) = turn(ports, PULL)
-    block = np.zeros(1 << 16, np.uint8)
-    while ports.send(PULL, route, [block], block.nbytes):
-        assert route.unsent <= 128
-    answers = 0
-    while ports.send(PULL, route, [b"answer"], 6, True):
-        answers += 1
-        assert not route.ended
-    assert answers == 3 * 128, "answers are kept where batches would have to wait"
-    assert route.ended
-    assert not ports._links
-
-
 # -- many connections ------------------------------------------------------------------------------
 
 
@@ -503,28 +487,3 @@ def test_without_descriptors_the_loop_does_not_spin_and_goes_on_later(tmp_path, 
 
 
 # -- the end ---------------------------------------------------------------------------------------
-
-
-def test_last_words_are_sent(where, monkeypatch):
-    # for as long as the thread below takes to read them
-    monkeypatch.setattr(module, "_LAST_WORDS_S", PATIENCE_S)
-    ports = ServerSockets(where, Limits())
-    ports.open()
-    with connected(ports, PULL, opening() + framed([b"x"])) as one:
-        ((route, _),) = turn(ports, PULL)
-        for _ in range(20):
-            assert ports.send(PULL, route, [bytes(1 << 16)], 1 << 16)
-        assert ports.send(PULL, route, [b"end"], 3)
-        one.settimeout(PATIENCE_S)
-        splitter = Splitter()
-
-        def read() -> None:
-            while data := one.recv(1 << 20):
-                splitter.feed(data)
-
-        reading = threading.Thread(target=read)
-        reading.start()
-        ports.close()
-        ports.close()
-        reading.join()
-        assert splitter.messages[-1] == [b"end"]
