@@ -41,7 +41,6 @@ STREAMS = 3
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """Where tables are saved to: no save has to wait for a disk."""
 _X = {"x": "int64", "task": "int8", "reward": "float32"}
-_Z = {"codec": "lz4"}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "plain": _X,
     "ended": {**_X, "terminated": "bool"},
