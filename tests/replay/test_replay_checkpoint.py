@@ -61,7 +61,7 @@ TABLES = {
 def made(name: str, capacity: int = 100) -> tuple[ReplayBuffer, Transitions | None]:
     schema, given, view = TABLES[name]
     kinds = {
-        key: settings._decoded(settings.sampler_json(one))
+        key: settings.settings_of(settings.settings_json(one), key)
         for key, one in given.items()
         if key != "max_times_sampled"
     }
@@ -101,69 +101,6 @@ def test_a_loaded_table_holds_what_was_saved_and_two_of_them_go_on_alike(name, t
     there, back = Run(other, 9, view), Run(loaded, 9, view)
     assert same(there.step(400), back.step(400))
     assert same(contents(loaded), contents(other))
-
-
-def test_a_loaded_table_is_saved_incrementally_on_top_of_what_it_came_from(tmp_path):
-    buffer = filled(5000, 12000)
-    buffer.save(tmp_path)
-    loaded = ReplayBuffer.from_checkpoint(tmp_path)
-    loaded.add(obs=np.zeros(3, np.float32), reward=1.0, done=True)
-    report = loaded.save(tmp_path)
-    # the step, the one before it, the one that made room
-    assert (report.kind, report.rows) == ("incremental", 3)
-    assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(loaded))
-
-
-@pytest.mark.parametrize("sampler", [Uniform, Prioritized, RankPrioritized, Fifo])
-def test_after_one_percent_of_the_rows_changed_a_save_writes_little_but_all_priorities(
-    sampler, tmp_path
-):
-    buffer = ReplayBuffer(
-        200_000, {"obs": ((40,), "float32"), "reward": "float32"}, sampler=sampler(), seed=0
-    )
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        buffer.extend(
-            obs=rng.random((80_000, 40), np.float32), reward=rng.random(80_000, np.float32)
-        )
-    buffer.sample(256)
-    full = buffer.save(tmp_path)
-    for change in range(4):
-        if change == 0:
-            buffer.extend(
-                obs=rng.random((2000, 40), np.float32), reward=rng.random(2000, np.float32)
-            )
-        elif change == 1:
-            buffer.update(
-                rng.choice(np.arange(60_000, 240_000), 2000, replace=False),
-                reward=np.ones(2000, np.float32),
-            )
-        elif change == 2:
-            buffer.delete(rng.choice(np.arange(60_000, 240_000), 2000, replace=False))
-        elif debug_state(buffer).state.prioritized:
-            buffer.update_priorities(
-                rng.choice(np.arange(60_000, 240_000), 2000, replace=False), rng.random(2000)
-            )
-        report = buffer.save(tmp_path)
-        assert report.kind == "incremental"
-        columns = 8 * 200_000 * debug_state(buffer).state.prioritized
-        assert report.nbytes <= 0.03 * full.nbytes + columns
-    assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
-
-
-def test_increments_follow_a_full_save_until_they_are_half_as_large(tmp_path):
-    buffer = filled(2000, 5000)
-    kinds = []
-    for _ in range(12):
-        for i in range(250):
-            buffer.add(obs=np.full(3, i, np.float32), reward=0, done=False)
-        kinds.append(buffer.save(tmp_path).kind)
-        assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
-    assert kinds[0] == "full"
-    assert 1 < kinds.count("full") < 6
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    last_full = len(kinds) - 1 - kinds[::-1].index("full")
-    assert kept == [f"save-{number + 1:08}" for number in range(last_full, len(kinds))]
 
 
 def test_two_folders_are_saved_to_in_turn(tmp_path):
@@ -426,7 +363,7 @@ def test_a_sampler_of_the_users_own_has_to_be_passed_and_goes_on(tmp_path):
     buffer.sample(10)
     buffer.save(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"Mine is no class of async_loader.replay.samplers: pass sampler="
+        ConfigError, match=r"Mine is no class that a checkpoint can name: pass sampler="
     ):
         ReplayBuffer.from_checkpoint(tmp_path)
     assert same(
