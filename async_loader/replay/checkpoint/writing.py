@@ -200,6 +200,7 @@ class Saver:
                 return Manifest(number, settings, None, {}, blocks)
             cursor = Snapshot(state.table)
             with state.lock:
+                state.catch_up()
                 rows = cursor.every_row()
             put(cursor.pieces(rows))
             left, before = cursor.left(), 1 << 62
