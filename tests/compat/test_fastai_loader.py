@@ -409,7 +409,7 @@ def test_types_are_kept():
 
 
 def test_a_mismatch_is_explained():
-    with pytest.raises(RuntimeError, match=r"field 1 .*item 1 has shape"):
+    with pytest.raises(RuntimeError, match=r"field '1' .*in sample 1"):
         list(DataLoader([(1, torch.zeros(2)), (1, torch.zeros(3))], bs=2))
 
 

@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from async_loader.compat.fastai import DataLoader, stop
-from async_loader.compat.fastai.parts import Permutation
 from async_loader.errors import CannotSend
 from tests.waiting_rig import until
 
@@ -198,12 +197,6 @@ def test_a_shuffled_epoch_is_the_same_with_workers_and_without(persistent):
         return found
 
     assert epochs(2, persistent_workers=persistent) == epochs(0)
-
-
-def test_a_permutation_drawn_one_by_one_is_that_of_a_sample():
-    for n in (0, 1, 5, 64, 1000):
-        rng = random.Random(n)
-        assert list(Permutation(rng, n)) == list(Permutation(rng, n)) == rng.sample(range(n), n)
 
 
 def test_a_callback_may_keep_batches():
