@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ import torch
 
 from async_loader.compat import gluon
 from async_loader.compat.gluon.data.batchify import Append, AsList, Group, Pad, Stack
-from async_loader.errors import MissingExtra
 
 
 @pytest.fixture(autouse=True)
@@ -143,84 +140,3 @@ def test_arrays_come_as_numpys_for_one_function_or_for_all():
     assert type(Append()([[1]])[0]) is np.ndarray
     with pytest.raises(ValueError, match="array_type is 'jax'"):
         gluon.set_array_type("jax")
-
-
-def test_mxnets_arrays_need_mxnet(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mxnet", None)  # as if it were not installed
-    with pytest.raises(MissingExtra, match="pip install mxnet"):
-        Stack(array_type="mxnet")
-    with pytest.raises(MissingExtra, match="pip install mxnet"):
-        gluon.data.DataLoader(range(3), 1, array_type="mxnet")
-
-
-def test_batches_as_mxnets_arrays(monkeypatch):
-    made = types.SimpleNamespace(array=lambda array, dtype: NDArray(np.asarray(array, dtype)))
-    monkeypatch.setitem(sys.modules, "mxnet", types.SimpleNamespace(nd=made))
-    dataset = gluon.data.ArrayDataset(np.arange(4, dtype=np.float16), np.arange(4))
-    for try_nopython in (None, False):
-        batch = next(
-            iter(gluon.data.DataLoader(dataset, 2, try_nopython=try_nopython, array_type="mxnet"))
-        )
-        assert [type(field) for field in batch] == [NDArray, NDArray]
-        assert [field.asnumpy().dtype for field in batch] == [np.float16, np.int64]
-        assert batch[1].asnumpy().tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(("version", "place"), [("1.9.1", "nd"), ("2.0.0beta1", "np")])
-def test_arrays_are_those_that_gluon_of_this_mxnet_takes(monkeypatch, version, place):
-    def module(name):
-        return types.SimpleNamespace(
-            array=lambda array, dtype: (name, np.asarray(array, dtype).tolist())
-        )
-
-    mxnet = types.SimpleNamespace(__version__=version, nd=module("nd"), np=module("np"))
-    monkeypatch.setitem(sys.modules, "mxnet", mxnet)
-    assert Stack(array_type="mxnet")([1, 2]) == (place, [1, 2])
-    loader = gluon.data.DataLoader([1, 2], 2, array_type="mxnet")
-    assert next(iter(loader)) == (place, [1, 2])
-
-
-def _as_ndarrays(items):
-    return [NDArray(items), "a text"]
-
-
-def test_mxnets_arrays_from_workers_are_made_again_by_the_consumer(monkeypatch):
-    made = types.SimpleNamespace(array=lambda array, dtype: NDArray(np.asarray(array, dtype)))
-    monkeypatch.setitem(sys.modules, "mxnet", types.SimpleNamespace(nd=made))
-    monkeypatch.setattr(NDArray, "__reduce__", _cannot_travel)
-    loader = gluon.data.DataLoader(list(range(4)), 2, batchify_fn=_as_ndarrays, num_workers=1)
-    for (array, text), expected in zip(loader, ([0, 1], [2, 3]), strict=True):
-        assert (type(array), array.asnumpy().tolist(), text) == (NDArray, expected, "a text")
-
-
-def _cannot_travel(self):
-    raise TypeError("saved in np shape semantics")
-
-
-class NDArray:
-    """The part of mxnet's array that the module uses."""
-
-    def __init__(self, array):
-        self._array, self.shape = np.asarray(array), np.shape(array)
-
-    def asnumpy(self):
-        return self._array
-
-    def __len__(self):
-        return len(self._array)
-
-    def __getitem__(self, i):
-        return NDArray(self._array[i])
-
-
-def test_samples_may_be_mxnets_arrays():
-    assert Stack()([NDArray([1, 2]), NDArray([3, 4])]).tolist() == [[1, 2], [3, 4]]
-    dataset = gluon.data.ArrayDataset(NDArray([[1, 2], [3, 4]]), NDArray([5, 6]))
-    image, label = dataset[1]
-    assert isinstance(image, NDArray)
-    assert label == 6
-    assert not isinstance(label, NDArray)  # labels come as numbers
-    assert [field.tolist() for field in next(iter(gluon.data.DataLoader(dataset, 2)))] == [
-        [[1, 2], [3, 4]],
-        [5, 6],
-    ]
