@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from async_loader import tree
 from async_loader.compat.saved_table import SavedTable, column_of
 from async_loader.compat.torchrl.arguments import (
     capacity_of,
@@ -46,8 +47,7 @@ class ReplayBuffer:
         How many steps; of a storage of TorchRL its ``max_size``.
     sampler : Sampler, optional
         `SamplerWithoutReplacement`, `SliceSampler`, `PrioritizedSampler`, `RandomSampler`, which is
-        the default: those of this module or TorchRL's own. Or a sampler of this package, as
-        `Prioritized`.
+        the default: those of this module. Or a sampler of this package, as `Prioritized`.
     batch_size : int, optional
         Of `sample`, where that is not told.
     transform : callable, optional
@@ -166,7 +166,7 @@ class ReplayBuffer:
                 count = count if order is None else order.most(count)
             batch = self.table.sample(count, batch_format="torch")
         if self._pin_memory:
-            batch = _pinned(batch)
+            batch = tree.transform(batch, torch.Tensor.pin_memory)
         info: dict[Key, torch.Tensor] = {"index": batch.pop("index"), **marks}
         if "weight" in batch:
             info["priority_weight"] = batch.pop("weight")
@@ -187,7 +187,8 @@ class ReplayBuffer:
         version = self.table.stats().inserted, len(every), int(every[0])
         ids, lengths = slices.draw(count, every, version, column, self._random)
         marks = slices.marks(lengths, lambda key: column(dotted(key), ids))
-        batch = {**_tensors(self._steps(ids)), "index": torch.from_numpy(ids)}
+        found = tree.transform(self._steps(ids), torch.from_numpy)
+        batch = {**found, "index": torch.from_numpy(ids)}
         return batch, {key: torch.from_numpy(value) for key, value in marks.items()}
 
     @contextlib.contextmanager
@@ -211,7 +212,11 @@ class ReplayBuffer:
             For a step that is gone, and for what is no index.
         """
         ids = self._ids(index)
-        batch = _shaped(_tensors(self._steps(ids.reshape(-1))), ids.shape)
+
+        def shaped(rows: Array) -> torch.Tensor:
+            return torch.from_numpy(rows.reshape(*ids.shape, *rows.shape[1:]))
+
+        batch = tree.transform(self._steps(ids.reshape(-1)), shaped)
         return self._delivered(batch, ids.shape)
 
     def _steps(self, ids: Ids) -> dict[str, Any]:
@@ -227,8 +232,7 @@ class ReplayBuffer:
             part: Ids = self._all_ids()[index]
             return part
         ids = np.asarray(index)
-        if not ids.size and ids.dtype.kind == "f":  # an empty list
-            ids = ids.astype(np.int64)
+        ids = ids if ids.size or ids.dtype.kind == "b" else ids.astype(np.int64)  # an empty list
         if ids.dtype.kind == "b":
             every = self._all_ids()
             if ids.shape != every.shape:
@@ -237,13 +241,12 @@ class ReplayBuffer:
             return masked
         if ids.dtype.kind not in "iu":
             raise IndexError(f"an index is whole numbers, a mask or a slice, not {ids.dtype}")
-        ids = ids.astype(np.int64)
         if (ids < 0).any():
             every = self._all_ids()
             if (ids < -len(every)).any():
                 raise IndexError(f"index {ids.min()} of {len(every)} steps")
             ids = np.where(ids < 0, every[np.minimum(ids, -1)], ids)
-        return ids
+        return ids.astype(np.int64)
 
     def _all_ids(self) -> Ids:
         """Return the ids of all steps that can be drawn, the oldest first."""
@@ -279,13 +282,13 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything, for ``torch.save``."""
-        files = {} if self.table.schema is None else SavedTable.of(self.table, None).files
-        tensors = {
+        saved = {} if self.table.schema is None else SavedTable.of(self.table, None).files
+        files = {
             path: torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            for path, content in files.items()
+            for path, content in saved.items()
             if content
         }
-        return {"files": tensors, "before": self._before, "kind": self._kind}
+        return {"files": files, "before": self._before, "kind": self._kind}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Become what was saved, within this buffer's capacity."""
@@ -328,11 +331,10 @@ class ReplayBuffer:
         return None
 
     def _stacked(self, steps: list[Any]) -> Any:
-        if hasattr(steps[0], "to_dict"):
-            return torch.stack(steps)
         if isinstance(steps[0], dict):
             return {key: self._stacked([one[key] for one in steps]) for key in steps[0]}
-        return torch.stack([torch.as_tensor(one) for one in steps])
+        whole = hasattr(steps[0], "to_dict")
+        return torch.stack(steps if whole else [torch.as_tensor(one) for one in steps])
 
     def _delivered(self, batch: dict[str, Any], shape: tuple[int, ...]) -> Any:
         if self._kind == "tensordict":
@@ -351,22 +353,3 @@ def tensordict() -> Any:
         raise MissingExtra(
             'tensordict is not installed: pip install "async_loader[torchrl]"'
         ) from error
-
-
-def _tensors(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {key: _tensors(value) for key, value in batch.items()}
-    return torch.from_numpy(batch)
-
-
-def _shaped(batch: Any, shape: tuple[int, ...]) -> Any:
-    """Return a batch of rows in another shape, ``()`` for one row."""
-    if isinstance(batch, dict):
-        return {key: _shaped(value, shape) for key, value in batch.items()}
-    return batch.reshape((*shape, *batch.shape[1:]))
-
-
-def _pinned(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {key: _pinned(value) for key, value in batch.items()}
-    return batch.pin_memory()

@@ -91,7 +91,7 @@ class SliceSampler:
     ``slice_len`` steps as make a batch.
 
     Each is of a trajectory that is drawn uniformly, and begins at a step of it that is drawn
-    uniformly. Cost: O(steps in the buffer) a batch, or with ``cache_values`` after each write.
+    uniformly. Cost: O(steps in the buffer) after each write.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class SliceSampler:
         The entry with the number of a step's trajectory; unless given or ``end_key`` is,
         ``("collector", "traj_ids")`` or ``"episode"`` where steps have them.
     cache_values : bool
-        Whether trajectories are looked for after a write alone.
+        Not used: trajectories are looked for after a write alone.
     truncated_key : str | tuple of str | None
         The entry of a batch that is true at each slice's last step; ``done`` beside it too.
     init_key : str | tuple of str | None
@@ -134,9 +134,8 @@ class SliceSampler:
     ) -> None:
         if (num_slices is None) == (slice_len is None):
             raise ConfigError("a SliceSampler takes one of num_slices and slice_len")
-        for name in ("pad_output", "span", "fragmented", "ends", "trajectories"):
-            given = others.get(name)
-            if given is not None and np.any(given):
+        for name, value in others.items():
+            if np.any(value):
                 raise ConfigError(f"{name}= of TorchRL's SliceSampler is not here: leave it out")
         self.num_slices, self.slice_len = num_slices, slice_len
         self._ends = tuple(map(dotted, end_keys or (end_key or ("next", "done"),)))
@@ -147,7 +146,7 @@ class SliceSampler:
             if end_key or end_keys
             else ("collector.traj_ids", "episode")
         )
-        self.cache_values, self.strict_length = cache_values, strict_length
+        self.strict_length = strict_length
         self.truncated_key, self.init_key = truncated_key, init_key
         self._known: tuple[object, Ids] = None, _NO_ROWS
 
@@ -204,7 +203,7 @@ class SliceSampler:
         self, ids: Ids, version: object, column: Callable[[str, Ids], Array | None]
     ) -> tuple[Ids, Ids]:
         """Return where trajectories begin among ``ids``, and how many steps they have."""
-        if not self.cache_values or self._known[0] != version:
+        if self._known[0] != version:
             last = np.diff(ids, append=-1) != 1
             last[:-1] |= self._changes(ids, column)
             self._known = version, np.concatenate(([0], np.flatnonzero(last) + 1))
@@ -286,13 +285,9 @@ def PrioritizedSampler(
     """
     if reduction != "max":
         raise ConfigError(f"reduction={reduction!r}: of a step's priorities the largest counts")
-    return Prioritized(
-        float(alpha),
-        min(float(beta), 1.0),
-        float(eps),
-        normalize="buffer",
-        new_priority="max_now" if max_priority_within_buffer else "max_ever",
-    )
+    newest = "max_now" if max_priority_within_buffer else "max_ever"
+    weight = min(float(beta), 1.0)
+    return Prioritized(float(alpha), weight, float(eps), normalize="buffer", new_priority=newest)
 
 
 def RandomSampler(replacement: bool = True, **settings: Any) -> Sampler:
