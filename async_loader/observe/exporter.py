@@ -9,7 +9,7 @@ from http import HTTPStatus
 from itertools import accumulate
 from typing import Any
 
-from async_loader.errors import AsyncLoaderError, ConfigError, MissingExtra
+from async_loader.errors import AsyncLoaderError, ConfigError, of_extra
 from async_loader.feeder.status_view import client_name
 from async_loader.observe.http_server import Viewer, ViewerServer
 from async_loader.public_names import set_public_names
@@ -97,21 +97,17 @@ class MetricsServer(ViewerServer):
     def __init__(
         self, collect: Callable[[], Iterable[Any]], port: int, address: str = "127.0.0.1"
     ) -> None:
-        try:
-            import prometheus_client
-        except ImportError as error:
-            raise MissingExtra(
-                'metrics need prometheus_client: pip install "async_loader[metrics]"'
-            ) from error
+        prometheus_client = of_extra("prometheus_client", "metrics")
         self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
         prometheus_client.ProcessCollector(registry=self._registry)
-        self._registry.register(self)  # type: ignore[arg-type]
+        self._registry.register(self)
         self._generate, self.collect = prometheus_client.generate_latest, collect
         super().__init__("metrics", address, port, _Scrape)
 
     def text(self) -> bytes:
         """Return a scrape."""
-        return self._generate(self._registry)
+        made: bytes = self._generate(self._registry)
+        return made
 
     @property
     def port(self) -> int:

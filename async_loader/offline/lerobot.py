@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, Unsupported
+from async_loader.errors import ConfigError, Unsupported, of_extra
 from async_loader.lifecycle import Patience
 from async_loader.names import explain_wrong_names
 from async_loader.offline.bad_data import Place
@@ -75,9 +75,9 @@ class LeRobotSource:
         The features that batches have. By default all numbers and videos.
     windows : mapping of str to sequence of float, optional
         Seconds from the frame that is drawn, each a multiple of ``1 / fps``, as LeRobot's
-        ``delta_timestamps``. The frames have to lie ``1 / fps`` apart. The feature is
-        ``[batch, values, *shape]`` then. Beyond the ends of the episode its first or last frame is
-        shown, and ``NAME_is_pad``, bool ``[batch, values]``, is true.
+        ``delta_timestamps``: frames are counted. The feature is ``[batch, values, *shape]`` then.
+        Beyond the ends of the episode its first or last frame is shown, and ``NAME_is_pad``, bool
+        ``[batch, values]``, is true.
     episodes : sequence of int, optional
         Those that frames are drawn of. By default all.
     seed : int, optional
@@ -91,8 +91,8 @@ class LeRobotSource:
     Raises
     ------
     BadData
-        For files that are missing or damaged, for another version of the format, and with windows
-        for a timestamp that does not follow the one before by ``1 / fps``.
+        For parquet files that are missing or damaged, and for another version of the format.
+        Videos are opened when a frame of them is drawn.
     ConfigError
         For arguments that cannot work.
     MissingExtra
@@ -133,18 +133,15 @@ class LeRobotSource:
         kinds = {name: one for name, one in features.items() if name not in shapes}
         if fields is None:
             kinds.setdefault("timestamp", ("float32", ()))
-        moved = any(frames.any() for frames in shown.values())
         read = {"index": (), **{name: shape for name, (_, shape) in kinds.items()}}
         paths, _ = _paths(root, info, "data_path", meta, "data")
-        columns = read_columns(paths, read | ({"timestamp": ()} if moved else {}))
+        columns = read_columns(paths, read)
         if not np.array_equal(columns["index"], np.arange(stop[-1])):
             raise Place(str(paths[-1])).error(
                 "index", f"the files do not hold the frames 0 to {stop[-1] - 1}, each once and in "
                 "order: download them again"
             )  # fmt: skip
-        if moved:
-            _check_times(columns["timestamp"], self._frames, start, self.fps, Place(str(root)))
-        videos = {key: _videos(root, info, key, shapes[key], meta, self.fps) for key in shapes}
+        videos = {key: _videos(root, info, key, one, meta, self.fps) for key, one in shapes.items()}
         numbers = {name: columns[name].astype(dtype) for name, (dtype, _) in kinds.items()}
         self._reader = LeRobotReader(
             _schema({**kinds, **{name: ("uint8", one) for name, one in shapes.items()}}, shown),
@@ -196,8 +193,8 @@ class LeRobotReader:
         fps: float,
     ) -> None:
         self._made_of = schema, numbers, names, videos, windows, start, stop, fps
-        self.schema, self._numbers, self._names, self._videos = schema, numbers, names, videos
-        self._windows, self._start, self._stop, self._fps = windows, start, stop, fps
+        self.schema, self._numbers, self._names, self._videos = self._made_of[:4]
+        self._windows, self._start, self._stop, self._fps = self._made_of[4:]
         self._fields = {field.name: i for i, field in enumerate(schema.fields)}
         self._open: OrderedDict[Path, VideoFile] = OrderedDict()
         self._pid = os.getpid()
@@ -325,38 +322,12 @@ def _videos(
     root: Path, info: Mapping[str, Any], key: str, shape: tuple[int, ...],
     meta: Mapping[str, Array], fps: float,
 ) -> _Videos:  # fmt: skip
-    """Return the files of a video feature, which have all of their episodes' frames."""
+    """Return the files of a video feature."""
+    of_extra("av", "lerobot")
     prefix = f"videos/{key}"
     paths, file = _paths(root, info, "video_path", meta, prefix, video_key=key)
     first = np.rint(meta[f"{prefix}/from_timestamp"].astype(np.float64) * fps).astype(np.int64)
-    ends = first + meta["dataset_to_index"] - meta["dataset_from_index"]
-    for number, path in enumerate(paths):
-        opened = VideoFile(path, shape, fps)
-        try:
-            opened.check(int(ends[file == number].max()))
-        finally:
-            opened.close()
     return _Videos(paths, shape, file, first)
-
-
-def _check_times(times: Array, frames: Ids, start: Ids, fps: float, place: Place) -> None:
-    """Raise BadData for a frame that does not lie ``1 / fps`` after the one before it.
-
-    ``frames``: those that are drawn, whole episodes of them.
-    """
-    rounding = float(np.spacing(np.abs(times).max(where=np.isfinite(times), initial=0)))
-    later = frames[~np.isin(frames, start)]
-    apart = times.astype(np.float64)[later] - times.astype(np.float64)[later - 1]
-    wrong = ~(np.abs(apart - 1 / fps) <= _TOLERANCE + rounding)
-    if wrong.any():
-        at = int(wrong.argmax())
-        episode = int(np.searchsorted(start, later[at], side="right")) - 1
-        raise Place(place.file, episode).error(
-            "timestamp",
-            f"frame {later[at] - start[episode]} comes {apart[at]:.6g} s after the one before, "
-            f"and windows count on 1 / fps = {1 / fps:.6g} s: leave the episode out with "
-            "episodes=, or record it again",
-        )
 
 
 def _schema(

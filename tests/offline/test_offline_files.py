@@ -187,7 +187,7 @@ def test_a_file_that_is_cut_off_or_absent_or_empty_is_refused(tmp_path):
         cut.write_bytes(whole[:size])
         with pytest.raises(BadData, match=r"cut\.hdf5.*again"):
             from_hdf5(cut)
-    with pytest.raises(BadData, match="no such file"):
+    with pytest.raises(BadData, match="No such file"):
         from_hdf5(tmp_path / "absent.hdf5")
     pytest.importorskip("h5py").File(tmp_path / "empty.hdf5", "w").close()
     with pytest.raises(BadData, match=r"empty\.hdf5.*observations is missing, there are none"):
@@ -198,7 +198,7 @@ def test_a_data_set_of_minari_that_lacks_something_is_refused(tmp_path):
     for where in (minari_file(tmp_path), tmp_path / "made-v0"):
         assert same(rows(from_minari(where)), rows(from_episodes(episodes())))
     bad = minari_file(tmp_path / "lacks", leave_out=["actions"])
-    with pytest.raises(BadData, match="episode 2: Minari cannot read it"):
+    with pytest.raises(BadData, match="episode 2: it cannot be read as an episode of Minari"):
         from_minari(bad)
     bad = minari_file(tmp_path / "nan", rewards=np.full(6, np.nan))
     with pytest.raises(BadData, match="step 0 has nan") as found:
@@ -206,7 +206,7 @@ def test_a_data_set_of_minari_that_lacks_something_is_refused(tmp_path):
     assert (found.value.episode, found.value.field) == (2, "reward")
     bad = minari_file(tmp_path / "cut")
     bad.write_bytes(bad.read_bytes()[:1000])
-    with pytest.raises(BadData, match="Minari cannot"):
+    with pytest.raises(BadData, match="cannot be read as .* Minari"):
         from_minari(bad)
 
 
@@ -249,7 +249,7 @@ def test_a_data_set_goes_through_minari_itself_and_comes_back_equal(tmp_path, mo
                 assert np.array_equal(mine, theirs)
     some = minari.load_dataset("kinds-v0").filter_episodes(lambda one: bool(one.terminations[-1]))
     assert len(from_minari(some)) == 6
-    with pytest.raises(BadData, match="download_dataset"):
+    with pytest.raises(BadData, match="list_local_datasets"):
         from_minari("nothing/here-v0")
 
 

@@ -59,7 +59,7 @@ def fa_convert(value: Any) -> Any:
     """
     if _is_sequence(value):
         return _like(value, [fa_convert(item) for item in value])
-    return default_convert(value)
+    return default_convert(value)  # type: ignore[no-untyped-call]
 
 
 def _is_sequence(value: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from async_loader.compat.torchrl.samplers import SliceSampler
 from async_loader.errors import ConfigError
 from async_loader.names import describe
 from async_loader.replay.samplers import Uniform
@@ -46,9 +45,8 @@ def capacity_of(storage: object) -> int:
     return size
 
 
-def sampler_of(sampler: Any) -> tuple[Sampler, SliceSampler | None]:
-    """Return the sampler of a table, and what draws slices in its place; ``sampler`` may be a
-    function that makes one.
+def sampler_of(sampler: Any) -> Sampler:
+    """Return the sampler of a table; ``sampler`` may be a function that makes one.
 
     Raises
     ------
@@ -56,14 +54,14 @@ def sampler_of(sampler: Any) -> tuple[Sampler, SliceSampler | None]:
         For those of TorchRL.
     """
     made = sampler() if callable(sampler) else sampler
-    if made is None or isinstance(made, SliceSampler):
-        return Uniform(), made
+    if made is None:
+        return Uniform()
     if isinstance(made, Sampler):
-        return check_sampler("sampler", made), None
+        return check_sampler("sampler", made)
     raise ConfigError(
         f"sampler={type(made).__name__}: import samplers from async_loader.compat.torchrl, which "
-        "has TorchRL's, or from async_loader, as Prioritized(alpha, beta); sequences come by "
-        "buffer.table.source(view=Sequences(...))"
+        "has TorchRL's, or from async_loader, as Prioritized(alpha, beta); parts of trajectories "
+        "come by buffer.table.source(view=Sequences(...))"
     )
 
 

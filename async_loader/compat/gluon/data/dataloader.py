@@ -154,7 +154,7 @@ class DataLoader:
         if gather is not None:
             # gathering is faster than sending, and a thread gathers large ones ahead
             workers, kind = gather_workers(gather.item_bytes, batch_size, workers)
-            own = getattr(self._batch_sampler, "_sampler", None)
+            own: Any = getattr(self._batch_sampler, "_sampler", None)
             if type(own) in (SequentialSampler, RandomSampler):
                 checked = own.within(len(dataset))
         work = self._batches_of(dataset, self._finish.collate, gather, checked)
