@@ -146,7 +146,7 @@ def test_after_one_percent_of_the_rows_changed_a_save_writes_little_but_all_prio
             )
         report = buffer.save(tmp_path)
         assert report.kind == "incremental"
-        columns = 8 * 200_000 * debug_state(buffer).state.prioritized
+        columns = 2 * 8 * 200_000 * debug_state(buffer).state.prioritized
         assert report.nbytes <= 0.03 * full.nbytes + columns
     assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, SchemaError
-from async_loader.replay.array_types import Bytes, Ids
+from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
 from async_loader.replay.checkpoint import manifest, settings
 from async_loader.replay.checkpoint.compressed import put_back
 from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_remedy
-from async_loader.replay.checkpoint.snapshot import columns, index_type, row_parts
+from async_loader.replay.checkpoint.snapshot import assigned_in, columns, index_type, row_parts
 from async_loader.replay.checkpoint.writing import PreviousSave, Saver
 from async_loader.replay.samplers.random_numbers import seeds_of
 from async_loader.replay.stream_names import pass_over
@@ -192,20 +192,24 @@ class _Loading:
     def _put(self, table_state: TableState, saver: Saver, was: StorageLayout, same: bool) -> None:
         """Fill an empty table. Under the lock."""
         table, saved = table_state.table, self._table
-        targets, first = self._rows(table, was)
-        there = targets >= 0
-        known = self._from.columns()
-        for name, array in columns(table).items():
-            if (raw := known.get(name)) is not None:
-                array[targets[there]] = raw.view(array.dtype)[there]
+        self._targets, first = self._rows(table, was)
+        self._columns = self._from.columns()
+        for name, array in columns(table_state).items():
+            self._fill_column(name, array)
         streams = {manifest.name_of(name): last for name, last in saved["streams"]}
         pass_over(streams)
         roles = [("sampler", table_state.sampler), ("remover", table_state.remover)]
-        for role, one in roles:
-            state = self._state(role, self._from.newest.samplers.get(role))
-            if state is not None and (role == "sampler" or table.free is not None):
-                one.restore(state)
+        states = [self._state(role, self._from.newest.samplers.get(role)) for role, _ in roles]
+        known = [
+            (one, state)
+            for (role, one), state in zip(roles, states, strict=True)
+            if state is not None and (role == "sampler" or table.free is not None)
+        ]
+        for one, state in known:
+            one.restore(state)
         table.restore(saved, streams, first)
+        for one, state in known:  # what it gave by itself is not the largest that was given
+            one.restore(state)
         if table_state.limits is not None:
             table_state.limits.needed = saved["needed"]
         table_state.carry_account(settings.limiter_of(self._saved["limiter"]))
@@ -214,6 +218,11 @@ class _Loading:
             if same and self._kept["remover"] and table.ring is None  # which has other positions
             else None
         )
+
+    def _fill_column(self, name: str, array: Array) -> None:
+        there = self._targets >= 0
+        if (raw := self._columns.get(name)) is not None:
+            array[self._targets[there]] = raw.view(array.dtype)[there]
 
     def _state(self, role: str, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the state that a sampler goes on with, if it is made as the saved one was."""
@@ -226,14 +235,16 @@ class _Loading:
         for saved, state in self._from.newest.samplers.get("sequences", ()):
             view = settings.view_of(saved)
             assert isinstance(view, Sequences)
-            known = table_state.sequence_samplers.get(view)
+            one = table_state.sequence_samplers.get(view)
             state = self._state("sampler", state)
-            if known is None:
+            if one is None:
                 with contextlib.suppress(ConfigError):  # with another capacity it cannot show them
-                    table_state.follow(view, state)
-            elif state is not None:
-                known.restore(state)
-                tell_again(table_state.table, known)
+                    one = table_state.follow(view, state)
+                    self._fill_column(assigned_in(view), one.assigned)
+            if one is not None and state is not None:
+                one.restore(state)
+                tell_again(table_state.table, one)
+                one.restore(state)
 
     def _check(self, table_state: TableState, same: bool) -> None:
         table, saved = table_state.table, self._table

@@ -378,7 +378,8 @@ class _Save:
         keep = left <= _KEEP_BYTES
         if taking is not None and keep:
             taking.make_room(left + left // 4 + _SMALL_BYTES)
-        copies = {} if table is None else {n: np.ones_like(a) for n, a in columns(table).items()}
+        there = {} if table is None else columns(self._table_state)
+        copies = {name: np.ones_like(array) for name, array in there.items()}
         with self._table_state.lock:
             since = time.monotonic()
             self._table_state.catch_up()
@@ -391,7 +392,7 @@ class _Save:
                         # fit the memory.
                         data.put(piece)
             if table is not None:
-                for name, array in columns(table).items():
+                for name, array in columns(self._table_state).items():
                     copy = copies.setdefault(name, np.empty_like(array))
                     np.copyto(copy, array)
                     kept.append(BlockData("column", {"name": name}, copy.view(np.uint8)))
