@@ -53,23 +53,17 @@ def features_of(
         if name == "index" or (fields is not None and name not in fields):
             continue
         dtype, shape = str(one["dtype"]), tuple(int(n) for n in one.get("shape", (1,)))
-        if dtype == "video":
-            if len(shape) == 3 and shape[0] == 3 != shape[2]:
-                shape = (shape[1], shape[2], 3)
-            if len(shape) != 3 or shape[2] != 3:
-                raise place.error(
-                    name, f"its frames are {list(shape)}, and height, width and 3 colours are "
-                    "read: leave it out with fields="
-                )  # fmt: skip
-            found[name] = dtype, shape
-        elif hasattr(np, dtype) or dtype == "bool":
+        if dtype == "video" and shape[:1] == (3,) != shape[2:]:
+            shape = (*shape[1:], 3)
+        numbers = hasattr(np, dtype) or dtype == "bool"
+        if numbers or (dtype == "video" and len(shape) == 3 and shape[2] == 3):
             found[name] = dtype, () if shape == (1,) else shape
-        elif dtype == "image" or fields is not None:
+        elif dtype in ("video", "image") or fields is not None:
             raise place.error(
-                name, f"it is {dtype}, and numbers and videos are read: leave it out with fields="
+                name,
+                f"it is {dtype} of {list(shape)}, and numbers and videos of 3 colours are read: "
+                "leave it out with fields=",
             )
-    for name in ("frame_index", "episode_index", "task_index") if fields is None else ():
-        found.setdefault(name, ("int64", ()))
     return found
 
 
