@@ -71,8 +71,8 @@ def merged(cluster: Status) -> dict[str, Any]:
 def paired(status: Status, before: Status | None) -> tuple[Status, Status | None]:
     """Return two statuses to be compared: those of a feeder as they are, a cluster's merged.
 
-    There is none to compare with while a shard is new since ``before``, or has started anew: what
-    it had already is no rate.
+    While a shard is new since ``before``, or has started anew, the second one is ``None``: rates do
+    not count the rows that it had already.
     """
     if not is_cluster(status):
         return status, before
