@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from async_loader.errors import SchemaError, Unsupported
+from async_loader.errors import ConfigError, SchemaError, Unsupported
 from async_loader.replay import ReplayBuffer
 from async_loader.replay.arguments import bytes_of
 from async_loader.replay.table import storage
@@ -102,6 +102,12 @@ def test_every_live_step_is_drawn_equally_often() -> None:
     assert len(counts) == 20
     chi_square = float(((counts - 2000.0) ** 2 / 2000.0).sum())
     assert chi_square < 43.8  # 19 degrees of freedom, p = 0.001
+
+
+@pytest.mark.parametrize("seed", [True, -1, "a", 1.5])
+def test_a_seed_is_an_integer(seed: object) -> None:
+    with pytest.raises(ConfigError, match="must be an integer of 0 or more"):
+        ReplayBuffer(3, seed=seed)  # type: ignore[arg-type]
 
 
 def test_the_same_seed_draws_the_same_steps() -> None:

@@ -5,6 +5,7 @@ same draws.
 from __future__ import annotations
 
 import threading
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ from async_loader import (
     Transitions,
     Uniform,
 )
+from async_loader.errors import ConfigError
 from async_loader.replay.checkpoint import settings
+from async_loader.replay.rate_limiter import Queue
 from async_loader.testing.debug import debug_state
 
 TABLES = {
@@ -58,7 +61,7 @@ TABLES = {
 def made(name: str, capacity: int = 100) -> tuple[ReplayBuffer, Transitions | None]:
     schema, given, view = TABLES[name]
     kinds = {
-        key: settings._decoded(settings.sampler_json(one))
+        key: settings.settings_of(settings.settings_json(one), key)
         for key, one in given.items()
         if key != "max_times_sampled"
     }
@@ -98,43 +101,6 @@ def test_a_loaded_table_holds_what_was_saved_and_two_of_them_go_on_alike(name, t
     there, back = Run(other, 9, view), Run(loaded, 9, view)
     assert same(there.step(400), back.step(400))
     assert same(contents(loaded), contents(other))
-
-
-@pytest.mark.parametrize("sampler", [Uniform, Prioritized, RankPrioritized, Fifo])
-def test_after_one_percent_of_the_rows_changed_a_save_writes_little_but_all_priorities(
-    sampler, tmp_path
-):
-    buffer = ReplayBuffer(
-        200_000, {"obs": ((40,), "float32"), "reward": "float32"}, sampler=sampler(), seed=0
-    )
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        buffer.extend(
-            obs=rng.random((80_000, 40), np.float32), reward=rng.random(80_000, np.float32)
-        )
-    buffer.sample(256)
-    full = buffer.save(tmp_path)
-    for change in range(4):
-        if change == 0:
-            buffer.extend(
-                obs=rng.random((2000, 40), np.float32), reward=rng.random(2000, np.float32)
-            )
-        elif change == 1:
-            buffer.update(
-                rng.choice(np.arange(60_000, 240_000), 2000, replace=False),
-                reward=np.ones(2000, np.float32),
-            )
-        elif change == 2:
-            buffer.delete(rng.choice(np.arange(60_000, 240_000), 2000, replace=False))
-        elif debug_state(buffer).state.prioritized:
-            buffer.update_priorities(
-                rng.choice(np.arange(60_000, 240_000), 2000, replace=False), rng.random(2000)
-            )
-        report = buffer.save(tmp_path)
-        assert report.kind == "incremental"
-        columns = 2 * 8 * 200_000 * debug_state(buffer).state.prioritized
-        assert report.nbytes <= 0.03 * full.nbytes + columns
-    assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
 
 
 # -- while others write ----------------------------------------------------------------------------
@@ -319,6 +285,10 @@ def test_schedules_and_the_largest_priority_go_on_in_any_capacity(
         assert left["weight"].min() == pytest.approx(right["weight"].min())
 
 
+class Mine(Uniform):
+    """A class that no checkpoint can name."""
+
+
 def live(buffer: ReplayBuffer) -> list[int]:
     table = debug_state(buffer).state.table
     return sorted(table.ids[table.items.alive != 0].tolist())
@@ -377,6 +347,9 @@ def test_streams_keep_their_names_and_new_ones_are_new(tmp_path):
     assert loaded.stats().streams == 0
 
 
+Pair = namedtuple("Pair", "left right")
+
+
 def test_large_fields_and_complex_ones_come_back(tmp_path):
     schema = {
         "image": Field((40, 40), np.uint8),
@@ -393,3 +366,33 @@ def test_large_fields_and_complex_ones_come_back(tmp_path):
         )
     buffer.save(tmp_path)
     assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
+
+
+@pytest.mark.parametrize(
+    "limiter",
+    [
+        None,
+        MinSize(5),
+        Queue(1),
+        Queue(50),
+        RateLimiter(min_size_to_sample=3, samples_per_insert=4, error_buffer=(0.0, 99.0)),
+        RateLimiter(min_size_to_sample=2, samples_per_insert=0.5, error_buffer=9),
+    ],
+)
+def test_a_limiter_comes_back(limiter, tmp_path):
+    buffer = ReplayBuffer(100, PLAIN, limiter=limiter, max_times_sampled=1)
+    buffer.save(tmp_path)
+    assert ReplayBuffer.from_checkpoint(tmp_path).limiter == limiter
+
+
+def test_a_sampler_of_the_users_own_has_to_be_passed_and_goes_on(tmp_path):
+    buffer = filled(sampler=Mine())
+    buffer.sample(10)
+    buffer.save(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"Mine is no class that a checkpoint can name: pass sampler="
+    ):
+        ReplayBuffer.from_checkpoint(tmp_path)
+    assert same(
+        ReplayBuffer.from_checkpoint(tmp_path, sampler=Mine()).sample(20), buffer.sample(20)
+    )
