@@ -15,7 +15,6 @@ from async_loader.lifecycle import Deadline, seconds_or_none
 from async_loader.replay.arguments import ids_of
 from async_loader.replay.views import View
 from async_loader.scale.connections import Connections, ShardConnection
-from async_loader.scale.fan_out import Answers, ask_all
 from async_loader.scale.shards import MOST_SHARDS
 from async_loader.source import Applied
 from async_loader.sources.mixture_member import split_by_source
@@ -92,7 +91,7 @@ class RowsById:
             lambda one, limit: call(one.table(self._table), *parts[one.number], limit),
             timeout_s,
         )
-        applied = sum(one.applied for one in answers.found.values())
+        applied = sum(one.applied for one in answers.values())
         return Applied(applied, int(np.size(index)) - applied)
 
     def get(self, index: Any, view: View | None) -> list[ReadRows]:
@@ -106,21 +105,21 @@ class RowsById:
             batch = one.table(self._table)._get(own, view, limit)
             return ReadRows(places[np.isin(own, batch["index"])], one.number, batch)
 
-        return list(self._ask(set(numbers.tolist()), call, None).found.values())
+        return list(self._ask(set(numbers.tolist()), call, None).values())
 
     def _ask(
         self,
         numbers: Any,
         call: Callable[[ShardConnection, Deadline], R],
         timeout_s: float | None,
-    ) -> Answers[R]:
+    ) -> dict[str, R]:
         """Ask these shards, those that can be reached. Raises what one that lives has raised."""
         limit = seconds_or_none("timeout_s", timeout_s)
         shards = [one for one in self._connections.reached if one.number in numbers]
         deadline = Deadline(self._timeout_s if limit is None else limit)
-        answers = ask_all(self._connections, shards, call, deadline, patient=False)
+        answers, failed = self._connections.ask(shards, call, deadline)
         for one in shards:
-            error = answers.failed.get(one.name)
+            error = failed.get(one.name)
             lost = one.removed or not one.answers
             if error is not None and not (lost and isinstance(error, (Timeout, Broken))):
                 raise error

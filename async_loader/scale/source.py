@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from async_loader.scale.shard_rows import ShardRows
 from async_loader.source import END, Applied, Plan, Ready
 
 _PARTING_S = 1.0
+_LOOK_S = 0.2
+"""How often a plan that waits looks at which shards there are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,12 +142,24 @@ class ClusterSource:
             while (found := self.draw_now(batch_size)) is None:
                 if limit.expired:
                     raise Timeout(f"no batch after {self._options.timeout_s} s: {self._reason()}")
-                _wait(patience, bell, self._reason(), limit)
+                self._wait(patience, bell, min(limit.left_or_inf(), _LOOK_S))
                 bell.clear()
         finally:
             self._listen(None)
             bell.close()
         return found
+
+    def _wait(self, patience: Patience, bell: EventFd, most_s: float) -> None:
+        """Wait for the bell; for shards that are lost or come, which do not ring it, not long."""
+        if patience.deadline.left_or_inf() <= most_s:
+            patience.wait(bell, self._reason())
+            return
+        shorter = Patience(patience.end, Deadline(most_s), patience._on_wait)
+        try:
+            with contextlib.suppress(Timeout):
+                shorter.wait(bell, self._reason())
+        finally:
+            patience.waited_s += shorter.waited_s
 
     def draw_now(self, batch_size: int) -> Plan | None:
         """See `AnyThread`: a batch of rows that have arrived."""
@@ -297,13 +312,9 @@ class ClusterSource:
         return self._draws
 
     def _listen(self, bell: EventFd | None) -> None:
-        """Have a bell rung when anything changes that a plan may wait for; ``None``: no more."""
+        """Have a bell rung when rows or totals of a shard come; ``None``: no more."""
         with self._lock:
-            before, self._bell = self._bell, bell
-            if before is not None:
-                self._connections.bells.remove(before)
-            if bell is not None:
-                self._connections.bells.add(bell)
+            self._bell = bell
             for one in self._shards.values():
                 one.listen(bell)
 
@@ -412,16 +423,3 @@ class ClusterSource:
             self._forget_shards(_PARTING_S if timeout_s is None else timeout_s)
             if self._bell is not None:
                 self._bell.ring()
-
-
-def _wait(patience: Patience, bell: EventFd, reason: str, limit: Deadline) -> None:
-    """Wait as long as patience has, or until the limit."""
-    left, most = limit.left(), patience.deadline.left()
-    if left is None or (most is not None and most <= left):
-        patience.wait(bell, reason)
-        return
-    shorter = Patience(patience.end, limit, patience._on_wait)
-    try:
-        shorter.wait(bell, reason)
-    finally:
-        patience.waited_s += shorter.waited_s

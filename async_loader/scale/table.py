@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Hashable, Sequence
+from random import random
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +20,7 @@ from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.reader_state import Transport
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.source import RemoteSource
+from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.client.table_calls import stats_of
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.plain_values import limiter_from
@@ -30,8 +34,6 @@ from async_loader.replay.samplers import Sampler
 from async_loader.replay.views import View
 from async_loader.scale.by_id import RowsById
 from async_loader.scale.connections import Connections, ShardConnection
-from async_loader.scale.fan_out import ask_all
-from async_loader.scale.placement import Placement
 from async_loader.scale.shard_rows import TOTALS_S
 from async_loader.scale.source import ClusterSource, SourceOptions
 from async_loader.scale.stats import ClusterTableStats, LostRows, summed
@@ -44,6 +46,10 @@ from async_loader.validation import path_of
 if TYPE_CHECKING:
     import torch
 
+_ASK_S = 1.0
+"""How long a shard may take to say how many writers it has."""
+_OPENS_S = 2.0
+"""After this time a shard counts a new writer itself."""
 _SAMPLERS = 8
 """Sources of `sample` that are kept open, each for one batch size and view."""
 _Kind = tuple[int, View | None]
@@ -71,7 +77,7 @@ class ClusterTable:
     def __init__(self, connections: Connections, name: str, timeout_s: float) -> None:
         self._connections, self.name, self._timeout_s = connections, name, timeout_s
         self._rows = RowsById(connections, name, timeout_s)
-        self._placement = Placement(connections, name)
+        self._recent: list[tuple[str, float]] = []  # shards of new writers, and when
         self._lock = threading.Lock()
         self._idle: dict[_Kind, ClusterSource] = {}  # of `sample`
         self._sources: weakref.WeakSet[ClusterSource] = weakref.WeakSet()
@@ -150,8 +156,7 @@ class ClusterTable:
         ------
         ConfigError, Timeout, Closed, Broken
         """
-        shard = self._placement.choose(Deadline(self._timeout_s))
-        return shard.table(self.name).writer(
+        return self._place().writer(
             stream,
             schema=schema,
             batch_rows=batch_rows,
@@ -173,10 +178,36 @@ class ClusterTable:
 
         See `ReplayBuffer.vector_writer`.
         """
-        shard = self._placement.choose(Deadline(self._timeout_s))
-        return shard.table(self.name).vector_writer(
+        return self._place().vector_writer(
             envs, autoreset=autoreset, streams=streams, schema=schema
         )
+
+    def _place(self) -> TableClient:
+        """Return the table of a shard on this host, else of the one with the least load.
+
+        It is asked for once for each writer, whose streams stay there.
+        """
+        reached, now = self._connections.reached, time.monotonic()
+        asked = [one for one in reached if one.shard.is_here] or reached or self._connections.all
+        if not asked:
+            raise self._connections.nothing(f"a writer of table {self.name!r}")
+        deadline = Deadline(min(_ASK_S, self._timeout_s))
+        statuses, _ = self._connections.ask(
+            asked, lambda one, limit: one.client.status(timeout_s=limit.left_or_inf()), deadline
+        )
+        self._recent = [(name, at) for name, at in self._recent if at + _OPENS_S > now]
+
+        def load(one: ShardConnection) -> tuple[float, ...]:
+            status = statuses.get(one.name)
+            if status is None or status["draining"]:
+                return (math.inf,)
+            table = status["tables"].get(self.name)
+            writers, size = (0, 0) if table is None else (table["writers"], table["size"])
+            return writers + [name for name, _ in self._recent].count(one.name), size, random()
+
+        chosen = min(asked, key=load)
+        self._recent.append((chosen.name, now))
+        return chosen.table(self.name)
 
     # -- batches out -------------------------------------------------------------------------------
 
@@ -420,19 +451,17 @@ class ClusterTable:
 
     def _all(self) -> dict[str, AboutReply]:
         """Ask all shards that can be reached; raise what the last one raised if none answers."""
-        answers = ask_all(
-            self._connections,
+        found, failed = self._connections.ask(
             self._connections.reached,
             lambda one, limit: one.table(self.name)._calls.about(limit),
             Deadline(self._timeout_s),
         )
-        for error in answers.failed.values():
-            if not answers.found or isinstance(error, (ConfigError, Unsupported)):
+        for error in failed.values():
+            if not found or isinstance(error, (ConfigError, Unsupported)):
                 raise error
-        if not answers.found:
+        if not found:
             raise self._connections.nothing(f"table {self.name!r}")
-        order = [one.name for one in self._connections.all if one.name in answers.found]
-        return {name: answers.found[name] for name in order}
+        return found
 
 
 def _seed_of(seed: int, number: int) -> int:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from types import SimpleNamespace
 
-from async_loader.lifecycle import Deadline
-from async_loader.scale import placement as module
-from async_loader.scale.connections import Bells
-from async_loader.scale.placement import Placement
+from async_loader.scale import table as module
+from async_loader.scale.table import ClusterTable
 
 
 class Shards:
@@ -16,43 +13,35 @@ class Shards:
 
     def __init__(self, *writers):
         self.writers, self.draining = list(writers), set()
-        self.bells = Bells()
-        self.reached = [self._shard(number) for number in range(len(writers))]
-        self.pool = SimpleNamespace(submit=self._submitted)
+        self.reached = [
+            SimpleNamespace(
+                name=number, number=number, shard=SimpleNamespace(is_here=True),
+                table=lambda name, number=number: number,
+            )
+            for number in range(len(writers))
+        ]  # fmt: skip
 
-    def _submitted(self, call, one):
-        done = Future()
-        done.set_result(call(one))
-        return done
-
-    def _shard(self, number):
-        def status(timeout_s):
-            table = {"writers": self.writers[number], "size": 9 - number}
-            return {"draining": number in self.draining, "tables": {"t": table}}
-
-        connection = SimpleNamespace(
-            check_fork=lambda: None, answers_s=9.0, news=SimpleNamespace(ring=lambda: None)
-        )
-        return SimpleNamespace(
-            name=number, shard=SimpleNamespace(is_here=True), connection=connection,
-            client=SimpleNamespace(status=status),
-        )  # fmt: skip
+    def ask(self, shards, call, deadline):
+        found = {}
+        for one in shards:
+            table = {"writers": self.writers[one.number], "size": 9 - one.number}
+            found[one.name] = {"draining": one.number in self.draining, "tables": {"t": table}}
+        return found, {}
 
 
 def test_writers_that_have_ended_count_no_more(monkeypatch):
     monkeypatch.setattr(module, "_OPENS_S", 0.0)  # each opens and closes before the next one
-    placement = Placement(Shards(0, 3), "t")
-    assert [placement.choose(Deadline(1.0)).name for _ in range(9)] == [0] * 9
+    table = ClusterTable(Shards(0, 3), "t", 1.0)
+    assert [table._place() for _ in range(9)] == [0] * 9
 
 
 def test_a_shard_that_drains_takes_no_writer():
     shards = Shards(0, 3)
     shards.draining = {0}
-    assert Placement(shards, "t").choose(Deadline(1.0)).name == 1
+    assert ClusterTable(shards, "t", 1.0)._place() == 1
 
 
 def test_writers_that_their_shards_do_not_know_yet_count():
-    shards = Shards(7, 8)
-    placement = Placement(shards, "t")
-    chosen = [placement.choose(Deadline(1.0)).name for _ in range(7)]
+    table = ClusterTable(Shards(7, 8), "t", 1.0)
+    chosen = [table._place() for _ in range(7)]
     assert sorted(chosen) == [0] * 4 + [1] * 3

@@ -73,7 +73,7 @@ def test_rows_of_a_stopped_shard_count_as_stale_and_all_others_are_reached(name)
     with cluster() as (feeders, client):
         table = client.table("t")
         with stopped(feeders[0]):
-            assert client._connections.find(0).is_open
+            assert client._connections.all[0].is_open
             assert CALLS[name](table) == Applied(ROWS, stale=ROWS)
 
 
@@ -81,7 +81,7 @@ def test_rows_of_a_stopped_shard_count_as_stale_and_all_others_are_reached(name)
 def test_rows_of_a_shard_that_is_killed_during_the_call_count_as_stale(name):
     with cluster() as (feeders, client):
         table, found = client.table("t"), []
-        pending = client._connections.find(1).connection._calls.pending
+        pending = client._connections.all[1].connection._calls.pending
         with contextlib.suppress(ProcessLookupError), stopped(feeders[1]):
             thread = threading.Thread(target=lambda: found.append(CALLS[name](table)))
             thread.start()
@@ -96,7 +96,7 @@ def test_a_stopped_shard_is_left_out_of_what_is_read_by_id_and_of_the_counts():
         table = client.table("t")
         with stopped(feeders[0]):
             assert table.get(IDS)["index"].tolist() == IDS[ROWS:].tolist()
-        until(lambda: client._connections.find(0).answers)
+        until(lambda: client._connections.all[0].answers)
         with stopped(feeders[0]):
             stats = table.stats()
             assert (stats.size, stats.silent) == (ROWS, ("shard-0",))
@@ -143,7 +143,7 @@ def test_newer_weights_are_waited_for_in_another_shard_when_the_nearest_one_is_s
         )
         with stopped(feeders[0]):
             thread.start()
-            calls = client._connections.find(1).connection._calls
+            calls = client._connections.all[1].connection._calls
             until(lambda: any(map(waits, list(calls.pending.values()))))
             client.shard("shard-1").publish("policy", WEIGHTS, 2)
             thread.join()
