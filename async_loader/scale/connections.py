@@ -180,15 +180,13 @@ class Connections:
 
         ``call`` is given the shard and the deadline of its call.
         """
+        if self._end.is_set():
+            raise Closed("this client of a cluster is closed")
         for one in shards:
             one.connection.check_fork()  # in a fork there are no threads
-        try:
-            asked = [
-                (one.name, self._pool.submit(call, one, ShardDeadline(one, deadline)))
-                for one in shards
-            ]
-        except RuntimeError:
-            raise Closed("this client of a cluster is closed") from None
+        asked = [
+            (one.name, self._pool.submit(call, one, ShardDeadline(one, deadline))) for one in shards
+        ]
         found: dict[str, R] = {}
         failed: dict[str, AsyncLoaderError] = {}
         for name, future in asked:

@@ -87,29 +87,31 @@ class Operator:
         if missing:
             ray_library.wait_for_room(missing, settings.placement.resources(), _ROOM_S)
         for number in free[:missing]:
-            self._start(number, removed)
+            self._start(self.plan(number, removed))
         self._wait_serving(self.running())
         return self.status()
 
-    def _start(self, number: int, removed: Iterable[int]) -> None:
-        """Start the actor of a shard. Makes the shard's keys, where it has any."""
-        settings, secrets = self._settings, dict[str, bytes]()
-        network, placement = settings.network, settings.placement
+    def plan(self, number: int, removed: Iterable[int] = ()) -> ShardPlan:
+        """Return what a shard is started with. Makes its keys, where it has any."""
+        network, secrets = self._settings.network, dict[str, bytes]()
         if network.keys is not None:
             secrets = keys_for(Path(network.keys), f"shard-{number}", network.roles)
-        encoded = msgspec.msgpack.encode(settings)
-        plan = ShardPlan(
+        encoded = msgspec.msgpack.encode(self._settings)
+        return ShardPlan(
             encoded=encoded, number=number, secrets=secrets, removed=frozenset(removed)
         )
+
+    def _start(self, plan: ShardPlan) -> None:
+        placement = self._settings.placement
         self._say(f"starting {plan.name}")
         ray_library.start_actor(
             ShardActor,
-            f"{settings.name}/{plan.name}",
+            f"{self._settings.name}/{plan.name}",
             plan,
             num_cpus=placement.cpus,
             memory=placement.memory,
             label_selector=placement.labels or None,
-            max_restarts=settings.restarts,
+            max_restarts=self._settings.restarts,
             max_concurrency=100,
             scheduling_strategy={"spread": "SPREAD", "pack": "DEFAULT"}[placement.strategy],
         )
@@ -198,8 +200,9 @@ class Operator:
             )
         removed = _removed(self._call_all("describe"))
         for name in names or self.running():
+            plan = self.plan(number_of(name), removed)
             self._end(name, timeout_s)
-            self._start(number_of(name), removed)
+            self._start(plan)
             self._wait_serving([name])
         return self.status()
 

@@ -75,8 +75,10 @@ def join(address: str | None = None) -> None:
 def _check_answers(where: str) -> None:
     """Raise OSError or ValueError: to find out that no Ray answers takes Ray minutes."""
     if where == "auto":
-        folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
-        where = (folder / "ray" / "ray_current_cluster").read_text().strip()
+        known = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+        if not known.exists():
+            raise OSError("none runs on this machine")
+        where = known.read_text().strip()
     host, _, port = where.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
 

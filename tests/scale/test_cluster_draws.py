@@ -147,7 +147,8 @@ def test_a_shard_that_grows_gives_more_at_once_also_if_it_was_asked_seldom(tmp_p
         def told():
             """Whether the source has heard of the new rows, while it is drawn from."""
             drawn(source, 100)
-            newest = source._shards[1].totals()
+            one = source._shards[1]
+            newest = one.source.totals(one.chunk)
             return newest is not None and newest.items > 990
 
         until(told)
