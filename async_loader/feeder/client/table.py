@@ -228,7 +228,7 @@ class TableClient(TableMethods):
         kind = size, view_of(view), masses
 
         def make() -> RemoteSource:
-            made = self._source(view, None, "auto", masses=masses)
+            made = self._source(view, 0, "auto", masses=masses)
             made._table = None  # it is kept by the client
             return made
 

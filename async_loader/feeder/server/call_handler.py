@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class CallHandler:
     def _about(self, session: Session, message: Message, table: TableEntry, body: About) -> Message:
         buffer, there, now = table.buffer, table.table, self._server_state.clock()
         stats, schema, look = table.stats(), buffer.schema, body.newest and buffer.schema
-        plain = {name: getattr(stats, name) for name in stats.__dataclass_fields__}
+        plain = {one.name: getattr(stats, one.name) for one in fields(stats)}
         plain["waiting"] = [
             (text, max(0.0, now - since)) for text, since in table.waiting()[:_MOST_WAITING]
         ]
@@ -130,10 +131,10 @@ class CallHandler:
         structure = tree.structure_of(batch)
         columns = [np.ascontiguousarray(one) for one in tree.leaves(batch, structure)]
         rows = len(columns[0])
-        fields = zip(tree.names(structure), columns, strict=True)
+        named = zip(tree.names(structure), columns, strict=True)
         schema = Schema(
             structure,
-            tuple(Field(name=name, shape=one.shape[1:], dtype=one.dtype) for name, one in fields),
+            tuple(Field(name=name, shape=one.shape[1:], dtype=one.dtype) for name, one in named),
         )
         check_travels(schema, f"rows of table {table.name!r}")
         form = BatchForm.of(schema, max(1, rows))
