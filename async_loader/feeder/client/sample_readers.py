@@ -9,8 +9,8 @@ from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.wire import View
 
 _MOST_IDLE = 16
-Kind = tuple[int, View | None, bool]
-"""A batch size, a view, and whether weights are masses."""
+Kind = tuple[int, View | None]
+"""A batch size and a view."""
 
 
 class SampleReaders:

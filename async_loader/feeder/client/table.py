@@ -215,20 +215,17 @@ class TableClient(TableMethods):
 
     # -- batches out -------------------------------------------------------------------------------
 
-    def _sample(
-        self, batch_size: int, view: View | None, timeout_s: float | None, masses: bool = False
-    ) -> Batch:
-        """See `sample`. ``masses``: see `OpenReader`."""
+    def _sample(self, batch_size: int, view: View | None, timeout_s: float | None) -> Batch:
         size, limit = batch_size_of(batch_size), seconds_or_none("timeout_s", timeout_s)
         own_s = self._timeout_s if limit is None else limit
         wait_s = min(own_s, LONGEST_S)
         deadline = AnswerDeadline(
             self._connection, None if own_s > LONGEST_S else own_s, self._timeout_s
         )
-        kind = size, view_of(view), masses
+        kind = size, view_of(view)
 
         def make() -> RemoteSource:
-            made = self._source(view, 0, "auto", masses=masses)
+            made = self._source(view, 0, "auto")
             made._table = None  # it is kept by the client
             return made
 
