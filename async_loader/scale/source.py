@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,18 +21,17 @@ from async_loader.errors import (
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.wire import TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
-from async_loader.scale.connections import ShardConnection
+from async_loader.replay.table_methods import TableMethods
+from async_loader.scale.connections import Connections, ShardConnection
 from async_loader.scale.draws import Counts, Draws, chunks_of
 from async_loader.scale.shard_rows import BatchMaker, ShardRows
 from async_loader.source import END, Applied, Plan, Ready
-
-if TYPE_CHECKING:
-    from async_loader.scale.table import ClusterTable
 
 _PARTING_S = 1.0
 _LOOK_S = 0.2
 """How often a plan that waits looks at which shards there are."""
 _NOTHING = TotalsReply(items=0)
+_Lease = tuple[RemoteSource, object]
 
 
 class ClusterSource:
@@ -50,7 +49,8 @@ class ClusterSource:
 
     Parameters
     ----------
-    table : ClusterTable
+    table : TableMethods
+    connections : Connections
     open_source : callable
         Makes a source of the table of one shard, given how many chunks it may draw ahead.
     make_draws : callable
@@ -65,14 +65,16 @@ class ClusterSource:
 
     def __init__(
         self,
-        table: ClusterTable,
+        table: TableMethods,
+        connections: Connections,
         open_source: Callable[[ShardConnection, int], RemoteSource],
         make_draws: Callable[[], Draws],
         words: tuple[int, ...],
         min_size: int,
         timeout_s: float | None,
     ) -> None:
-        self._table, self._open_source, self._make_draws = table, open_source, make_draws
+        self._table, self._connections = table, connections
+        self._open_source, self._make_draws = open_source, make_draws
         self._words, self._min_size, self._timeout_s = words, min_size, timeout_s
         self._lock = threading.RLock()
         self._batch_size = self._batches = 0
@@ -151,7 +153,7 @@ class ClusterSource:
 
     def _join(self) -> None:
         """Open sources of new shards and of new servers, and forget those that are over."""
-        there = {one.number: one for one in self._table._connections.all}
+        there = {one.number: one for one in self._connections.all}
         for number, one in list(self._shards.items()):
             if number not in there:
                 del self._shards[number]
@@ -184,7 +186,7 @@ class ClusterSource:
 
     def _all_ended(self) -> bool:
         """Whether nothing more comes. A shard that was not reached yet may have rows."""
-        return self._ended.keys() >= {one.number for one in self._table._connections.all}
+        return self._ended.keys() >= {one.number for one in self._connections.all}
 
     def _in_turn(self) -> Plan | None:
         """Take the batch of one shard, beginning with another one each time.
@@ -261,7 +263,7 @@ class ClusterSource:
     def _reason(self) -> str:
         """Name what a plan waits for."""
         names = ", ".join(one.shard.name for one in self._at)
-        lost = [one.name for one in self._table._connections.all if not one.is_open]
+        lost = [one.name for one in self._connections.all if not one.is_open]
         text = f"rows of {names or 'any shard'} of the cluster"
         return f"{text} (lost: {', '.join(lost)})" if lost else text
 
@@ -294,15 +296,14 @@ class ClusterSource:
 
     # -- leases, see `Leasing` ---------------------------------------------------------------------
 
-    def hand_out(self, lease: Any) -> bool:
+    def hand_out(self, lease: object) -> bool:
         """See `Leasing.hand_out`."""
-        source, of_shard = lease
-        handed_out: bool = source.hand_out(of_shard)
-        return handed_out
+        source, of_shard = cast(_Lease, lease)
+        return source.hand_out(of_shard)
 
-    def settle(self, lease: Any) -> None:
+    def settle(self, lease: object) -> None:
         """See `Leasing.settle`."""
-        source, of_shard = lease
+        source, of_shard = cast(_Lease, lease)
         source.settle(of_shard)
 
     def release(self, timeout_s: float) -> None:

@@ -270,8 +270,8 @@ class ClusterTable(TableMethods):
 
         entropy: Any = np.random.SeedSequence().entropy if seed is None else wanted.seed
         source = ClusterSource(
-            self, open_source, make_draws, (entropy, rank, world_size), wanted.min_size,
-            seconds_or_none("timeout_s", timeout_s),
+            self, self._connections, open_source, make_draws, (entropy, rank, world_size),
+            wanted.min_size, seconds_or_none("timeout_s", timeout_s),
         )  # fmt: skip
         self._sources.add(source)
         return source

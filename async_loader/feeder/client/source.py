@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +32,10 @@ from async_loader.feeder.wire import MOST_AHEAD, OpenReader, TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
 from async_loader.replay.hindsight_view import Hindsight
+from async_loader.replay.table_methods import TableMethods
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import ReadySlot
 from async_loader.source import END, Applied, Plan, Ready
-
-if TYPE_CHECKING:
-    from async_loader.feeder.client.table import TableClient
 
 _GOODBYE_S = 1.0
 """How long a loader's close waits until the feeder has taken back what was not used."""
@@ -65,7 +63,7 @@ class RemoteSource:
     transport : "auto" | "shm" | "tcp"
     timeout_s : float
         For `update_priorities` and `close`.
-    table : TableClient
+    table : TableMethods | None
         Lives as long as this does.
     goals : Hindsight, optional
         The view, if its functions are called here.
@@ -78,7 +76,7 @@ class RemoteSource:
         prefetch: int | None,
         transport: Transport,
         timeout_s: float,
-        table: TableClient | None,
+        table: TableMethods | None,
         goals: Hindsight | None = None,
     ) -> None:
         self._goals = goals
