@@ -332,7 +332,11 @@ def test_rows_are_read_updated_and_deleted_by_their_ids(tmp_path):
 
 
 def test_tables_that_differ_and_samplers_that_have_no_whole_are_refused(tmp_path):
-    with cluster_of(tmp_path, [filled(i, 9, sampler=Recency(10)) for i in range(2)]) as (_, _, client):
+    with cluster_of(tmp_path, [filled(i, 9, sampler=Recency(10)) for i in range(2)]) as (
+        _,
+        _,
+        client,
+    ):
         with pytest.raises(Unsupported, match=r"draws by Uniform\(\), Prioritized or Fifo"):
             drawn(client.table("t").source(), 4)
     mixed = [filled(0, 9, sampler=Prioritized()), filled(1, 9)]
