@@ -15,7 +15,6 @@ from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base.row_format import CURSOR
 from async_loader.replay.buffer import parts_of
-from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.records import plain_heads
 from async_loader.replay.table.table_state import TableState
 
@@ -69,7 +68,7 @@ class PlacedSteps:
         self._state = parts.state
         self._storage = self._state.table.storage
         self._rows = self._storage.layout.rows
-        self._reader = reader_of(self._state, parts.table_sampler.read_plan(None))
+        self._reader = parts.table_sampler.reader(parts.table_sampler.read_plan(None))
         with self._state.lock:  # so that a run's first steps do not wait for it
             self._state.table.load_writing()
         self.add = adder(self._state, self.block, self._newest)

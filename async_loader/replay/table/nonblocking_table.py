@@ -384,7 +384,6 @@ class NonblockingTable:
         seed: int | None,
         given: Sampler | None = None,
         min_size: int = 1,
-        count: int = 0,
         check: Callable[[Schema], None] | None = None,
         max_lag: int | None = None,
         masses: bool = False,
@@ -396,8 +395,6 @@ class NonblockingTable:
         ----------
         given : Sampler, optional
             The learner's own, which is told of every item from now on.
-        count : int
-            Rows of a batch, as in `TableSampler.read_plan`.
         check : callable, optional
             Called with the schema of its batches before the table adapts to ``view``; may raise.
         masses : bool
@@ -411,7 +408,7 @@ class NonblockingTable:
             self._table_state, given, seed, rank, world_size, view, max_lag, newest_of
         )
         try:
-            return SamplerSession(self._parts, view, chosen, min_size, count, masses)
+            return SamplerSession(self._parts, view, chosen, min_size, masses)
         except BaseException:
             if chosen.own:
                 self._table_state.let_go_of(chosen.sampler)

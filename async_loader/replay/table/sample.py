@@ -13,16 +13,18 @@ from async_loader import tree
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.end_names import check_end_names
 from async_loader.replay.ragged import ragged
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler, one_scale, shortcut
+from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.table.batch_arrays import Target
-from async_loader.replay.table.read_plans import ReadPlans
+from async_loader.replay.table.draw_checks import DrawChecks
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.source_sampler import drawing_sampler
 from async_loader.replay.table.table import Drawn
-from async_loader.replay.views import View
+from async_loader.replay.table.table_state import TableState
+from async_loader.replay.views import View, within
 from async_loader.shm.segment import check_fits
 from async_loader.source import Window
 
@@ -31,8 +33,10 @@ _MUCH = 64 << 20
 """Bytes of a batch, from which on its memory is checked first."""
 
 
-class TableSampler(ReadPlans):
+class TableSampler(DrawChecks):
     """Draws batches from a table. Any thread.
+
+    It also works out how batches of a view are read, once for each view.
 
     # NOTE [draws]
     `take` chooses items under the lock. Short batches of small fields are read there too, and so
@@ -43,6 +47,45 @@ class TableSampler(ReadPlans):
     ----------
     table_state : TableState
     """
+
+    def __init__(self, table_state: TableState) -> None:
+        super().__init__(table_state)
+        self._read_plans: dict[Any, ReadPlan] = {}
+        # By the id of a read plan: one reader for each thread that samples at the same time.
+        self._idle: dict[int, list[ReplayReader]] = {}
+
+    def read_plan(self, view: View | None, sampler: Sampler | None = None) -> ReadPlan:
+        """Return how batches of a view are read, by default the table's view: worked out once.
+
+        From here on the table keeps the successors that the view shows. Raises ConfigError for a
+        view that the table can never show; then nothing is changed.
+        """
+        table_state = self._table_state
+        if view is None:
+            view = table_state.view
+        key = (view, sampler is not None and sampler.weighted)
+        known = self._read_plans.get(key)
+        if known is not None:
+            return known
+        assert table_state.schema is not None
+        if view is not table_state.view:  # a table that was loaded may show what it showed
+            check_end_names(table_state.schema, view)
+        shown = within(view, table_state.table.items.rows)
+        read_plan = ReadPlan.of(table_state.schema, shown, weighted=key[1])
+        with table_state.lock:
+            table_state.catch_up()
+            table_state.look_ahead(read_plan)
+            self._idle[id(read_plan)] = []
+            return self._read_plans.setdefault(key, read_plan)
+
+    def reader(self, read_plan: ReadPlan, numbers: RandomNumbers | None = None) -> ReplayReader:
+        """Make a reader.
+
+        ``numbers`` choose hindsight goals; by default it has its own, from the table's seed.
+        """
+        if numbers is None and read_plan.goals is not None:
+            numbers = RandomNumbers(self._table_state.goal_seeds())
+        return ReplayReader(self._table_state.table.storage, read_plan, numbers)
 
     def batch(
         self, sampler: Sampler, batch_size: int, view: View | None, timeout_s: float | None
@@ -77,12 +120,12 @@ class TableSampler(ReadPlans):
                 begun, "sample", lambda: "no step has been added yet", timeout_s
             )
         sampler = drawing_sampler(table_state, sampler, view)
-        read_plan = self.read_plan(view, sampler, batch_size)
+        read_plan = self.read_plan(view, sampler)
         readers = self._idle[id(read_plan)]
         try:
             reader = readers.pop()
         except IndexError:
-            reader = reader_of(table_state, read_plan)
+            reader = self.reader(read_plan)
         with table_state.lock:
             taken = self.take(reader, sampler, batch_size)
         if taken is None:
@@ -212,7 +255,7 @@ class TableSampler(ReadPlans):
             table_state.check_open()
             table_state.catch_up()
             ids = ids[table_state.table.find(ids) >= 0]
-        reader = reader_of(table_state, read_plan)
+        reader = self.reader(read_plan)
         _check_memory(reader, len(ids), f"{len(ids):,} ids")
         into, gone = reader.take(ids)
         arrays = (

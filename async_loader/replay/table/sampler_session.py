@@ -12,7 +12,6 @@ from async_loader.replay.samplers.seeded import Seeded, innermost
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.lag_sampler import LagSampler, version_field, weights_of
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.source_sampler import SourceSampler
 from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.views import View
@@ -60,8 +59,6 @@ class SamplerSession:
         Detached by `close` if it is the learner's own.
     min_size : int
         Items that its batches wait for.
-    count : int
-        Rows of its batches, 0 if they are unknown.
     masses : bool
         Give masses in place of weights: see `Totals`.
     """
@@ -72,13 +69,12 @@ class SamplerSession:
         view: View | None,
         chosen: SourceSampler,
         min_size: int = 1,
-        count: int = 0,
         masses: bool = False,
     ) -> None:
         self._table_state, _, self._table_sampler = parts
         self._view, self._chosen, self._min_size = view, chosen, min_size
         sampler = self._sampler = with_masses(chosen) if masses else chosen.sampler
-        self._read_plan = self._table_sampler.read_plan(view, sampler, count, min_size)
+        self._read_plan = self._table_sampler.read_plan(view, sampler)
         self._reader: ReplayReader | None = None
 
     @property
@@ -180,7 +176,7 @@ class SamplerSession:
         One array ``[count, *shape]`` for each field of `schema`, in C order.
         """
         if self._reader is None:
-            self._reader = reader_of(self._table_state, self._read_plan, self._numbers())
+            self._reader = self._table_sampler.reader(self._read_plan, self._numbers())
         return self._reader.target(arrays)
 
     def _numbers(self) -> RandomNumbers | None:

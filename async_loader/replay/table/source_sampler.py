@@ -133,6 +133,7 @@ def _within_lag(
         max_lag,
         table_state.table.items,
         lambda: table_state.table.storage.cell(place),
+        lambda rows: table_state.table.given_to(rows),
         seeds,
         newest_of(weights_of(schema)),
         table_state.end_later if table_state.max_times_sampled else None,

@@ -22,7 +22,6 @@ from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.samplers import Draw, Items, Sampler, one_scale
-from async_loader.replay.table.items import NO_ROWS
 from async_loader.replay.table.rebuild import derive, rebuild
 from async_loader.replay.table.write import TableWriting
 from async_loader.source import Applied
@@ -48,16 +47,15 @@ class Table(TableWriting):
         own: Items | None = getattr(sampler, "own_items", None)
         return len(self) if own is None else own.count
 
-    def drawable(self, sampler: Sampler, but: Ids = NO_ROWS) -> int | None:
+    def drawable(self, sampler: Sampler) -> int | None:
         """Return how many items one draw can hold; ``None``: any number, as long as there is one
-        item. Items in the rows ``but`` do not count.
+        item.
         """
-        held = self.held_for(sampler) - len(but)
+        held = self.held_for(sampler)
         if not held:
             return 0
         if self._most and sampler.repeats:
-            left = int((self._most - self.times[self.items.alive != 0]).sum())
-            return left - int((self._most - self.times[but]).sum())
+            return int((self._most - self.times[self.items.alive != 0]).sum())
         return None if sampler.repeats else held
 
     def chosen(self, sampler: Sampler, count: int) -> Draw:

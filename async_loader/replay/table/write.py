@@ -228,13 +228,6 @@ class TableWriting(TableRoom):
         self.unfinished = False
         return Applied(len(rows), len(ids) - len(rows))
 
-    def would_wait(self, steps: int) -> Ids:
-        """Return the rows of items that would wait for successors after `look_ahead`. O(rows)."""
-        self.finish()
-        alive = np.flatnonzero(self.items.alive)
-        waiting: Ids = np.setdiff1d(alive, rebuild.complete(self, alive, steps))
-        return waiting
-
     def look_ahead(self, steps: int) -> None:
         """Keep ``steps`` successors with each item of an open episode from now on; a view needs
         them.

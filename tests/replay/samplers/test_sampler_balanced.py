@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,7 +22,6 @@ from async_loader import (
 from async_loader.errors import ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.samplers import Items
-from async_loader.replay.samplers.balanced import ValueLists
 
 SCHEMA = {"x": "int64", "task": "int64"}
 NOW = Patience(deadline=Deadline(0.0))
@@ -38,61 +35,6 @@ def filled(tasks, capacity=1_000, **keywords):
     buffer = ReplayBuffer(capacity, SCHEMA, **{"sampler": Balanced("task"), "seed": 0, **keywords})
     buffer.extend(x=np.arange(len(tasks)), task=tasks)
     return buffer
-
-
-@LOOSE
-class ListsAgainstADict(RuleBasedStateMachine):
-    """Through lists that grow, vanish and move together: a pool with little room for each."""
-
-    @initialize(rows=st.sampled_from([1, 6, 24]))
-    def start(self, rows):
-        self.rows, self.lists, self.value_of = rows, ValueLists(rows), {}
-        self.lists._pool = self.lists._pool[: 5 * rows // 2 + 2]
-
-    @rule(data=st.data(), values=st.sampled_from([2, 200]))
-    def put(self, data, values):
-        rows = data.draw(st.lists(st.integers(0, self.rows - 1), unique=True, max_size=12))
-        new = data.draw(st.lists(st.integers(-9, values), min_size=len(rows), max_size=len(rows)))
-        self.lists.put(np.array(rows, np.int64), np.array(new, np.int64))
-        self.value_of |= dict(zip(rows, new, strict=True))
-
-    @rule(data=st.data())
-    def remove(self, data):
-        rows = data.draw(st.lists(st.integers(0, self.rows - 1), max_size=12))
-        self.lists.remove(np.array(rows, np.int64))
-        for row in rows:
-            self.value_of.pop(row, None)
-
-    @invariant()
-    def each_row_is_in_the_list_of_its_value(self):
-        if not hasattr(self, "lists"):
-            return
-        by_value = defaultdict(set)
-        for row, value in self.value_of.items():
-            by_value[value].add(row)
-        lists, k = self.lists, self.lists._k
-        filled = lists._lists[k.FILLED, : lists._totals[k.LISTS]].tolist()
-        values = {mine: value for value, mine in lists._names.items()}
-        names = [values[mine] for mine in filled]
-        assert len(names) == len(set(names)) == len(by_value)
-        if not by_value:
-            return
-        found = {
-            value: set(np.flatnonzero(lists._list_of == mine).tolist())
-            for value, mine in zip(names, filled, strict=True)
-        }
-        assert found == by_value
-        # a number for each value, and for each of its rows
-        values = len(names)
-        for i, value in enumerate(names):
-            rows = len(by_value[value])
-            numbers = [((i + 0.5) / values, (k + 0.5) / rows) for k in range(rows)]
-            assert set(self.lists.choose(np.array(numbers).ravel()).tolist()) == by_value[value]
-        largest = np.full(2, np.nextafter(1.0, 0))
-        assert set(self.lists.choose(largest).tolist()) <= by_value[names[-1]]
-
-
-test_lists_are_those_of_a_dict = ListsAgainstADict.TestCase
 
 
 @LOOSE

@@ -12,12 +12,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_rig import minima_are_exact, sums_are_exact
 
+from async_loader.replay.base.compiled import kernel
+from async_loader.replay.samplers import tree_kernels
 from async_loader.replay.samplers.tree import MinTree, SumTree
 
 values = st.sampled_from(
     [0.0, 0.0, 5e-324, 1e-300, 1e-16, 0.1, 1 / 3, 1.0, 1e16, 1e200]
 ) | st.floats(0, 1e200)
 BELOW_ONE = np.nextafter(1.0, 0.0)
+
+
+def find(tree, masses):
+    """The rows in which masses from 0 to the total fall, and their values: by the kernel itself,
+    which a draw calls with numbers that were scaled.
+    """
+    rows, values = np.empty(len(masses), np.int64), np.empty(len(masses))
+    descend(tree.nodes, tree.width, masses, rows, values)
+    return rows, values
+
+
+_descend = tree_kernels._descend
+
+
+@kernel()
+def descend(tree, leaves, masses, rows, values):
+    _descend(tree, leaves, masses, rows, values)
 
 
 def tree_of(masses):
@@ -64,7 +83,7 @@ def test_no_mass_leads_to_a_row_without_any(masses, parts):
     asked = np.concatenate(
         (np.array(parts) * total, edges, np.nextafter(edges, 0.0), [0.0, 5e-324])
     )
-    rows, found = tree.find(asked.copy())
+    rows, found = find(tree, asked.copy())
     assert rows.min() >= 0
     assert rows.max() < len(masses)
     assert (found > 0).all()
@@ -100,7 +119,7 @@ def seams_hold(rows, scale, dead):
             around.append(near)
     for count in (1, 7, 256):
         around.append((np.arange(count) + BELOW_ONE) * (tree.root / count))
-    rows_, found = tree.find(np.abs(np.concatenate(around)))
+    rows_, found = find(tree, np.abs(np.concatenate(around)))
     assert (found > 0).all()
     assert (masses[rows_] == found).all()
 
@@ -115,7 +134,7 @@ def test_the_row_is_that_of_the_exact_prefix_sum(weights, parts):
     if not total:
         return
     asked = [part % total for part in parts]
-    rows, _ = tree_of(weights).find(np.array(asked, np.float64))  # integers: sums are exact
+    rows, _ = find(tree_of(weights), np.array(asked, np.float64))  # integers: sums are exact
     edges = np.cumsum(weights)
     assert (rows == np.searchsorted(edges, asked, side="right")).all()
 
@@ -128,7 +147,7 @@ def test_rounding_moves_a_seam_by_no_more_than_rounding():
         exact.append(exact[-1] + Fraction(float(mass)))
     asked = np.random.default_rng(4).random(500) * tree.root
     slack = Fraction(float(tree.root)) / 2**45
-    for mass, row in zip(asked, tree.find(asked.copy())[0], strict=True):
+    for mass, row in zip(asked, find(tree, asked.copy())[0], strict=True):
         assert exact[row] - slack <= Fraction(float(mass)) <= exact[row + 1] + slack
 
 
