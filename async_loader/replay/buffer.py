@@ -642,8 +642,8 @@ class ReplayBuffer(Table):
         try:
             return ReplaySource(self._table_state, self._out, self._by_id, view, chosen, min_size)
         except BaseException:
-            if chosen.own:
-                self._table_state.let_go_of(chosen.sampler)
+            if chosen.own is not None:
+                self._table_state.let_go_of(chosen.own)
             raise
 
     # -- by id -------------------------------------------------------------------------------------

@@ -85,8 +85,8 @@ class ReplaySource:
             table_sampler.read_plan(view, sampler)
             with table_state.lock:
                 table_sampler.check_size(min_size)
-        if chosen.own:
-            self._own = weakref.finalize(self, table_state.let_go_of, sampler)
+        if chosen.own is not None:
+            self._own = weakref.finalize(self, table_state.let_go_of, chosen.own)
             self._own.atexit = False
 
     def plan(self, batch_size: int, patience: Patience) -> Rows | Ready:
@@ -179,7 +179,7 @@ class ReplaySource:
             taken = self._out.take(reader, self._sampler, batch_size, self._min_size)
         if taken is None:
             return None
-        arrays = self._out.complete(reader, self._sampler, taken)
+        arrays = self._out.complete(reader, taken)
         batch, layout = assembled(read_plan, arrays), reader.layout(batch_size)
         if layout is None or layout.nbytes > STAGED_BYTES:
             return Ready(batch, lent=True)
@@ -215,7 +215,7 @@ class ReplaySource:
             if table_state.max_times_sampled:
                 reader = self._reader_of(read_plan)
                 taken = self._out.take(reader, self._sampler, batch_size, self._min_size)
-                arrays = self._out.complete(reader, self._sampler, taken)
+                arrays = self._out.complete(reader, taken)
                 samples = partial(samples_of, read_plan.schema, arrays)
                 return Ready(assembled(read_plan, arrays), lent=True, samples=samples)
             drawn = self._out.now(self._sampler, batch_size)

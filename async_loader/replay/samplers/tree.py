@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from async_loader.replay.array_types import Floats, Ids
+from async_loader.replay.array_types import Floats
 from async_loader.replay.samplers.sampler import Rows
 
 
@@ -19,13 +19,6 @@ class _Tree:
         self._k = tree_kernels
         self.width = 1 << max(0, rows - 1).bit_length()
         self.nodes: Floats = np.full(2 * self.width, empty)
-        self._scratch = np.empty(256, np.int64)
-
-    def room(self, count: int) -> Ids:
-        """Return scratch arrays of ``count`` places or more."""
-        if count > len(self._scratch):
-            self._scratch = np.empty(count, np.int64)
-        return self._scratch
 
     def set(self, rows: Rows, values: Floats) -> None:
         """Set values.
@@ -33,7 +26,8 @@ class _Tree:
         Of a row that occurs twice the last one counts. 256 of a million: about 12 us.
         """
         least = isinstance(self, MinTree)
-        self._k.add_up(self.nodes, self.width, rows, values, self.room(len(rows)), least)
+        nodes = np.empty(len(rows), np.int64)
+        self._k.add_up(self.nodes, self.width, rows, values, nodes, least)
 
     @property
     def leaves(self) -> Floats:

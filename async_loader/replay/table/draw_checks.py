@@ -49,7 +49,8 @@ class DrawChecks:
             reason = _short(held, min_size if enough else max(count, min_size), sampler)
         if table_state.ready:
             self._check_ever(sampler, count, min_size, most or 0)
-        return reason + (sampler.left_out if isinstance(sampler, LagSampler) else "")
+        lag = _inner(sampler)
+        return reason + (lag.left_out if isinstance(lag, LagSampler) else "")
 
     def _drawable(self, sampler: Sampler) -> tuple[int, int | None]:
         """Return how many items there are, and how many of them one draw can hold; ``None``: any

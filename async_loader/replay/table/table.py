@@ -71,24 +71,21 @@ class Table(TableWriting):
             )
         return drawn
 
-    def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> Drawn:
+    def draw(self, sampler: Sampler, count: int) -> Drawn:
         """Draw ``count`` items. There must be that many; see `drawable`.
 
         The caller counts them as sampled, unless each item counts its draws. Then a draw may choose
         an item more often than it has draws left, and other items take its places.
-
-        ``again``: they replace items that were counted and could not be read.
         """
         drawn = self.chosen(sampler, count)
         if not self._most:
             return Drawn(self.names(drawn.rows), drawn.weight, drawn.scale)
         ids, weights = [], []
-        counted = self._lost if again else self._used
         while True:
             rows = drawn.rows
             kept = np.full(len(rows), -1, np.int64)
             self.unfinished = True
-            self._k.use_up(self.times, self.dirty, rows, self._most, kept, counted)
+            self._k.use_up(self.times, self.dirty, rows, self._most, kept, self._used)
             kept = kept[kept >= 0]
             ids.append(self.names(rows[kept]))
             if drawn.weight is not None:
@@ -119,7 +116,7 @@ class Table(TableWriting):
             self.unfinished = False
             return Applied(there, len(ids) - there)
         rows = np.empty(len(ids), np.int64)
-        there = int(self._k.find(self.g, ids, rows))
+        there = int(self._k.find(self.g, ids, rows, False))
         if there < len(ids):
             known = rows >= 0
             rows, priority = rows[known], priority[known]

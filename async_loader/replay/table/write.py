@@ -214,7 +214,7 @@ class TableWriting(TableRoom):
         of its neighbours' returns.
         """
         rows = np.empty(len(ids), np.int64)
-        self._k.find_steps(self.g, ids, rows)
+        self._k.find(self.g, ids, rows, True)
         there = np.flatnonzero(rows >= 0)
         rows = rows[there]
         patched = np.unique(rows)

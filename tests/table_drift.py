@@ -1,8 +1,8 @@
 """Compares what a table and its samplers carry along with what follows from the rows.
 
-For tests: with ``ASYNC_LOADER_COMPARE=1`` in the environment, each table that is made compares
-itself whenever its lock is released, here and in the processes that are started. `Drift` names the
-first difference. Tables of more than `MOST_ROWS` rows are left out: it is O(rows).
+With ``ASYNC_LOADER_COMPARE`` in the environment, which names this module, each table that is made
+compares itself whenever its lock is released, here and in the processes that are started. `Drift`
+names the first difference. Tables of more than `MOST_ROWS` rows are left out: it is O(rows).
 """
 
 from __future__ import annotations
