@@ -15,7 +15,6 @@ from async_loader.feeder import connect
 from async_loader.replay.base import row_format as r
 from async_loader.testing.debug import debug_state
 from tests.table import programs
-from tests.table_drift import Drift
 
 SEED, PROGRAMS, AT_ONCE = 20, 200, 20
 EACH = pytest.mark.parametrize("first", range(0, PROGRAMS, AT_ONCE))
@@ -32,16 +31,6 @@ def test_a_loaded_table_goes_on_as_the_saved_one(first: int, monkeypatch) -> Non
     monkeypatch.delenv("ASYNC_LOADER_COMPARE")  # the test above does
     for number in range(first, first + AT_ONCE):
         programs.saves(SEED, number, points=1, sizes=1)
-
-
-def test_a_count_that_is_wrong_is_found() -> None:
-    with ReplayBuffer(9, {"x": "int64"}) as buffer:
-        buffer.add(x=1)
-        items = debug_state(buffer).state.table.items
-        items.count = 2
-        with pytest.raises(Drift, match=r"items: the table carries \(1, 2, 1\)"):
-            len(buffer)
-        items.count = 1
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.replay.array_types import Bytes, Ids
+from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
 from async_loader.replay.checkpoint import settings
 from async_loader.replay.checkpoint.manifest import name_of, schema_of
 from async_loader.replay.checkpoint.reading import Checkpoint
-from async_loader.replay.checkpoint.snapshot import columns, row_parts
+from async_loader.replay.checkpoint.snapshot import assigned_in, columns, row_parts
 from async_loader.replay.checkpoint.writing import Saver
 from async_loader.replay.samplers.random_numbers import seeds_of
 from async_loader.replay.stream_names import pass_over
@@ -151,22 +151,29 @@ class _Loading:
     def _put(self, table_state: TableState, saved: dict[str, Any]) -> None:
         """Fill an empty table. Under the lock."""
         table = table_state.table
-        targets, first = self._rows(table, saved)
-        there = targets >= 0
-        into = columns(table)
-        for about, raw in self._from.blocks("column"):
-            if (array := into.get(about["name"])) is not None:
-                array[targets[there]] = raw.view(array.dtype)[there]
+        self._targets, first = self._rows(table, saved)
+        self._columns = {about["name"]: raw for about, raw in self._from.blocks("column")}
+        for name, array in columns(table_state).items():
+            self._fill_column(name, array)
         streams = {name_of(name): last for name, last in saved["streams"]}
         pass_over(streams)
+        known = []
         for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             state = self._state(role, self._from.manifest.samplers.get(role))
             if state is not None and (role == "sampler" or table.free is not None):
+                known.append((one, state))
                 one.restore(state)
         table.restore(saved, streams, first)
+        for one, state in known:  # what it gave by itself is not the largest that was given
+            one.restore(state)
         if table_state.limits is not None:
             table_state.limits.needed = saved["needed"]
         table_state.carry_account(settings.limiter_of(self._saved["limiter"]))
+
+    def _fill_column(self, name: str, array: Array) -> None:
+        there = self._targets >= 0
+        if (raw := self._columns.get(name)) is not None:
+            array[self._targets[there]] = raw.view(array.dtype)[there]
 
     def _state(self, role: str, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the state that a sampler goes on with, if it is made as the saved one was."""
@@ -178,14 +185,16 @@ class _Loading:
         """Make the samplers of views of sequences that the table lacks. Under the lock."""
         for saved, state in self._from.manifest.samplers["sequences"]:
             view = settings.settings_of(saved, "view")
-            known = table_state.sequence_samplers.get(view)
+            one = table_state.sequence_samplers.get(view)
             state = self._state("sampler", state)
-            if known is None:
+            if one is None:
                 with contextlib.suppress(ConfigError):  # with another capacity it cannot show them
-                    table_state.follow(view, state)
-            elif state is not None:
-                known.restore(state)
-                tell_again(table_state.table, known)
+                    one = table_state.follow(view, state)
+                    self._fill_column(assigned_in(view), one.assigned)
+            if one is not None and state is not None:
+                one.restore(state)
+                tell_again(table_state.table, one)
+                one.restore(state)
 
     def _check(self, table_state: TableState, saved: dict[str, Any]) -> None:
         table, layout = table_state.table, table_state.table.storage.layout

@@ -27,6 +27,7 @@ from async_loader.replay.stream_names import lasting_json
 from async_loader.replay.table.storage import Storage
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
+from async_loader.replay.views import Sequences
 
 # Each chunk asks for the GIL a few times, which takes up to 5 ms beside threads that want it: with
 # less, saves of 200 MB beside four writers at full speed fall behind.
@@ -52,10 +53,18 @@ def row_parts(storage: Storage) -> list[Bytes]:
     return [np.ndarray((layout.rows, width), np.uint8, block, offset) for offset, width in places]
 
 
-def columns(table: Table) -> dict[str, Array]:
+def assigned_in(view: Sequences) -> str:
+    """The name of the column of priorities that a view's sampler gave."""
+    return f"assigned {settings_json(view)}"
+
+
+def columns(table_state: TableState) -> dict[str, Array]:
     """Return what the table alone knows, with one entry per row."""
-    found = {"given": table.given, "times": table.times}
-    return {name: array for name, array in found.items() if len(array)}
+    table = table_state.table
+    known = {"given": table.given, "times": table.times, "assigned": table.assigned}
+    for view, one in table_state.sequence_samplers.items():
+        known[assigned_in(view)] = one.assigned
+    return {name: array for name, array in known.items() if len(array)}
 
 
 class Snapshot:

@@ -223,7 +223,7 @@ class Saver:
                     *rest,
                     *(
                         BlockData("column", {"name": name}, array.copy().view("u1"))
-                        for name, array in columns(state.table).items()
+                        for name, array in columns(state).items()
                     ),
                 ]
                 settings |= snapshot.changing_settings(state)

@@ -115,9 +115,11 @@ class Prioritized(Binding):
             mass = self._mass(self._ever.fill(priority))
         else:
             top = -self._most.root
-            mass = np.where(
-                np.isnan(priority), top if 0 < top < np.inf else 1.0, self._mass(priority)
-            )
+            if not 0 < top < np.inf or not self.alpha:
+                top = 1.0
+            new = top ** (1 / self.alpha) - self.eps if self.alpha else 1.0
+            priority[np.isnan(priority)] = max(0.0, new)
+            mass = self._mass(priority)
         self._set(rows, mass)
 
     def update(self, rows: Rows, priority: Priorities) -> None:

@@ -97,11 +97,10 @@ class MaxEver:
             self.largest = priority
 
     def fill(self, priority: Priorities) -> Priorities:
-        """Return the priorities, with the largest one ever given, these
-        included, in place of NaN.
-        """
+        """Put the largest priority ever given, these included, in place of NaN. Return them."""
         self.see(priority)
-        return np.where(np.isnan(priority), 1.0 if self.largest is None else self.largest, priority)
+        priority[np.isnan(priority)] = 1.0 if self.largest is None else self.largest
+        return priority
 
 
 @cache

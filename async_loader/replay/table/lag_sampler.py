@@ -159,7 +159,9 @@ class LagSampler(InnerSampler):
             self._listed = sum(map(len, self._came.values()))
         self.early += int(early.sum())
         now = ~(old | early)
-        self._let_in(rows[now], priority[now])
+        some = priority[now]
+        self._let_in(rows[now], some)
+        priority[now] = some  # what the sampler put in place of NaN
 
     def _let_in(self, rows: Rows, priority: Priorities) -> None:
         """Draw from these rows from here on."""

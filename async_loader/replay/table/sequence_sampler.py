@@ -125,6 +125,11 @@ class SequenceSampler(InnerSampler):
     geometry : callable
         Returns the geometry of the table, as it is now.
     seed : SeedSequence
+
+    Attributes
+    ----------
+    assigned : float64 array [rows]
+        As `TableItems.assigned`, of sequences.
     """
 
     def __init__(
@@ -156,6 +161,7 @@ class SequenceSampler(InnerSampler):
             np.int64,
         )
         self._seen = np.full(rows, -1, np.int64)
+        self.assigned = np.full(rows if sampler.prioritized else 0, np.nan)
         self._position = np.empty(rows, np.int64)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
@@ -202,8 +208,11 @@ class SequenceSampler(InnerSampler):
         priority = np.full(len(new), np.nan)
         if self.prioritized:
             self._k.first_priorities(self._geometry(), new, self._shape, self.view.eta, priority)
+            priority = np.where(np.isnan(priority), self.assigned[new], priority)
         if len(new):
             self.sampler.insert(new, priority)
+            if self.prioritized:
+                self.assigned[new] = priority
 
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`. ``rows`` are steps."""
@@ -213,11 +222,14 @@ class SequenceSampler(InnerSampler):
             return
         if not items.count:  # as in a new table, which has to draw alike
             items.top = 0
+        if self.prioritized:
+            self.assigned[gone] = np.nan
         self.sampler.remove(gone)
 
     def forget(self) -> None:
         """Forget which steps came: ids may return as those of other steps."""
         self._seen[:] = -1
+        self.assigned[:] = np.nan
 
     def __repr__(self) -> str:
         return repr(self.sampler)
