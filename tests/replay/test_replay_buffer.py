@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from async_loader.errors import SchemaError, Unsupported
+from async_loader.errors import ConfigError, SchemaError, Unsupported
 from async_loader.replay import ReplayBuffer
 from async_loader.replay.arguments import bytes_of
 from async_loader.replay.table import storage
@@ -106,7 +106,7 @@ def test_every_live_step_is_drawn_equally_often() -> None:
 
 @pytest.mark.parametrize("seed", [True, -1, "a", 1.5])
 def test_a_seed_is_an_integer(seed: object) -> None:
-    with pytest.raises(ConfigError, match="seed=.* must be an integer of 0 or more"):
+    with pytest.raises(ConfigError, match="must be an integer of 0 or more"):
         ReplayBuffer(3, seed=seed)  # type: ignore[arg-type]
 
 

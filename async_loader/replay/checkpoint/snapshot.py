@@ -61,10 +61,10 @@ def assigned_in(view: Sequences) -> str:
 def columns(table_state: TableState) -> dict[str, Array]:
     """Return what the table alone knows, with one entry per row."""
     table = table_state.table
-    known = {"given": table.given, "times": table.times, "assigned": table.assigned}
+    found = {"given": table.given, "times": table.times, "assigned": table.assigned}
     for view, one in table_state.sequence_samplers.items():
-        known[assigned_in(view)] = one.assigned
-    return {name: array for name, array in known.items() if len(array)}
+        found[assigned_in(view)] = one.assigned
+    return {name: array for name, array in found.items() if len(array)}
 
 
 class Snapshot:
