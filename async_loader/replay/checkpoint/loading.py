@@ -18,7 +18,6 @@ from async_loader.replay.checkpoint.reading import Checkpoint
 from async_loader.replay.checkpoint.snapshot import assigned_in, columns, row_parts
 from async_loader.replay.checkpoint.writing import Saver
 from async_loader.replay.samplers.random_numbers import seeds_of
-from async_loader.replay.samplers.sampler import Sampler
 from async_loader.replay.stream_names import pass_over
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.rebuild import tell_again
