@@ -98,7 +98,7 @@ def served_mark() -> Path | None:
 @functools.cache
 def kernel_folder() -> str | None:
     """Return the folder that compiled code is read from and written to; ``None``, with a warning,
-    if there is none. One that the build of the package has filled may be read-only.
+    without such a folder. One that the build of the package has filled may be read-only.
     """
     wanted = os.environ.get("NUMBA_CACHE_DIR")
     failures = []

@@ -15,7 +15,7 @@ _TRIES = 64
 
 
 SPARSE = 4
-"""Below one item in so many rows, drawing rows and checking them takes longer than a list."""
+"""Below one item in this many rows, drawing rows and checking them takes longer than a list."""
 _ALL = np.empty(0, np.int64)
 
 
