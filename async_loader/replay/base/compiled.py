@@ -57,7 +57,7 @@ def kernel(
         made: Any = njit(nogil=not keeps_gil, error_model="numpy", _nrt=False, **options)(function)
         if not inline:
             # as its enable_caching() does with FunctionCache
-            made._cache = KernelCache(function)
+            made._cache = KernelCache(function, kernel_folder())
         _compile_whole(made)
         return cast(F, made)
 

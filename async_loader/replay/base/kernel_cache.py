@@ -9,8 +9,6 @@ from typing import Any
 
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
-from async_loader.replay.base import compiled
-
 log = logging.getLogger("async_loader")
 _told: set[str] = set()
 REMEDY = (
@@ -26,6 +24,9 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
     after the path of the sources.
     """
 
+    folder = ""
+    """Of all kernels of this process."""
+
     def __init__(self, place: str) -> None:
         self._place = place
 
@@ -34,7 +35,7 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
         return cls(f"{Path(py_file).parent.name}-{py_func.__code__.co_firstlineno}")
 
     def get_cache_path(self) -> str:
-        return compiled.kernel_folder() or ""
+        return self.folder
 
     def get_source_stamp(self) -> str:
         return ""
@@ -55,9 +56,10 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
     _impl_class = _Code
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, folder: str | None) -> None:
+        _Locator.folder = folder or ""
         super().__init__(function)
-        if not self._cache_path:
+        if folder is None:
             self.disable()
 
     def load_overload(self, sig: object, target_context: Any) -> Any:
