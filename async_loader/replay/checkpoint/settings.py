@@ -58,7 +58,7 @@ def _decoded(value: object) -> Any:
         return [_decoded(one) for one in value]
     if not isinstance(value, dict):
         return value
-    kind, *_ = value.values()
+    kind = value["$class"]
     if kind not in _KNOWN:
         raise ConfigError(
             f"the checkpoint names the class {kind!r}, and this version has none of that name"

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import threading
 import time
@@ -150,7 +151,8 @@ class Saver:
             shutil.rmtree(left, ignore_errors=True)
         before = saves(root)
         number = before[-1] + 1 if before else 1
-        temporary, final = root / f"tmp-{name_of(number)}", root / name_of(number)
+        final = root / name_of(number)
+        temporary = root / f"tmp-{final.name}-{secrets.token_hex(4)}"
         try:
             os.mkdir(temporary)
             manifest = self._write(temporary, number)

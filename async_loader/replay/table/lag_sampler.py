@@ -155,7 +155,7 @@ class LagSampler(InnerSampler):
             self._came.setdefault(version, array("q")).frombytes(some.tobytes())
             self._listed += len(some)
         if self._listed > 2 * len(self._of):
-            self._came = {one: array("q", self._here(one)) for one in self._came}
+            self._came = {one: array("q", self._here(one).tobytes()) for one in self._came}
             self._listed = sum(map(len, self._came.values()))
         self.early += int(early.sum())
         now = ~(old | early)
