@@ -762,9 +762,9 @@ class ReplayBuffer(Table):
     ) -> checkpoint.SaveReport:
         """Write the whole table into a folder, while other threads add and sample.
 
-        A save replaces the one before it in the folder. One that fails or is killed leaves that as
-        it was. Not saved: samplers that sources have of their own. One process at a time saves to a
-        folder.
+        The newest save and the one before it stay in the folder. One that fails or is killed leaves
+        both as they were. Not saved: samplers that sources have of their own. One process at a time
+        saves to a folder.
 
         Parameters
         ----------
