@@ -118,7 +118,8 @@ class _Loading:
         saved, had_steps = self._table, table_state.ready
         if saved is not None:
             schema = schema_of(saved["schema"])
-            table_state.start(schema)
+            if not had_steps:
+                table_state.allocate(schema)
             if schema != table_state.schema:
                 raise SchemaError(
                     f"the checkpoint's steps are ({schema}), and the table's are "

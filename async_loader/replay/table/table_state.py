@@ -67,11 +67,9 @@ class TableState(TableAccess):
         with self.lock:
             if self._table is None:
                 self.allocate(schema)
-                if isinstance(self.view, Sequences):  # from the first step on
-                    self.follow(self.view)
 
     def allocate(self, schema: Schema) -> None:
-        """Allocate the table. Raises what the constructor of a ReplayBuffer does."""
+        """Allocate the table. Under the lock. Raises what the constructor of a ReplayBuffer does."""
         storable(schema)
         ReadPlan.of(schema)  # a next= that cannot be delivered shows here
         linked = [field.name for field in schema.fields if field.linked]
@@ -107,6 +105,8 @@ class TableState(TableAccess):
         self._link(table)
         self._table = table
         self.gather()
+        if isinstance(self.view, Sequences):  # from the first step on
+            self.follow(self.view)
 
     def _check_compressed(self, layout: StorageLayout) -> None:
         """Raise for a table that cannot keep compressed values. Nothing is allocated yet."""
