@@ -69,7 +69,7 @@ class TableState(TableAccess):
                 self.allocate(schema)
 
     def allocate(self, schema: Schema) -> None:
-        """Allocate the table, under the lock. Raises what the constructor of a ReplayBuffer does."""
+        """Allocate the table, under the lock. Raises what the constructor of ReplayBuffer does."""
         storable(schema)
         ReadPlan.of(schema)  # a next= that cannot be delivered shows here
         linked = [field.name for field in schema.fields if field.linked]
