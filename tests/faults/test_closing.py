@@ -214,3 +214,11 @@ def test_close_leaves_a_data_source_that_blocks_behind_and_names_it(workers, cap
     assert len(caplog.records) == 2, "once while it waits, once when it gives up, and not again"
     assert re.search("close\\(\\) waits up to [0-5] s more for the data source", caplog.text)
     let_go.set()
+
+
+def test_close_from_another_thread_ends_a_waiting_next(workers, told):
+    loader = load(Batches({0: functools.partial(block, told.path)}), num_workers=2)
+    told.pid()
+    with thread(next, loader) as result:
+        loader.close()
+        assert isinstance(result(), StopIteration)

@@ -11,6 +11,7 @@ from fault_rig import (
     SLACK_S,
     Batches,
     Silent,
+    block,
     die,
     fail,
     first,
@@ -254,3 +255,19 @@ def test_on_error_skip_passes_over_and_counts():
     with load(Batches(faults), on_error="skip") as loader:
         assert [first(next(loader)) for _ in range(3)] == [0, 12, 16]
         assert loader.stats().skipped == 2
+
+
+@pytest.mark.slow
+def test_a_worker_killed_from_outside_while_it_holds_a_job(start_method, told):
+    with load(
+        Batches({5: functools.partial(block, told.path)}), multiprocessing_context=start_method
+    ) as loader:
+        pid = told.pid()
+        os.kill(pid, signal.SIGKILL)
+        got = []
+        with pytest.raises(WorkerDied) as caught:  # noqa: PT012
+            while True:
+                got.append(first(next(loader)))
+        assert caught.value.pid == pid
+        got += [first(next(loader)) for _ in range(3 - len(got))]
+        assert got == [0, 8, 12]

@@ -27,7 +27,9 @@ from async_loader import (
     Transitions,
     Uniform,
 )
+from async_loader.errors import ConfigError
 from async_loader.replay.checkpoint import settings
+from async_loader.replay.rate_limiter import Queue
 from async_loader.testing.debug import debug_state
 
 TABLES = {
@@ -282,6 +284,10 @@ def test_schedules_and_the_largest_priority_go_on_in_any_capacity(
         assert left["weight"].min() == pytest.approx(right["weight"].min())
 
 
+class Mine(Uniform):
+    """A class that no checkpoint can name."""
+
+
 def live(buffer: ReplayBuffer) -> list[int]:
     table = debug_state(buffer).state.table
     return sorted(table.ids[table.items.alive != 0].tolist())
@@ -356,3 +362,33 @@ def test_large_fields_and_complex_ones_come_back(tmp_path):
         )
     buffer.save(tmp_path)
     assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
+
+
+@pytest.mark.parametrize(
+    "limiter",
+    [
+        None,
+        MinSize(5),
+        Queue(1),
+        Queue(50),
+        RateLimiter(min_size_to_sample=3, samples_per_insert=4, error_buffer=(0.0, 99.0)),
+        RateLimiter(min_size_to_sample=2, samples_per_insert=0.5, error_buffer=9),
+    ],
+)
+def test_a_limiter_comes_back(limiter, tmp_path):
+    buffer = ReplayBuffer(100, PLAIN, limiter=limiter, max_times_sampled=1)
+    buffer.save(tmp_path)
+    assert ReplayBuffer.from_checkpoint(tmp_path).limiter == limiter
+
+
+def test_a_sampler_of_the_users_own_has_to_be_passed_and_goes_on(tmp_path):
+    buffer = filled(sampler=Mine())
+    buffer.sample(10)
+    buffer.save(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"Mine is no class that a checkpoint can name: pass sampler="
+    ):
+        ReplayBuffer.from_checkpoint(tmp_path)
+    assert same(
+        ReplayBuffer.from_checkpoint(tmp_path, sampler=Mine()).sample(20), buffer.sample(20)
+    )

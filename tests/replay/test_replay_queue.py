@@ -390,3 +390,13 @@ def test_ends_of_episodes_leave_the_cursor_within_its_bounds(
 
 
 # -- waits that nothing ends -----------------------------------------------------------------------
+
+
+def test_a_queue_hands_out_each_item_once_and_in_order() -> None:
+    with ReplayBuffer.queue(64, {"x": "int64"}) as queue:
+        queue.extend(x=np.arange(40))
+        assert queue.sample(8)["x"].tolist() == list(range(8))
+        assert queue.sample(32)["x"].tolist() == list(range(8, 40))
+        assert queue.capacity == 64
+        with pytest.raises(Timeout):
+            queue.sample(1, timeout_s=0)

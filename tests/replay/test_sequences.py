@@ -217,3 +217,27 @@ def test_a_table_that_cannot_show_sequences_says_why():
         ReplayBuffer(100, PLAIN, view=Sequences(4)).extend(
             obs=np.zeros(2), h=np.zeros((2, 2)), terminated=np.zeros(2, bool)
         )
+
+
+def test_a_new_sequence_has_the_priority_that_its_steps_came_with():
+    view = Sequences(2, burn_in=1, eta=1.0, stride=3)
+    sampler = Prioritized(alpha=1.0, eps=0.0)
+    buffer = ReplayBuffer(100, PLAIN, sampler=sampler, view=view, seed=0)
+    for t, priority in enumerate([9.0, 1.0, 3.0, 9.0, 1.0, 1.0]):
+        buffer.add(obs=float(t), h=np.zeros(2), terminated=t == 5, priority=priority)
+    index = buffer.sample(4000)["index"]  # burn-in steps do not count: 3 against 1
+    assert np.mean(index == 0) == pytest.approx(3 / 4, abs=0.03)
+
+
+def test_a_sequence_goes_on_into_the_streams_next_episode():
+    view = Sequences(4, boundary="cross")
+    buffer = ReplayBuffer(100, PLAIN, view=view, seed=0)
+    for stream in range(70):  # more than a table has numbers for at first
+        for t in range(3):
+            buffer.add(obs=float(t), h=np.zeros(2), terminated=t == 2, stream=stream % 7)
+        buffer.stats()  # forgets streams that have ended, where no sequence goes on
+    batch = buffer.sample(64)
+    assert batch["mask"].all()
+    assert (batch["is_first"] == (batch["obs"] == 0)).all()
+    assert (np.diff(batch["obs"], axis=1) % 3 == 1).all()
+    assert (np.diff(batch["step_index"], axis=1).max(1) == 19).all()

@@ -15,6 +15,7 @@ from async_loader.feeder import connect
 from async_loader.replay.base import row_format as r
 from async_loader.testing.debug import debug_state
 from tests.table import programs
+from tests.table_drift import Drift
 
 SEED, PROGRAMS, AT_ONCE = 20, 200, 20
 EACH = pytest.mark.parametrize("first", range(0, PROGRAMS, AT_ONCE))
@@ -82,3 +83,13 @@ def test_whole_episodes_are_read_by_their_first_steps_alone() -> None:
         for x in range(11):
             buffer.add(x=x, terminated=x in (2, 8))  # of 3 steps, of 6, and an open one
         assert buffer.get(np.arange(11), view=view)["index"].tolist() == [0]
+
+
+def test_a_count_that_is_wrong_is_found() -> None:
+    with ReplayBuffer(9, {"x": "int64"}) as buffer:
+        buffer.add(x=1)
+        items = debug_state(buffer).state.table.items
+        items.count = 2
+        with pytest.raises(Drift, match=r"items: the table carries \(1, 2, 1\)"):
+            len(buffer)
+        items.count = 1

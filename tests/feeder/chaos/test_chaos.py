@@ -9,6 +9,7 @@ theirs: as many tests as there are groups, not rounds. `scripts/bench soak` play
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -227,3 +228,40 @@ def test_control_a_server_that_inserts_again_what_it_has_is_found_out(nursery):
 @pytest.mark.slow
 def test_control_a_server_that_forgets_leases_is_found_out(nursery):
     found_out(nursery, FULL_HANDED_DIE, "forgets_leases", "never delivered")
+
+
+def test_control_a_server_that_sees_no_gaps_is_found_out(nursery):
+    losses = [weather(at, "insert", "cut_after", (UP, 20_000)) for at in (0.1, 0.2, 0.3, 0.4)]
+    found_out(
+        nursery,
+        plan("gaps", "replay", *losses, actors=2),
+        "sees_no_gaps",
+        "acknowledged rows missing",
+    )
+
+
+def test_control_a_server_that_acknowledges_without_inserting_is_found_out(nursery):
+    calm = plan("calm", "replay", Act(0.4, "heal"))
+    found_out(nursery, calm, "applies_nothing_sometimes", "acknowledged rows missing")
+
+
+@pytest.mark.slow
+def test_control_a_server_that_says_nothing_of_rows_that_come_again_is_found_out(nursery):
+    deaths = [  # with batches that the server does not hear of having been used
+        [
+            weather(at, "pull", "dead", (UP,)),
+            Act(at + 0.2, "kill_learner", (0,)),
+            Act(at + 0.21, "cut", ("pull",)),
+            Act(at + 0.22, "heal", ("pull",)),
+        ]
+        for at in (0.1, 0.6, 1.1)
+    ]
+    often = plan("learners die with used batches", "queue", *itertools.chain(*deaths), learners=2)
+    found_out(nursery, often, "says_nothing_of_what_comes_again", "without the flag")
+
+
+@pytest.mark.slow
+def test_control_a_batch_that_counts_as_used_when_it_was_sent_is_found_out(nursery):
+    found_out(
+        nursery, FULL_HANDED_DIE, "takes_a_batch_for_used_when_it_was_sent", "never delivered"
+    )

@@ -244,3 +244,31 @@ def test_a_killed_learner_takes_no_batch_with_it(tmp_path, prefetch):
                 found += taken(loader, 1)
     assert {x for x, again in found if not again}.isdisjoint(seen), "what comes again says so"
     assert len({x for x, again in found if not again}) == sum(not again for _, again in found)
+
+
+def test_a_source_that_is_dropped_gives_back_what_was_handed_out_too(feeder, client):
+    feeder.leases = None
+    source = client.table("replay").source(prefetch=4)
+    with pytest.raises(Timeout):
+        source.plan(BATCH, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 4)
+    feeder.do(lambda feeder: [feeder.batch(1, i, 10 * i) for i in range(3)])
+    feeder.until(lambda: client.stats().batches == 3)
+    plans = [source.plan(BATCH, patience()) for _ in range(2)]
+    assert source.hand_out(plans[0].lease)
+    del source, plans
+    assert closing(feeder) == (3, [0], [1, 2])
+
+
+def test_two_learners_that_come_and_go_use_each_row_once(tmp_path):
+    found = []
+    with serving(tmp_path, queue(), filled=200) as (_, client):
+        lasting = AsyncDataLoader(client.table("t").source(), 3, prefetch=2, timeout_s=60.0)
+        for prefetch in (1, 4, 8):
+            with AsyncDataLoader(
+                client.table("t").source(), BATCH, prefetch=prefetch, timeout_s=60.0
+            ) as loader:
+                found += taken(loader, 2) + taken(lasting, 3)
+        lasting.close()
+        found += rest(client, 200 - len(found), 1)
+    assert sorted(found) == [(x, False) for x in range(200)]

@@ -215,3 +215,32 @@ PublicationsAgainstADict.TestCase.settings = settings(
     max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_what_is_drawn_is_what_a_dict_says = PublicationsAgainstADict.TestCase
+
+
+def test_steps_too_far_behind_what_is_published_are_left_out_and_counted(tmp_path):
+    feeder, _ = served(tmp_path, range(10))
+    try:
+        with connect(feeder.address) as client:
+            table = client.table("t")
+            source = source_of(table, 1)
+            assert drawn(source) == {8, 9}  # the newest that is stored, before any is published
+            assert client.publish("policy", WEIGHTS, version=10)
+            assert drawn(source) == {9}
+            client.publish("critic", WEIGHTS, version=99)  # of other weights
+            with table.writer() as writer:
+                for version in (9, 10, 8, 3):
+                    writer.append(x=1, policy_version=version)
+                writer.flush()
+            assert drawn(source) == {9, 10}
+            later = source_of(table, 0)  # opened when it is published already
+            assert drawn(later) == {10}
+            assert set(table.sample(500)["policy_version"].tolist()) >= {0, 3, 9, 10}
+            assert table.stats().stale == (9 + 2) + 13  # of both sources
+            stale = client.status()["tables"]["t"]["stale"]
+            assert stale == {"became_old": 1, "came_old": 23, "other_run": 0}
+            source.close()
+            assert table.stats().stale == (9 + 2) + 13  # a count never falls
+            assert client.status()["tables"]["t"]["stale"] == stale
+            later.close()
+    finally:
+        feeder.close()

@@ -243,3 +243,54 @@ def test_close_ends_the_open_episodes_and_only_these(feeder, client):
         (1, FINAL | TRUNCATED),
     ]
     assert client.stats().rows_acked == 3
+
+
+@pytest.mark.slow
+def test_a_full_buffer_makes_append_wait_and_time_out(feeder, client):
+    feeder.hold_acks = True
+    writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE, buffer_bytes=1000)
+    writer.append(step(0))  # it is open from here on
+    count = 1 + fill(lambda i: writer.append(step(1 + i), timeout_s=0.01), "raise buffer_bytes")
+    assert count > 4
+    feeder.hold_acks = False
+    writer.append(step(count))
+    writer.flush()
+    assert rewards(feeder) == list(range(count + 1))
+
+
+def test_a_gap_is_sent_again(feeder, client):
+    lost = []
+
+    def lose(feeder, plane, route, message):
+        if message.sequence == 1 and not lost:
+            lost.append(message)
+            return True
+        return False
+
+    feeder.hooks[Type.INSERT] = lose
+    writer = client.table("replay").writer(batch_rows=2, linger_ms=LATE)
+    for i in range(10):
+        writer.append(step(i))
+    writer.flush()
+    assert lost
+    assert rewards(feeder) == list(range(10))
+    assert client.stats().messages_resent > 0
+
+
+def test_a_feeder_that_resumes_takes_nothing_twice(feeder, client):
+    writer = client.table("replay").writer(batch_rows=2, linger_ms=LATE)
+    for i in range(6):
+        writer.append(step(i))
+    writer.flush()
+    feeder.hold_acks = True  # the acknowledgements of these are lost
+    for i in range(6, 12):
+        writer.append(step(i))
+    feeder.until(lambda: len(rewards(feeder)) == 12)
+    feeder.hold_acks = False
+    feeder.forget_sessions()
+    for i in range(12, 14):
+        writer.append(step(i))
+    writer.flush()
+    assert rewards(feeder) == list(range(14))
+    assert client.stats().sessions == 2
+    assert client.stats().rows_lost == 0

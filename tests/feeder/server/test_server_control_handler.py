@@ -267,3 +267,18 @@ def test_a_fault_of_the_server_is_reported_and_affects_no_other_client(caplog, m
         assert "could not answer STATUS" in caplog.text
         caplog.clear()
         caplog.get_records("call").clear()
+
+
+def test_sessions_are_counted_and_the_silent_let_go():
+    with Rig(sessions=2, silence_s=10.0) as rig:
+        one, two = rig.peer(), rig.peer()
+        third = rig.peer(greet=False)
+        assert third.hello().body.code == ErrorCode.LIMIT
+        assert isinstance(two.hello().body, Welcome), "in the place of its own"
+        rig.clock.now += 6
+        one.ask(Plane.PULL, Ping())
+        rig.pass_time(4.5)
+        assert [session.number for session in rig.server_state.sessions] == [one.session]
+        assert sum(rig.server.status()["sessions_ended"].values()) == 1
+        assert isinstance(third.hello().body, Welcome)
+        assert rig.server._left_s() == pytest.approx(5.5)

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 
+import numpy as np
 import psutil
 import pytest
 import zmq
@@ -22,10 +24,12 @@ from async_loader.feeder.wire import (
     Ack,
     Batch,
     End,
+    Message,
     Ping,
     Plane,
     Pong,
     Status,
+    encode,
 )
 from tests.waiting_rig import until
 
@@ -172,3 +176,58 @@ def test_memory_stays_flat_while_clients_come_and_go(served, context):
         visit()
     assert psutil.Process().memory_info().rss - before < 30 << 20
     until(lambda: psutil.Process().num_fds() - handles < 50)
+
+
+def garbage(good: bytes, kind: int, rng: np.random.Generator) -> list[bytes]:
+    """A message that cannot be read."""
+    if kind == 0:
+        return [rng.bytes(64), rng.bytes(20)]
+    if kind == 1:
+        return [good[:40]]
+    if kind == 2:
+        return [good] * 3
+    if kind == 3:
+        return [b""]
+    damaged = bytearray(good)
+    damaged[int(rng.integers(0, 64))] ^= 1 << int(rng.integers(0, 8))
+    return [bytes(damaged)]
+
+
+def test_a_good_client_is_served_throughout_a_hundred_thousand_messages_that_are_none(
+    served, context
+):
+    rng = np.random.default_rng(0)
+    good = encode(Message(Ping(), 77))[0]
+    many = [garbage(good, kind % 5, rng) for kind in range(500)]
+    handles = psutil.Process().num_fds()
+    with Peer(context, served.endpoints) as peer:
+        filled(peer)
+        peer.open_reader(batch_size=16)
+        sequence = 2
+        for pulled, block in enumerate(range(100), 1):
+            bad = context.socket(zmq.DEALER)
+            bad.linger = 0
+            bad.sndhwm = 0
+            bad.connect(served.endpoints[list(Plane)[block % 3]])
+            for i in range(1000):
+                bad.send_multipart(many[(block + i) % 500])
+            with socket.create_connection(
+                ("127.0.0.1", int(served.endpoints[Plane.CONTROL].rpartition(":")[2]))
+            ) as raw:
+                raw.sendall(rng.bytes(200))  # not even ZMTP
+            peer.pull(pulled)
+            assert isinstance(peer.receive(Plane.PULL).body, Batch)
+            peer.insert(sequence, [1, 2, 3])
+            sequence += 1
+            assert peer.receive(Plane.INSERT).body.applied == sequence
+            assert isinstance(peer.ask(Plane.CONTROL, Ping()).body, Pong)
+            bad.poll(2000)
+            bad.close()
+        counters = served.counters.snapshot()
+        assert counters["refused_malformed"] > 1000
+        assert counters["faults"] == 0
+        assert len(served._server_state.sessions) == 1
+        status = peer.status()
+        assert status["tables"]["t"]["rows_in"] == 2000 + 300
+    # ZeroMQ closes its sockets in a thread of its own
+    until(lambda: psutil.Process().num_fds() < handles + 100)

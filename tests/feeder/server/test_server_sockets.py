@@ -487,3 +487,43 @@ def test_without_descriptors_the_loop_does_not_spin_and_goes_on_later(tmp_path, 
 
 
 # -- the end ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def timed(clock, where):
+    with contextlib.closing(ServerSockets(where, Limits(), clock=clock)) as one:
+        one.open()
+        yield one
+
+
+def test_a_handshake_has_five_seconds(timed, clock):
+    with connected(timed, CONTROL, greeting()) as slow, connected(timed) as good:
+        turn(timed)
+        clock.now += 4.9
+        turn(timed)
+        assert not is_closed(slow)
+        clock.now += 0.2
+        turn(timed)
+        assert is_closed(slow)
+        assert not is_closed(good)
+
+
+@pytest.mark.slow
+def test_a_message_that_never_ends_is_cut(ports, peer):
+    one = peer()
+    turn(ports)
+    with contextlib.suppress(ConnectionError):
+        Flood(one, frame(bytes(1 << 20), 1)).push_all(ports, 1 << 30)
+    assert is_closed(one)
+    assert ports.violations == 1
+
+
+def test_handshakes_that_are_not_over_are_limited(ports, monkeypatch):
+    monkeypatch.setattr(module, "_UNREADY", 5)
+    with contextlib.ExitStack() as stack:
+        half = [stack.enter_context(connected(ports, CONTROL, greeting()[:20])) for _ in range(20)]
+        turn(ports, turns=5)
+        assert sum(not is_closed(one) for one in half) == 5
+        good = stack.enter_context(connected(ports, data=opening() + framed([b"x"])))
+        assert [came for _, came in turn(ports)] == [[b"x"]]
+        assert not is_closed(good)
