@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from async_loader.errors import AsyncLoaderError, ConfigError, SchemaError, Timeout
+from async_loader.errors import AsyncLoaderError, ConfigError, SchemaError
 from async_loader.names import hint
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import Episode, EpisodeReader, MissingEnds, at_last
@@ -62,7 +62,7 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
     BadData
         Names the episode, the field and the remedy: for missing and unequal arrays, rewards that
         are not finite, dtypes that a table cannot hold, ends that are missing or come early, no
-        episodes at all. Nothing of the import is in a table then: a new one is closed.
+        episodes at all. A new table is closed then; ``into`` keeps the episodes before.
     ConfigError
         For arguments that exclude each other.
     OutOfMemory
@@ -200,14 +200,13 @@ class Import:
     def _fill(
         self, table: Table, episodes: Iterable[tuple[Place, Episode]], schema: Schema | None
     ) -> None:
-        """Write episodes into a table; what was written is taken out if one does not fit."""
+        """Write episodes into a table; the episodes before one that does not fit stay there."""
         writer = table.writer(schema=schema if table.schema is None else None)
-        written: list[Any] = []
         try:
             for place, episode in episodes:
                 count = len(episode)
                 try:
-                    ids = writer.extend(
+                    writer.extend(
                         episode.steps,
                         terminated=at_last(count) & episode.terminated,
                         truncated=at_last(count) & episode.truncated,
@@ -216,23 +215,9 @@ class Import:
                     )
                 except SchemaError as error:
                     raise place.misfit(error) from None
-                written.append(ids)
-        except BaseException as error:
-            if written and written[0] is not None:
-                table.delete(np.concatenate(written))
-            elif written:
-                error.add_note(
-                    f"{len(written)} episodes had been sent to the feeder before: clear() the "
-                    "table, or load() a save of it, to be without them"
-                )
+        except BaseException:
             with contextlib.suppress(AsyncLoaderError):  # the first error says why
                 writer.close(self.timeout_s)
-            if isinstance(error, Timeout) and table.limiter is not None:
-                raise Timeout(
-                    f"{error}. The table has a limiter, which waits for its learners: set "
-                    "table.limiter = None while it is filled, or leave it out of the settings of a "
-                    "feeder's table"
-                ) from error
             raise
         writer.close(self.timeout_s)
 

@@ -42,13 +42,13 @@ class Opened(Generic[W]):
     schema: Schema
     owned: bool
 
-    def fields(self, env: Any, *arguments: Any) -> StepFields:
-        """Return the fields of the environment's steps.
+    def fields(self, *own: str) -> StepFields:
+        """Return the fields of the table's steps; ``own``: see `StepFields`.
 
         Raises what `StepFields` does if the table does not fit, and closes a writer of our own.
         """
         try:
-            return StepFields(self.schema, env, *arguments)
+            return StepFields(self.schema, own)
         except BaseException:
             if self.owned:
                 self.writer.close()

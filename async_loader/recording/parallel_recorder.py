@@ -47,7 +47,7 @@ class ParallelRecorder:
     ConfigError
         If agents have different spaces.
     SchemaError
-        Names the field in which the environment and the table differ.
+        For a table without a field that a recorder writes. The first step names another misfit.
     """
 
     @explain_wrong_names
@@ -66,7 +66,7 @@ class ParallelRecorder:
         self.recorded = tuple(env.possible_agents if agents is None else agents)
         self._opened = writer_of(table, wanted, None)
         self._writer = self._opened.writer
-        self._fields = self._opened.fields(env, ("agent",), self.recorded)
+        self._fields = self._opened.fields("agent")
         own: Any = self._writer.stream
         self._episodes = {
             agent: EpisodeStream(self._writer, self._fields, (own, number), timeout_s)

@@ -46,7 +46,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     Raises
     ------
     SchemaError
-        Names the field in which the environment and the table differ.
+        For a table without a field that a recorder writes. The first step names another misfit.
     """
 
     @explain_wrong_names
@@ -69,7 +69,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._opened = writer_of(table, schema_of(env, stack=stack, fields=fields), stream)
         self._writer = self._opened.writer
-        self._fields = self._opened.fields(env)
+        self._fields = self._opened.fields()
         if stream is None and (number := own_streams(self._writer, 1)[0]):
             stream = (self._writer.stream, number)
         self._episode = EpisodeStream(self._writer, self._fields, stream, timeout_s)

@@ -42,7 +42,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     Raises
     ------
     SchemaError
-        Names the field in which the environments and the table differ.
+        For a table without a field that a recorder writes. The first step names another misfit.
     """
 
     @explain_wrong_names
@@ -63,7 +63,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         super().__init__(envs)
         self._opened = vector_writer_of(table, envs, schema_of(envs, stack=stack, fields=fields))
         self._writer = self._opened.writer
-        self._fields = self._opened.fields(envs)
+        self._fields = self._opened.fields()
         self._timeout_s = timeout_s
         self._obs: Any = None
         self._extra: dict[str, Any] = {}

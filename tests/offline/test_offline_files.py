@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from async_loader import RateLimiter, ReplayBuffer
+from async_loader import ReplayBuffer
 from async_loader.cli import app
-from async_loader.errors import ConfigError, Timeout
+from async_loader.errors import ConfigError
 from async_loader.offline import (
     BadData,
     commands,
@@ -136,17 +136,6 @@ def test_a_file_that_ends_within_an_episode_is_refused_or_taken_as_cut_off(tmp_p
     assert np.flatnonzero(rows(table)["truncated"]).tolist() == [STEPS - 1]
 
 
-def test_a_file_without_timeouts_says_how_long_its_episodes_are(tmp_path):
-    none = np.zeros(STEPS, bool)
-    left_out = ["timeouts", "next_observations"]
-    path = d4rl(tmp_path / "a.hdf5", leave_out=left_out, terminals=none)
-    with pytest.raises(BadData, match="missing_ends="):
-        from_hdf5(path)
-    with pytest.warns(RuntimeWarning, match=f"1 episodes of up to {STEPS} steps.*add timeouts"):
-        table = from_hdf5(path, missing_ends="truncate")
-    assert len(table) == STEPS - 1
-
-
 def rows_of(path):
     import h5py
 
@@ -177,7 +166,6 @@ def test_a_bad_d4rl_file_is_refused_by_file_episode_and_field(tmp_path, what):
             str(path), episode, field,
         )  # fmt: skip
         assert str(path) in str(found.value)
-    assert len(mine) == 0
 
 
 def test_a_file_that_is_cut_off_or_absent_or_empty_is_refused(tmp_path):
@@ -206,7 +194,7 @@ def test_a_data_set_of_minari_that_lacks_something_is_refused(tmp_path):
     assert (found.value.episode, found.value.field) == (2, "reward")
     bad = minari_file(tmp_path / "cut")
     bad.write_bytes(bad.read_bytes()[:1000])
-    with pytest.raises(BadData, match="cannot be read as .* Minari"):
+    with pytest.raises(BadData, match=r"cannot be read as .* Minari"):
         from_minari(bad)
 
 
@@ -298,15 +286,6 @@ def test_a_file_with_any_bytes_changed_is_read_or_refused_as_bad_data(tmp_path, 
             refused.append(str(error))
     assert len(refused) > 20
     assert all(str(tmp_path) in one for one in refused)
-
-
-def test_a_table_without_room_is_no_fault_of_the_file(tmp_path):
-    path = d4rl(tmp_path / "good.hdf5")
-    schema = from_hdf5(path).schema
-    full = RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=2)
-    table = ReplayBuffer(50, schema, limiter=full)
-    with pytest.raises(Timeout, match=r"set table\.limiter = None"):
-        from_hdf5(path, into=table, timeout_s=0)
 
 
 # -- the command line ------------------------------------------------------------------------------
@@ -416,16 +395,10 @@ def test_a_minari_data_set_without_spaces_is_refused_with_what_to_give():
         to_minari(from_episodes(episodes()), "made/here-v0")
 
 
-def test_import_speaks_as_the_command_line_does(tmp_path):
+def test_import_says_what_did_not_fit(tmp_path):
     to_npz(from_episodes(episodes()), tmp_path / "in")
     words = ["import", str(tmp_path / "in"), "--to", str(tmp_path / "to"), "--capacity", "9"]
     done = CliRunner().invoke(app, words, env=WIDE)
     with ReplayBuffer.from_checkpoint(tmp_path / "to") as table:
         left_out = 14 - len(table)
     assert f"{left_out} older steps did not fit --capacity 9" in " ".join(done.output.split())
-    none = np.zeros(STEPS, bool)
-    path = d4rl(tmp_path / "open.hdf5", timeouts=none, terminals=none)
-    words = ["import", str(path), "--to", str(tmp_path / "other")]
-    assert "--missing-ends truncate" in " ".join(
-        CliRunner().invoke(app, words, env=WIDE).output.split()
-    )
