@@ -140,3 +140,43 @@ def _neither(given: object, writer: str) -> ConfigError:
         f"{type(given).__name__} is no table and no writer: give a ReplayBuffer, "
         f"connect(...).table(name), or what {writer} returns"
     )
+
+
+class Recording:
+    """What all recorders have: values of the next step, and the end."""
+
+    _extra: dict[str, Any]
+    _ended = False
+    _opened: Opened[Any]
+    env: Any
+
+    def record(self, **fields: Any) -> None:
+        """Give values of the next step that no environment knows: ``log_prob``, ``value``,
+        ``policy_version``. Fields of the table that are not the recorder's own need this.
+
+        Of a vector they are arrays ``[envs, ...]``, of several agents dicts by agents.
+        """
+        self._extra.update(fields)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all steps are in the table, which may be elsewhere."""
+        self._opened.writer.flush(timeout_s)
+
+    def close(self, **kwargs: Any) -> None:
+        """End the episodes as truncated, `flush`, and close the environment."""
+        try:
+            if not self._ended:
+                self._ended = True
+                with contextlib.suppress(*GONE):
+                    self._cut()
+                self._opened.finish()
+        finally:
+            self.env.close(**kwargs)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise Closed("this recorder was closed: make another")
+
+    def _cut(self) -> None:
+        """End the episodes that are under way. A step that could not be added is given up."""
+        raise NotImplementedError

@@ -49,7 +49,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     observations, next_observations, actions, rewards, dones, timeouts : arrays
         ``[buffer_size, n_envs, ...]``, as there; each access makes a copy, which cannot be written
         to. ``buffer.rewards = changed`` stores rewards. With ``optimize_memory_usage`` the newest
-        ``dones`` can be set, as algorithms do before they begin anew.
+        ``dones`` can be set to True, as algorithms do before they begin anew.
 
     Raises
     ------
@@ -276,18 +276,13 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         made.end = self._end_newest
         return made
 
-    def _end_newest(self, dones: Array) -> bool:
-        """End episodes at their newest transitions, where these ``dones`` say so; return whether
-        they say nothing else.
-        """
+    def _end_newest(self, place: Any, value: Any) -> bool:
+        """End all episodes at their newest transitions, if that is what setting ``dones`` says."""
         assert isinstance(self._steps, LinkedSteps)
-        changed = dones != self.dones.view(np.ndarray)
         newest = (self.pos - 1) % self.buffer_size
-        which = changed[newest].copy()
-        changed[newest] = False
-        if changed.any() or not dones[newest][which].all():
+        if isinstance(place, slice) or place != newest or not np.all(value):
             return False
-        self._steps.end(which)
+        self._steps.end(np.ones(self.n_envs, np.bool_))
         return True
 
     # -- pickles -----------------------------------------------------------------------------------
@@ -307,12 +302,10 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
 class _Dones(np.ndarray[Any, np.dtype[Any]]):
     """Read-only, but for the newest transition: see `ReplayBuffer._end_newest`."""
 
-    end: Callable[[Array], bool] | None = None
+    end: Callable[[Any, Any], bool] | None = None
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        changed = np.array(self)
-        changed[place] = value
-        if self.end is None or not self.end(changed):
+        if self.end is None or not self.end(place, value):
             super().__setitem__(place, value)
 
 
