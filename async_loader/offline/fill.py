@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -80,65 +79,66 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
     """
     if isinstance(episodes, Mapping):
         raise ConfigError("from_episodes() takes an iterable of episodes: [episode] for one dict")
-    wanted = Import.of(options, "from_episodes")
+    wanted = Import("from_episodes", **options)
     count = len(episodes) if isinstance(episodes, Sized) else None
     given = ((Place(episode=i), one) for i, one in enumerate(episodes))
     return wanted.run(given, Place("the iterable"), episodes=count)
 
 
-@dataclass(frozen=True, slots=True)
 class Import:
-    """The arguments that all imports share; see `from_episodes`."""
+    """The arguments that all imports share; see `from_episodes`.
 
-    into: Any
-    capacity: int | str | None
-    schema: Schema | None
-    missing_ends: MissingEnds
-    float_dtype: np.dtype[Any] | None
-    progress: bool
-    timeout_s: float | None
-    options: dict[str, Any]
+    Parameters
+    ----------
+    owner, own : str
+        The name of the import, for messages, and those of its own keywords.
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any], owner: str, *own: str) -> Import:
-        """Check the keywords of an import; ``owner`` is its name, and it takes ``own`` ones too.
+    Raises
+    ------
+    TypeError
+        Names a keyword that the import does not have.
+    ConfigError, SchemaError
+    """
 
-        Raises
-        ------
-        TypeError
-            Names a keyword that the import does not have.
-        ConfigError, SchemaError
-        """
-        rest = dict(options)
+    def __init__(
+        self,
+        owner: str,
+        *own: str,
+        into: Any = None,
+        capacity: int | str | None = None,
+        schema: Any = None,
+        missing_ends: MissingEnds = "refuse",
+        float_dtype: Any = None,
+        progress: bool = False,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> None:
         known = [*own, *_KEYWORDS, *inspect.signature(ReplayBuffer).parameters]
-        for word in rest.keys() - {*known}:
+        for word in options.keys() - {*known}:
             said = hint(word, dict.fromkeys(known), "ReplayBuffer")
             raise TypeError(f"{owner}() has no {word}: {said}")
-        into, capacity = rest.pop("into", None), rest.pop("capacity", None)
-        schema, floats = rest.pop("schema", None), rest.pop("float_dtype", None)
-        missing_ends = rest.pop("missing_ends", "refuse")
-        progress, timeout_s = rest.pop("progress", False), rest.pop("timeout_s", None)
         if missing_ends not in get_args(MissingEnds):
             raise ConfigError(f"missing_ends={missing_ends!r}: it is 'refuse' or 'truncate'")
         if into is not None:
             if not is_table(into):
                 raise ConfigError(f"into={into!r}: it is a table, as ReplayBuffer(...)")
-            given = {"capacity": capacity, "schema": schema, **rest}
+            given = {"capacity": capacity, "schema": schema, **options}
             if extra := [name for name, value in given.items() if value is not None]:
                 raise ConfigError(f"{extra[0]}= is for a new table, and into= one that is there")
             schema = into.schema
-        made = None if schema is None else Schema.of(schema)
-        for field in () if made is None else made.fields:
+        self.schema = None if schema is None else Schema.of(schema)
+        for field in () if self.schema is None else self.schema.fields:
             if field.next is not None and field.name.split(".")[0] != "obs":
                 raise ConfigError(
                     f"field {field.name!r} has next={field.next!r}, and what comes after an "
                     "episode's last step is known of obs only: leave next= out, and give the field "
                     "of the following step as a field of its own"
                 )
-        dtype = None if floats is None else np.dtype(floats)
-        if dtype is not None and dtype.kind != "f":
-            raise ConfigError(f"float_dtype={floats!r}: a floating dtype, as 'float32'")
-        return cls(into, capacity, made, missing_ends, dtype, progress, timeout_s, rest)
+        self.float_dtype = None if float_dtype is None else np.dtype(float_dtype)
+        if self.float_dtype is not None and self.float_dtype.kind != "f":
+            raise ConfigError(f"float_dtype={float_dtype!r}: a floating dtype, as 'float32'")
+        self.into, self.capacity, self.options = into, capacity, options
+        self.missing_ends, self.progress, self.timeout_s = missing_ends, progress, timeout_s
 
     def run(
         self,

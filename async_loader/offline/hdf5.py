@@ -51,7 +51,7 @@ def from_hdf5(
     """
     check_names("extra", extra)
     path = path_of("path", path)
-    wanted, place = Import.of(options, "from_hdf5", "extra"), Place(path)
+    wanted, place = Import("from_hdf5", "extra", **options), Place(path)
     arrays = _arrays(path, extra, place)
     rows = len(arrays["rewards"])
     ended = np.zeros(rows, np.bool_)

@@ -124,7 +124,7 @@ class VectorRecorder(Recording, gymnasium.vector.VectorWrapper[Any, Any, Any, An
         self._check_open()
         mask = None if options is None else options.get("reset_mask")
         self._cut(None if self._pending is not None or self._obs is None else mask)
-        obs, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        obs, info = self.env.reset(seed=seed, options=options)
         self._over &= False if mask is None else ~np.asarray(mask)
         self._obs = copied(obs)
         return obs, info

@@ -280,7 +280,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         """End all episodes at their newest transitions, if that is what setting ``dones`` says."""
         assert isinstance(self._steps, LinkedSteps)
         newest = (self.pos - 1) % self.buffer_size
-        if isinstance(place, slice) or place != newest or not np.all(value):
+        if not isinstance(place, int) or place != newest or not np.all(value):
             return False
         self._steps.end(np.ones(self.n_envs, np.bool_))
         return True
