@@ -8,8 +8,7 @@ from typing import Any
 from async_loader.errors import ConfigError, SchemaError, Timeout
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
-from async_loader.recording.episode_stream import EpisodeStream, copied
-from async_loader.recording.opening import Recording, own_streams, writer_of
+from async_loader.recording.opening import EpisodeStream, Recording, copied, own_streams, writer_of
 from async_loader.table import Table, Writer
 
 _Step = tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]

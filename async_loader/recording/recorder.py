@@ -10,8 +10,7 @@ import gymnasium
 from async_loader.errors import ConfigError, Timeout
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
-from async_loader.recording.episode_stream import EpisodeStream, copied
-from async_loader.recording.opening import Recording, own_streams, writer_of
+from async_loader.recording.opening import EpisodeStream, Recording, copied, own_streams, writer_of
 from async_loader.table import Table, Writer
 
 _Step = tuple[Any, Any, bool, bool, dict[str, Any]]

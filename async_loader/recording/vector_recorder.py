@@ -12,8 +12,7 @@ from gymnasium.vector import AutoresetMode
 from async_loader.errors import ConfigError, Timeout
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
-from async_loader.recording.episode_stream import copied
-from async_loader.recording.opening import Recording, vector_writer_of
+from async_loader.recording.opening import Recording, copied, vector_writer_of
 from async_loader.table import Table, VectorWriter
 
 _Step = tuple[Any, Any, Any, Any, dict[str, Any]]

@@ -97,6 +97,7 @@ class PlacedSteps(_Steps):
         self._size = size
         self._newest = -n_envs if saved is None else int(saved.extra)
         self._reader = reader_of(self._state, parts_of(table).table_sampler.read_plan(None))
+        self._rows = self._state.table.storage.layout.rows
         with self._state.lock:  # so that a run's first steps do not wait for it
             self._state.table.load_writing()
 
@@ -129,13 +130,17 @@ class PlacedSteps(_Steps):
 
     def at(self, ids: Ids) -> Transitions:
         """Read transitions by id into new arrays."""
-        with self._state.lock:
-            self._state.check_open()
-            self._state.catch_up()
-        into, gone = self._reader.take(ids)
-        if len(gone):
-            raise Broken(OTHERS)
-        read, width = into.fields, self._form.width
+        state, reader = self._state, self._reader
+        with state.lock:
+            state.check_open()
+            state.catch_up()
+            read = reader.these(ids % self._rows, None) if reader.at_once(len(ids)) else None
+        if read is None:
+            into, gone = reader.take(ids)
+            if len(gone):
+                raise Broken(OTHERS)
+            read = into.fields
+        width = self._form.width
         return Transitions(
             list(read[:width]), list(read[width : 2 * width]), *read[2 * width : 2 * width + 4]
         )
