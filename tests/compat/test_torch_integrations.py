@@ -22,6 +22,7 @@ import torch
 import async_loader
 from async_loader import AsyncDataLoader
 from async_loader.compat.torch import DataLoader, StatefulDataLoader
+from async_loader.errors import MissingExtra
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 240
@@ -142,5 +143,5 @@ def test_a_prepared_loader_with_a_state_goes_on_where_it_was(installed, given):
 def test_without_accelerate_the_error_names_the_extra(monkeypatch):
     accelerate = importlib.import_module("async_loader.compat.accelerate")
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(accelerate.MissingExtra, match="integrations"):
+    with pytest.raises(MissingExtra, match="integrations"):
         accelerate.install()
