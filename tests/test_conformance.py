@@ -13,7 +13,6 @@ import torch
 from fakes import ItemsSource, WaitingSource
 
 from async_loader import END, AsyncDataLoader, Mixture, ReplayBuffer, Schema
-from async_loader.errors import ConfigError, Unsupported
 from async_loader.lifecycle import EventFd
 from async_loader.source import Applied, Jobs, Ready, Rows, Samples
 from async_loader.sources.callable import CallableSource
@@ -236,11 +235,6 @@ def test_a_broken_source_is_reported(case):
         check_source(make)
 
 
-@pytest.mark.slow
-def test_the_source_without_planted_errors_conforms():
-    check_source(Base)
-
-
 class Forgets(Base):
     """Reads different data after it was sent."""
 
@@ -267,13 +261,6 @@ def seeded_read(self, index, into, seed):
     rng = np.random.default_rng(seed)
     into.fields[0][...] = rng.random(into.fields[0].shape)
     into.fields[1][...] = 0
-
-
-def test_a_reader_that_uses_its_seed_conforms_when_it_says_so():
-    make = broken(read=seeded_read)
-    check_source(make, seeded=True, workers=False)
-    with pytest.raises(NotConforming, match="part by part"):
-        check_source(make, workers=False)
 
 
 def blocks(self, n, patience):
@@ -313,14 +300,3 @@ def test_a_source_that_waits_badly_is_caught(case, monkeypatch):
     make, text = WAITING[case]
     with pytest.raises(NotConforming, match=text):
         check_waiting(make)
-
-
-def test_a_source_that_waits_for_another_process_need_not_report_why():
-    check_waiting(broken(plan=waits), local=False)
-
-
-def test_the_protocol_is_not_met_by_accident():
-    with pytest.raises(ConfigError):
-        AsyncDataLoader(SimpleNamespace(plan=1), 2)
-    with pytest.raises(Unsupported):
-        ItemsSource(Items()).update_priorities(np.arange(2), np.ones(2))

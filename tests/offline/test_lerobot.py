@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from async_loader import AsyncDataLoader
-from async_loader.errors import ConfigError, MissingExtra, Unsupported
-from async_loader.lifecycle import Patience
 from async_loader.offline import BadData
 from async_loader.source import Window
 
@@ -93,15 +90,6 @@ def test_a_window_shows_frames_around_the_one_that_is_drawn_and_says_what_is_bey
     np.testing.assert_array_equal(batch["action_is_pad"], after > last[:, None])
 
 
-def test_only_the_frames_of_the_episodes_are_drawn(dataset):
-    source = LeRobotSource(dataset, episodes=[2, 0], fields=["action"], seed=0)
-    assert len(source) == 19
-    drawn = source.plan(500, Patience(None, None)).index
-    assert sorted(set(drawn.tolist())) == [*range(12), *range(32, 39)]
-    with pytest.raises(Unsupported):
-        source.update_priorities(drawn, drawn)
-
-
 def _rewrite(root: Path, **entries: object) -> None:
     path = root / "meta/info.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
@@ -134,46 +122,3 @@ def test_what_is_missing_or_damaged_is_named_with_its_file_before_anything_start
     spoil(copy)
     with pytest.raises(BadData, match=said):
         LeRobotSource(copy)
-
-
-def test_a_video_that_is_cut_off_later_is_an_error_of_the_batch_with_file_and_frame(copy):
-    source = LeRobotSource(copy, fields=[rig.KEYS[0]])
-    whole = LeRobotSource(copy, fields=[rig.KEYS[0]])
-    content = (copy / VIDEO).read_bytes()
-    data = content.index(b"mdat")
-    spoiled = content[: data + 600] + bytes(len(content) - data - 600)
-    index = content.rindex(b"moov")
-    (copy / VIDEO).write_bytes(spoiled[:index] + content[index:])
-    with pytest.raises(BadData, match=r"file-000\.mp4: .*video at frame \d+ "):
-        read(source, range(32))
-    source.reader().close()
-    rig.write_video(copy / VIDEO, 0, list(range(20)), 6)
-    with pytest.raises(BadData, match=r"file-000\.mp4: .*at frame 20 .*does not have it"):
-        read(whole, range(32))
-    (copy / VIDEO).unlink()
-    with pytest.raises(BadData, match=r"file-000\.mp4: it cannot be read as video"):
-        read(whole, range(32))
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"fields": ["nothing"]}, "there is no such feature"),
-        ({"fields": "action"}, "it is a list of features"),
-        ({"windows": {"action": [0.05]}}, "no multiple of 1 / 10 s"),
-        ({"windows": {"actions": [0.0]}}, "there is no feature 'actions'"),
-        ({"windows": {"action": []}}, "a list of seconds"),
-        ({"episodes": [3]}, "the dataset has 3, 0 to 2"),
-        ({"episodes": []}, "a list of whole numbers"),
-    ],
-)
-def test_arguments_that_cannot_work_are_refused_with_the_remedy(dataset, settings, said):
-    with pytest.raises((ConfigError, BadData), match=said):
-        LeRobotSource(dataset, **settings)
-
-
-@pytest.mark.parametrize("library", ["pyarrow", "av"])
-def test_without_a_library_the_extra_is_named(dataset, monkeypatch, library):
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingExtra, match=r"async_loader\[lerobot\]"):
-        LeRobotSource(dataset)
