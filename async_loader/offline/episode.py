@@ -13,7 +13,7 @@ from async_loader.errors import SchemaError
 from async_loader.offline.bad_data import Place
 from async_loader.replay.arguments import schema_of_columns, storable
 from async_loader.replay.array_types import Array, Bools
-from async_loader.replay.end_names import end_meant
+from async_loader.replay.episode_ends import end_meant
 from async_loader.schema import END_FIELDS, Schema
 
 MissingEnds: TypeAlias = Literal["refuse", "truncate"]

@@ -19,6 +19,7 @@ from async_loader.names import (
 )
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import folder_of, one_of, positive, size_of
+from async_loader.replay.episode_ends import how_ended
 from async_loader.replay.queues import capacity_of, check_limiter, check_stack
 from async_loader.replay.ragged import checked_format
 from async_loader.replay.rate_limiter import Queue, RateLimiter
@@ -28,7 +29,6 @@ from async_loader.replay.source import ReplaySource
 from async_loader.replay.stats import TableStats
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.table.by_id import ById
-from async_loader.replay.table.episode_ends import how_ended
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.source_sampler import sampler_for

@@ -15,8 +15,8 @@ from async_loader.names import (
 )
 from async_loader.replay.arguments import count_of, one_of
 from async_loader.replay.base.row_format import TRUNCATED
+from async_loader.replay.episode_ends import Ends, how_ended
 from async_loader.replay.stream_names import MANY_STREAMS, stream_name, stream_names
-from async_loader.replay.table.episode_ends import Ends, how_ended
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.table_state import TableState
 from async_loader.schema import Schema

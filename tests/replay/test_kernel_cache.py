@@ -24,6 +24,7 @@ with ReplayBuffer(10, seed=0) as buffer:
         buffer.add(x=np.full(3, i, np.float32))
     print(sorted(buffer.sample(4)["x"][:, 0].tolist()), len(buffer))
 """
+COMPILE = Path(__file__).parents[2] / "scripts/compile_kernels.py"
 IS_KEPT = "from async_loader.replay.base.compiled import is_kept; print(is_kept())"
 
 
@@ -180,7 +181,7 @@ def test_kernels_that_the_build_compiles_are_loaded_wherever_the_package_is_move
     bare: Path, tmp_path: Path
 ):
     """Also where no folder can be written: nothing is compiled, and so there is nothing to say."""
-    run("-m", "async_loader.replay.kernel_build", at=bare)
+    run(str(COMPILE), at=bare)
     built = kernels_in(bare)
     size = sum(path.stat().st_size for path in bare.rglob("*.nb?"))
     assert 0 < size < compiled._ALL_KERNELS // 2

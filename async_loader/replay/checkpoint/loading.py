@@ -206,8 +206,6 @@ class _Loading:
             if state is not None and (role == "sampler" or table.free is not None):
                 one.restore(state)
         table.restore(saved, streams, first)
-        if table_state.limits is not None:
-            table_state.limits.needed = saved["needed"]
         table_state.carry_account(settings.limiter_of(self._saved["limiter"]))
         saver.last = (
             PreviousSave(self._from.root, self._from.newest)

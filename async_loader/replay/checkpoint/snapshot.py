@@ -231,7 +231,6 @@ class TableMetadata:
         if table is None:
             return cls(settings, None, {})
         counters = table.state()
-        counters["needed"] = 0 if table_state.limits is None else table_state.limits.needed
         states: dict[str, Any] = {
             "sampler": table_state.sampler.state(),
             "sequences": [

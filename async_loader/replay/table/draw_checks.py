@@ -54,10 +54,6 @@ class DrawChecks:
         table_state = self._table_state
         limits = table_state.limits
         once = not sampler.repeats or bool(table_state.max_times_sampled)
-        wanted = max(count if once else 1, min_size)
-        if limits is not None and wanted > limits.needed:
-            limits.needed = wanted
-            table_state.waiters.ring()  # writers that the ratio has stopped may go on
         if limits is not None and not limits.may_sample(count):
             return limits.why_not_sample(count)
         if there is None:
@@ -147,11 +143,9 @@ class DrawChecks:
     ) -> None:
         """Raise ConfigError if the limiter stops inserting before there are enough items."""
         more = limits.insertable()
-        # See LimiterState: waiting steps allow more insertions.
-        if more == UNLIMITED or (more and ahead):
+        if more == UNLIMITED or ahead:  # an episode's end makes items of several steps
             return
-        table = self._table_state.table
-        most = max(len(table) + table.waiting + more, limits.config.min_size_to_sample)
+        most = max(len(self._table_state.table) + more, limits.config.min_size_to_sample)
         if count > max(held, times * most):
             buffer = limits.config.buffer_for(count * limits.config.samples_per_insert)
             raise ConfigError(

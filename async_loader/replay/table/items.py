@@ -15,6 +15,7 @@ from async_loader.replay.samplers import Fifo, Items, Sampler, shortcut
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.free_rows import FreeRows
 from async_loader.replay.table.rebuild import rebuild, tell_all
+from async_loader.replay.table.records import RowSource
 from async_loader.replay.table.sequence_sampler import InnerSampler
 from async_loader.replay.table.step_packer import end_fields
 from async_loader.replay.table.storage import Storage
@@ -80,8 +81,6 @@ class TableItems:
         self.times = np.zeros(rows if max_times_sampled else 0, np.int64)
         # See kernels: new items, ended items, two answers, rows of PASSED.
         self._changes = np.zeros(5, np.int64)
-        # Draws of tables in which each item counts its draws; kernels count them.
-        self._used = np.zeros(1, np.int64)
         # Draws that did not become samples: of items that left before, and of unreadable ones.
         self._lost = np.zeros(1, np.int64)
         # Whether a change has begun and not ended: see rebuild.py.
@@ -133,21 +132,20 @@ class TableItems:
         self._numbers = 1 + max(taken, default=-1)
         self._spare = [number for number in range(self._numbers) if number not in taken]
         self._stale: set[int] = set()  # open since before the table was loaded
-        for place in (r.CURSOR, r.COUNT, r.TOP, r.WAITING, r.TAIL, r.LENT, r.LENT_TO):
+        for place in (r.CURSOR, r.COUNT, r.TOP, r.TAIL):
             g[place] = 0
         g[r.LOOKAHEAD], g[r.CAPACITY] = self.schema_lookahead, layout.capacity
         if self.keeps and self.free is None:
             # The past, the newest step, and the observation after an end.
             beside = int(g[r.DEPTH] - 1 + 2 * g[r.FOLLOWED])
-            g[r.CAPACITY] += min(beside, layout.spare - 2)
-        # Of a queue, less what its window may grow by: see room.py, NOTE [free before their turn].
-        spare = layout.rows - self.window
-        self._burst = max(1, (spare - (spare // 4 if self.keeps else 0)) // 2 - 1)
-        self.inserted = self.counted = self.deleted = 0
+            # and rows of deleted items, which are free in their turn
+            g[r.CAPACITY] += min(max(beside, layout.spare // 4), layout.spare - 2)
+        self._burst = max(1, (layout.rows - self.window) // 2 - 1)
+        self.inserted = self.sampled = self.deleted = 0
         self.cleared = 0  # items that were inserted before the last `clear`
         # samples of a limiter's account that the one before left: see LimiterState
         self.carried = 0
-        self._used[0] = self._lost[0] = 0
+        self._lost[0] = 0
         self._point()
 
     def begin_again(self) -> None:
@@ -198,7 +196,7 @@ class TableItems:
         self._reads_fields = [one for one in changed if one is not None]
         self._told_of_passed = [one for one in self._told if hasattr(one, "passed")]
         if self._told_of_passed and not len(self._passed):
-            # a row that is written, and the end of an episode, note few each; see kernels.settle
+            # a row that is written, and the end of an episode, note few each
             self._passed = np.empty(6 * rows, np.int64)
         if self.prioritized and not len(self.given):
             self.given = np.full(rows, np.nan)
@@ -230,11 +228,6 @@ class TableItems:
         while self.leaving:
             self.detach(self.leaving[0])
             self.leaving.popleft()
-
-    @property
-    def sampled(self) -> int:
-        """Items drawn since the table was made."""
-        return self.counted + int(self._used[0])
 
     @property
     def lost(self) -> int:
@@ -303,6 +296,10 @@ class TableItems:
 
     def finish(self) -> None:
         """Rebuild what an interrupted call left half done, and write what was gathered."""
+        raise NotImplementedError
+
+    def write(self, source: RowSource, count: int, ids: Ids, start: int = 0) -> None:
+        """See `TableWriting.write`."""
         raise NotImplementedError
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.replay.base.row_format import LOOKAHEAD
-from async_loader.replay.end_names import check_end_names
+from async_loader.replay.episode_ends import check_end_names
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.draw_checks import DrawChecks

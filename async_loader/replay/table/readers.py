@@ -16,5 +16,5 @@ def reader_of(
     ``numbers`` choose hindsight goals; by default the reader has its own, from the table's seed.
     """
     if numbers is None and read_plan.goals is not None:
-        numbers = RandomNumbers(table_state.goal_seeds())
+        numbers = RandomNumbers(table_state.seeds.spawn(1)[0])
     return ReplayReader(table_state.table.storage, read_plan, numbers)

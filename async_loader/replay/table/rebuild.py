@@ -46,10 +46,6 @@ def derive(table: Items, first: int) -> None:
     used = np.flatnonzero(ids >= 0)
     steps = used[flags[used] & (r.FINAL | r.DELETED) == 0]
     if table.free is None:
-        if table.keeps and len(steps):  # in a smaller queue than the one that was saved
-            missing = int(g[r.CURSOR] - ids[steps].min()) - table.window
-            if missing > 0:
-                table._k.lend(g, missing, int(g[r.CURSOR]))
         # those that show a step which the table would not hold any more had it been written to
         oldest = ids[used].copy()
         for _ in range(g[r.DEPTH] - 1):
@@ -63,7 +59,6 @@ def derive(table: Items, first: int) -> None:
     items.alive[complete(table, steps, int(g[r.LOOKAHEAD]))] = 1
     g[r.COUNT] = np.count_nonzero(items.alive)
     g[r.TOP] = used[-1] + 1 if len(used) else 0
-    g[r.WAITING] = len(steps) - g[r.COUNT]
 
 
 def rebuild(table: Items) -> None:
@@ -74,7 +69,7 @@ def rebuild(table: Items) -> None:
     heads = table.storage.heads()
     if table.ring is not None:
         cursor = int(g[r.CURSOR])
-        table.ring.commit(cursor)
+        table.ring.derive(table.ids)
         k.retire_steps(g, max(0, cursor - len(heads)), table.ring.tail, changes)
     if most:
         table.times[table._born[: changes[0]]] = 0
@@ -108,9 +103,8 @@ def look_ahead(table: Items, steps: int) -> None:
     g[r.LOOKAHEAD] = steps
     items.alive[:] = 0
     items.alive[kept] = 1
-    waiting = len(alive) - len(kept)
-    g[r.COUNT], g[r.WAITING] = len(kept), g[r.WAITING] + waiting
-    table.inserted -= waiting
+    g[r.COUNT] = len(kept)
+    table.inserted -= len(alive) - len(kept)
     rebuild(table)
 
 

@@ -80,13 +80,6 @@ class Rows:
         are = np.ones(len(self), np.bool_)
         return are if self.heads is None else self.heads["flags"] & FINAL == 0
 
-    def part(self, start: int, step: int) -> Rows:
-        """Return the records of one step, which begin at ``start``."""
-        repeats = None if self.repeats is None else self.repeats[step : step + 1]
-        place = slice(start, start + (1 if repeats is None else int(repeats[0])))
-        heads = None if self.heads is None else self.heads[place]
-        return Rows([column[place] for column in self.columns], heads, repeats)
-
     def prioritize(self, priorities: Floats) -> None:
         """Set the priorities of the steps."""
         if self.heads is None:
@@ -104,6 +97,13 @@ def plain_heads(count: int) -> Heads:
     """Return heads of steps within their episodes, without priorities."""
     heads = np.zeros(count, HEAD)
     heads["priority"] = np.nan
+    return heads
+
+
+def end_heads(streams: Sequence[int], flags: int) -> Heads:
+    """Return heads of records that end the episodes of these streams. See row_format.py, SHOWN."""
+    heads = plain_heads(len(streams))
+    heads["stream"], heads["flags"] = streams, FINAL | flags
     return heads
 
 

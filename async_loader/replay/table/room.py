@@ -5,12 +5,8 @@ Rows are written in order, and the limiter counts items. Rows without items (fin
 steps that wait for their successors, the past of stacks) take room beside them. So where no item
 may be lost, a row is overwritten only when nothing in it is still to be drawn, which `room` counts,
 and writers wait for that. Spare rows provide what one open episode needs beside its items, so that
-a queue of ``capacity`` items fits.
-
-# NOTE [free before their turn]
-`delete` leaves rows without items behind a row in use of a queue, and they would make it smaller,
-perhaps by the one row that a batch needs. For each of them the table takes one of the spare rows
-until the order has passed it, as long as there are some: three in four stay for readers.
+a queue of ``capacity`` items fits; and, as long as they are some, the rows of deleted items, which
+are free when the order has passed them.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ class TableRoom(TableStreams):
             return self.free.left()
         room = int(self._k.room(self.g, len(self.last)))
         if room <= 1 and self._stale:  # episodes from before a load never go on
-            self.begin_anew(self._stale.copy())
+            self.begin_anew(self._stale)
             room = int(self._k.room(self.g, len(self.last)))
         return room
 
@@ -76,8 +72,10 @@ class TableRoom(TableStreams):
 
     @property
     def waiting(self) -> int:
-        """Steps that wait for their successors before they become items."""
-        return int(self.g[r.WAITING])
+        """Steps that wait for their successors before they become items. O(rows)."""
+        flags = self.storage.heads()[:, r.FLAGS // 8]
+        steps = (self.ids >= 0) & (flags & (r.FINAL | r.DELETED) == 0)
+        return int(np.count_nonzero(steps)) - len(self)
 
     def surely(self, lookahead: int) -> int:
         """Return how many items a full table holds at every moment, with one open episode and

@@ -134,7 +134,7 @@ class TableSampler(ReadPlans):
                 drawn = table.chosen(sampler, count)
                 taken = reader.these(drawn.rows, drawn.weight, into)
         if taken is not None:
-            table.counted += count
+            table.sampled += count
         else:
             rows = count if sampler.repeats else min(count, table.items.rows)
             _check_memory(reader, rows, f"batch_size={count:,}")
@@ -150,7 +150,7 @@ class TableSampler(ReadPlans):
         table_state, table = self._table_state, self._table_state.table
         drawn = table.draw(sampler, count)
         if not table_state.max_times_sampled:
-            table.counted += len(drawn.ids)
+            table.sampled += len(drawn.ids)
         if table_state.waiters.any_waits:
             table_state.waiters.ring()
         return drawn

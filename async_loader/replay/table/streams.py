@@ -11,6 +11,7 @@ from async_loader.replay.array_types import Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.table.items import TableItems
+from async_loader.replay.table.records import RowSource, end_heads
 
 
 class TableStreams(TableItems):
@@ -81,29 +82,21 @@ class TableStreams(TableItems):
         See NOTE [streams].
         """
         self.finish()
-        last, kept, spare, gone = self.last.tolist(), {}, self._spare.copy(), []
+        last, kept, gone = self.last.tolist(), {}, []
         oldest = int(self.g[r.CURSOR] - self.g[r.CAPACITY]) if self.g[r.ORDERED] else 0
         alone = self.g[r.DEPTH] == 1
         newest = oldest if self.across else sys.maxsize
         for name, number in self.streams.items():
-            if -2 - last[number] >= newest:
-                kept[name] = number
-            elif (
-                last[number] < oldest
-                and (alone or number in self._stale)
-                and number not in self._held
-                and name not in keep
-            ):
-                spare.append(number)
-                gone.append(number)
-            elif last[number] >= 0 or number in self._held or name in keep:
+            is_open = last[number] >= 0
+            if is_open and (alone or number in self._stale):
+                is_open = last[number] >= oldest
+            if is_open or -2 - last[number] >= newest or number in self._held or name in keep:
                 kept[name] = number
             else:
-                spare.append(number)
                 gone.append(number)
         stale = self._stale.difference(gone)
         self.last[gone] = -1  # first: a number is not given away with an open episode
-        self.streams, self._spare, self._stale = kept, spare, stale
+        self.streams, self._spare, self._stale = kept, self._spare + gone, stale
 
     def hold(self, numbers: Iterable[int]) -> None:
         """Keep the numbers of these streams, which other processes know, until `release`."""
@@ -117,33 +110,20 @@ class TableStreams(TableItems):
             if left > 0:
                 self._held[number] = left
 
-    @property
-    def stale(self) -> bool:
-        """Whether episodes are open that were before the table was loaded."""
-        return bool(self._stale)
-
     def is_open(self, number: int) -> bool:
         """Return whether the stream has an open episode."""
         return bool(self.last[number] >= 0)
 
     def begin_anew(self, numbers: Iterable[int]) -> None:
-        """End the episodes of these streams that were open before the table was loaded.
+        """End the episodes of these streams that were open before the table was loaded."""
+        self.end(self._stale.intersection(numbers), r.TRUNCATED)
 
-        Called before their first new step.
-        """
-        for number in self._stale.intersection(numbers):
-            self.end_stream(number, r.TRUNCATED, NO_FIELDS)
-
-    def end_stream(self, stream: int, flags: int, final: Ids) -> None:
-        """End a stream's episode.
-
-        ``final``: the table of fields of its final observation, or empty.
-        """
-        self._ready(1)
-        self.unfinished = True
-        self._k.end_stream(self.g, stream, flags, final, self._changes)
-        self._stale.discard(stream)
-        self.settle()
+    def end(self, numbers: Iterable[int], flags: int) -> None:
+        """End the open episodes of these streams, without observations after them."""
+        listed = list(numbers)
+        self._stale.difference_update(listed)
+        heads = end_heads(listed, flags)
+        self.write(RowSource.of(NO_FIELDS, heads), len(heads), np.empty(len(heads), np.int64))
 
     def _ready(self, more: int) -> None:
         """Prepare the memory of ``more`` rows that are about to be written for the first time."""

@@ -4,13 +4,10 @@ waiting calls.
 
 from __future__ import annotations
 
-import itertools
-import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterator
-from typing import cast
+from collections.abc import Callable, Container
 
 import numpy as np
 
@@ -46,8 +43,6 @@ _KNOWN: frozenset[type] = frozenset(
     (Balanced, Fifo, Lifo, MaxHeap, MinHeap, Prioritized, RankPrioritized, Recency, Uniform)
 )
 """Samplers that raise no error when they are told of items."""
-_GOALS = 0x676F616C
-"""The kind of seeds for hindsight goals: samplers and sources have those with lower keys."""
 
 
 class TableAccess:
@@ -106,23 +101,11 @@ class TableAccess:
         self._ending: Ids | None = None
         # What draws the sequences of each view; see TableState.sequence_sampler.
         self.sequence_samplers: dict[Sequences, SequenceSampler] = {}
-        # How many have random numbers for hindsight goals, since the table had its seed.
-        self._goal_seeds: tuple[np.random.SeedSequence, Iterator[int]] | None = None
         self.default_thread = 0  # the thread that adds to the default stream of a linked table
         _all.add(self)
 
     def _new_lock(self) -> threading.Lock:
-        if os.environ.get("ASYNC_LOADER_COMPARE", "0") == "0":
-            return threading.Lock()
-        from async_loader.replay.table.derived import ComparingLock
-
-        of_this = weakref.ref(self)
-
-        def table() -> Table | None:
-            one = of_this()
-            return None if one is None or one.foreign else one._table
-
-        return cast(threading.Lock, ComparingLock(table))
+        return threading.Lock()
 
     def forked(self) -> None:
         """Replace the lock, in a forked child: a thread of the parent may have held it."""
@@ -133,17 +116,6 @@ class TableAccess:
             self._table.records.count = 0  # these are the parent's to write
             self._table.part()
             self.gather()
-
-    def goal_seeds(self) -> np.random.SeedSequence:
-        """Return the seed of the next random numbers for hindsight goals.
-
-        Other seeds that are made of the table's stay as they are.
-        """
-        seeds, known = self.seeds, self._goal_seeds
-        if known is None or known[0] is not seeds:  # a load has other seeds
-            known = self._goal_seeds = seeds, itertools.count()
-        key = (*seeds.spawn_key, _GOALS, next(known[1]))
-        return np.random.SeedSequence(seeds.entropy, spawn_key=key, pool_size=seeds.pool_size)
 
     @property
     def no_priorities(self) -> str | None:
@@ -196,7 +168,6 @@ class TableAccess:
                 table.sampled - table.carried + (table.lost if table.keeps else 0),
                 table.deleted,
             )
-            limits.waiting = 0 if self.max_times_sampled else table.waiting
         return limits
 
     @property
@@ -233,8 +204,7 @@ class TableAccess:
             return
         was = None if before is None else LimiterState(before)
         if was is not None:
-            was.inserted, was.sampled = limits.inserted, limits.sampled
-            was.deleted, was.waiting = limits.deleted, limits.waiting
+            was.inserted, was.sampled, was.deleted = limits.inserted, limits.sampled, limits.deleted
         table.carried += limits.carried(was)
 
     def own(self) -> Table:

@@ -1,7 +1,7 @@
 """Compiles every kernel, as the build of the package does.
 
 A kernel is compiled for the types of its first call. So this calls what users call, on small
-tables: ``python -m async_loader.replay.kernel_build``.
+tables: ``python scripts/compile_kernels.py``.
 """
 
 from __future__ import annotations
