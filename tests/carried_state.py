@@ -92,7 +92,6 @@ def carried(table: Table) -> dict[str, Any]:
         "ids": table.ids.tolist(),
         "rows with items": np.flatnonzero(items.alive).tolist(),
         "items": (int(g[r.COUNT]), items.count, table.inserted - table.deleted),
-        "steps that wait": int(g[r.WAITING]),
         "open episodes": sorted(table.last[list(table.streams.values())].tolist()),
     }
     if table._most:
@@ -120,7 +119,6 @@ def from_rows(table: Table) -> dict[str, Any]:
         "ids": ids.tolist(),
         "rows with items": alive,
         "items": (count, count, count),
-        "steps that wait": len(steps) - count,
         "open episodes": _last_rows(table, steps),
         "draws left": int((table._most - table.times[alive]).sum()) if table._most else 0,
         "free rows": len(ids) - count,

@@ -28,12 +28,11 @@ from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.source import ReplaySource
 from async_loader.replay.stats import TableStats
 from async_loader.replay.stream_names import fresh_stream, stream_name
-from async_loader.replay.table.by_id import ById
+from async_loader.replay.table.by_id import ById, TableParts
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.storage import StorageLayout
-from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.views import View, checked_view

@@ -16,7 +16,6 @@ class LimiterState:
     Parameters
     ----------
     config : RateLimiter
-        The one that replaces it goes on with a `carried` account.
 
     Attributes
     ----------
@@ -119,26 +118,13 @@ class LimiterState:
             return UNLIMITED
         return max(0, whole((self.inserted + more) * self._spi - self.sampled - self._low))
 
-    def carried(self, before: LimiterState | None) -> int:
-        """Return the samples to be added to the cursor for this limiter to go on where ``before``
-        was, in a table with the same counts; ``None``: there was no limiter.
-
-        The cursor stays as far from where it is at the minimum size as it was, between the bounds.
-        Without this the ratio would be asked of all that was ever inserted.
-        """
-        start = self._min_size * self._spi
-        low, high = self._low - start, self._high - start
-        known = before is not None and max(abs(one) for one in before.config.bounds) < math.inf
-        apart = before._from_start() if known and before is not None else 0.0
-        added = min(max(apart, low), high) - self._from_start()
-        return 0 if high - low == math.inf else round(added)
-
-    def _from_start(self) -> float:
-        """Return how far the cursor is, or would be after free inserts, from where it is at the
-        minimum size.
+    def carried(self) -> int:
+        """Return the samples to be added to the cursor for another limiter to begin where it is at
+        the minimum size. Without this the ratio would be asked of all that was ever inserted.
         """
         free = max(0, self._min_size - self.inserted + self.deleted)
-        return (self.inserted + free - self._min_size) * self._spi - self.sampled
+        ahead = (self.inserted + free - self._min_size) * self._spi - self.sampled
+        return 0 if self.window() == math.inf else -round(ahead)
 
     def window(self) -> float:
         """Return the samples between the two bounds."""

@@ -4,6 +4,7 @@ rows hold.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import threading
 from collections.abc import Callable
@@ -37,6 +38,9 @@ from async_loader.testing.debug import debug_state
 from tests.replay.test_replay_waiters import Doing, until
 
 OBS = Field((), "int64", next="next_obs")
+WIDE = Field((1 << 14,), "float32")
+"""Of steps that leave a small table few spare rows."""
+NOTHING = np.zeros(1 << 14, np.float32)
 
 
 class Program:
@@ -202,13 +206,10 @@ def test_a_full_queue_of_linked_steps_is_drawn_in_one_batch() -> None:
 
 
 def test_a_batch_that_full_rows_never_hold_is_refused_with_numbers() -> None:
-    schema = {"obs": OBS, "truncated": "bool"}
+    schema = {"obs": OBS, "truncated": "bool", "wide": WIDE}
     buffer = ReplayBuffer(8, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
-    actor = Doing(
-        lambda: [
-            buffer.add(obs=t, truncated=True, final_obs=np.int64(0), timeout_s=60) for t in range(9)
-        ]
-    )
+    last = {"truncated": True, "final_obs": np.int64(0), "wide": NOTHING}
+    actor = Doing(lambda: [buffer.add(obs=t, **last, timeout_s=60) for t in range(9)])
     until(lambda: buffer.stats().waiting)
     with pytest.raises(
         ConfigError,
@@ -221,22 +222,24 @@ def test_a_batch_that_full_rows_never_hold_is_refused_with_numbers() -> None:
 
 
 def test_a_wait_names_the_stream_whose_open_episode_keeps_the_rows() -> None:
-    buffer = ReplayBuffer(6, {"obs": OBS}, sampler=Fifo(), limiter=Queue(6), max_times_sampled=1)
-    buffer.add(obs=0, stream="idle")
+    schema = {"obs": OBS, "wide": WIDE}
+    buffer = ReplayBuffer(6, schema, sampler=Fifo(), limiter=Queue(6), max_times_sampled=1)
+    add = functools.partial(buffer.add, wide=NOTHING, timeout_s=0)
+    add(obs=0, stream="idle")
     for t in range(4):
-        buffer.add(obs=t, stream="busy")
+        add(obs=t, stream="busy")
     buffer.sample(3, timeout_s=0)
-    buffer.add(obs=4, stream="busy", timeout_s=0)
+    add(obs=4, stream="busy")
     with pytest.raises(
         Timeout,
         match=r"the open episode of stream 'idle': add its next step, "
         r"or end_episode\(\) lets it go",
     ):
-        buffer.add(obs=5, stream="busy", timeout_s=0)
-    buffer.add(obs=1, stream="idle", timeout_s=0)  # for which two rows were kept
+        add(obs=5, stream="busy")
+    add(obs=1, stream="idle")  # for which two rows were kept
     assert buffer.sample(2, timeout_s=0)["obs"].tolist() == [3, 0]
     for t in range(5, 7):
-        buffer.add(obs=t, stream="busy", timeout_s=0)
+        add(obs=t, stream="busy")
 
 
 @pytest.mark.slow
@@ -456,9 +459,9 @@ REFUSED = {
     ),
     "a queue of n-step returns": (
         lambda: ReplayBuffer(
-            10, {"reward": "float32"}, limiter=Queue(10), max_times_sampled=1
+            10, {"reward": "float32", "wide": WIDE}, limiter=Queue(10), max_times_sampled=1
         ).source(view=Transitions(5)),
-        "a queue of 10.*raise the capacity by 4",
+        "a queue of 10.*raise the capacity by 3",
     ),
     "tables of a feeder, min_size": (
         lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "limiter": MinSize(5000)}}),

@@ -18,7 +18,6 @@ from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_
 from async_loader.replay.checkpoint.snapshot import columns, index_type, row_parts
 from async_loader.replay.checkpoint.writing import PreviousSave, Saver
 from async_loader.replay.samplers.random_numbers import seeds_of
-from async_loader.replay.stream_names import pass_over
 from async_loader.replay.table.rebuild import tell_again
 from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.storage import StorageLayout
@@ -199,7 +198,6 @@ class _Loading:
             if (raw := known.get(name)) is not None:
                 array[targets[there]] = raw.view(array.dtype)[there]
         streams = {manifest.name_of(name): last for name, last in saved["streams"]}
-        pass_over(streams)
         roles = [("sampler", table_state.sampler), ("remover", table_state.remover)]
         for role, one in roles:
             state = self._state(role, self._from.newest.samplers.get(role))

@@ -143,7 +143,7 @@ class DrawChecks:
     ) -> None:
         """Raise ConfigError if the limiter stops inserting before there are enough items."""
         more = limits.insertable()
-        if more == UNLIMITED or ahead:  # an episode's end makes items of several steps
+        if more == UNLIMITED or (more and ahead):  # a step may make items of several
             return
         most = max(len(self._table_state.table) + more, limits.config.min_size_to_sample)
         if count > max(held, times * most):

@@ -220,7 +220,7 @@ class Inserter:
             table.write(_source(table, rows, streams.numbers), len(ids), ids)
         if table_state.waiters.any_waits:
             self._write(table)
-        return ids if rows.repeats is None else ids[rows.are_steps]
+        return ids if rows.steps == len(ids) else ids[rows.are_steps]
 
     def _numbers(self, table: Table, stream: object, steps: int) -> _Streams:
         """Return the streams of a batch. Under the lock."""

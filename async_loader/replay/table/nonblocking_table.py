@@ -18,11 +18,11 @@ from async_loader.replay.base.record_layout import HEAD
 from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, TRUNCATED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.table.by_id import TableParts
 from async_loader.replay.table.newest_episodes import NewestEpisodes, newest_episodes
 from async_loader.replay.table.records import RowSource
 from async_loader.replay.table.sampler_session import SamplerSession
 from async_loader.replay.table.source_sampler import NewestOf, nothing_published, sampler_for
-from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.views import View
 from async_loader.schema import Schema
 from async_loader.source import Applied

@@ -93,19 +93,14 @@ def rebuild(table: Items) -> None:
 
 def look_ahead(table: Items, steps: int) -> None:
     """Have items keep ``steps`` successors: those at open ends wait for theirs, and are none."""
-    g, items = table.g, table.items
-    alive = np.flatnonzero(items.alive)
-    kept = complete(table, alive, steps)
-    if not g[r.TOP]:  # samplers may be bound to nothing yet
-        g[r.LOOKAHEAD] = steps
-        return
+    before = len(table)
     table.unfinished = True
-    g[r.LOOKAHEAD] = steps
-    items.alive[:] = 0
-    items.alive[kept] = 1
-    g[r.COUNT] = len(kept)
-    table.inserted -= len(alive) - len(kept)
-    rebuild(table)
+    table.g[r.LOOKAHEAD] = steps
+    if table.g[r.TOP]:  # samplers may be bound to nothing yet
+        derive(table, 0)
+        table.inserted -= before - len(table)
+        rebuild(table)
+    table.unfinished = False
 
 
 def in_order(table: Items) -> Ids:

@@ -54,17 +54,14 @@ class Rows:
     Attributes
     ----------
     heads : array [records] of HEAD | None
-        ``None``: no episode ends, and there are no priorities.
-    repeats : int array [steps] | None
-        Records of each step; ``None``: one of each, without final observations.
+        ``None``: no episode ends, and there are no priorities. A final observation comes behind
+        its step.
     """
 
-    __slots__ = ("columns", "heads", "repeats")
+    __slots__ = ("columns", "heads")
 
-    def __init__(
-        self, columns: list[Array], heads: Heads | None = None, repeats: Ids | None = None
-    ) -> None:
-        self.columns, self.heads, self.repeats = columns, heads, repeats
+    def __init__(self, columns: list[Array], heads: Heads | None = None) -> None:
+        self.columns, self.heads = columns, heads
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -72,7 +69,7 @@ class Rows:
     @property
     def steps(self) -> int:
         """How many records are steps."""
-        return len(self) if self.repeats is None else len(self.repeats)
+        return len(self) - (0 if self.heads is None else finals_of(self.heads))
 
     @property
     def are_steps(self) -> Array:
@@ -89,7 +86,9 @@ class Rows:
     def of(self, streams: Array) -> Heads:
         """Set the streams, a number for each step. Return the heads."""
         heads = self.heads = plain_heads(len(self)) if self.heads is None else self.heads
-        heads["stream"] = streams if self.repeats is None else np.repeat(streams, self.repeats)
+        if len(streams) < len(heads):
+            streams = streams[np.cumsum(self.are_steps) - 1]
+        heads["stream"] = streams
         return heads
 
 

@@ -192,20 +192,14 @@ class TableAccess:
             self.waiters.ring()
 
     def carry_account(self, before: RateLimiter | None) -> None:
-        """Have the limiter go on where ``before`` was, if it is another. Under the lock.
+        """Begin the account of a limiter anew, if ``before`` was another. Under the lock.
 
         The account of a queue is what waits in it, whatever was its limiter.
         """
         limits, table = self.limits, self.table
         if limits is None or limits.config == before:
             return
-        if self.max_times_sampled:
-            table.carried = 0
-            return
-        was = None if before is None else LimiterState(before)
-        if was is not None:
-            was.inserted, was.sampled, was.deleted = limits.inserted, limits.sampled, limits.deleted
-        table.carried += limits.carried(was)
+        table.carried = 0 if self.max_times_sampled else table.carried + limits.carried()
 
     def own(self) -> Table:
         """Return the table for a change. Under the lock. Raises Unsupported in a forked child."""

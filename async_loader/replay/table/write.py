@@ -13,7 +13,7 @@ from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, WR
 from async_loader.replay.base.record_layout import HEAD, HEAD_BYTES
 from async_loader.replay.table import rebuild
 from async_loader.replay.table.compressed_ring import CompressedRing, Packed
-from async_loader.replay.table.free_rows import FreeRows
+from async_loader.replay.table.items import FreeRows
 from async_loader.replay.table.records import Batches, Heads, Records, RowSource
 from async_loader.replay.table.room import TableRoom
 from async_loader.replay.table.step_packer import StepPacker
