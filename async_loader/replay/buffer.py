@@ -165,8 +165,8 @@ class ReplayBuffer(Table):
         """Make a queue: each item is drawn exactly once, in the order of insertion; at most
         ``size`` items wait.
 
-        No item is lost: `add` waits while ``size`` items wait, and for a row (table/room.py, NOTE
-        [queue tables]). Over a feeder an item is delivered at least once: after a fault of a
+        No item is lost: `add` waits while ``size`` items wait, and for a row (table/streams.py,
+        NOTE [queue tables]). Over a feeder an item is delivered at least once: after a fault of a
         learner or a connection it may come again, flagged ``redelivered``. The end of an episode
         adds all steps that waited for it, up to n beyond ``size`` with n-step returns.
 

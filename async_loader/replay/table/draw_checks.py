@@ -157,7 +157,7 @@ class DrawChecks:
     def _check_stuck(self, count: int, held: int) -> None:
         """Raise ConfigError if neither this draw nor an insertion can go on.
 
-        See room.py, NOTE [queue tables].
+        See streams.py, NOTE [queue tables].
         """
         table_state, table = self._table_state, self._table_state.table
         room, limits = table.room(), table_state.limits

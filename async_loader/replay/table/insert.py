@@ -393,13 +393,11 @@ class Inserter:
         """
         table_state = self._table_state
         made: list[T] = []
+        listed = names if isinstance(names, list) else [names]
 
         def streams() -> set[int]:
             table = table_state.table
-            if not table.keeps:
-                return set()
-            listed = names if isinstance(names, list) else [names]
-            return {table.streams.get(name, -1) for name in listed}
+            return {table.streams.get(name, -1) for name in listed} if table.keeps else set()
 
         def attempt() -> bool:
             table_state.check_open()

@@ -92,7 +92,7 @@ class TableItems:
     max_times_sampled : int
         Draws after which an item ends; 0: any number.
     keeps : bool
-        The limiter promises that every item is drawn: see room.py, NOTE [queue tables].
+        The limiter promises that every item is drawn: see streams.py, NOTE [queue tables].
     """
 
     def __init__(

@@ -4,8 +4,7 @@ It is built in layers, each in a file of its own and each using those below it::
 
     table.py    Table         draws items, changes them by id, goes into checkpoints
     write.py    TableWriting  writes steps
-    room.py     TableRoom     counts the rows that may be written
-    streams.py  TableStreams  numbers streams, and ends their episodes
+    streams.py  TableStreams  numbers streams, ends their episodes, counts the room for them
     items.py    TableItems    knows which rows hold items, and tells the samplers
 """
 

@@ -18,18 +18,7 @@ from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterState, check_room
 from async_loader.replay.rate_limiter import RateLimiter
-from async_loader.replay.samplers import (
-    Balanced,
-    Fifo,
-    Lifo,
-    MaxHeap,
-    MinHeap,
-    Prioritized,
-    RankPrioritized,
-    Recency,
-    Sampler,
-    Uniform,
-)
+from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.priority_rules import unused
 from async_loader.replay.sequence_limits import check_sequences
 from async_loader.replay.table.sequence_sampler import SequenceSampler
@@ -40,10 +29,8 @@ from async_loader.replay.views import Sequences, View, links
 from async_loader.schema import Schema
 
 _FORK_WAIT_S = 1.0
-_KNOWN: frozenset[type] = frozenset(
-    (Balanced, Fifo, Lifo, MaxHeap, MinHeap, Prioritized, RankPrioritized, Recency, Uniform)
-)
-"""Samplers that raise no error when they are told of items."""
+_KNOWN = "async_loader.replay.samplers."
+"""Where samplers are that raise no error when they are told of items."""
 
 
 class TableAccess:
@@ -270,7 +257,7 @@ class TableAccess:
             or table.free is not None
             or table.ring is not None
             or table.uses_up
-            or any(type(one) not in _KNOWN for one in table.samplers)
+            or any(not type(one).__module__.startswith(_KNOWN) for one in table.samplers)
         )
         table.records.limit = 1 if one_by_one else table.records.capacity - 1
         self.needs_priority = False
@@ -292,7 +279,7 @@ class TableAccess:
         return 0 if self._table is None else self._table.steps_had
 
     def _keeps(self, capacity: int) -> bool:
-        """Return whether an item is kept until it was drawn. See room.py, NOTE [queue tables]."""
+        """Return whether items are kept until they were drawn: streams.py, NOTE [queue tables]."""
         limiter = self.limiter
         return limiter is not None and limiter.hands_out_all(self.max_times_sampled, capacity)
 

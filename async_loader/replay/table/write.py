@@ -15,8 +15,8 @@ from async_loader.replay.table import rebuild
 from async_loader.replay.table.compressed_ring import CompressedRing, Packed
 from async_loader.replay.table.items import FreeRows
 from async_loader.replay.table.records import Batches, Heads, Records, RowSource
-from async_loader.replay.table.room import TableRoom
 from async_loader.replay.table.step_packer import StepPacker
+from async_loader.replay.table.streams import TableStreams
 from async_loader.source import Applied
 
 _GATHERED, _BYTES = 448, 1 << 18
@@ -25,7 +25,7 @@ _ROW_BYTES = 1 << 12
 """Bytes of a record, beyond which a second copy costs more than a call."""
 
 
-class TableWriting(TableRoom):
+class TableWriting(TableStreams):
     """The layer of a table that writes rows. Under the table's lock."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
