@@ -14,7 +14,7 @@ from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.replay.arguments import one_float, schema_of_columns, storable
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base.field_table import NO_FIELDS
-from async_loader.replay.base.row_format import CURSOR, ENDS, FINAL, SHOWN
+from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import EachStream, StreamName, stream_name, stream_names
 from async_loader.replay.table.records import (
@@ -279,7 +279,8 @@ class Inserter:
 
         def why_not() -> str | None:
             assert rows.heads is not None
-            return table_state.why_not_insert(1, 1, {int(rows.heads["stream"][at])})
+            stream, flags = rows.heads[["stream", "flags"]][at].tolist()
+            return table_state.why_not_insert(1, 2 if flags & AWAITS else 1, {stream})
 
         try:
             table_state.waiters.until(attempt, "insert", why_not, timeout_s)

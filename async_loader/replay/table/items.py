@@ -122,8 +122,6 @@ class TableItems:
         self.times = np.zeros(rows if max_times_sampled else 0, np.int64)
         # See kernels: new items, ended items, two answers, rows of PASSED.
         self._changes = np.zeros(5, np.int64)
-        # Draws that did not become samples: of items that left before, and of unreadable ones.
-        self._lost = np.zeros(1, np.int64)
         # Whether a change has begun and not ended: see rebuild.py.
         self.unfinished = False
         self._held: dict[int, int] = {}
@@ -184,10 +182,11 @@ class TableItems:
             g[r.CAPACITY] += min(max(beside, layout.spare // 4), layout.spare - 2)
         self._burst = max(1, (layout.rows - self.window) // 2 - 1)
         self.inserted = self.sampled = self.deleted = 0
+        # draws of items that left before they were drawn often enough; see LimiterState
+        self.lost = 0
         self.cleared = 0  # items that were inserted before the last `clear`
         # samples of a limiter's account that the one before left: see LimiterState
         self.carried = 0
-        self._lost[0] = 0
         self._point()
 
     def begin_again(self) -> None:
@@ -272,11 +271,6 @@ class TableItems:
             self.leaving.popleft()
 
     @property
-    def lost(self) -> int:
-        """Draws of items that left before they were drawn often enough; see `LimiterState`."""
-        return int(self._lost[0])
-
-    @property
     def samplers(self) -> list[Sampler]:
         """The samplers that are told of items, without the remover."""
         return [one for one in self._told if one is not self.remover]
@@ -313,13 +307,11 @@ class TableItems:
                 one.remove(rows)
             if self.free is not None:
                 self.free.put(rows)
-        lost = 0
-        if died and self._most:
-            lost = self._most * died - int(self.times[self._died[:died]].sum())
+            if self._most:
+                self.lost += self._most * died - int(self.times[rows].sum())
         self._changes[:] = 0
         self.inserted += born
         self.deleted += died
-        self._lost[0] += lost
         self.unfinished = False
 
     def find(self, ids: Ids) -> Ids:

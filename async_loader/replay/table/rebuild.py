@@ -86,7 +86,7 @@ def rebuild(table: Items) -> None:
     table.deleted = table.inserted - items.count
     if most:
         left = int((most - table.times[items.alive != 0]).sum())
-        table._lost[0] = table.inserted * most - table.sampled - left
+        table.lost = table.inserted * most - table.sampled - left
     if table.free is not None:
         table.free.rebuild(table.ids, items.alive)
     for one in table._told:

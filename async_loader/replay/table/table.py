@@ -90,7 +90,7 @@ class Table(TableWriting):
             self._k.use_up(self.times, self.dirty, rows, self._most, kept)
             kept = kept[kept >= 0]
             if again:
-                self._lost[0] += len(kept)
+                self.lost += len(kept)
             else:
                 self.sampled += len(kept)
             ids.append(self.names(rows[kept]))
@@ -152,7 +152,7 @@ class Table(TableWriting):
         self.end(np.flatnonzero(self.last >= 0).tolist(), r.TRUNCATED)
         self.remove(np.flatnonzero(self.ids >= 0))
         self.inserted, self.cleared = 0, self.steps_had
-        self._lost[0] = self.sampled = self.deleted = self.carried = 0
+        self.lost = self.sampled = self.deleted = self.carried = 0
 
     @property
     def steps_had(self) -> int:
