@@ -484,7 +484,7 @@ def _nothing() -> None:
 
 
 def _view(memory: Bytes, region: Region) -> npt.NDArray[Any]:
-    return np.ndarray(region.shape, region.dtype, memory, region.offset, region.strides)
+    return np.ndarray(region.shape, region.dtype, memory, region.offset)
 
 
 def _read(memory: Bytes, region: Region) -> npt.NDArray[Any]:

@@ -22,7 +22,6 @@ from async_loader import (
     connect,
 )
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.pipeline.train_queue import TrainQueue
 from tests.test_transform import EVERYWHERE, KINDS, SOURCES, WIDE, columns, samples
 
@@ -302,7 +301,7 @@ def test_wrong_shapes_and_dtypes_of_a_known_schema_are_named_with_the_remedy():
         good | {"x": torch.empty(B, 3, dtype=torch.bfloat16)},
         "into['x'] is [8, 3] bfloat16, and the batch has [8, 3] float32",
     )
-    refused([good, clones(good) | {"i": torch.empty(B)}], "into[0]['i'] is [8] torch.int64, and")
+    refused([good, clones(good) | {"i": torch.empty(B)}], "into[1]['i'] is [8] float32, and")
     refused(good | {"y": torch.empty(B)}, "into['y']: the batch has no 'y': it has x, i")
     refused(good | {"idx": torch.empty(B)}, "the batch has no 'idx': did you mean 'index'?")
     refused({"x": {"a": torch.empty(B)}}, "into['x']['a'] has no counterpart in the batch")
@@ -313,46 +312,24 @@ def test_wrong_shapes_and_dtypes_of_a_known_schema_are_named_with_the_remedy():
 def test_what_is_no_tensor_to_write_into_is_refused():
     x = torch.empty(B, 3)
     refused({}, "into is empty")
-    refused([], "into= is an empty list")
-    refused([{"x": x}, x], "a list with a Tensor in it")
-    refused(x, "into= is Tensor")
+    refused([], "into= is empty")
+    refused([{"x": x}, x], "into= is a list")
+    refused(x, "into= is a Tensor")
     refused({"x": None}, "into['x'] is None")
     refused({"x": x.numpy()}, "give torch.from_numpy(array)")
-    refused({"x": x.clone().requires_grad_()}, "into['x'] requires a gradient")
-    refused({"x": torch.empty(B, 1).expand(B, 3)}, "expand")
+    refused({"x": x.clone().requires_grad_()}, "with a gradient")
     refused(
         {"x": torch.empty(B, 3, device="meta")},
         "on device 'meta', and this field is delivered on cpu",
     )
     refused({"x": torch.empty(B, 3).to_sparse()}, "a sparse coo tensor")
-    with torch.inference_mode():
-        made = torch.empty(B, 3)
-    refused({"x": made}, "torch.inference_mode()")
     refused({"x": x}, "leave batch_format out", batch_format="numpy")
 
 
-def test_dicts_of_different_fields_or_on_the_same_memory_are_refused():
+def test_dicts_on_the_same_memory_are_refused():
     a, b = given_tensors(), given_tensors()
-    refused([a, {"x": b["x"]}], "field 'i' is in into[0] and not in into[1]")
-    refused([a, a], "into[0]['x'] and into[1]['x'] overlap in memory")
-    refused([a, b | {"x": a["x"].T.contiguous().T, "i": a["i"]}], "into[0]['i'] and into[1]['i']")
-    long = torch.empty(2 * B - 1)
-    refused({"x": long[:B], "i": long[B - 1 :]}, "into['x'] and into['i'] overlap")
-
-
-@given(
-    st.integers(0, 8), st.integers(1, 3), st.integers(1, 4), st.integers(0, 8), st.integers(1, 3),
-    st.integers(1, 4),
-)  # fmt: skip
-def test_two_strided_tensors_overlap_exactly_if_they_share_an_element(a, step, n, b, other, m):
-    block = torch.zeros(32)
-    first, second = block[a::step][:n], block[b::other][:m]
-    share = bool({a + step * k for k in range(n)} & {b + other * k for k in range(m)})
-    if share:
-        with pytest.raises(ConfigError, match="overlap"):
-            OutputBuffers({"a": first, "b": second})
-    else:
-        OutputBuffers({"a": first, "b": second})
+    refused([a, a], "into[0]['x'] and into[1]['x'] are the same memory")
+    refused([a, b | {"i": a["i"]}], "into[0]['i'] and into[1]['i'] are the same memory")
 
 
 def test_a_callable_is_checked_at_its_first_batch():
@@ -506,15 +483,18 @@ def test_on_a_device_the_index_stays_on_the_cpu_also_in_a_given_tensor():
             assert batch["index"] is index
             assert torch.equal(index % 32, batch["i"].cpu() % 32)
         refused(
-            on(fake) | {"index": fake.empty((B,), "int64")}, "no tensor on cpu", table, device=fake
+            on(fake) | {"index": fake.empty((B,), "int64")},
+            "this field is delivered on cpu",
+            table,
+            device=fake,
         )
 
 
 def test_tensors_elsewhere_and_on_another_device_are_refused():
     fake = FakeBackend()
     refused(given_tensors(), "and this field is delivered on fake", device=fake)
-    refused(on(FakeBackend()), "no tensor on fake", device=fake)
+    refused(on(FakeBackend()), "this field is delivered on fake", device=fake)
     wrong = on(fake) | {"x": fake.empty((B, 4), "float32")}
     refused(wrong, "torch.empty([8, 3], dtype=torch.float32, device='fake')", device=fake)
     one = on(fake)
-    refused([one, one], "into[0]['x'] and into[1]['x'] overlap", device=fake)
+    refused([one, one], "into[0]['x'] and into[1]['x'] are the same memory", device=fake)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -19,44 +18,6 @@ def shuffled(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(n)
 
 
-class Snapshots:
-    """What the states of one epoch say of its order. Epochs that are under way at once have one
-    each.
-
-    Parameters
-    ----------
-    entered : sequence, an attribute too
-        Indices that were left of the epoch before.
-
-    Attributes
-    ----------
-    kept : deque of tuple
-        For each batch that was drawn and is not delivered yet, the number of the batch behind it,
-        and the state in which the sampler was between the two.
-    generator : Any
-        The state of the sampler's generator when the epoch began.
-    drawn_from : list of int | None
-        The state of torch's global generator that the order is drawn from, once it is known.
-    left : Any
-        The state of the sampler behind the batch that was drawn last.
-    """
-
-    def __init__(self, entered: Any = ()) -> None:
-        self.kept: deque[tuple[int, Any]] = deque()
-        self.entered = entered
-        self.generator: Any = None
-        self.drawn_from: list[int] | None = None
-        self.left: Any = None
-
-    def delivered(self, upto: int) -> None:
-        """The batches before this number have reached the consumer. Safe to repeat: a signal may
-        have cut the call before.
-        """
-        kept = self.kept
-        while kept and kept[0][0] < upto:
-            kept.popleft()
-
-
 class Batches:
     """What makes the tasks of an epoch, one a batch.
 
@@ -64,14 +25,9 @@ class Batches:
     ----------
     in_range : bool
         The tasks are arrays of indices that need not be checked.
-    snapshots : Snapshots
-        Of the epoch that began last.
     """
 
     in_range = False
-
-    def __init__(self) -> None:
-        self.snapshots = Snapshots()
 
     def __len__(self) -> int:
         raise TypeError("the number of batches is not known")
@@ -86,17 +42,16 @@ class Batches:
     def seed(self, seed: int) -> None:
         """The seed that orders of our own are made from."""
 
-    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
-        """What `load` needs beside the number of batches that were delivered.
+    def state(self, *, finished: bool) -> Any:
+        """What `load` needs beside the number of batches that were delivered, of the epoch that
+        began last.
 
         Parameters
         ----------
-        snapshots : Snapshots
-            Of the epoch.
         finished : bool
             All of them were: what is next is the next epoch.
         """
-        raise NotImplementedError
+        return None
 
     def load(self, state: Any) -> None:
         """Continue with the next `epoch` where `state` was called."""
@@ -119,7 +74,6 @@ class IndexBatches(Batches):
     def __init__(
         self, n: int, batch_size: int | None, last: LastBatch, seed: int, *, shuffle: bool
     ) -> None:
-        super().__init__()
         self._n, self._size, self._last, self._seed, self._shuffle = (
             n,
             batch_size,
@@ -127,7 +81,7 @@ class IndexBatches(Batches):
             seed,
             shuffle,
         )
-        self._carried = np.empty(0, np.int64)
+        self._carried = self._entered = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         if self._size is None:
@@ -138,7 +92,7 @@ class IndexBatches(Batches):
     def epoch(self, number: int, start: int) -> Iterator[Any]:
         index = shuffled(self._n, self._seed, number) if self._shuffle else np.arange(self._n)
         size = self._size
-        self.snapshots = Snapshots(self._carried)
+        self._entered = self._carried
         if size is None:
             return iter(index[start:].tolist())
         if self._last == "roll_over":
@@ -146,18 +100,11 @@ class IndexBatches(Batches):
         stop = len(index) if self._last == "keep" else len(index) - len(index) % size
         if self._last == "roll_over":
             self._carried = index[stop:]
-        # Not a generator: a signal that comes while one is at work ends it.
-        cuts = map(
-            slice, range(start * size, stop, size), range((start + 1) * size, stop + size, size)
-        )
-        return map(index.__getitem__, cuts)
+        return (index[at : min(at + size, stop)] for at in range(start * size, stop, size))
 
-    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
-        return (
-            (self._carried if finished else snapshots.entered).tolist()
-            if self._last == "roll_over"
-            else None
-        )
+    def state(self, *, finished: bool) -> Any:
+        left = self._carried if finished else self._entered
+        return left.tolist() if self._last == "roll_over" else None
 
     def seed(self, seed: int) -> None:
         self._seed = seed
@@ -171,7 +118,6 @@ class StreamBatches(Batches):
     """An iterable dataset orders itself; what there is to know is its length, where it has one."""
 
     def __init__(self, dataset: Any, batch_size: int | None, *, drop: bool) -> None:
-        super().__init__()
         self._dataset, self._size, self._drop = dataset, batch_size, drop
 
     def __len__(self) -> int:
@@ -179,9 +125,6 @@ class StreamBatches(Batches):
         if self._size is None:
             return n
         return n // self._size if self._drop else -(-n // self._size)
-
-    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
-        return None
 
 
 def check_last(last: str, batch_size: int | None) -> None:

@@ -4,20 +4,18 @@ batch.
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from async_loader import tensors, tree
 from async_loader.dataset.batch_order import Batches, StreamBatches
-from async_loader.dataset.dataset_work import StreamResult
-from async_loader.dataset.epoch_progress import EpochProgress
+from async_loader.dataset.bookmarks import Bookmark
+from async_loader.dataset.dataset_work import StreamPosition, StreamResult
 from async_loader.dataset.share_check import ShareCheck
-from async_loader.errors import Closed
 from async_loader.names import stacklevel
-from async_loader.pipeline.batch import Failure
 from async_loader.pipeline.iterator import BatchIterator
 from async_loader.source import END
 from async_loader.stats import Meter, StageStats
@@ -26,6 +24,48 @@ if TYPE_CHECKING:
     import torch
 
 B = TypeVar("B")
+
+
+class EpochProgress:
+    """What a state of a loader says of one epoch.
+
+    Parameters
+    ----------
+    start : mapping
+        What `state` gave, of the epoch that goes on here; empty: it begins.
+
+    Attributes
+    ----------
+    first : int
+        The task with which it begins here.
+    upto : int
+        Tasks, from the first on, that are over. Where batches come as they are ready, later ones
+        may be over too: a loader that goes on gives them again.
+    marks : dict
+        Worker to where its dataset is.
+    turn : int
+        The worker whose stream gives the next batch.
+    """
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        self.first: int = start.get("yielded", 0)
+        self.upto = self.first
+        self.turn: int = start.get("turn", 0)
+        streams = start.get("streams") or {}
+        self.marks = {int(worker): Bookmark.from_state(mark) for worker, mark in streams.items()}
+
+    def note(self, where: StreamPosition) -> None:
+        """A worker said where it is."""
+        self.marks[where.worker] = where.mark
+
+    def state(self) -> dict[str, Any]:
+        """What `EpochProgress` goes on from; nothing in it changes any more."""
+        found: dict[str, Any] = {"yielded": self.upto}
+        if self.marks:
+            marks = {str(n): mark.to_state() for n, mark in sorted(self.marks.items())}
+            found["streams"] = copy.deepcopy(marks)
+            found["turn"] = self.turn
+        return found
 
 
 class Epoch(Iterator[B]):
@@ -42,7 +82,7 @@ class Epoch(Iterator[B]):
     Parameters
     ----------
     iteration : BatchIterator
-        Of tasks, or of streams; with openings where the workers' datasets are to be known.
+        Of tasks, or of streams.
     batches : Batches
     epoch_progress : EpochProgress
         What was over before.
@@ -65,17 +105,14 @@ class Epoch(Iterator[B]):
         check: ShareCheck | None = None,
     ) -> None:
         self.number = number
-        self.yielded = epoch_progress.over
+        self.yielded = epoch_progress.first
         self.finished = False
         self._iteration = iteration
         self._batches = batches
-        self._snapshots = batches.snapshots
         self._epoch_progress = epoch_progress
         self._finish = finish
         self._meter = meter
         self._check = check
-        self._opened = False
-        self._unfit: deque[BaseException] = deque()
 
     def __repr__(self) -> str:
         return (
@@ -93,9 +130,6 @@ class Epoch(Iterator[B]):
         begun = perf_counter()
         self._catch_up()
         try:
-            if not self._opened:
-                self.open()
-            self.raise_unfit()
             batch: B = self._find()
         finally:
             if self._meter is not None:
@@ -121,32 +155,6 @@ class Epoch(Iterator[B]):
         self.finished = self._iteration.exhausted
         raise StopIteration
 
-    def open(self) -> None:
-        """Wait until every worker has begun and has said where its dataset is; idempotent. The
-        errors of those that could not begin are kept: `__next__` raises them one by one.
-
-        Raises
-        ------
-        Timeout, Broken
-        """
-        if self._opened:
-            return
-        try:
-            answers = self._iteration.openings()
-        except Closed:
-            answers = []
-        self._opened = True
-        for answer in answers:
-            if isinstance(answer, Failure):
-                self._unfit.append(answer.error)
-            elif answer is not END:
-                self._epoch_progress.note(answer.where)
-
-    def raise_unfit(self) -> None:
-        """The error of the next worker that could not begin, if there is one."""
-        if self._unfit:
-            raise self._unfit.popleft()
-
     def copying(self) -> StageStats | None:
         """Counters of the copy to a device; ``None`` for batches that stay on the CPU."""
         return self._iteration.stage()
@@ -157,23 +165,19 @@ class Epoch(Iterator[B]):
         if isinstance(self._batches, StreamBatches):  # where they are is known by their bookmarks
             progress.upto = self.yielded
             return
-        progress.passed(self._iteration.passed, self._iteration.beyond)
-        self._snapshots.delivered(progress.upto)
+        progress.upto = progress.first + self._iteration.passed
 
     def close(self) -> None:
         """Cancel what is under way. The loader and its workers go on."""
         self._iteration.close()
 
     def state(self) -> dict[str, Any]:
-        """Of a loader in the middle of this epoch, or at its end. Waits until all workers have
-        begun.
-        """
-        self.open()
+        """Of a loader in the middle of this epoch, or at its end."""
         self._catch_up()
         found = {
             "epoch": self.number,
             **self._epoch_progress.state(),
-            "batches": self._batches.state(self._snapshots, finished=self.finished),
+            "batches": self._batches.state(finished=self.finished),
         }
         if self.finished:
             found["finished"] = True

@@ -8,13 +8,13 @@ import weakref
 from time import perf_counter
 from typing import Any
 
-from async_loader.errors import AsyncLoaderError, Closed
+from async_loader.errors import Closed
 from async_loader.pipeline.batch import Batch, Outcome, StreamEnd
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.job_queue import NO_PAYLOAD, Chunk, IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.pipeline.workers.sample_work import LocalReaders, SampleTasks
+from async_loader.pipeline.workers.sample_work import SampleTasks, reader_of
 from async_loader.pipeline.workers.thread_pool import ThreadPool
 from async_loader.pipeline.workers.work import WorkerState
 from async_loader.pipeline.workers.worker_pool import WorkerPool
@@ -31,7 +31,8 @@ class InlineTasks:
     def __init__(self, state: WorkerState, spec: IterationSpec) -> None:
         self._state = weakref.ref(state)
         self._spec = spec
-        state.tell(spec.number, spec.seed, 0, lambda: spec.state)
+        # the number of a task is its seed's: `batch` adds the first one
+        state.tell(spec.number, spec.seed, 0, {spec.number, *state.known}, lambda: spec.state)
 
     def batch(self, seq: int, task: object) -> Any:
         """The batch of a task, or END of the stream. Raises what the work raises."""
@@ -53,7 +54,7 @@ class InlineTasks:
         """The iteration is over."""
         state = self._state()
         if state is not None:
-            state.forget(self._spec.number)
+            state.known.pop(self._spec.number, None)
 
 
 class TaskDispatch:
@@ -75,16 +76,14 @@ class TaskDispatch:
 
     def do(self, seq: int, task: object, worker: int | None) -> None:
         """Send a task; its outcome goes to the train queue. Raises CannotSend, OutOfMemory."""
-        chunk = self.chunk(seq, task, worker, self._ready)
+        spec, ready = self._spec, self._ready
+        if self._assembler is not None:
+            chunk = self._assembler.whole_task(spec, seq, ready, task, worker)
+        else:
+            job = Job(seq, 1, None, True, ready, chunks=1, worker=worker)
+            chunk = Chunk(job, spec, "work", 0, 0, 1, NO_PAYLOAD, task=task, worker=worker)
         self.jobs.append(chunk.job)
         self._pool.submit([chunk])
-
-    def chunk(self, seq: int, task: object, worker: int | None, ready: TrainQueue) -> Chunk:
-        """A task as one chunk. Raises CannotSend, OutOfMemory."""
-        if self._assembler is not None:
-            return self._assembler.whole_task(self._spec, seq, ready, task, worker)
-        job = Job(seq, 1, None, True, ready, chunks=1, worker=worker)
-        return Chunk(job, self._spec, "work", 0, 0, 1, NO_PAYLOAD, task=task, worker=worker)
 
 
 class PlanDispatch:
@@ -107,21 +106,18 @@ class PlanDispatch:
         self._spec = spec
         self._ready = ready
         self._reader: Reader | None = None
-        self._readers: LocalReaders | None = None
 
     def do(self, seq: int, plan: Plan, worker: int | None) -> Outcome | None:
         """The batch of a plan; ``None``: it was sent, and its outcome goes to the train queue.
 
         Raises what its work raises, CannotSend, OutOfMemory.
         """
-        if isinstance(plan, Rows) and self._reader is None:
-            self._meet_reader()
         if self._pool is not None and isinstance(plan, Rows | Jobs):
             self._pool.submit(self._chunks(seq, plan))
             return None
         meter, begun = self.meter, perf_counter()
         try:
-            outcome = self._local.do((seq, plan, self._readers))
+            outcome = self._local.do((seq, plan))
             meter.batches += 1  # before the batch can be taken, and the count be read
             return outcome
         finally:
@@ -129,27 +125,9 @@ class PlanDispatch:
 
     def _chunks(self, seq: int, plan: Rows | Jobs) -> list[Chunk]:
         if self._assembler is not None:
+            if isinstance(plan, Rows) and self._reader is None:
+                self._reader = reader_of(self._source)
+                self._spec.encode_state(self._reader)
             return self._assembler.cut(self._spec, seq, self._ready, plan, self._reader)
         job = Job(seq, len(plan), None, True, self._ready, chunks=1)
-        task = (seq, plan, self._readers)
-        return [Chunk(job, self._spec, "work", 0, 0, len(plan), NO_PAYLOAD, task=task)]
-
-    def _meet_reader(self) -> None:
-        """A table without a schema has no reader before its first step, which the plan has waited
-        for.
-        """
-        reader = self._source.reader()
-        if reader is None:
-            raise AsyncLoaderError(
-                f"{type(self._source).__name__} planned rows and has no reader for them"
-            )
-        if self._assembler is not None:
-            self._spec.encode_state(reader)
-        pool = self._pool
-        others = (
-            [self._source.reader() or reader for _ in range(1, pool.size)]
-            if isinstance(pool, ThreadPool)
-            else []
-        )
-        self._readers = LocalReaders([reader, *others])
-        self._reader = reader
+        return [Chunk(job, self._spec, "work", 0, 0, len(plan), NO_PAYLOAD, task=(seq, plan))]

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed
+from async_loader.errors import AsyncLoaderError, Closed
 from async_loader.lifecycle import Patience
 from async_loader.names import describe
 from async_loader.pipeline.job_queue import Job
-from async_loader.pipeline.workers.work import NumberedTask
 from async_loader.source import END, AnyThread, Leasing, Source, waiting_for
 from async_loader.stats import Meter
 
@@ -123,7 +122,7 @@ class IterableTasks(TaskSupplier):
     Parameters
     ----------
     workers : int
-        Task n goes to worker (first + n) % workers, a `NumberedTask` by its own number; 0: to any.
+        Task n goes to worker (first + n) % workers; 0: to any.
     first : int
         Number of the first task.
     """
@@ -132,34 +131,14 @@ class IterableTasks(TaskSupplier):
         self._tasks: Iterator[Any] = iter(tasks)
         self._workers = workers
         self._first = first
-        self._torn = False
 
     def draw(self, patience: Patience) -> Any:
-        """See `TaskSupplier.draw`.
-
-        Raises
-        ------
-        Broken
-            There are no more because a signal came while the next task was made: a generator ends
-            with that.
-        """
-        try:
-            task = next(self._tasks, END)
-        except BaseException as error:
-            self._torn = not isinstance(error, Exception)
-            raise
-        if task is END and self._torn:
-            raise Broken(
-                "a signal (Ctrl-C) ended what gives the order (a sampler): the rest of this pass "
-                "is lost, begin another"
-            )
-        return task
+        return next(self._tasks, END)
 
     def worker(self, seq: int, task: object) -> int | None:
         if not self._workers:
             return None
-        number = task.number if type(task) is NumberedTask else self._first + seq
-        return number % self._workers
+        return (self._first + seq) % self._workers
 
     def close(self) -> None:
         self._tasks = iter(())

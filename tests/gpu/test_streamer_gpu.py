@@ -19,7 +19,8 @@ from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.batch_layout import BatchLayout
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch
-from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for
+from async_loader.pipeline.device.backend import backend_for
+from async_loader.pipeline.device.cuda_backend import CudaBackend
 from async_loader.pipeline.device.streamer import Streamer
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema
@@ -59,11 +60,8 @@ class SlowCopies(CudaBackend):
 class Line:
     """Train queue, streamer and cuda queue around one ring."""
 
-    def __init__(
-        self, device: torch.device, slots: int = 4, rows: int = 64, packed: bool = False
-    ) -> None:
-        make = BatchLayout.packed if packed else BatchLayout.contiguous
-        self.layout = make(SCHEMA, rows)
+    def __init__(self, device: torch.device, slots: int = 4, rows: int = 64) -> None:
+        self.layout = BatchLayout.contiguous(SCHEMA, rows)
         self.ring = SlotRing(slots, self.layout.nbytes, spare=1)
         self.backend = SlowCopies(device)
         self.train, self.cuda = TrainQueue(), TrainQueue()
@@ -116,9 +114,8 @@ def same(batch: dict[str, torch.Tensor], written: list[np.ndarray]) -> bool:
     )
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_what_arrives_is_what_was_written_and_index_stays_on_the_cpu(cuda, packed):
-    line = Line(cuda, packed=packed)
+def test_what_arrives_is_what_was_written_and_index_stays_on_the_cpu(cuda):
+    line = Line(cuda)
     try:
         for _ in range(50):
             written = line.send()

@@ -20,7 +20,7 @@ from async_loader.pipeline.batches.slot_allocator import SlotAllocator
 from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.sample_work import ChunkTasks, SampleWork
-from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
+from async_loader.pipeline.workers.worker_slots import Place, TaskRecord, WorkerSlots
 from async_loader.shm.fd_channel import Record
 from async_loader.source import Jobs
 
@@ -56,17 +56,14 @@ class Rig:
 
     def _answer(self, chunk: Chunk) -> None:
         job, known = chunk.job, WorkerSlots()
-        ring = layout = slot = -1
+        place = slot = -1
         if job.buffer is not None and job.buffer.ring is not None:
-            ring, slot = 1, job.buffer.slot
-            known.add_ring(1, job.buffer.ring.segment, job.buffer.ring.slot_bytes)
-        if job.layout is not None:
-            layout = 1
-            known.add_layout(1, job.layout)
+            place, slot = 1, job.buffer.slot
+            ring = job.buffer.ring
+            known.add(1, Place(ring.segment, ring.slot_bytes, job.layout))
         rows = (chunk.start, chunk.stop)
-        task = TaskRecord(
-            0, chunk.kind, job.seq, chunk.number, *rows, job.whole, ring, slot, layout, 0
-        )
+        task = TaskRecord(0, chunk.kind, job.seq, chunk.number, *rows, job.whole, place, slot, 0)
+        known.begin(task)
         kind, answer = self._worker.run((task, codec.decode(chunk.payload.head), known))
         self.kinds.append(kind)
         value = None
@@ -102,7 +99,7 @@ def test_chunks_are_as_long_as_they_may_be_and_in_order():
 
 def test_the_first_batch_teaches_the_layout_and_the_next_one_is_written_into_its_slot():
     rig = Rig()
-    for first, kinds in ((0, {"chunk"}), (10, {"wrote"})):
+    for first, kinds in ((0, {"samples"}), (10, {"wrote"})):
         batch = rig.batch(*calls(first))
         found = columns(batch)
         assert set(rig.kinds) == kinds

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from async_loader.errors import Broken, Closed
+from async_loader.errors import Closed
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.job_queue import Job
-from async_loader.pipeline.producer import NO_WAIT, Credits, Supply
+from async_loader.pipeline.producer import NO_WAIT, Supply
 from async_loader.pipeline.task_supplier import IterableTasks, StreamTasks
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
@@ -32,22 +32,22 @@ def drained(ready: TrainQueue, supply: Supply) -> list[object]:
     found: list[object] = []
     while (item := ready.get(NOW)) is not END:
         found.append(item.error if isinstance(item, Failure) else item.tree)
-        supply.credits.give(ready.given)
+        supply.give(ready.given)
         supply.fill()
     return found
 
 
 def test_as_many_tasks_are_sent_as_there_are_credits():
     ready = TrainQueue()
-    supply = Supply(IterableTasks(range(5)), Here(), Credits(2), ready)
+    supply = Supply(IterableTasks(range(5)), Here(), 2, ready)
     supply.fill()
-    assert (supply.out, ready.depth) == (2, 2)
+    assert (supply.seq - supply.given, ready.depth) == (2, 2)
     assert drained(ready, supply) == [(n, None) for n in range(5)]
 
 
 def test_a_task_that_a_signal_ends_is_passed_over():
     ready = TrainQueue()
-    supply = Supply(IterableTasks(range(5)), Here({1, 3}), Credits(9), ready)
+    supply = Supply(IterableTasks(range(5)), Here({1, 3}), 9, ready)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             supply.fill()
@@ -60,7 +60,7 @@ def test_an_error_of_the_iterable_comes_in_its_turn_and_is_no_task():
         raise LookupError("no third")
 
     ready = TrainQueue()
-    supply = Supply(IterableTasks(numbers()), Here(), Credits(9), ready)
+    supply = Supply(IterableTasks(numbers()), Here(), 9, ready)
     supply.fill()
     first, second, error = drained(ready, supply)
     assert (first, second) == ((0, None), (1, None))
@@ -68,22 +68,9 @@ def test_an_error_of_the_iterable_comes_in_its_turn_and_is_no_task():
     assert supply.failed_draw == 2
 
 
-def test_a_signal_that_ends_a_generator_is_told():
-    def numbers():
-        yield 0
-        raise KeyboardInterrupt
-
-    tasks = IterableTasks(numbers())
-    assert tasks.draw(NO_WAIT) == 0
-    with pytest.raises(KeyboardInterrupt):
-        tasks.draw(NO_WAIT)
-    with pytest.raises(Broken, match="Ctrl-C"):
-        tasks.draw(NO_WAIT)
-
-
 def test_static_tasks_go_to_their_worker():
     ready = TrainQueue()
-    supply = Supply(IterableTasks("abcd", workers=3, first=2), Here(), Credits(9), ready)
+    supply = Supply(IterableTasks("abcd", workers=3, first=2), Here(), 9, ready)
     supply.fill()
     assert drained(ready, supply) == [("a", 2), ("b", 0), ("c", 1), ("d", 2)]
 
@@ -109,10 +96,11 @@ def test_out_of_order_the_worker_with_the_fewest_jobs_is_next():
     assert streams.worker(0, None) == 1
 
 
-def test_credits_that_are_closed_end_a_wait():
-    credits = Credits(1)
-    assert credits.room(0)
-    assert not credits.room(1)
-    credits.close()
+def test_a_supply_that_is_closed_ends_a_wait():
+    supply = Supply(IterableTasks(range(5)), Here(), 1, TrainQueue())
+    assert supply.room
+    supply.fill()
+    assert not supply.room
+    supply.close()
     with pytest.raises(Closed):
-        credits.wait(1)
+        supply.wait(NOW)

@@ -24,7 +24,6 @@ from async_loader.dataset import torch_collate
 from async_loader.dataset.array_dataset import Columns, NoColumns, columns_of
 from async_loader.dataset.batch_order import Batches, StreamBatches
 from async_loader.dataset.dataset_work import (
-    BEGIN,
     EpochInfo,
     GatherWork,
     MapWork,
@@ -32,8 +31,7 @@ from async_loader.dataset.dataset_work import (
     epoch_of,
     gather_workers,
 )
-from async_loader.dataset.epoch import Epoch, can_pin, pinned
-from async_loader.dataset.epoch_progress import EpochProgress
+from async_loader.dataset.epoch import Epoch, EpochProgress, can_pin, pinned
 from async_loader.dataset.share_check import ShareCheck
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.names import describe
@@ -132,12 +130,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _batches(self) -> Batches:
         if self._iterable:
             return StreamBatches(self.dataset, self.batch_size, drop=self.drop_last)
-        return Drawn(
-            self._index_sampler, self.dataset, track=self._tracks, lists=not self._auto_collation
-        )
+        return Drawn(self._index_sampler, self.dataset, lists=not self._auto_collation)
 
     _tracks = False
-    """Whether the states of samplers and datasets are kept for each batch."""
+    """Whether the states of datasets are kept for each batch."""
 
     def _team(self, batches: Batches, seed: int) -> Engine:
         """The workers: those of this loader when they persist, others for each pass."""
@@ -246,8 +242,6 @@ class Pass(Iterator[Any]):
         how["timeout_s"] = float(loader.timeout) if loader.timeout else None
         if ahead:
             how["transfer"] = pool.pinning(pinned)
-        if loader._tracks and not isinstance(pool.work, GatherWork):
-            how["opening"] = BEGIN
         check = None
         if loader._iterable:
             iteration = pool.streams(turn=epoch_progress.turn, **how)
@@ -255,8 +249,8 @@ class Pass(Iterator[Any]):
             size, in_order = loader.batch_size, loader.in_order
             check = ShareCheck(loader.dataset, sized, size, pool.streaming, in_order=in_order)
         else:
-            first = epoch_progress.upto
-            tasks = epoch_progress.numbered(epoch_progress.left(batches.epoch(0, first)))
+            first = epoch_progress.first
+            tasks = batches.epoch(0, first)
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
         self._processes = pool.processes
         self.epoch: Epoch[Any] = Epoch(
@@ -267,8 +261,6 @@ class Pass(Iterator[Any]):
             pinned if pin and not ahead else None,
             check=check,
         )
-        if loader._tracks:
-            self._asked(self._open)
 
     def __iter__(self) -> Pass:
         return self
@@ -296,17 +288,6 @@ class Pass(Iterator[Any]):
     def _workers(self) -> list[Any]:
         """The worker processes at the start of the pass, under torch's name for them."""
         return self._processes
-
-    def _open(self) -> None:
-        """Wait until the workers have started, as torchdata does;
-        raise an error of one of them.
-        """
-        try:
-            self.epoch.open()
-            self.epoch.raise_unfit()
-        except BaseException:
-            self.close()
-            raise
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
         """Return the result of `ask`, with our exceptions converted to torch's."""

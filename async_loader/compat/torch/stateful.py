@@ -1,10 +1,9 @@
 """torchdata's StatefulDataLoader: a DataLoader that saves its position and resumes from it.
 
 Quirks that are kept, each with a test: ``shuffle`` has a generator of its own, seeded when the
-loader is made; ``iter`` waits until the workers have started, and raises their errors;
-`state_dict` before the first pass starts one; `load_state_dict` applies to the next pass, for which
-there are new workers; an empty state is that of a loader that delivered no batch; the number of
-workers must match, which ``iter`` checks (AssertionError).
+loader is made; `state_dict` before the first pass starts one; `load_state_dict` applies to the next
+pass, for which there are new workers; an empty state is that of a loader that delivered no batch;
+the number of workers must match, which ``iter`` checks (AssertionError).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from async_loader.dataset.array_dataset import Columns
 from async_loader.dataset.batch_order import Batches
 from async_loader.dataset.bookmarks import stated
 from async_loader.dataset.dataset_work import TrackedMapWork
-from async_loader.dataset.epoch_progress import EpochProgress
+from async_loader.dataset.epoch import EpochProgress
 from async_loader.dataset.sampler_batches import generator_state, set_generator
 
 log = logging.getLogger("async_loader")
@@ -165,7 +164,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         if self._iterable or not self._shuffles:
             return super()._batches()
         lists = not self._auto_collation
-        return Drawn(self._index_sampler, self.dataset, track=True, first=True, lists=lists)
+        return Drawn(self._index_sampler, self.dataset, first=True, lists=lists)
 
     def _work(self, columns: Columns | None, batches: Batches) -> Any:
         work = super()._work(columns, batches)

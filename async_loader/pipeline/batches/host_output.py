@@ -17,8 +17,8 @@ from async_loader import tensors, tree
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import UNMADE, Batch, Outcome
 from async_loader.pipeline.batches.collate import is_ignored
-from async_loader.pipeline.batches.slot_allocator import COPY_BELOW
 from async_loader.shm.batch_buffer import BatchBuffer
+from async_loader.shm.slot_ring import COPY_BELOW
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -107,7 +107,9 @@ class HostOutput:
 def _nbytes(batch: Batch) -> int:
     if batch.layout is not None:
         return batch.layout.nbytes
-    return sum(nbytes for _, nbytes in batch.packed[1]) if batch.packed is not None else 0
+    if batch.packed is not None:
+        return sum(nbytes for _, nbytes in batch.packed[1])
+    return 0 if batch.buffer is None else len(batch.buffer.root)
 
 
 def _decode_copy(

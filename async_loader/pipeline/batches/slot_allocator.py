@@ -14,12 +14,7 @@ from async_loader.errors import ConfigError
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.limits import human
-from async_loader.shm.slot_ring import SlotRing, whole_pages
-
-COPY_BELOW = 64 << 10
-"""Bytes under which a batch is cheaper to copy out than to lend (measured: a lease costs about 4
-us).
-"""
+from async_loader.shm.slot_ring import COPY_BELOW, SlotRing, whole_pages
 
 
 class SlotAllocator:

@@ -1,28 +1,52 @@
-"""What the streamer asks of a device. Decides nothing about slots, order or lifetimes."""
+"""What the streamer asks of a device, and which backend a device has. Decides nothing about slots,
+order or lifetimes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader.batch_layout import Region
+from async_loader.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
 Bytes = npt.NDArray[np.uint8]
+Pairs: TypeAlias = list[tuple[Any, Any]]
 
 
 @runtime_checkable
-class DeviceBackend(Protocol):
+class BufferWriter(Protocol):
+    """Writes into arrays of one device, in the order of the consumer's stream. The consumer's
+    thread.
+    """
+
+    def holds(self, value: Any) -> bool:
+        """Whether ``value`` is an array on this device."""
+
+    def current(self) -> Any:
+        """This thread's current stream."""
+
+    def follow(self, stream: Any) -> None:
+        """Let this thread's current stream wait for all that ``stream`` was given so far."""
+
+    def write(self, pairs: Pairs) -> None:
+        """Copy (target, values) each, of the same shape and dtype, on the current stream."""
+
+
+@runtime_checkable
+class DeviceBackend(BufferWriter, Protocol):
     """A device with streams. What a block, an array or an event is, is the backend's own affair.
 
-    Thread rule: `wait` and `protect` are called in the consumer's thread, everything else in the
-    streamer's. See also `DirectBackend`.
+    Thread rule: `wait`, `protect` and `upload_here` are called in the consumer's thread, `open` in
+    the streamer's, and everything else in both, also at the same time: by the consumer within
+    `aside` what copies or records.
     """
 
     def open(self) -> None:
@@ -30,9 +54,11 @@ class DeviceBackend(Protocol):
         first.
         """
 
-    def register(self, memory: Bytes, unit: int) -> bool:
-        """Page-lock ``memory``, which is copied from in pieces of ``unit`` bytes. ``False``: could
-        not; never raises.
+    def aside(self) -> AbstractContextManager[Any]:
+        """Make the side stream the current one of this thread within the block. After `open`."""
+
+    def register(self, memory: Bytes) -> bool:
+        """Page-lock ``memory``. ``False``: could not; never raises.
 
         Cost: about 0.1 s a GB, once.
         """
@@ -49,6 +75,13 @@ class DeviceBackend(Protocol):
 
     def upload_leaf(self, tensor: torch.Tensor) -> Any:
         """As `upload`, for one CPU tensor of any dtype and shape: the block is the array."""
+
+    def upload_here(
+        self, root: Bytes, nbytes: int, regions: Sequence[Region]
+    ) -> tuple[Any, list[Any]]:
+        """As `upload` and `arrays`, on this thread's current stream; ``root`` may change as soon as
+        this returns. At most `STAGED_BYTES`.
+        """
 
     def arrays(self, block: Any, regions: Sequence[Region]) -> list[Any]:
         """One device array per region, on the memory of ``block``, which they keep."""
@@ -69,26 +102,41 @@ class DeviceBackend(Protocol):
         """Tell the device's allocator that this thread's current stream uses the block."""
 
 
-@runtime_checkable
-class DirectBackend(Protocol):
-    """A backend whose methods for the streamer's thread, but for `open`, may be called in the
-    consumer's as well: those that copy or record within `aside`. Both threads may call them at the
-    same time.
+BY_NAME: dict[object, Callable[[], DeviceBackend]] = {}
+"""Makers of other devices than torch's, for tests."""
+
+
+def backend_for(device: Any) -> DeviceBackend:
+    """The backend of a device.
+
+    Parameters
+    ----------
+    device : str | torch.device | DeviceBackend
+        "cuda", "cuda:1" (also of ROCm, which torch names alike), or a backend of your own.
+
+    Raises
+    ------
+    ConfigError
+        When torch does not know the device, or this machine does not have it.
     """
+    if isinstance(device, DeviceBackend):
+        return device
+    if device in BY_NAME:
+        return BY_NAME[device]()
+    import torch
 
-    def aside(self) -> AbstractContextManager[Any]:
-        """Make the side stream the current one of this thread within the block. After `open`."""
+    from async_loader.pipeline.device.cuda_backend import CudaBackend
 
-
-@runtime_checkable
-class StagingBackend(DirectBackend, Protocol):
-    """A backend that can copy small batches on the consumer's own stream. All of this is called in
-    the consumer's thread.
-    """
-
-    def upload_here(
-        self, root: Bytes, nbytes: int, regions: Sequence[Region]
-    ) -> tuple[Any, list[Any]]:
-        """As `upload` and `arrays`, on this thread's current stream; ``root`` may change as soon as
-        this returns. At most `STAGED_BYTES`.
-        """
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device {device!r} is nothing that torch knows: use 'cpu', 'cuda', 'cuda:0' ..."
+        ) from error
+    count = torch.cuda.device_count()
+    if wanted.type != "cuda" or (wanted.index or 0) >= count:
+        raise ConfigError(
+            f"device {str(wanted)!r} is not available, there are {count} of CUDA: use "
+            "device='cpu', or the index of one that is there"
+        )
+    return CudaBackend(wanted)

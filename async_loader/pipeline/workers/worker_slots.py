@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +12,9 @@ from async_loader.batch_layout import BatchLayout
 from async_loader.pipeline.batches.arena import Arena
 from async_loader.shm.segment import Segment
 
-KNOWN_RINGS = 3
-"""Rings and layouts that a worker remembers; its handle counts along and sends them again when they
-were forgotten.
+KNOWN_PLACES = 3
+"""Places that a worker remembers; its handle counts along and sends them again when they were
+forgotten.
 """
 
 
@@ -33,8 +33,8 @@ class TaskRecord(NamedTuple):
         Which chunk of the task it is, and its rows.
     whole : bool
         The only chunk: it may use all of the slot.
-    ring, slot, layout : int
-        Numbers of what was sent before, -1 for none.
+    place, slot : int
+        A `Place` that was sent before, and the slot in it; -1 for none.
     iteration : int
     """
 
@@ -45,54 +45,57 @@ class TaskRecord(NamedTuple):
     start: int
     stop: int
     whole: bool
-    ring: int
+    place: int
     slot: int
-    layout: int
     iteration: int
 
 
+@dataclass(slots=True)
+class Place:
+    """A ring of slots, and how batches lie in them; without a layout that is not known."""
+
+    segment: Segment
+    slot_bytes: int
+    layout: BatchLayout | None
+    views: dict[int, list[Any]] = field(default_factory=dict)
+
+    def root(self, slot: int) -> npt.NDArray[np.uint8]:
+        """The bytes of a slot."""
+        return self.segment.bytes(slot * self.slot_bytes, self.slot_bytes)
+
+
 class WorkerSlots:
-    """Rings and layouts by the numbers that the loader's process gives them.
+    """Places by the numbers that the loader's process gives them.
 
     Attributes
     ----------
     arena : Arena | None
         All of the slot of the task at work, where that is its only chunk.
+    layout : BatchLayout | None
+        Of the rows that the task at work writes; ``None``: it answers with what it made.
     """
 
     def __init__(self) -> None:
         self.arena: Arena | None = None
-        self._rings: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
-        self._layouts: OrderedDict[int, BatchLayout] = OrderedDict()
-        self._views: dict[tuple[int, int, int], list[Any]] = {}
+        self.layout: BatchLayout | None = None
+        self._places: dict[int, Place] = {}
 
-    def add_ring(self, number: int, segment: Segment, slot_bytes: int) -> None:
-        self._rings[number] = (segment, slot_bytes)
-        self._forget(self._rings, 0)
+    def add(self, number: int, place: Place) -> None:
+        self._places[number] = place
+        if len(self._places) > KNOWN_PLACES:
+            del self._places[next(iter(self._places))]
 
-    def add_layout(self, number: int, layout: BatchLayout) -> None:
-        self._layouts[number] = layout
-        self._forget(self._layouts, 2)
+    def begin(self, task: TaskRecord) -> None:
+        """This task is at work from now on."""
+        place = self._places.get(task.place)
+        self.layout = None if place is None else place.layout
+        self.arena = Arena(place.root(task.slot)) if task.whole and place is not None else None
 
-    def _forget(self, known: OrderedDict[int, Any], place: int) -> None:
-        while len(known) > KNOWN_RINGS:
-            forgotten, _ = known.popitem(last=False)
-            self._views = {
-                key: views for key, views in self._views.items() if key[place] != forgotten
-            }
-
-    def root(self, task: TaskRecord) -> npt.NDArray[np.uint8]:
-        """The bytes of the task's slot."""
-        segment, slot_bytes = self._rings[task.ring]
-        return segment.bytes(task.slot * slot_bytes, slot_bytes)
-
-    def layout(self, task: TaskRecord) -> BatchLayout:
-        return self._layouts[task.layout]
-
-    def views(self, task: TaskRecord) -> list[Any]:
-        """The arrays of the task's slot, all rows of them. They are made once for each slot."""
-        key = (task.ring, task.slot, task.layout)
-        views = self._views.get(key)
+    def rows(self, task: TaskRecord) -> list[Any]:
+        """The rows of the chunk at work, in the arrays of its slot, which are made once."""
+        place = self._places[task.place]
+        views = place.views.get(task.slot)
         if views is None:
-            views = self._views[key] = self.layout(task).views(self.root(task))
-        return views
+            assert place.layout is not None
+            views = place.views[task.slot] = place.layout.views(place.root(task.slot))
+        return [view[task.start : task.stop] for view in views]
