@@ -269,7 +269,7 @@ class FakeBackend:
     def open(self) -> None:
         self._local.stream = self.side
 
-    def register(self, memory: Bytes, unit: int) -> bool:
+    def register(self, memory: Bytes) -> bool:
         with self._lock:
             self.registrations += 1
             if self._mapping_of(memory.ctypes.data, memory.nbytes) is not None:

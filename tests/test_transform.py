@@ -297,27 +297,6 @@ def test_batches_go_to_a_device_with_what_was_added_and_without_what_was_left_ou
         source.close()
 
 
-def grown(batch: dict) -> dict:
-    return {"x": batch["x"], "more": np.ones((3, 8, WIDE), np.float32)}
-
-
-def renewed(batch: dict) -> dict:
-    """No more than what it leaves out."""
-    return {"x": batch["x"] + 1}
-
-
-@pytest.mark.parametrize(("transform", "least"), [(grown, 4), (renewed, 1)])
-@EVERYWHERE
-def test_slots_grow_to_what_it_adds_and_hold_it_from_then_on(how, transform, least):
-    with AsyncDataLoader(columns(WIDE), 8, transform=transform, **how) as loader:
-        take(loader, 12)
-        ring = loader._engine.core.slots.ring
-        assert ring.slot_bytes >= least * 8 * WIDE * 4
-        start = np.asarray(ring.memory).__array_interface__["data"][0]
-        places = [t.untyped_storage().data_ptr() for t in next(loader).values()]
-        assert all(start <= place < start + ring.memory.nbytes for place in places)
-
-
 NUMBERS = st.sampled_from([np.uint8, np.int64, np.float32, np.bool_])
 
 

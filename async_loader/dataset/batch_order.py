@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import operator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from async_loader import tensors
+from async_loader.dataset.bookmarks import has_state
 from async_loader.errors import ConfigError
+from async_loader.source import END
 
 LastBatch = Literal["keep", "drop", "roll_over"]
 
@@ -134,3 +139,177 @@ def check_last(last: str, batch_size: int | None) -> None:
             f"last_batch is {last!r} and batch_size is None: there are no batches, leave "
             "last_batch out"
         )
+
+
+class SamplerBatches(Batches):
+    """A sampler of the user's gives the items' indices, or a batch sampler whole batches.
+
+    A state is that of the sampler, and of its generator, when the epoch began: going on passes over
+    the batches that were given.
+
+    Parameters
+    ----------
+    sampler : iterable
+    batch_size : int | None
+        ``None``: what the sampler gives is a task as it is.
+    """
+
+    def __init__(self, sampler: Iterable[Any], batch_size: int | None, last: LastBatch) -> None:
+        self._sampler: Any = sampler
+        self._inner: Any = getattr(sampler, "sampler", sampler)
+        """The sampler within a batch sampler of torch's kind."""
+        self._size, self._last = batch_size, last
+        self._carried: list[Any] = []
+        self._loaded: dict[str, Any] | None = None
+        self._begun: dict[str, Any] | None = None
+        self._drawn_from: list[int] | None = None
+
+    def __len__(self) -> int:
+        n = len(self._sampler)
+        if self._size is None:
+            return n
+        n += len(self._carried)
+        return -(-n // self._size) if self._last == "keep" else n // self._size
+
+    def set_epoch(self, number: int) -> None:
+        for one in {id(one): one for one in (self._sampler, self._inner)}.values():
+            tell = getattr(one, "set_epoch", None)
+            if tell is not None:
+                tell(number)
+
+    def epoch(self, number: int, start: int) -> Iterator[Any]:
+        self.restore()
+        self._begun = {**self._now(), "global": self._drawn_from}
+        self._drawn_from = None
+        tasks = self._cut()
+        if self._draws_globally:
+            tasks = _drawn_again(tasks, self._begun)
+        for _ in range(start):
+            next(tasks, None)
+        return tasks
+
+    def state(self, *, finished: bool) -> Any:
+        begun = self._begun
+        if finished or begun is None:
+            begun = self._now()
+        elif self._draws_globally and begun["global"] is None:
+            begun["global"] = generator_state(_Global)
+        return {**begun, "generator": _listed(begun["generator"])}
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        self._loaded = state
+
+    def restore(self) -> None:
+        """Bring the sampler into the loaded state, if there is one: now, where its generator is
+        drawn from before the order is.
+        """
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
+        self._drawn_from = loaded.get("global")
+        self._carried = list(loaded["carried"])
+        if loaded["sampler"] is not None:
+            self._stateful.load_state_dict(loaded["sampler"])
+        if loaded["generator"] is not None:
+            set_generator(self._generator, loaded["generator"])
+
+    def _now(self) -> dict[str, Any]:
+        stateful, generator = self._stateful, self._generator
+        return {
+            "sampler": None if stateful is None else copy.deepcopy(stateful.state_dict()),
+            "generator": generator.get_state() if hasattr(generator, "get_state") else None,
+            # as JSON can hold them: of numpy and torch as ints
+            "carried": [_plain(index) for index in self._carried],
+        }
+
+    def _cut(self) -> Iterator[Any]:
+        if self._size is None:
+            yield from self._sampler
+            return
+        batch, self._carried = self._carried, []
+        for index in self._sampler:
+            batch.append(index)
+            if len(batch) == self._size:
+                yield batch
+                batch = []
+        if batch and self._last == "roll_over":
+            self._carried = batch
+        elif batch and self._last == "keep":
+            yield batch
+
+    @property
+    def _stateful(self) -> Any:
+        """What of them has a state; ``None``: neither."""
+        return next((one for one in (self._sampler, self._inner) if has_state(one)), None)
+
+    @property
+    def _generator(self) -> Any:
+        """The generator of one of torch's random samplers, which decides what comes."""
+        return getattr(self._inner, "generator", None)
+
+    @property
+    def _draws_globally(self) -> bool:
+        """Whether it is one of torch's random samplers without a generator: when it begins it
+        draws from the global one.
+        """
+        torch_data: Any = tensors.loaded("torch.utils.data")
+        return (
+            torch_data is not None
+            and isinstance(self._inner, torch_data.Sampler)
+            and getattr(self._inner, "generator", self) is None
+        )
+
+
+def _plain(index: Any) -> Any:
+    try:
+        return index if getattr(index, "ndim", 0) else operator.index(index)
+    except TypeError:  # an index may be anything that the dataset takes, such as a name
+        return index
+
+
+def _drawn_again(tasks: Iterator[Any], begun: dict[str, Any]) -> Iterator[Any]:
+    """The tasks, of which the first is drawn from the global generator as a state has it, where
+    there is one.
+    """
+    import torch
+
+    if begun["global"] is None:
+        begun["global"] = generator_state(_Global)
+        first = next(tasks, END)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(torch.tensor(begun["global"], dtype=torch.uint8))
+            first = next(tasks, END)
+    if first is not END:
+        yield first
+        yield from tasks
+
+
+# -- states of torch's generators ------------------------------------------------------------------
+
+
+class _Global:
+    """torch's global generator."""
+
+    @staticmethod
+    def get_state() -> Any:
+        import torch
+
+        return torch.get_rng_state()
+
+
+def generator_state(generator: Any) -> list[int] | None:
+    """Of a torch generator, as JSON can hold it; ``None`` where there is no such generator."""
+    return _listed(generator.get_state()) if hasattr(generator, "get_state") else None
+
+
+def _listed(state: Any) -> list[int] | None:
+    return None if state is None else state.tolist()
+
+
+def set_generator(generator: object, state: list[int]) -> None:
+    """The opposite of `generator_state`."""
+    import torch
+
+    if hasattr(generator, "set_state"):
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))

@@ -19,6 +19,7 @@ from async_loader.dataset.batch_order import (
     Batches,
     IndexBatches,
     LastBatch,
+    SamplerBatches,
     StreamBatches,
     check_last,
 )
@@ -30,9 +31,7 @@ from async_loader.dataset.dataset_work import (
     epoch_of,
     gather_workers,
 )
-from async_loader.dataset.epoch import Epoch, EpochProgress, can_pin, moved, pinned
-from async_loader.dataset.sampler_batches import SamplerBatches
-from async_loader.dataset.share_check import ShareCheck
+from async_loader.dataset.epoch import Epoch, EpochProgress, ShareCheck, can_pin, moved, pinned
 from async_loader.errors import ConfigError, require
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.names import describe, explain_wrong_attributes, explain_wrong_names
@@ -291,14 +290,14 @@ class DataLoader(Generic[B]):
     def __iter__(self) -> Iterator[B]:
         """Begin an epoch: the next one, or the one that was loaded by `load_state_dict`."""
         start = dict(self._start or {})
-        number, anew = self._epoch, bool(start.get("finished"))
+        number = self._epoch
         if "batches" in start:
             self._batches.load(start["batches"])
         epoch_progress = EpochProgress(start)
         told = self._dataset_epoch if self._dataset_epoch is not None else epoch_of(self.dataset)
-        state = EpochInfo(told, dict(epoch_progress.marks), anew)
-        if anew:
-            epoch_progress = EpochProgress({})
+        state = EpochInfo(told, dict(epoch_progress.marks))
+        if not start and self._latest is not None and self._latest.finished:
+            epoch_progress = EpochProgress(before=self._latest.progress)
         seed = _mixed(self.seed, number)
         how: Any = {
             "state": state,

@@ -28,13 +28,10 @@ class EpochInfo:
         told.
     resume : dict
         Worker to the bookmark of its dataset.
-    anew : bool
-        The bookmarks are of the end of an epoch: what begins is the next one.
     """
 
     epoch: int | None = None
     resume: dict[int, Bookmark] | None = None
-    anew: bool = False
 
     def mark(self, worker: int) -> Bookmark | None:
         """Where this worker is to go on; ``None``: it begins."""
@@ -142,7 +139,7 @@ class TrackedMapWork:
             return do
         told = here.state if isinstance(here.state, EpochInfo) else EpochInfo()
         mark = told.mark(here.worker)
-        given = 0 if mark is None or told.anew else mark.given
+        given = 0 if mark is None or mark.over else mark.given
         if mark is not None and mark.whole is not None:
             self.dataset.load_state_dict(mark.whole)
 
@@ -260,7 +257,7 @@ class StreamWork:
         mark = told.mark(here.worker)
         if mark is None:
             items, mark = iter(self.dataset), Bookmark()
-        elif told.anew:
+        elif mark.over:
             items, mark = mark.begin_anew(self.dataset), Bookmark()
         else:
             items = mark.resume(self.dataset, self._size or 1)

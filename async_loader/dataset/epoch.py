@@ -5,23 +5,97 @@ batch.
 from __future__ import annotations
 
 import copy
+import hashlib
+import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from async_loader import tensors, tree
 from async_loader.dataset.batch_order import Batches, StreamBatches
 from async_loader.dataset.bookmarks import Bookmark
 from async_loader.dataset.dataset_work import StreamPosition, StreamResult
-from async_loader.dataset.share_check import ShareCheck
-from async_loader.names import stacklevel
+from async_loader.names import describe, stacklevel
 from async_loader.pipeline.iterator import BatchIterator
 from async_loader.source import END
 from async_loader.stats import Meter, StageStats
 
 if TYPE_CHECKING:
     import torch
+
+
+class ShareCheck:
+    """Sees the batches of one epoch, and warns once; also of a length that is too small.
+
+    Parameters
+    ----------
+    dataset : object
+    batches : Batches | None
+        Of a length, where the dataset has one, that shares do not exceed; ``None``: it does not
+        matter.
+    batch_size : int | None
+    streams : int
+        Workers that iterate over copies of the dataset, whose batches come in turn; 0: the
+        consumer does.
+    in_order : bool
+    """
+
+    def __init__(
+        self,
+        dataset: object,
+        batches: Batches | None,
+        batch_size: int | None,
+        streams: int,
+        *,
+        in_order: bool,
+    ) -> None:
+        self._dataset, self._streams = dataset, streams
+        self._first: object = None
+        self._looks = streams > 1 and in_order
+        self._length = self._most = -1
+        try:
+            if batches is not None:
+                self._length = len(batches)
+                # each worker but one may have an incomplete batch more
+                self._most = self._length + (0 if batch_size in (None, 1) else max(0, streams - 1))
+        except (TypeError, NotImplementedError):
+            return
+
+    def see(self, number: int, batch: object) -> None:
+        """Look at the batch with this number, counted from 1."""
+        if self._looks and number <= 2:
+            seen = _fingerprint(batch)
+            if number == 1:
+                self._first = seen
+            elif seen is not None and seen == self._first:
+                self._warn("two workers began with the same batch")
+        if 0 <= self._most < number:
+            self._warn(f"{number} batches have come, and len(loader) is {self._length}")
+
+    def _warn(self, seen: str) -> None:
+        self._looks, self._most = False, -1
+        dataset = describe(self._dataset)
+        if self._streams > 1:
+            seen += (
+                f": does each of the {self._streams} workers iterate over all of {dataset}? Then "
+                f"each item comes {self._streams} times. Give each worker a share by "
+                "torch.utils.data.get_worker_info(), or use num_workers=1"
+            )
+        else:
+            seen += f": __len__ of {dataset} says too little"
+        warnings.warn(seen, stacklevel=stacklevel())
+
+
+def _fingerprint(batch: object) -> object:
+    """What equal batches have in common; ``None`` where that is not known."""
+    try:
+        return hashlib.blake2b(pickle.dumps(batch)).digest()
+    except Exception:  # any __reduce__ may run here
+        return None
+
 
 B = TypeVar("B")
 
@@ -32,7 +106,9 @@ class EpochProgress:
     Parameters
     ----------
     start : mapping
-        What `state` gave, of the epoch that goes on here; empty: it begins.
+        What a state says of the epoch that goes on here, or has ended; empty: one begins.
+    before : EpochProgress | None
+        Of the epoch before, where its datasets go on in the next one.
 
     Attributes
     ----------
@@ -47,12 +123,18 @@ class EpochProgress:
         The worker whose stream gives the next batch.
     """
 
-    def __init__(self, start: Mapping[str, Any]) -> None:
-        self.first: int = start.get("yielded", 0)
+    def __init__(
+        self, start: Mapping[str, Any] = MappingProxyType({}), before: EpochProgress | None = None
+    ) -> None:
+        over = bool(start.get("finished")) or before is not None
+        self.first: int = 0 if over else start.get("yielded", 0)
         self.upto = self.first
-        self.turn: int = start.get("turn", 0)
-        streams = start.get("streams") or {}
-        self.marks = {int(worker): Bookmark.from_state(mark) for worker, mark in streams.items()}
+        self.turn: int = 0 if over else start.get("turn", 0)
+        streams = (start.get("streams") or {}).items()
+        marks = {int(worker): Bookmark.from_state(mark) for worker, mark in streams}
+        if before is not None:
+            marks = before.marks
+        self.marks = {n: replace(mark, over=True) if over else mark for n, mark in marks.items()}
 
     def note(self, where: StreamPosition) -> None:
         """A worker said where it is."""
@@ -109,7 +191,7 @@ class Epoch(Iterator[B]):
         self.finished = False
         self._iteration = iteration
         self._batches = batches
-        self._epoch_progress = epoch_progress
+        self.progress = epoch_progress
         self._finish = finish
         self._meter = meter
         self._check = check
@@ -143,10 +225,10 @@ class Epoch(Iterator[B]):
         for batch in self._iteration:
             if type(batch) is StreamResult:
                 batch, where = batch
-                self._epoch_progress.note(where)
+                self.progress.note(where)
                 if batch is END:  # the dataset of this worker has ended
                     continue
-                self._epoch_progress.turn = where.worker + 1
+                self.progress.turn = where.worker + 1
             if self._finish is not None:
                 batch = self._finish(batch)
             if self._check is not None:
@@ -161,7 +243,7 @@ class Epoch(Iterator[B]):
 
     def _catch_up(self) -> None:
         """Count what was handed out, or failed in its turn and is not to be done again."""
-        progress = self._epoch_progress
+        progress = self.progress
         if isinstance(self._batches, StreamBatches):  # where they are is known by their bookmarks
             progress.upto = self.yielded
             return
@@ -176,7 +258,7 @@ class Epoch(Iterator[B]):
         self._catch_up()
         found = {
             "epoch": self.number,
-            **self._epoch_progress.state(),
+            **self.progress.state(),
             "batches": self._batches.state(finished=self.finished),
         }
         if self.finished:

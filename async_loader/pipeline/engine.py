@@ -29,13 +29,17 @@ from async_loader.lifecycle import EndFlag
 from async_loader.names import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batches.assembler import ChunkAssembler
-from async_loader.pipeline.batches.host_output import HostOutput
-from async_loader.pipeline.dispatch import InlineTasks, TaskDispatch
+from async_loader.pipeline.batches.slot_allocator import HostOutput
 from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.iterator import BatchIterator
 from async_loader.pipeline.job_queue import IterationSpec
-from async_loader.pipeline.task_supplier import IterableTasks, StreamTasks
+from async_loader.pipeline.tasks import (
+    InlineTasks,
+    IterableTasks,
+    StreamTasks,
+    TaskDispatch,
+)
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.thread_pool import ThreadPool, WorkerStates
 from async_loader.pipeline.workers.work import Kind, Seeding, Work, WorkerConfig, WorkerState

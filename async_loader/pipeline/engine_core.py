@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING
 from async_loader.errors import Broken, CannotSend, Closed, ResourceLimit
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag
-from async_loader.pipeline.batches.host_output import HostOutput
-from async_loader.pipeline.batches.slot_allocator import SlotAllocator
+from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
 from async_loader.pipeline.workers.thread_pool import ThreadPool
 from async_loader.pipeline.workers.worker_pool import WorkerPool
 

@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from async_loader.errors import Timeout, WouldDeadlock
 from async_loader.lifecycle import GAVE_UP, Deadline, Patience, join
-from async_loader.pipeline.dispatch import InlineTasks, PlanDispatch, TaskDispatch
 from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.job_queue import IterationSpec, Job
 from async_loader.pipeline.producer import DrawCosts, Supply
-from async_loader.pipeline.task_supplier import SourceTasks, TaskSupplier
+from async_loader.pipeline.tasks import (
+    InlineTasks,
+    PlanDispatch,
+    SourceTasks,
+    TaskDispatch,
+    TaskSupplier,
+)
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.process_hooks import STAGES
 

@@ -19,9 +19,9 @@ from typing import Any, Literal
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.pipeline.batch import Batch, Failure, StreamEnd
-from async_loader.pipeline.dispatch import InlineTasks
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.producer import NO_WAIT
+from async_loader.pipeline.tasks import InlineTasks
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.source import END
 from async_loader.stats import LearnerMeter, StageStats

@@ -11,8 +11,12 @@ from typing import Any
 from async_loader.errors import Broken, Closed, Timeout, WouldDeadlock
 from async_loader.lifecycle import AutoResetEvent, Deadline, EndFlag, Patience
 from async_loader.pipeline.batch import Failure, Outcome, StreamEnd
-from async_loader.pipeline.dispatch import InlineTasks, PlanDispatch, TaskDispatch
-from async_loader.pipeline.task_supplier import TaskSupplier
+from async_loader.pipeline.tasks import (
+    InlineTasks,
+    PlanDispatch,
+    TaskDispatch,
+    TaskSupplier,
+)
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.source import END

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from async_loader.lifecycle import EndFlag
 from async_loader.pipeline.batches.assembler import ChunkAssembler
-from async_loader.pipeline.batches.host_output import HostOutput
-from async_loader.pipeline.batches.local_collator import LocalCollator
+from async_loader.pipeline.batches.local_collator import LocalCollator, Transform
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
-from async_loader.pipeline.batches.transform import Transform
+from async_loader.pipeline.batches.slot_allocator import HostOutput
 from async_loader.pipeline.codec import MainModule
-from async_loader.pipeline.dispatch import PlanDispatch
 from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.iterator import BatchIterator, OnError
 from async_loader.pipeline.job_queue import IterationSpec
 from async_loader.pipeline.producer import DrawCosts
-from async_loader.pipeline.task_supplier import SourceTasks
+from async_loader.pipeline.tasks import PlanDispatch, SourceTasks
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.sample_work import SampleTasks, SampleWork
 from async_loader.pipeline.workers.thread_pool import ThreadPool, WorkerStates

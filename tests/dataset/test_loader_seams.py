@@ -18,7 +18,7 @@ from async_loader import DataLoader
 from async_loader.compat.gluon.data import DataLoader as GluonLoader
 from async_loader.compat.gluon.data.batchify import Stack
 from async_loader.compat.torch import StatefulDataLoader
-from async_loader.errors import Broken
+from async_loader.errors import Closed
 from async_loader.pipeline.engine import Engine
 
 ROW = 4096
@@ -95,7 +95,7 @@ def _in_child(what):
 
 def test_an_iteration_with_a_transfer_thread_says_in_a_forked_child_which_process_it_belongs_to():
     def ask():
-        with pytest.raises(Broken, match="belongs to process"):
+        with pytest.raises(Closed, match="belongs to process"):
             list(batches)
 
     with Engine(Fives(), 1, kind="thread", transfer="pin") as engine:

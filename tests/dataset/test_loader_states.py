@@ -5,7 +5,6 @@ the first.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 
 import hypothesis.strategies as st
@@ -18,8 +17,6 @@ from hypothesis import given, settings
 from torch.utils.data import get_worker_info
 
 from async_loader import DataLoader
-from async_loader.pipeline.batch import Failure
-from async_loader.pipeline.engine import Engine
 
 N = 9
 
@@ -280,54 +277,6 @@ def test_an_older_epoch_that_goes_on_changes_nothing_in_the_states_of_the_latest
         assert _batches(two) == rest
 
 
-class Augmented:
-    """Items with a random number each; item 0 waits for a signal."""
-
-    def __init__(self):
-        self.go = multiprocessing.get_context("fork").Event()
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, i):
-        if i == 0:
-            assert self.go.wait(60)
-        return i, random.getrandbits(30)
-
-
-@pytest.mark.slow
-def test_out_of_order_too_a_batch_has_the_random_numbers_that_it_would_have_had():
-    dataset = Augmented()
-
-    def load(in_order=False):
-        return DataLoader(
-            dataset,
-            batch_size=None,
-            num_workers=2,
-            seed=5,
-            in_order=in_order,
-            multiprocessing_context="fork",
-        )
-
-    dataset.go.set()
-    with load(True) as whole:
-        expected = [tuple(item) for item in whole]
-    dataset.go.clear()
-    with load() as one, load() as two, load() as three:
-        try:
-            epoch = iter(one)
-            got = [tuple(next(epoch)) for _ in range(3)]
-            two.load_state_dict(json.loads(json.dumps(one.state_dict())))
-            again = iter(two)
-            got += [tuple(next(again)) for _ in range(2)]
-            three.load_state_dict(json.loads(json.dumps(two.state_dict())))
-        finally:
-            dataset.go.set()
-        assert expected[0] not in got
-        got += [tuple(item) for item in three]
-    assert sorted(got) == expected
-
-
 class Noise:
     """Items with a random number each, in a stream that has no state."""
 
@@ -377,19 +326,3 @@ class Greeting:
             return here.worker if task == "hello" else task
 
         return do
-
-
-@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
-@pytest.mark.parametrize("in_order", [True, False])
-def test_an_opening_is_done_by_every_worker_and_is_no_batch(kind, in_order):
-    with Engine(Greeting(), 3, kind=kind) as pool:
-        iteration = pool.iterate(range(5), in_order=in_order, opening="hello")
-        found = iteration.openings()
-        if kind == "process":
-            assert found == [0, 1, 2]
-        assert len(found) == max(1, pool.workers)
-        assert iteration.openings() == []
-        assert sorted(iteration) == list(range(5))
-        assert iteration.passed == 5
-        failed = pool.iterate(range(2), state="unfit", opening="hello").openings()
-        assert [type(one) for one in failed] == [Failure] * max(1, pool.workers)

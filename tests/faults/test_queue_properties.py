@@ -15,7 +15,7 @@ from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline, EndFlag, Patience, join
 from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.producer import Supply
-from async_loader.pipeline.task_supplier import TaskSupplier
+from async_loader.pipeline.tasks import TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
 

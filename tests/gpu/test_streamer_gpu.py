@@ -47,8 +47,8 @@ class SlowCopies(CudaBackend):
             torch.cuda._sleep(self.cycles)
         return super().upload(root, nbytes)
 
-    def register(self, memory: Any, unit: int) -> bool:
-        ok = super().register(memory, unit)
+    def register(self, memory: Any) -> bool:
+        ok = super().register(memory)
         self.locked += ok
         return ok
 

@@ -14,13 +14,17 @@ from async_loader.errors import CannotSend
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Batch, StreamEnd
 from async_loader.pipeline.batches.assembler import ChunkAssembler
-from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator
-from async_loader.pipeline.batches.slot_allocator import SlotAllocator
+from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
 from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.pipeline.workers.sample_work import ChunkTasks, SampleWork
-from async_loader.pipeline.workers.worker_slots import Place, TaskRecord, WorkerSlots
+from async_loader.pipeline.workers.sample_work import (
+    ChunkTasks,
+    Place,
+    SampleWork,
+    TaskRecord,
+    WorkerSlots,
+)
 from async_loader.shm.fd_channel import Record
 from async_loader.source import Jobs
 

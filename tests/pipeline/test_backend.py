@@ -5,6 +5,7 @@ of the runtime, errors.
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import numpy as np
@@ -15,7 +16,7 @@ from fake_device import FakeBackend
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError
 from async_loader.pipeline.device.backend import DeviceBackend, backend_for
-from async_loader.pipeline.device.cuda_backend import BlockViews, CudaBackend, pieces
+from async_loader.pipeline.device.cuda_backend import BlockViews, CudaBackend
 from async_loader.schema import Schema
 
 DTYPES = [
@@ -83,12 +84,6 @@ def test_the_fake_and_backends_of_ones_own_are_devices():
     assert backend_for(mine) is mine
 
 
-def test_registrations_are_cut_between_slots_and_never_empty():
-    assert pieces(0, 4096) == []
-    assert pieces(3 * 4096, 4096, largest=2 * 4096) == [(0, 8192), (8192, 4096)]
-    assert pieces(3 * 4096, 3 * 4096, largest=4096) == [(0, 12288)]
-
-
 class Runtime:
     """libcudart, as far as page-locking goes: answers what it is told to."""
 
@@ -115,56 +110,41 @@ class Stubbed(CudaBackend):
         super().__init__(torch.device("cuda", 0))
         self.runtime, self.drained = runtime, 0
 
-    def _runtime(self) -> Runtime:
-        return self.runtime
-
     def _drain(self) -> None:
         self.drained += 1
-
-
-@pytest.fixture
-def _small_pieces(monkeypatch):
-    cut = lambda nbytes, unit: pieces(nbytes, unit, 2 * 4096)  # noqa: E731
-    monkeypatch.setattr("async_loader.pipeline.device.cuda_backend.pieces", cut)
 
 
 MEMORY = np.zeros(4 * 4096, np.uint8)
 
 
-@pytest.mark.usefixtures("_small_pieces")
-def test_what_is_page_locked_is_released_piece_by_piece():
-    backend = Stubbed(Runtime())
-    assert backend.register(MEMORY, 4096)
-    assert backend.runtime.held == {MEMORY.ctypes.data, MEMORY.ctypes.data + 8192}
+def stubbed(monkeypatch, *codes):
+    backend = Stubbed(Runtime(*codes))
+    cuda = SimpleNamespace(cudart=lambda: backend.runtime)
+    monkeypatch.setattr("async_loader.pipeline.device.cuda_backend._cuda", lambda: cuda)
+    return backend
+
+
+def test_what_is_page_locked_is_released(monkeypatch):
+    backend = stubbed(monkeypatch)
+    assert backend.register(MEMORY)
+    assert backend.runtime.held == {MEMORY.ctypes.data}
     assert backend.runtime.flags == {1}
-    backend.unregister(MEMORY)
     backend.unregister(MEMORY)
     assert not backend.runtime.held
     assert backend.drained == 0
 
 
-@pytest.mark.usefixtures("_small_pieces")
-def test_a_piece_that_fails_undoes_the_others_drains_the_error_and_is_told_once(caplog):
-    backend = Stubbed(Runtime(0, 2, 2))
+def test_memory_that_cannot_be_page_locked_is_told_once_and_leaves_no_error(monkeypatch, caplog):
+    backend = stubbed(monkeypatch, 2, 712)
     with caplog.at_level(logging.WARNING, "async_loader"):
-        assert not backend.register(MEMORY, 4096)
-        assert not backend.register(MEMORY, 4096)
+        assert not backend.register(MEMORY)
+        assert not backend.register(MEMORY)
     assert not backend.runtime.held
     assert backend.drained == 2
     assert [r.getMessage() for r in caplog.records] == [
         "batches are copied to cuda:0 from pageable memory, which is slower: "
-        "cudaHostRegister of 8192 bytes failed with CUDA error 2"
+        "cudaHostRegister of 16384 bytes failed with CUDA error 2"
     ]
-
-
-@pytest.mark.usefixtures("_small_pieces")
-def test_memory_that_other_code_page_locked_is_used_and_stays_page_locked():
-    backend = Stubbed(Runtime(712))
-    assert backend.register(MEMORY, 4096)
-    assert backend.drained == 1
-    assert len(backend.runtime.held) == 1
-    backend.unregister(MEMORY)
-    assert not backend.runtime.held
 
 
 def test_the_cuda_backend_uses_streams_and_events_of_torch_cuda_only(monkeypatch):

@@ -9,7 +9,7 @@ from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.job_queue import Job
 from async_loader.pipeline.producer import NO_WAIT, Supply
-from async_loader.pipeline.task_supplier import IterableTasks, StreamTasks
+from async_loader.pipeline.tasks import IterableTasks, StreamTasks
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
 

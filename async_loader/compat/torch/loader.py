@@ -31,8 +31,7 @@ from async_loader.dataset.dataset_work import (
     epoch_of,
     gather_workers,
 )
-from async_loader.dataset.epoch import Epoch, EpochProgress, can_pin, pinned
-from async_loader.dataset.share_check import ShareCheck
+from async_loader.dataset.epoch import Epoch, EpochProgress, ShareCheck, can_pin, pinned
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.names import describe
 from async_loader.pipeline.engine import Engine
@@ -78,7 +77,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if "batches" in start:
             batches.load(start["batches"])
         seed = self._base_seed(batches, start)
-        return Pass(self, self._team(batches, seed), batches, seed, start)
+        return Pass(self, self._team(batches, seed), batches, seed, start, self._before())
+
+    def _before(self) -> EpochProgress | None:
+        """Where datasets are that go on in the next pass."""
+        return None
 
     def _gathers(self) -> GatherPass | None:
         """A pass in which there is nothing to do but to gather rows, where it is such."""
@@ -222,6 +225,7 @@ class Pass(Iterator[Any]):
         batches: Batches,
         seed: int,
         start: dict[str, Any],
+        before: EpochProgress | None = None,
     ) -> None:
         self._loader = loader
         self._batches = batches
@@ -230,11 +234,10 @@ class Pass(Iterator[Any]):
         self._num_workers = loader.num_workers
         self._timeout = loader.timeout
         self._dataset = loader.dataset if loader._iterable else None
-        anew = bool(start.get("finished"))
         epoch_progress = EpochProgress(start)
-        state = EpochInfo(epoch_of(loader.dataset), dict(epoch_progress.marks), anew)
-        if anew:
-            epoch_progress = EpochProgress({})
+        state = EpochInfo(epoch_of(loader.dataset), dict(epoch_progress.marks))
+        if not start and before is not None:
+            epoch_progress = EpochProgress(before=before)
         pin = loader.pin_memory and can_pin()
         # as in torch, with workers there is a thread that pins
         ahead = pin and self._num_workers > 0

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from async_loader.dataset.sampler_batches import SamplerBatches, generator_state
+from async_loader.dataset.batch_order import SamplerBatches, generator_state
 
 
 class Drawn(SamplerBatches):
@@ -69,7 +69,8 @@ class Drawn(SamplerBatches):
         """Whether `epoch` draws the order of a loaded state again, from this generator, which then
         has to be in the state from which the epoch drew it.
         """
-        return generator is not None and generator is self._generator
+        drawn = self._index is not None
+        return not drawn and generator is not None and generator is self._generator
 
     def _resume(self) -> None:
         loaded = self._loaded

@@ -17,11 +17,10 @@ from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler
 from async_loader.compat.torch.loader import DataLoader, Pass, T_co
 from async_loader.compat.torch.order import Drawn
 from async_loader.dataset.array_dataset import Columns
-from async_loader.dataset.batch_order import Batches
+from async_loader.dataset.batch_order import Batches, generator_state, set_generator
 from async_loader.dataset.bookmarks import stated
 from async_loader.dataset.dataset_work import TrackedMapWork
 from async_loader.dataset.epoch import EpochProgress
-from async_loader.dataset.sampler_batches import generator_state, set_generator
 
 log = logging.getLogger("async_loader")
 
@@ -93,6 +92,13 @@ class StatefulDataLoader(DataLoader[T_co]):
                 raise AssertionError(text)
             self._warn_of_passing_over(start)
         return super()._begin(start)
+
+    def _before(self) -> EpochProgress | None:
+        latest = self._latest
+        if latest is None or not latest.epoch.finished:
+            return None
+        # other workers begin with this process's dataset
+        return latest.epoch.progress if self.persistent_workers or not self.num_workers else None
 
     def _warn_of_passing_over(self, start: dict[str, Any]) -> None:
         given = 0 if start.get("finished") else start["yielded"]

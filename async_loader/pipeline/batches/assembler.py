@@ -15,9 +15,8 @@ from async_loader.errors import CannotSend, ConfigError, OutOfMemory
 from async_loader.names import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Batch, Outcome, StreamEnd
-from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator
-from async_loader.pipeline.batches.slot_allocator import SlotAllocator
+from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
 from async_loader.pipeline.codec import Encoded, shared
 from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue

@@ -7,15 +7,48 @@ the state of that iteration; what `begin` returns does the tasks.
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+import numpy as np
+
+from async_loader import tensors
 from async_loader.errors import Closed
-from async_loader.pipeline.workers import seeding
-from async_loader.source import END
+from async_loader.source import END, Seed
+
+
+def seed_globals(seed: Seed) -> None:
+    """Seed them for one chunk of one batch: the same seed gives the same chunk in any worker.
+
+    torch's own is left out while the worker has not imported torch.
+    """
+    state = np.random.SeedSequence(seed).generate_state(2)
+    random.seed(int(state[0]))
+    np.random.seed(state[1])
+    torch = tensors.loaded_torch()
+    if torch is not None:
+        # The CPU's generator alone: torch.manual_seed goes through every device's and costs 150
+        # times as much.
+        torch.default_generator.manual_seed(int(state[0]))
+
+
+def seed_as_torch(base: int, worker: int) -> None:
+    """The global generators of a worker process exactly as torch's own workers have them."""
+    torch: Any = sys.modules["torch"]
+    random.seed(base + worker)
+    torch.default_generator.manual_seed(base + worker)
+    generate: Any = getattr(sys.modules["torch.utils.data._utils.worker"], "_generate_state", None)
+    state = (
+        generate(base, worker)
+        if generate is not None
+        else np.random.SeedSequence((base, worker)).generate_state(4)
+    )
+    np.random.seed(state)
+
 
 WorkerType = Literal["process", "thread"]
 Kind = WorkerType | Literal["inline"]
@@ -210,12 +243,12 @@ class WorkerState:
         if stream:
             return self._next(spec, seeds=seeds)
         if seeds:
-            seeding.seed_globals((spec.seed, spec.first + seq))
+            seed_globals((spec.seed, spec.first + seq))
         return spec.do(task)
 
     def _next(self, spec: _IterationState, *, seeds: bool) -> Any:
         if seeds:  # the number of the task would depend on when the other streams end
-            seeding.seed_globals((spec.seed, self._config.number, spec.asked))
+            seed_globals((spec.seed, self._config.number, spec.asked))
         spec.asked += 1
         batch = next(spec.do, END)
         if batch is END:
@@ -255,7 +288,7 @@ class WorkerState:
         if self._config.seeding == "iteration" or (
             here.first and self._config.seeding in ("task", "birth")
         ):
-            seeding.seed_as_torch(base, here.worker)
+            seed_as_torch(base, here.worker)
         module: Any = sys.modules["torch.utils.data._utils.worker"]
         known, dataset = module._worker_info, getattr(self._config.work, "dataset", None)
         seed = here.seed if known is None or self._config.seeding != "birth" else known.seed

@@ -24,8 +24,8 @@ from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.job_queue import Chunk, IterationSpec
 from async_loader.pipeline.workers import worker_main
+from async_loader.pipeline.workers.sample_work import KNOWN_PLACES, TaskRecord
 from async_loader.pipeline.workers.work import WorkerConfig
-from async_loader.pipeline.workers.worker_slots import KNOWN_PLACES, TaskRecord
 from async_loader.process_hooks import forking
 from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.fd_channel import FdChannel

@@ -26,8 +26,8 @@ from async_loader.pipeline import codec
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.workers.failures import report
+from async_loader.pipeline.workers.sample_work import Place, TaskRecord, WorkerSlots
 from async_loader.pipeline.workers.work import END, WorkerConfig, WorkerState
-from async_loader.pipeline.workers.worker_slots import Place, TaskRecord, WorkerSlots
 from async_loader.shm.fd_channel import FdChannel, Record, from_fd
 from async_loader.shm.segment import Segment
 
