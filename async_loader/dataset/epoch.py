@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +17,9 @@ from async_loader import tensors, tree
 from async_loader.dataset.batch_order import Batches, StreamBatches
 from async_loader.dataset.bookmarks import Bookmark
 from async_loader.dataset.dataset_work import StreamPosition, StreamResult
+from async_loader.errors import CannotSend
 from async_loader.names import describe, stacklevel
+from async_loader.pipeline import codec
 from async_loader.pipeline.iterator import BatchIterator
 from async_loader.source import END
 from async_loader.stats import Meter, StageStats
@@ -92,8 +93,8 @@ class ShareCheck:
 def _fingerprint(batch: object) -> object:
     """What equal batches have in common; ``None`` where that is not known."""
     try:
-        return hashlib.blake2b(pickle.dumps(batch)).digest()
-    except Exception:  # any __reduce__ may run here
+        return hashlib.blake2b(codec.encode(batch).head).digest()
+    except CannotSend:
         return None
 
 

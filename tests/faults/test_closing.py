@@ -97,7 +97,7 @@ def test_close_from_many_threads_at_once(workers):
     def close():
         barrier.wait(SLACK_S)
         loader.close()
-        return loader._engine.iteration.producer.join(0.0)
+        return not loader._engine.iteration.producer.is_alive()
 
     with thread(close) as a, thread(close) as b, thread(close) as c:
         assert close()

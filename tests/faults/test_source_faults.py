@@ -325,7 +325,7 @@ def test_a_wait_that_another_thread_of_the_user_may_end_is_waited_for():
 def test_a_thread_that_ends_the_wait_and_ends_itself_while_that_is_looked_into_is_no_deadlock():
     source, asked = Thirsty(), []
     with load(source, timeout_s=None) as loader:
-        until(lambda: loader._engine.iteration.producer.patience.waiting)
+        until(lambda: loader._engine.iteration.patience.waiting)
 
         def fill():
             source.filled = True

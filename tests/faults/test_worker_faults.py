@@ -12,8 +12,6 @@ from fault_rig import (
     SLACK_S,
     Batches,
     Loud,
-    LoudByName,
-    LoudTwice,
     Silent,
     block,
     die,
@@ -315,33 +313,11 @@ def test_an_exception_arrives_as_itself_and_the_next_batches_go_on(workers):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        functools.partial(Loud, "no unpickling", 7),
-        functools.partial(LoudByName, fact="no unpickling", number=7),
-        functools.partial(LoudTwice, "no unpickling", 7),
-    ],
-    ids=["other arguments", "keywords", "defaults"],
-)
-def test_an_exception_with_an_init_of_its_own_arrives_as_itself(error):
-    made = error()
-    with load(Batches({5: functools.partial(raise_made, error)})) as loader:
-        assert first(next(loader)) == 0
-        with pytest.raises(type(made)) as caught:
-            next(loader)
-        assert [first(next(loader)) for _ in range(2)] == [8, 12]
-    got = caught.value
-    assert type(got) is type(made)
-    assert (got.args, str(got), got.number) == (made.args, str(made), 7)
-    assert getattr(got, "filename", None) == getattr(made, "filename", None)
-    assert "raise_made" in str(got.__cause__)
-
-
-@pytest.mark.parametrize(
     ("error", "type_name", "text"),
     [
         (functools.partial(Silent, "no unpickling", 7), "fault_rig.Silent", "no unpickling 7"),
         (Unpicklable, "test_worker_faults.Unpicklable", "cannot travel"),
+        (functools.partial(Loud, "no unpickling", 7), "fault_rig.Loud", "no unpickling"),
         (functools.partial(StopIteration, "not the end"), "StopIteration", "not the end"),
         (functools.partial(SystemExit, 3), "SystemExit", "3"),
         (KeyboardInterrupt, "KeyboardInterrupt", ""),
