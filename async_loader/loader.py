@@ -259,8 +259,7 @@ class AsyncDataLoader(Generic[B]):
     @property
     def end_flag(self) -> bool:
         """Whether the loader was told to end."""
-        core = self._engine.core
-        return core.end is not None and core.end.is_set()
+        return self._engine.core.ending
 
     @property
     def closed(self) -> bool:
@@ -461,7 +460,7 @@ def _buffers(into: object, backend: Any, batch_format: BatchFormat) -> OutputBuf
 def _backend(device: str | torch.device) -> Any:
     if str(device) == "cpu" or getattr(device, "type", None) == "cpu":
         return None
-    from async_loader.pipeline.device.backend import backend_for
+    from async_loader.pipeline.device.cuda_backend import backend_for
 
     return backend_for(device)
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from fake_device import FakeBackend
 
-from async_loader.pipeline.device.backend import BY_NAME
+from async_loader.pipeline.device.cuda_backend import BY_NAME
 
 BY_NAME["fake"] = FakeBackend
 hypothesis.settings.register_profile(

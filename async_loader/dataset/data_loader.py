@@ -35,8 +35,8 @@ from async_loader.dataset.epoch import Epoch, EpochProgress, ShareCheck, can_pin
 from async_loader.errors import ConfigError, require
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.names import describe, explain_wrong_attributes, explain_wrong_names
-from async_loader.pipeline.device.backend import DeviceBackend, backend_for
-from async_loader.pipeline.device.cuda_backend import CudaBackend
+from async_loader.pipeline.device.backend import DeviceBackend
+from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for
 from async_loader.pipeline.device.streamer import PinnedMemory, Streamer
 from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
 from async_loader.pipeline.engine import Engine

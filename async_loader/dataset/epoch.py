@@ -135,6 +135,7 @@ class EpochProgress:
         marks = {int(worker): Bookmark.from_state(mark) for worker, mark in streams}
         if before is not None:
             marks = before.marks
+        self.marks: dict[int, Bookmark]
         self.marks = {n: replace(mark, over=True) if over else mark for n, mark in marks.items()}
 
     def note(self, where: StreamPosition) -> None:

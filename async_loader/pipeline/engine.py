@@ -192,7 +192,7 @@ class Engine:
         if self._core is None or self._core.pool is None:
             return StageStats(0, 0, 0.0, 0.0, 0)
         return self._core.pool.stage(
-            sum(iteration.train_queue.depth for iteration in list(self._core.iterations))
+            sum(queue.depth for one in list(self._core.iterations) for queue in one.queues)
         )
 
     def start(self) -> None:

@@ -23,17 +23,16 @@ import importlib
 import logging
 import os
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import Protocol
 
 from async_loader.errors import Broken, CannotSend, Closed, ResourceLimit
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag
 from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
+from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.thread_pool import ThreadPool
 from async_loader.pipeline.workers.worker_pool import WorkerPool
-
-if TYPE_CHECKING:
-    from async_loader.pipeline.iteration import Iteration
 
 log = logging.getLogger("async_loader")
 
@@ -47,6 +46,20 @@ _AFTER_CTRL_C_S = 1.0
 _POOL = "worker pool"
 _UNDO_TIMEOUT_S = 5.0
 """For what a start that failed had started."""
+
+
+class Stages(Protocol):
+    """The queues and threads of an `Iteration`, as the core breaks and ends them."""
+
+    queues: Collection[TrainQueue]
+
+    def close_queues(self) -> None: ...
+
+    def join_transfer(self, deadline: Deadline) -> list[str]: ...
+
+    def join_producer(self, deadline: Deadline) -> list[str]: ...
+
+    def release_leases(self, timeout_s: float, used: bool) -> None: ...
 
 
 class EngineCore:
@@ -74,7 +87,7 @@ class EngineCore:
     state : {"new", "running", "broken", "closing", "closed"}
     live : set of int
         Numbers of the iterations that are in use.
-    iterations : WeakSet of Iteration
+    iterations : WeakSet of Stages
     pool : WorkerPool | ThreadPool | None
         Set before the start; ``None``: there are no workers.
     """
@@ -94,7 +107,7 @@ class EngineCore:
         self.state = "new"
         self.end = end
         self.live: set[int] = set()
-        self.iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()
+        self.iterations: weakref.WeakSet[Stages] = weakref.WeakSet()
         self.slots = SlotAllocator(ahead, SPARE_SLOTS, slot_bytes, always_slots=always_slots)
         self.output = output
         self.pool: WorkerPool | ThreadPool | None = None
@@ -102,6 +115,11 @@ class EngineCore:
         self._torch_workers = torch_workers
         self._broken: Broken | None = None
         self._released = False
+
+    @property
+    def ending(self) -> bool:
+        """Whether the end flag was raised."""
+        return self.end is not None and self.end.is_set()
 
     @property
     def usable(self) -> bool:
@@ -154,7 +172,7 @@ class EngineCore:
                 f"this loader belongs to process {self.pid}: build one in each process that needs "
                 "batches"
             )
-        if self.state in ("closing", "closed") or (self.end is not None and self.end.is_set()):
+        if self.state in ("closing", "closed") or self.ending:
             raise Closed("the loader is closed")
         if self._broken is not None:
             # A new one each time: raising the same object again would grow its traceback.
@@ -216,7 +234,7 @@ class EngineCore:
             )
             log.warning(text, name, what)
 
-    def _join(self, iterations: list[Iteration], deadline: Deadline) -> list[str]:
+    def _join(self, iterations: list[Stages], deadline: Deadline) -> list[str]:
         """Wait for every thread; the names of those that did not end in time.
 
         Producers last: a source that blocks must not eat the time of the others.

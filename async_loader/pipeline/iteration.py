@@ -7,8 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal
 
 from async_loader.errors import Timeout, WouldDeadlock
@@ -28,7 +27,6 @@ from async_loader.process_hooks import STAGES
 
 if TYPE_CHECKING:
     from async_loader.pipeline.device.transfer_thread import TransferThread
-    from async_loader.pipeline.iterator import BatchIterator
 
 log = logging.getLogger("async_loader")
 
@@ -95,7 +93,7 @@ class Iteration:
         if transfer is not None:
             self.queue = TrainQueue(ready.in_order)
             self.transfer = transfer(ready if here is None else self.supply, self.queue)
-        self.queues = {self.train_queue, self.queue}
+        self.queues: Collection[TrainQueue] = {self.train_queue, self.queue}
         self.inline = here if self.transfer is None else None
         self.producer: threading.Thread | None = None
         self.patience = self._producing = Patience(core.end, on_wait=self.queue.wake)
@@ -108,7 +106,7 @@ class Iteration:
             supplier.at_once = self.draws
             if self.draws:
                 self.patience = Patience(core.end, on_wait=self.refuse_deadlock)
-        self.iterator: weakref.ref[BatchIterator] | None = None
+        self.iterator: Callable[[], Any] | None = None
         core.iterations.add(self)
 
     def start(self) -> None:

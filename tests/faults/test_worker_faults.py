@@ -30,6 +30,7 @@ from fault_rig import (
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import Broken, JobFailed, Timeout, WorkerDied
+from async_loader.lifecycle import readable
 from async_loader.pipeline import iteration
 from async_loader.pipeline.workers import worker_main, worker_pool
 
@@ -148,7 +149,7 @@ def test_what_a_worker_had_finished_before_it_died_is_not_lost(told):
         (dying,) = (h for h in handles if next(iter(h.assigned.values())).job.seq == 1)
         with loader._engine.core.pool._lock:  # the crew reads nothing until it is all over
             resume(dying.pid)
-            until(lambda: dying.dead)
+            until(lambda: readable([dying.death_fd], 0.0))
         (other,) = stopped - {dying.pid}
         resume(other)
         got, died = [], []

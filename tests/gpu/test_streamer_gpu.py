@@ -19,8 +19,7 @@ from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.batch_layout import BatchLayout
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch
-from async_loader.pipeline.device.backend import backend_for
-from async_loader.pipeline.device.cuda_backend import CudaBackend
+from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for
 from async_loader.pipeline.device.streamer import Streamer
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema

@@ -15,8 +15,8 @@ from fake_device import FakeBackend
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError
-from async_loader.pipeline.device.backend import DeviceBackend, backend_for
-from async_loader.pipeline.device.cuda_backend import BlockViews, CudaBackend
+from async_loader.pipeline.device.backend import DeviceBackend
+from async_loader.pipeline.device.cuda_backend import BlockViews, CudaBackend, backend_for
 from async_loader.schema import Schema
 
 DTYPES = [

@@ -101,8 +101,8 @@ class Drawn(SamplerBatches):
         if not self._sizes:
             yield from index[start:].tolist()
         else:
-            size, n = self._sampler.batch_size, len(index)  # type: ignore[attr-defined]
-            stop = n - n % size if self._sampler.drop_last else n  # type: ignore[attr-defined]
+            size, n = self._sampler.batch_size, len(index)
+            stop = n - n % size if self._sampler.drop_last else n
             for at in range(start * size, stop, size):
                 batch = index[at : at + size]
                 if more and len(batch) < size:

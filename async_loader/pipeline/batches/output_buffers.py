@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -20,8 +20,28 @@ from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.names import nearest
 from async_loader.pipeline.batches.collate import is_ignored
-from async_loader.pipeline.device.backend import BufferWriter, Pairs
 from async_loader.schema import Schema
+
+Pairs: TypeAlias = list[tuple[Any, Any]]
+
+
+@runtime_checkable
+class BufferWriter(Protocol):
+    """Writes into arrays of one device, in the order of the consumer's stream. The consumer's
+    thread.
+    """
+
+    def holds(self, value: Any) -> bool:
+        """Whether ``value`` is an array on this device."""
+
+    def current(self) -> Any:
+        """This thread's current stream."""
+
+    def follow(self, stream: Any) -> None:
+        """Let this thread's current stream wait for all that ``stream`` was given so far."""
+
+    def write(self, pairs: Pairs) -> None:
+        """Copy (target, values) each, of the same shape and dtype, on the current stream."""
 
 
 class HostWriter:
@@ -137,7 +157,7 @@ class OutputBuffers:
             writer = self._host if top in self._host_fields else self._writer
             _refuse_unfit(value, label, writer)
             return Target(label, value, tuple(value.shape), value.dtype, writer)
-        items = value if isinstance(value, Mapping) else dict(enumerate(value))
+        items: Mapping[Any, Any] = value if isinstance(value, Mapping) else dict(enumerate(value))
         made = {
             key: self._plan(one, key if top is None else (), f"{label}[{key!r}]")
             for key, one in items.items()
@@ -202,6 +222,7 @@ class OutputBuffers:
             )
         if isinstance(buffer, list):
             return [self._match(v, b, pairs) for v, b in zip(value, buffer, strict=True)]
+        assert isinstance(value, Mapping)
         for key in buffer:
             if key not in value:
                 remedy = nearest(str(key), map(str, value)).replace("it takes", "it has")

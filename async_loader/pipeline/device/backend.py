@@ -1,43 +1,21 @@
-"""What the streamer asks of a device, and which backend a device has. Decides nothing about slots,
-order or lifetimes.
-"""
+"""What the streamer asks of a device. Decides nothing about slots, order or lifetimes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader.batch_layout import Region
-from async_loader.errors import ConfigError
+from async_loader.pipeline.batches.output_buffers import BufferWriter
 
 if TYPE_CHECKING:
     import torch
 
 Bytes = npt.NDArray[np.uint8]
-Pairs: TypeAlias = list[tuple[Any, Any]]
-
-
-@runtime_checkable
-class BufferWriter(Protocol):
-    """Writes into arrays of one device, in the order of the consumer's stream. The consumer's
-    thread.
-    """
-
-    def holds(self, value: Any) -> bool:
-        """Whether ``value`` is an array on this device."""
-
-    def current(self) -> Any:
-        """This thread's current stream."""
-
-    def follow(self, stream: Any) -> None:
-        """Let this thread's current stream wait for all that ``stream`` was given so far."""
-
-    def write(self, pairs: Pairs) -> None:
-        """Copy (target, values) each, of the same shape and dtype, on the current stream."""
 
 
 @runtime_checkable
@@ -100,43 +78,3 @@ class DeviceBackend(BufferWriter, Protocol):
 
     def protect(self, block: Any) -> None:
         """Tell the device's allocator that this thread's current stream uses the block."""
-
-
-BY_NAME: dict[object, Callable[[], DeviceBackend]] = {}
-"""Makers of other devices than torch's, for tests."""
-
-
-def backend_for(device: Any) -> DeviceBackend:
-    """The backend of a device.
-
-    Parameters
-    ----------
-    device : str | torch.device | DeviceBackend
-        "cuda", "cuda:1" (also of ROCm, which torch names alike), or a backend of your own.
-
-    Raises
-    ------
-    ConfigError
-        When torch does not know the device, or this machine does not have it.
-    """
-    if isinstance(device, DeviceBackend):
-        return device
-    if device in BY_NAME:
-        return BY_NAME[device]()
-    import torch
-
-    from async_loader.pipeline.device.cuda_backend import CudaBackend
-
-    try:
-        wanted = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(
-            f"device {device!r} is nothing that torch knows: use 'cpu', 'cuda', 'cuda:0' ..."
-        ) from error
-    count = torch.cuda.device_count()
-    if wanted.type != "cuda" or (wanted.index or 0) >= count:
-        raise ConfigError(
-            f"device {str(wanted)!r} is not available, there are {count} of CUDA: use "
-            "device='cpu', or the index of one that is there"
-        )
-    return CudaBackend(wanted)

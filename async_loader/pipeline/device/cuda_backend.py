@@ -1,5 +1,5 @@
 """CUDA (and ROCm, which torch names alike): streams and events of torch.cuda, and page-locked
-slots.
+slots. And which backend a device has.
 
 torch is imported inside functions only.
 
@@ -12,7 +12,7 @@ copies from a slot holds its lease until the copy's event is done.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,8 @@ import numpy as np
 
 from async_loader import tensors
 from async_loader.batch_layout import Region
-from async_loader.pipeline.device.backend import Bytes
+from async_loader.errors import ConfigError
+from async_loader.pipeline.device.backend import Bytes, DeviceBackend
 
 if TYPE_CHECKING:
     import torch
@@ -251,3 +252,41 @@ def _cuda() -> Any:
     import torch
 
     return torch.cuda
+
+
+BY_NAME: dict[object, Callable[[], DeviceBackend]] = {}
+"""Makers of other devices than torch's, for tests."""
+
+
+def backend_for(device: Any) -> DeviceBackend:
+    """The backend of a device.
+
+    Parameters
+    ----------
+    device : str | torch.device | DeviceBackend
+        "cuda", "cuda:1" (also of ROCm, which torch names alike), or a backend of your own.
+
+    Raises
+    ------
+    ConfigError
+        When torch does not know the device, or this machine does not have it.
+    """
+    if isinstance(device, DeviceBackend):
+        return device
+    if device in BY_NAME:
+        return BY_NAME[device]()
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device {device!r} is nothing that torch knows: use 'cpu', 'cuda', 'cuda:0' ..."
+        ) from error
+    count = torch.cuda.device_count()
+    if wanted.type != "cuda" or (wanted.index or 0) >= count:
+        raise ConfigError(
+            f"device {str(wanted)!r} is not available, there are {count} of CUDA: use "
+            "device='cpu', or the index of one that is there"
+        )
+    return CudaBackend(wanted)
