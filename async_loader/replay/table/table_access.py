@@ -15,6 +15,7 @@ from typing import cast
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Unsupported
+from async_loader.replay.arguments import whole_seed
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterState, check_room
@@ -358,10 +359,7 @@ class TableAccess:
 
 
 def _seeds(seed: int | None) -> np.random.SeedSequence:
-    try:
-        return np.random.SeedSequence(seed)
-    except (TypeError, ValueError):
-        raise ConfigError(f"seed={seed!r}: it must be an integer of 0 or more, or None") from None
+    return np.random.SeedSequence(None if seed is None else whole_seed(seed))
 
 
 _all: weakref.WeakSet[TableAccess] = weakref.WeakSet()
