@@ -35,8 +35,8 @@ from async_loader.shm.batch_buffer import ReadyBlock, ReadySlot
 from async_loader.shm.segment import Segment
 from async_loader.source import Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Source, Window
 
-KNOWN_PLACES = 3
-"""Places that a worker remembers; its handle counts along and sends them again when they were
+KNOWN_RINGS = 3
+"""Rings that a worker remembers; its handle counts along and sends them again when they were
 forgotten.
 """
 
@@ -56,8 +56,8 @@ class TaskRecord(NamedTuple):
         Which chunk of the task it is, and its rows.
     whole : bool
         The only chunk: it may use all of the slot.
-    place, slot : int
-        A `Place` that was sent before, and the slot in it; -1 for none.
+    ring, slot : int
+        A `MappedRing` that was sent before, and the slot in it; -1 for none.
     iteration : int
     """
 
@@ -68,13 +68,13 @@ class TaskRecord(NamedTuple):
     start: int
     stop: int
     whole: bool
-    place: int
+    ring: int
     slot: int
     iteration: int
 
 
 @dataclass(slots=True)
-class Place:
+class MappedRing:
     """A ring of slots, and how batches lie in them; without a layout that is not known."""
 
     segment: Segment
@@ -88,7 +88,7 @@ class Place:
 
 
 class WorkerSlots:
-    """Places by the numbers that the loader's process gives them.
+    """Rings by the numbers that the loader's process gives them.
 
     Attributes
     ----------
@@ -101,26 +101,26 @@ class WorkerSlots:
     def __init__(self) -> None:
         self.arena: Arena | None = None
         self.layout: BatchLayout | None = None
-        self._places: dict[int, Place] = {}
+        self._rings: dict[int, MappedRing] = {}
 
-    def add(self, number: int, place: Place) -> None:
-        self._places[number] = place
-        if len(self._places) > KNOWN_PLACES:
-            del self._places[next(iter(self._places))]
+    def add(self, number: int, ring: MappedRing) -> None:
+        self._rings[number] = ring
+        if len(self._rings) > KNOWN_RINGS:
+            del self._rings[next(iter(self._rings))]
 
     def begin(self, task: TaskRecord) -> None:
         """This task is at work from now on."""
-        place = self._places.get(task.place)
-        self.layout = None if place is None else place.layout
-        self.arena = Arena(place.root(task.slot)) if task.whole and place is not None else None
+        ring = self._rings.get(task.ring)
+        self.layout = None if ring is None else ring.layout
+        self.arena = Arena(ring.root(task.slot)) if task.whole and ring is not None else None
 
     def rows(self, task: TaskRecord) -> list[Any]:
         """The rows of the chunk at work, in the arrays of its slot, which are made once."""
-        place = self._places[task.place]
-        views = place.views.get(task.slot)
+        ring = self._rings[task.ring]
+        views = ring.views.get(task.slot)
         if views is None:
-            assert place.layout is not None
-            views = place.views[task.slot] = place.layout.views(place.root(task.slot))
+            assert ring.layout is not None
+            views = ring.views[task.slot] = ring.layout.views(ring.root(task.slot))
         return [view[task.start : task.stop] for view in views]
 
 

@@ -24,7 +24,7 @@ from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.job_queue import Chunk, IterationSpec
 from async_loader.pipeline.workers import worker_main
-from async_loader.pipeline.workers.sample_work import KNOWN_PLACES, TaskRecord
+from async_loader.pipeline.workers.sample_work import KNOWN_RINGS, TaskRecord
 from async_loader.pipeline.workers.work import WorkerConfig
 from async_loader.process_hooks import forking
 from async_loader.shm.batch_buffer import BatchBuffer
@@ -92,7 +92,7 @@ class WorkerHandle:
         """The `multiprocessing.Process`, ``None`` before it was made."""
         self._method = context.get_start_method()
         self._context: Any = context
-        self._places: dict[tuple[int, int], tuple[SlotRing, BatchLayout | None]] = {}
+        self._rings: dict[tuple[int, int], tuple[SlotRing, BatchLayout | None]] = {}
         self.channel, self._theirs = FdChannel.pair()
 
     def __str__(self) -> str:
@@ -160,11 +160,11 @@ class WorkerHandle:
         return self.alive and not self.full and len(self.assigned) < _DEPTH
 
     def send(self, chunk: Chunk) -> None:
-        """Send a chunk, and before it the place and the iteration it refers to."""
+        """Send a chunk, and before it the ring and the iteration it refers to."""
         job, spec, payload = chunk.job, chunk.spec, chunk.payload
-        place = slot = -1
+        ring = slot = -1
         if job.buffer is not None and job.buffer.ring is not None:
-            place, slot = self._send_place(job.buffer, job.layout), job.buffer.slot
+            ring, slot = self._send_ring(job.buffer, job.layout), job.buffer.slot
         self._send_iteration(spec)
         task = TaskRecord(
             id(chunk),
@@ -174,7 +174,7 @@ class WorkerHandle:
             chunk.start,
             chunk.stop,
             job.whole,
-            place,
+            ring,
             slot,
             spec.number,
         )
@@ -182,17 +182,17 @@ class WorkerHandle:
         # as a plain tuple, which is pickled and read in a third of the time
         self.channel.send(("task", tuple(task)), payload.head, payload.fds)
 
-    def _send_place(self, buffer: BatchBuffer, layout: BatchLayout | None) -> int:
+    def _send_ring(self, buffer: BatchBuffer, layout: BatchLayout | None) -> int:
         ring = buffer.ring
         assert ring is not None
         key = id(ring), id(layout)
         number = hash(key)
-        if key not in self._places:
-            message = ("place", number, ring.segment.nbytes, ring.slot_bytes)
+        if key not in self._rings:
+            message = ("ring", number, ring.segment.nbytes, ring.slot_bytes)
             self.channel.send(message, pickle.dumps(layout), [ring.segment.fileno()])
-            self._places[key] = ring, layout
-            if len(self._places) > KNOWN_PLACES:
-                del self._places[next(iter(self._places))]
+            self._rings[key] = ring, layout
+            if len(self._rings) > KNOWN_RINGS:
+                del self._rings[next(iter(self._rings))]
         return number
 
     def _send_iteration(self, spec: IterationSpec) -> None:
@@ -243,7 +243,7 @@ class WorkerHandle:
 
     def close(self) -> None:
         """Close the descriptors and let go of the rings; leave the process alone."""
-        self._places.clear()
+        self._rings.clear()
         self.iterations.clear()
         self.channel.close()
         self._theirs.close()

@@ -26,7 +26,7 @@ from async_loader.pipeline import codec
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.workers.failures import report
-from async_loader.pipeline.workers.sample_work import Place, TaskRecord, WorkerSlots
+from async_loader.pipeline.workers.sample_work import MappedRing, TaskRecord, WorkerSlots
 from async_loader.pipeline.workers.work import END, WorkerConfig, WorkerState
 from async_loader.shm.fd_channel import FdChannel, Record, from_fd
 from async_loader.shm.segment import Segment
@@ -110,10 +110,10 @@ class Worker:
 
     # -- what comes ahead of tasks -----------------------------------------------------------------
 
-    def _on_place(self, record: Record) -> None:
+    def _on_ring(self, record: Record) -> None:
         _, number, nbytes, slot_bytes = record.message
         segment = Segment.attach(record.fds[0], nbytes)
-        self._slots.add(number, Place(segment, slot_bytes, pickle.loads(record.payload)))
+        self._slots.add(number, MappedRing(segment, slot_bytes, pickle.loads(record.payload)))
 
     def _on_iteration(self, record: Record) -> None:
         _, number, seed, first, live = record.message
