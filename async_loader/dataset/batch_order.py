@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -47,12 +48,14 @@ class Batches:
     def seed(self, seed: int) -> None:
         """The seed that orders of our own are made from."""
 
-    def state(self, *, finished: bool) -> Any:
+    def state(self, *, upto: int = 0, finished: bool = False) -> Any:
         """What `load` needs beside the number of batches that were delivered, of the epoch that
         began last.
 
         Parameters
         ----------
+        upto : int
+            Batches that were delivered.
         finished : bool
             All of them were: what is next is the next epoch.
         """
@@ -107,7 +110,7 @@ class IndexBatches(Batches):
             self._carried = index[stop:]
         return (index[at : min(at + size, stop)] for at in range(start * size, stop, size))
 
-    def state(self, *, finished: bool) -> Any:
+    def state(self, *, upto: int = 0, finished: bool = False) -> Any:
         left = self._carried if finished else self._entered
         return left.tolist() if self._last == "roll_over" else None
 
@@ -144,8 +147,9 @@ def check_last(last: str, batch_size: int | None) -> None:
 class SamplerBatches(Batches):
     """A sampler of the user's gives the items' indices, or a batch sampler whole batches.
 
-    A state is that of the sampler, and of its generator, when the epoch began: going on passes over
-    the batches that were given.
+    A state is that of the sampler's generator when the epoch began, or that of the sampler behind
+    the first batch of it: one that counts may keep the last epoch's count until then. Going on
+    passes over the other batches that were given.
 
     Parameters
     ----------
@@ -161,8 +165,9 @@ class SamplerBatches(Batches):
         self._size, self._last = batch_size, last
         self._carried: list[Any] = []
         self._loaded: dict[str, Any] | None = None
-        self._begun: dict[str, Any] | None = None
-        self._drawn_from: list[int] | None = None
+        self._resumed: dict[str, Any] | None = None
+        self._entered: dict[str, Any] | None = None
+        self._record: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         n = len(self._sampler)
@@ -179,22 +184,35 @@ class SamplerBatches(Batches):
 
     def epoch(self, number: int, start: int) -> Iterator[Any]:
         self.restore()
-        self._begun = {**self._now(), "global": self._drawn_from}
-        self._drawn_from = None
+        resumed, self._resumed = self._resumed, None
+        before, stateful = self._record, self._stateful is not None
+        record = self._record = resumed or self._now()
+        self._entered = record
+        if resumed is None and stateful and before is not None:
+            self._entered = {**before, "passed": True}
         tasks = self._cut()
         if self._draws_globally:
-            tasks = _drawn_again(tasks, self._begun)
-        for _ in range(start):
+            tasks = _drawn_again(tasks, record)
+        if resumed is None and stateful:
+            tasks = self._recorded(tasks)
+        for _ in range(start - record["drawn"]):
             next(tasks, None)
         return tasks
 
-    def state(self, *, finished: bool) -> Any:
-        begun = self._begun
-        if finished or begun is None:
-            begun = self._now()
-        elif self._draws_globally and begun["global"] is None:
-            begun["global"] = generator_state(_Global)
-        return {**begun, "generator": _listed(begun["generator"])}
+    def _recorded(self, tasks: Iterator[Any]) -> Iterator[Any]:
+        for number, task in enumerate(tasks):
+            if not number:
+                self._record = {**self._now(), "drawn": 1}
+            yield task
+
+    def state(self, *, upto: int = 0, finished: bool = False) -> Any:
+        record = self._record if upto or finished else self._entered
+        if record is None:
+            record = self._now()
+        elif self._draws_globally and record["global"] is None:
+            record["global"] = generator_state(_Global)
+        state = {**record, "generator": _listed(record["generator"])}
+        return {**state, "passed": True} if finished and self._record is not None else state
 
     def load(self, state: dict[str, Any] | None) -> None:
         self._loaded = state
@@ -206,12 +224,18 @@ class SamplerBatches(Batches):
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
-        self._drawn_from = loaded.get("global")
         self._carried = list(loaded["carried"])
         if loaded["sampler"] is not None:
             self._stateful.load_state_dict(loaded["sampler"])
         if loaded["generator"] is not None:
             set_generator(self._generator, loaded["generator"])
+        self._record = loaded
+        if not loaded["passed"]:
+            self._resumed = loaded
+        elif self._draws_globally:
+            deque(_drawn_again(self._cut(), loaded), maxlen=0)
+        else:
+            deque(self._cut(), maxlen=0)
 
     def _now(self) -> dict[str, Any]:
         stateful, generator = self._stateful, self._generator
@@ -220,6 +244,9 @@ class SamplerBatches(Batches):
             "generator": generator.get_state() if hasattr(generator, "get_state") else None,
             # as JSON can hold them: of numpy and torch as ints
             "carried": [_plain(index) for index in self._carried],
+            "drawn": 0,
+            "passed": False,
+            "global": None,
         }
 
     def _cut(self) -> Iterator[Any]:
@@ -303,8 +330,8 @@ def generator_state(generator: Any) -> list[int] | None:
     return _listed(generator.get_state()) if hasattr(generator, "get_state") else None
 
 
-def _listed(state: Any) -> list[int] | None:
-    return None if state is None else state.tolist()
+def _listed(state: Any) -> Any:
+    return state.tolist() if hasattr(state, "tolist") else state
 
 
 def set_generator(generator: object, state: list[int]) -> None:

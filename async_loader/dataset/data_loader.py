@@ -293,11 +293,12 @@ class DataLoader(Generic[B]):
         number = self._epoch
         if "batches" in start:
             self._batches.load(start["batches"])
-        epoch_progress = EpochProgress(start)
-        told = self._dataset_epoch if self._dataset_epoch is not None else epoch_of(self.dataset)
-        state = EpochInfo(told, dict(epoch_progress.marks))
+        before = None
         if not start and self._latest is not None and self._latest.finished:
-            epoch_progress = EpochProgress(before=self._latest.progress)
+            before = self._latest.progress
+        epoch_progress = EpochProgress(start, before)
+        told = self._dataset_epoch if self._dataset_epoch is not None else epoch_of(self.dataset)
+        state = EpochInfo(told, dict(epoch_progress.untold))
         seed = _mixed(self.seed, number)
         how: Any = {
             "state": state,

@@ -120,6 +120,8 @@ class EpochProgress:
         may be over too: a loader that goes on gives them again.
     marks : dict
         Worker to where its dataset is.
+    untold : dict
+        Those of another process, of workers that have not said anything here.
     turn : int
         The worker whose stream gives the next batch.
     """
@@ -137,10 +139,13 @@ class EpochProgress:
             marks = before.marks
         self.marks: dict[int, Bookmark]
         self.marks = {n: replace(mark, over=True) if over else mark for n, mark in marks.items()}
+        known = marks if before is None else before.untold
+        self.untold = {n: mark for n, mark in self.marks.items() if n in known}
 
     def note(self, where: StreamPosition) -> None:
         """A worker said where it is."""
         self.marks[where.worker] = where.mark
+        self.untold.pop(where.worker, None)
 
     def state(self) -> dict[str, Any]:
         """What `EpochProgress` goes on from; nothing in it changes any more."""
@@ -261,7 +266,7 @@ class Epoch(Iterator[B]):
         found = {
             "epoch": self.number,
             **self.progress.state(),
-            "batches": self._batches.state(finished=self.finished),
+            "batches": self._batches.state(upto=self.progress.upto, finished=self.finished),
         }
         if self.finished:
             found["finished"] = True

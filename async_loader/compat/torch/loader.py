@@ -234,10 +234,8 @@ class Pass(Iterator[Any]):
         self._num_workers = loader.num_workers
         self._timeout = loader.timeout
         self._dataset = loader.dataset if loader._iterable else None
-        epoch_progress = EpochProgress(start)
-        state = EpochInfo(epoch_of(loader.dataset), dict(epoch_progress.marks))
-        if not start and before is not None:
-            epoch_progress = EpochProgress(before=before)
+        epoch_progress = EpochProgress(start, None if start else before)
+        state = EpochInfo(epoch_of(loader.dataset), dict(epoch_progress.untold))
         pin = loader.pin_memory and can_pin()
         # as in torch, with workers there is a thread that pins
         ahead = pin and self._num_workers > 0

@@ -132,10 +132,10 @@ class Drawn(SamplerBatches):
             self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
         return torch.Generator().manual_seed(self._seed)
 
-    def state(self, *, finished: bool) -> Any:
+    def state(self, *, upto: int = 0, finished: bool = False) -> Any:
         if not self._known:
-            return super().state(finished=finished)
-        state = {"sampler": None, "carried": [], "generator": self._before, "seed": self._seed}
+            return super().state(upto=upto, finished=finished)
+        state = {**self._now(), "generator": self._before, "seed": self._seed}
         if finished:
             return {**state, "generator": generator_state(self._generator), "seed": None}
         if self._random and self._seed is None:

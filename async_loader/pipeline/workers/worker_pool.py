@@ -313,12 +313,13 @@ class WorkerPool:
     # -- births and deaths -------------------------------------------------------------------------
 
     def _spawn_worker(self, number: int) -> None:
+        config = self._config(number)
         # from the start of a process until it is known, and its descriptors
         with SignalsDeferred():
             handle = WorkerHandle(number, self._context)
             self.handles[number : number + 1] = [handle]
             # the handle does not keep the config: see NOTE [what leads back to the engine]
-            handle.start(self._config(number), self._end, self._parent_fd)
+            handle.start(config, self._end, self._parent_fd)
 
     def _reap(self, handle: WorkerHandle) -> None:
         """A worker died: its first chunk is lost and says so, the rest goes to others, and a new
