@@ -108,7 +108,11 @@ class IndexBatches(Batches):
         stop = len(index) if self._last == "keep" else len(index) - len(index) % size
         if self._last == "roll_over":
             self._carried = index[stop:]
-        return (index[at : min(at + size, stop)] for at in range(start * size, stop, size))
+        # Not a generator: a signal that comes while one is at work ends it.
+        cuts = map(
+            slice, range(start * size, stop, size), range((start + 1) * size, stop + size, size)
+        )
+        return map(index.__getitem__, cuts)
 
     def state(self, *, upto: int = 0, finished: bool = False) -> Any:
         left = self._carried if finished else self._entered
