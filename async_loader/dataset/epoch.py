@@ -140,6 +140,7 @@ class EpochProgress:
         self.marks: dict[int, Bookmark]
         self.marks = {n: replace(mark, over=True) if over else mark for n, mark in marks.items()}
         known = marks if before is None else before.untold
+        self.untold: dict[int, Bookmark]
         self.untold = {n: mark for n, mark in self.marks.items() if n in known}
 
     def note(self, where: StreamPosition) -> None:
