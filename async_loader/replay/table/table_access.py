@@ -4,6 +4,7 @@ waiting calls.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
