@@ -104,6 +104,11 @@ class Embedded:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
     def _begin(self, settings: ServerSettings, ready: int, timeout_s: float) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import threading
 import weakref
@@ -16,6 +15,7 @@ from async_loader.errors import AsyncLoaderError, Broken, Timeout
 from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.table import TableClient
+from async_loader.feeder.client.whereabouts import Whereabouts
 from async_loader.feeder.curve_keys import load_client_keys
 from async_loader.lifecycle import Deadline, EndFlag, EventFd, join, readable
 from async_loader.scale.shards import MOST_SHARDS, Finder, Shard, key_of
@@ -45,8 +45,8 @@ class Bells:
                 bell.ring()
 
 
-class ShardPlace:
-    """Where a shard is, as its connection's IO thread asks it: a `Whereabouts`.
+class ShardPlace(Whereabouts):
+    """Where a shard is, as its connection's IO thread asks it.
 
     Parameters
     ----------
@@ -60,21 +60,15 @@ class ShardPlace:
     def __init__(self, shard: Shard, bells: Bells, look: Callable[[], None]) -> None:
         self.shard, self._bells, self._look = shard, bells, look
 
-    def now(self) -> str:
+    @property
+    def address(self) -> str:
         """See `Whereabouts`."""
         return self.shard.address
 
-    def reached(self, server: int) -> None:
+    def changed(self, reached: bool) -> None:
         """See `Whereabouts`."""
-        self._bells.ring()
-
-    def lost(self) -> None:
-        """See `Whereabouts`."""
-        self._look()
-        self._bells.ring()
-
-    def ended(self) -> None:
-        """See `Whereabouts`."""
+        if not reached:
+            self._look()
         self._bells.ring()
 
 
@@ -153,7 +147,7 @@ class ShardConnection:
         self.removed = True
         self.lost_bytes = self.client.stats().bytes_kept
         text = f"{self.name} was removed from the cluster: open another writer or source"
-        self.connection.follow(os.eventfd(1), lambda: Broken(text))
+        self.connection.give_up(lambda: Broken(text))
 
 
 _log = logging.getLogger("async_loader.scale")

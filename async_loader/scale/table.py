@@ -14,11 +14,11 @@ from async_loader import batch_format as formats
 from async_loader import tree
 from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.feeder.client.arguments import batch_size_of
-from async_loader.feeder.client.reader_state import Transport
-from async_loader.feeder.client.row_queue import WriterOptions
+from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.table_calls import stats_of
 from async_loader.feeder.client.writer import RemoteWriter
+from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.plain_values import limiter_from
 from async_loader.feeder.wire import AboutReply, schema_of
 from async_loader.lifecycle import Deadline, Patience, seconds_or_none

@@ -116,7 +116,7 @@ def test_updated_rows_of_a_small_shard_are_seen_as_soon_as_those_of_a_large_one(
 
         def drew_ahead():
             """Whether all that the small shard was asked for is here."""
-            credit = source._shards[1].source._channel.deliveries.credit
+            credit = source._shards[1].source._channel
             return 0 < credit.told == credit.received
 
         until(drew_ahead)

@@ -21,12 +21,12 @@ from async_loader.feeder.client.asked_by_id import AskedById
 from async_loader.feeder.client.calls import AnswerDeadline
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import Client
-from async_loader.feeder.client.reader_state import Transport
-from async_loader.feeder.client.row_queue import WriterOptions
+from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.table_calls import TableCalls, stats_of
 from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
+from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.plain_values import limiter_from
 from async_loader.feeder.wire import Clear, Delete, Done, Load, Save, Saved, schema_of
 from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-import threading
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -42,9 +38,6 @@ from async_loader.lifecycle import LONGEST_S, Deadline
 
 PART_BYTES = 4 << 20
 """Bytes of one message: other control messages wait no longer than it takes."""
-AHEAD = 4
-"""Parts under way: a round trip for each would take longer than the part."""
-_RESTARTS = 16
 _MOST = (1 << 64) - 1
 _LONGEST = (1 << 31) - 1
 _MAP_S = 5.0
@@ -133,26 +126,19 @@ def publish(
     ``known``: the newest version that this client published so far.
     """
     first = connection.session.opened
-    for _ in range(_RESTARTS):
+    while True:
         session = connection.session.opened
         try:
             said = _send(connection, name, version, *weights, deadline)
-            again = (
-                version > known
-                and connection.session.opened != first
-                and (said.run, said.version) == (connection.client, version)
-            )
-            return (
-                WirePublished(newest=True) if again else said
-            )  # the answer to its last part was lost: these are the newest
         except Exception:
             # A restarted server does not have the first parts: begin again.
             if connection.session.opened == session or deadline.expired:
                 raise
-    raise Broken(
-        f"weights {name!r} could not be published: the connection was lost {_RESTARTS} times "
-        "meanwhile"
-    )
+            continue
+        again = version > known and connection.session.opened != first
+        if again and (said.run, said.version) == (connection.client, version):
+            return WirePublished(newest=True)  # the answer to its last part was lost
+        return said
 
 
 def _send(
@@ -163,31 +149,22 @@ def _send(
     whole: memoryview,
     deadline: Deadline,
 ) -> WirePublished:
-    """Send all parts, some ahead of their answers; stop after a refusal."""
-    most, asked = _part_bytes(connection), deque[Call]()
-
-    def answer() -> WirePublished:
-        said = connection.answer(asked.popleft(), deadline).body
-        assert isinstance(said, WirePublished)
-        return said
-
-    try:
-        for at in range(0, whole.nbytes, most):
-            body = Publish(
-                name=name,
-                version=version,
-                total_bytes=whole.nbytes,
-                offset=at,
-                specs=specs if not at else (),
-            )
-            asked.append(connection.ask(Call(body, data=whole[at : at + most])))
-            if len(asked) > AHEAD and not (said := answer()).newest:
-                return said
-        while (said := answer()).newest and asked:
-            continue
-        return said
-    finally:
-        connection.forget_calls(asked)
+    """Send all parts; stop after a refusal."""
+    most, said = _part_bytes(connection), WirePublished(newest=True)
+    for at in range(0, whole.nbytes, most):
+        body = Publish(
+            name=name,
+            version=version,
+            total_bytes=whole.nbytes,
+            offset=at,
+            specs=specs if not at else (),
+        )
+        reply = connection.call(Call(body, data=whole[at : at + most]), deadline).body
+        assert isinstance(reply, WirePublished)
+        said = reply
+        if not said.newest:
+            break
+    return said
 
 
 def latest(
@@ -201,7 +178,7 @@ def latest(
 ) -> Published | Missing:
     """See `Client.latest`."""
     most, limit = _part_bytes(connection), min(wait_s, LONGEST_S) if wait_s > 0 else None
-    path = _memory_of(connection)
+    path = connection.memory_endpoint
     if path is not None:  # more than that may come in shared memory
         most = min(most, SHARED_FROM - 1)
     body = Latest(name=name, newer_than=newer_than, run=run, most=most, timeout_s=limit)
@@ -235,12 +212,6 @@ def latest(
     return Published(first.version, found, (first.run or b"").hex())
 
 
-def _memory_of(connection: Connection) -> str | None:
-    """Return where the feeder gives its memory to clients of this host; ``None``: nowhere."""
-    welcome = connection.session.welcome
-    return None if welcome is None else welcome.memory_endpoint
-
-
 def _map(connection: Connection, path: str, first: Weights, deadline: Deadline) -> mmap.mmap | None:
     """Map a version; ``None``: it has to come in parts, or was replaced meanwhile."""
     assert first.version is not None
@@ -272,33 +243,22 @@ def _receive(
     # less than was asked for is what the feeder sends at most
     most = had if had < asked_for else _part_bytes(connection)
     whole[:had] = data
-    offsets, asked = iter(range(had, len(whole), most)), deque[tuple[int, Call]]()
-
-    def more(at: int) -> Latest:
-        return Latest(name=first.name, version=first.version, run=first.run, offset=at, most=most)
-
-    try:
-        while True:
-            for at in islice(offsets, AHEAD - len(asked)):
-                asked.append((at, connection.ask(Call(more(at)))))
-            if not asked:
-                return None
-            at, call = asked.popleft()
-            reply = connection.answer(call, deadline)
-            body, part = reply.body, memoryview(reply.data if reply.data is not None else b"")
-            assert isinstance(body, Weights)
-            other = (body.version, body.run) != (first.version, first.run)
-            if other and not body.offset:
-                return reply
-            if other or body.offset != at or part.nbytes != min(most, len(whole) - at):
-                text = f"{part.nbytes} bytes from byte {body.offset} of version {body.version}"
-                raise Broken(
-                    f"weights {first.name!r} came in parts that do not fit: {text}, asked for byte "
-                    f"{at} of {first.version}"
-                )
-            whole[at : at + part.nbytes] = part
-    finally:
-        connection.forget_calls(call for _, call in asked)
+    for at in range(had, len(whole), most):
+        body = Latest(name=first.name, version=first.version, run=first.run, offset=at, most=most)
+        reply = connection.call(Call(body), deadline)
+        said, part = reply.body, memoryview(reply.data if reply.data is not None else b"")
+        assert isinstance(said, Weights)
+        other = (said.version, said.run) != (first.version, first.run)
+        if other and not said.offset:
+            return reply
+        if other or said.offset != at or part.nbytes != min(most, len(whole) - at):
+            text = f"{part.nbytes} bytes from byte {said.offset} of version {said.version}"
+            raise Broken(
+                f"weights {first.name!r} came in parts that do not fit: {text}, asked for byte "
+                f"{at} of {first.version}"
+            )
+        whole[at : at + part.nbytes] = part
+    return None
 
 
 def _part_bytes(connection: Connection) -> int:
@@ -332,32 +292,3 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.asarray(array)
-
-
-class PublishTurns:
-    """Whose turn it is to publish, by name. Threads: any."""
-
-    def __init__(self) -> None:
-        self._locks: dict[str, threading.Lock] = {}
-
-    @contextlib.contextmanager
-    def turn(self, name: str, deadline: Deadline) -> Iterator[None]:
-        """Publish within this block.
-
-        Not in a forked process: the thread whose turn it is may not exist there.
-
-        Raises
-        ------
-        Timeout
-            The turn of another thread takes longer than the deadline.
-        """
-        lock, left = self._locks.setdefault(name, threading.Lock()), deadline.left_or_inf()
-        if not lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-            raise Timeout(
-                f"weights {name!r} are still being published by another thread: the call may be "
-                "made again"
-            )
-        try:
-            yield
-        finally:
-            lock.release()

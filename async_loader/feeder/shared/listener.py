@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 from async_loader.errors import Malformed
 from async_loader.feeder.listen_sockets import NO_ROOM, ReserveDescriptor
-from async_loader.feeder.shared.offer import Offer, answered, peer_uid
-from async_loader.feeder.shared.weights_memory import MAGIC, WeightsRequest
+from async_loader.feeder.shared.offer import MAGIC, Offer, WeightsRequest, answered, peer_uid
 
 _log = logging.getLogger("async_loader")
 _MOST_CALLERS = 64

@@ -7,7 +7,7 @@ import pytest
 
 from async_loader import Schema
 from async_loader.feeder import wire
-from async_loader.feeder.client.batch_copies import Unpacking
+from async_loader.feeder.client.slots import Unpacking
 from async_loader.shm.slot_ring import COPY_BELOW
 
 SMALL, LARGE = COPY_BELOW // 2, 2 * COPY_BELOW

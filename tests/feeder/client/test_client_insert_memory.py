@@ -17,7 +17,6 @@ from test_client_shared import LARGE, Feeder, check, process, replay, rows, serv
 from async_loader.errors import OutOfMemory
 from async_loader.feeder import connect
 from async_loader.feeder.client import insert_memory
-from async_loader.feeder.client.row_packer import RowBuffer
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
 from async_loader.shm.segment import Segment
@@ -25,7 +24,7 @@ from tests.waiting_rig import until
 
 
 def memory_of(writer):
-    return writer._channel.queue.memory
+    return writer._channel.memory
 
 
 def warmed(writer):
@@ -41,7 +40,7 @@ def warmed(writer):
 
 def free_slots(writer):
     with writer._channel.lock:
-        return len(memory_of(writer)._free)
+        return len(memory_of(writer).free)
 
 
 def received(client):
@@ -108,14 +107,12 @@ def test_a_lost_session_costs_no_row_and_the_memory_is_offered_again(tmp_path):
                 writer.extend(rows(200, LARGE, count))
                 count += 200
                 writer.flush(60)
-                count += 0
-                before = memory_of(writer)
-                while not before.taken:
+                while not memory_of(writer).taken:
                     writer.extend(rows(100, LARGE, count))
                     writer.flush(60)
                     count += 100
             assert client.status()["tables"]["t"]["inserted"] == count
-            assert free_slots(writer) >= insert_memory.SLOTS - 5, "new memory for what was lost"
+            assert free_slots(writer) == insert_memory.SLOTS
         check(client.table("t").sample(512))
 
 
@@ -187,22 +184,6 @@ def test_rows_that_are_dropped_give_their_slots_back(tmp_path):
             while client.stats().bytes_kept:
                 check(client.table("t").sample(50, timeout_s=30))
             assert free_slots(writer) == insert_memory.SLOTS
-
-
-def test_a_buffer_that_cannot_be_made_gives_its_slot_back(tmp_path, monkeypatch):
-    with serving(tmp_path, replay(LARGE), filled=0, schema=LARGE) as (_, client):
-        with client.table("t").writer() as writer:
-            warmed(writer)
-
-            def broken(self, *_, **__):
-                raise KeyboardInterrupt
-
-            with monkeypatch.context() as patch:
-                patch.setattr(RowBuffer, "__init__", broken)
-                with pytest.raises(KeyboardInterrupt):
-                    writer.extend(rows(100, LARGE))
-            assert free_slots(writer) == insert_memory.SLOTS
-            writer.extend(rows(100, LARGE))
 
 
 def test_a_closed_writer_leaves_no_memory_behind(tmp_path):

@@ -13,7 +13,6 @@ from test_client_shared import replay, serving
 
 from async_loader.errors import Timeout, Unsupported
 from async_loader.feeder.client import weights as parts
-from async_loader.lifecycle import Deadline
 
 SIZE = 1 << 18
 PARTS = 16
@@ -79,16 +78,11 @@ def test_of_threads_that_publish_one_version_one_has_published_it(client):
         assert value(client) == (version, 1 if first else 2)
 
 
-def test_other_names_do_not_wait(client):
-    with client._turns.turn("p", Deadline(30.0)):
-        assert client.publish("q", weights(1), 1, timeout_s=30.0)
-
-
 def test_the_wait_for_another_thread_ends_with_the_deadline_of_the_call(client):
     taken, go_on = threading.Event(), threading.Event()
 
     def hold():
-        with client._turns.turn("p", Deadline(60.0)):
+        with client._publishing:
             taken.set()
             assert go_on.wait(60.0)
 
@@ -96,7 +90,7 @@ def test_the_wait_for_another_thread_ends_with_the_deadline_of_the_call(client):
     thread.start()
     assert taken.wait(60.0)
     try:
-        with pytest.raises(Timeout, match="'p' are still being published by another thread"):
+        with pytest.raises(Timeout, match="'p' wait for those that another thread"):
             client.publish("p", weights(1), 1, timeout_s=0.05)
         pid = os.fork()
         if not pid:

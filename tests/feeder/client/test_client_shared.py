@@ -114,8 +114,8 @@ def test_a_loader_hands_them_out_and_its_slots_come_back(tmp_path):
             for _, batch in zip(range(40), loader, strict=False):
                 held = [*held[-2:], batch]
                 assert (batch["obs"] == batch["x"][:, None]).all()
-            slots = source._channel.memory.slots
-            assert slots._ring.count == source._channel.deliveries.credit.ahead + 6
+            slots = source._channel.slots
+            assert slots._ring.count == source._channel.ahead + 6
             assert slots._ring.lent <= 6, "held by the learner, and ready for it"
         source.close()
 
@@ -267,7 +267,7 @@ def test_a_reopened_reader_is_granted_as_much_as_before_though_batches_wait(addr
     feeder.do(lambda feeder: [feeder.batch(1, i, 100 * i) for i in range(2)])
     line = source._channel
     line.news.until(
-        lambda: line.deliveries.inbox.batches == 2,
+        lambda: line.batches == 2,
         Deadline(30),
         lambda: "two batches have not come",
     )
@@ -292,14 +292,12 @@ def test_a_batch_that_waits_while_a_reader_without_prefetch_is_reopened_is_not_t
         with line.lock:
             line.ask()  # as a plan does whose patience ends before the batch comes
         client._connection.wake()
-        line.news.until(
-            lambda: line.deliveries.inbox.waiting, Deadline(30), lambda: "no batch has come"
-        )
-        opening = line.deliveries.opening.number
+        line.news.until(lambda: line.waiting, Deadline(30), lambda: "no batch has come")
+        opening = line.opening
         for session in feeder.server._server_state.sessions:
             feeder.server._server_state.sessions.drop(session)
         line.news.until(
-            lambda: line.deliveries.opening.number > opening,
+            lambda: line.opening > opening,
             Deadline(30),
             lambda: "it was not opened again",
         )
@@ -460,7 +458,7 @@ def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(
             writer.extend(rows(100, LARGE))
         sources = [client.table("t").source(prefetch=2) for client in (waits, gives_up)]
         held = [source.plan(8, patience()).batch for source in sources]
-        slots = sources[0]._channel.memory.slots
+        slots = sources[0]._channel.slots
         assert [source.transport for source in sources] == ["shm", "shm"]
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
@@ -474,7 +472,7 @@ def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(
             check(batch, 8)
         check(batch, 8)
         assert sources[0].transport == "shm"
-        assert sources[0]._channel.memory.slots is not slots, (
+        assert sources[0]._channel.slots is not slots, (
             "what the first could still write into is not offered again"
         )
         for batch in held:

@@ -83,7 +83,7 @@ def test_a_timeout_of_the_feeder_is_ours_and_credits_stay(feeder, client):
     feeder.until(lambda: feeder.granted[1] == 4)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(plan, source)
-        feeder.until(lambda: source._channel.deliveries.bell is not None)
+        feeder.until(lambda: source._channel.bell is not None)
         feeder.do(complain)
         with pytest.raises(Timeout, match="no actor inserts"):
             waits.result(PATIENCE_S)
@@ -104,7 +104,7 @@ def test_timeouts_of_the_feeder_that_came_while_no_plan_waited_are_not_raised_la
         for _ in range(3):
             feeder.do(complain)
         feeder.do(lambda feeder, number=number: feeder.batch(1, number))  # it comes after them
-        until(lambda: source._channel.deliveries.inbox.waiting)
+        until(lambda: source._channel.waiting)
         assert plan(source) is not END
         with pytest.raises(Timeout) as raised:
             source.plan(4, patience(0.0))
@@ -279,7 +279,7 @@ def test_a_reader_that_failed_is_nothing_to_wake_up_for(feeder, client, monkeypa
     with pytest.raises(AsyncLoaderError, match="scripted"):
         plan(source)
     line, now = source._channel, client._connection.clock()
-    assert line.step(now + 60, client._connection) is None
+    assert line.step(now + 60) is None
 
 
 def test_what_is_said_of_a_reader_is_no_answer_to_a_request_of_another_that_has_the_same_number(

@@ -11,9 +11,9 @@ from client_rig import OBS, PATIENCE_S, FakeFeeder, rewards, step
 
 from async_loader.errors import Broken, Closed, ConfigError, Malformed, SchemaError, Timeout
 from async_loader.feeder import connect, wire
-from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
-from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED, Plane, Type
+from async_loader.feeder.client.writer_rows import WriterOptions
+from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED, Type
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.schema import Field, Schema
 
@@ -199,29 +199,11 @@ def test_the_oldest_unsent_is_dropped_and_its_stream_cut(address):
             assert after == before + 1 or any(i < cut < j for cut in cuts)
 
 
-def full_and_sent(feeder, client, messages=2):
-    """A writer that drops the oldest, whose buffer is full of sent messages of four rows each."""
-    feeder.hold_acks = True
-    row = wire.RowLayout.of(feeder.schema).row_bytes
-    writer = client.table("replay").writer(
-        batch_rows=4, linger_ms=LATE, buffer_bytes=8 * row, overflow="drop_oldest"
-    )
-    for i in range(4 * messages):
-        writer.append(linked(i))
-    feeder.until(lambda: feeder.seen[Type.INSERT] == messages)
-    return writer
+LINKED = Schema.of({"obs": Field((), np.int64, next="next_obs"), "reward": np.float32})
 
 
 def linked(i):
     return {"obs": i, "reward": float(i)}
-
-
-def acknowledge(feeder, client, messages):
-    """As many of the writer's messages, four rows in each."""
-    ack = wire.Ack(messages, 0, *feeder.window)
-    sent = next(one for one in feeder.messages if one.type is Type.INSERT)
-    feeder.do(lambda feeder: feeder.say(Plane.INSERT, feeder.routes[Plane.INSERT], sent.reply(ack)))
-    feeder.until(lambda: client.stats().rows_acked == 4 * messages)
 
 
 def episodes(feeder):
@@ -236,61 +218,42 @@ def episodes(feeder):
     return found
 
 
-LINKED = Schema.of({"obs": Field((), np.int64, next="next_obs"), "reward": np.float32})
-
-
-def test_an_end_that_finds_no_room_is_counted_and_the_next_episode_begins_anew(address):
+@pytest.mark.parametrize("how", ["append", "extend", "together", "end"])
+def test_a_writer_that_drops_never_waits_and_joins_no_rows_across_dropped_ones(address, how):
     with FakeFeeder(address, schema=LINKED) as feeder, connect(address) as client:
-        writer = full_and_sent(feeder, client)
-        writer.end_episode(terminated=True, final_obs=8)
-        assert client.stats().rows_dropped == 1
-        acknowledge(feeder, client, 2)
-        feeder.hold_acks = False
-        for i in range(20, 24):
+        feeder.hold_acks = True
+        row = wire.RowLayout.of(feeder.schema).row_bytes
+        writer = client.table("replay").writer(
+            batch_rows=4, linger_ms=LATE, buffer_bytes=8 * row, overflow="drop_oldest"
+        )
+        for i in range(8):
             writer.append(linked(i))
-        writer.flush()
-        assert episodes(feeder) == [[*range(8)], [*range(20, 24)]]
-
-
-@pytest.mark.slow
-def test_a_last_step_that_finds_no_room_ends_its_stream_before_the_last_free_row_is_used(address):
-    with FakeFeeder(address, schema=LINKED) as feeder, connect(address) as client:
-        writer = full_and_sent(feeder, client)
-        writer.append(linked(8))
-        acknowledge(feeder, client, 1)
-        for i in range(10, 13):  # the end of the stream that misses row 8 is sent before them
-            writer.append(linked(i))
-        feeder.until(lambda: feeder.seen[Type.INSERT] == 3)
-        writer.append(linked(13), terminated=True, final_obs=14)  # two rows, there is room for one
-        assert client.stats().rows_dropped == 2
-        assert writer.steps == 11
-        writer.append(linked(20))
+        feeder.until(lambda: feeder.seen[Type.INSERT] == 2)
+        added = 8
+        for i in range(8, 40, 4):
+            many = {"obs": np.arange(i, i + 4), "reward": np.arange(i, i + 4, dtype=np.float32)}
+            if how == "extend":
+                writer.extend(many, timeout_s=0)
+            elif how == "together":
+                writer._extend_together(
+                    many, [writer.stream] * 4, terminated=False, truncated=False, final_obs=None,
+                    priority=None, timeout_s=0,
+                )  # fmt: skip
+            else:
+                for j in range(i, i + 4):
+                    writer.append(linked(j), timeout_s=0)
+                if how == "end":
+                    writer.end_episode(terminated=True, final_obs=j + 1, timeout_s=0)
+            added += 4
+        assert writer.steps == added
         feeder.hold_acks = False
-        writer.flush()
-        writer.append(linked(21))
+        feeder.forget_sessions()
         writer.flush()
         found = episodes(feeder)
         assert all(after == before + 1 for one in found for before, after in pairwise(one)), found
+        assert sum(map(len, found)) + client.stats().rows_dropped == added
         assert found[0] == [*range(8)]
-        assert 21 in found[-1]
-
-
-def test_steps_of_a_vector_that_find_no_room_end_their_streams_before_later_steps(address):
-    with FakeFeeder(address, schema=LINKED) as feeder, connect(address) as client:
-        writer = full_and_sent(feeder, client, messages=1)
-        for i in range(4, 6):
-            writer.append(linked(i))
-        many = {"obs": np.arange(30, 38), "reward": np.arange(30, 38, dtype=np.float32)}
-        writer._extend_together(
-            many, [writer.stream] * 8, terminated=False, truncated=False, final_obs=None,
-            priority=None, timeout_s=0,
-        )  # fmt: skip
-        assert client.stats().rows_dropped == 8
-        acknowledge(feeder, client, 1)
-        feeder.hold_acks = False
-        writer.append(linked(20))
-        writer.flush()
-        assert episodes(feeder) == [[*range(6)], [20]]
+        assert found[-1][-1:] == [39] or found[-1] == []
 
 
 def test_a_gap_is_sent_again(feeder, client):
@@ -495,7 +458,7 @@ def test_final_observations_follow_their_steps(address):
             writer.append(step(0), stream=5)
             writer.append(step(1), truncated=True, final_obs=np.ones(2, np.float32), stream=5)
             writer.append(step(2), terminated=True)
-            writer.end_episode()
+            writer.end_episode()  # it has ended
             writer.append(step(3))
             writer.end_episode(final_obs=np.ones(2, np.float32))
             writer.append(step(4))
@@ -507,7 +470,6 @@ def test_final_observations_follow_their_steps(address):
             (1, TRUNCATED),
             (1, FINAL),
             (0, TERMINATED),
-            (0, FINAL | TRUNCATED),
             (0, 0),
             (0, FINAL | TRUNCATED | SHOWN),
             (0, 0),
@@ -631,7 +593,7 @@ def test_a_late_refusal_is_no_answer_to_what_was_asked_since():
     asked = []
 
     class Port:
-        is_open, servers = True, 0
+        is_open, servers, memory_endpoint = True, 0, None
 
         def sequence(self):
             asked.append(len(asked) + 1)
@@ -640,27 +602,28 @@ def test_a_late_refusal_is_no_answer_to_what_was_asked_since():
         def send(self, *_):
             pass
 
-    line = WriterChannel(1, "replay", None, WriterOptions(batch_rows=4, linger_ms=LATE))
+    options = WriterOptions(batch_rows=4, linger_ms=LATE)
+    line = WriterChannel(Port(), 1, "replay", "own", None, options)
     nameless = wire.Error.of(wire.ErrorCode.SCHEMA, "table 'replay' has no schema yet: send one")
-    line.step(0.0, Port())
-    line.step(100.0, Port())
+    line.step(0.0)
+    line.step(100.0)
     assert asked == [1, 2], "the feeder took its time, and was asked again"
     line.take(wire.Message(nameless, sequence=1, number=1), 100.0)
     line.take(wire.Message(nameless, sequence=2, number=1), 100.0)
     with line.lock:
         line.propose(Schema.of({"x": np.float32}))
-    line.step(101.0, Port())
+    line.step(101.0)
     line.take(wire.Message(nameless, sequence=2, number=1), 101.0)
-    assert (line.failure, line.phase) == (None, WriterPhase.OPENING)
+    assert (line.failure, line.phase) == (None, WriterPhase.WANTED)
 
 
 def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(
     feeder, client, monkeypatch
 ):
-    for name in ("PROBE_S", "PROBE_MOST_S"):  # nothing is sent twice but where it is said
-        monkeypatch.setattr(f"async_loader.feeder.client.writer_channel.{name}", 1e6)
+    # nothing is sent twice but where it is said
+    monkeypatch.setattr("async_loader.feeder.client.writer_channel.PROBE_S", 1e6)
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE)
-    line, parts = writer._queue, []
+    line, parts = writer._channel, []
     for i in range(40):
         writer.append(step(i))
         with writer._channel.lock:
@@ -676,10 +639,10 @@ def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(
         feeder.until(lambda sent=sent: feeder.seen[Type.INSERT] == sent)
         feeder.hold_acks = sent == 11
         with writer._channel.lock:
-            writer._channel._probe.at = 0.0  # nothing was heard of it for too long
+            writer._channel._probe_at = 0.0  # nothing was heard of it for too long
         client._connection.wake()
     writer.flush()
-    assert parts[0] not in [part for spares in line._spares.by_rows.values() for part in spares]
+    assert parts[0] not in line.spare
     assert rewards(feeder) == list(range(44))
 
 
@@ -693,7 +656,7 @@ def test_any_name_is_a_stream_and_ended_ones_are_forgotten(feeder, client):
     writer.append(step(2))
     writer.append(step(3), stream="left")
     writer.flush()
-    assert len(writer._streams) <= 512
+    assert len(writer._streams.numbers) <= 2
     (rows,) = feeder.rows.values()
     assert max(number for number, _, _ in rows) <= 512
     assert [number for number, _, reward in rows if reward > 1] == [0, 0]
