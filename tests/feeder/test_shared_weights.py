@@ -103,7 +103,7 @@ def test_memory_goes_with_the_last_array(feeder):
 def test_small_weights_and_those_of_other_hosts_come_in_messages(feeder, mappings, monkeypatch):
     feeder.publish("small", {"w": np.arange(1000)}, 1)
     np.testing.assert_array_equal(feeder.latest("small").tensors["w"], np.arange(1000))
-    monkeypatch.setattr(weights, "_memory_of", lambda connection: "/there/is/no/such/socket")
+    monkeypatch.setattr(type(feeder._connection), "memory_endpoint", "/there/is/no/such/socket")
     feeder.publish("policy", values(5), 5)
     np.testing.assert_array_equal(feeder.latest("policy").tensors["w"], values(5)["w"])
     assert mappings == []

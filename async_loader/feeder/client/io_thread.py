@@ -37,7 +37,7 @@ from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.channel import Channel, Failure, failure_of, guarded
 from async_loader.feeder.client.errors import error_of, state_of
 from async_loader.feeder.client.notifier import Waker, forks
-from async_loader.feeder.client.session import Action, Session, SessionPhase
+from async_loader.feeder.client.session import Action, Session
 from async_loader.feeder.client.sockets import Sockets
 from async_loader.feeder.client.whereabouts import Whereabouts
 from async_loader.feeder.curve_keys import ClientKeys
@@ -139,7 +139,7 @@ class IoThread:
     @property
     def is_open(self) -> bool:
         """Whether there is a session."""
-        return self.session.phase is SessionPhase.OPEN
+        return self.session.is_open
 
     @property
     def memory_endpoint(self) -> str | None:
@@ -242,19 +242,13 @@ class IoThread:
         number: int,
         sequence: int,
         data: Buffer | None = None,
+        schema: int = 0,
+        flags: int = 0,
     ) -> None:
         """Send in order, as soon as possible. IO thread, while there is a session."""
         self.session.sent(self.clock())
-        message = Message(body, self.session.number, sequence, number, data=data)
+        message = Message(body, self.session.number, sequence, number, schema, flags, data)
         self._sockets.send(plane, encode(message))
-
-    def send_insert(self, body: Data, number: int, sequence: int, schema: int, flags: int) -> bool:
-        """Send now; return False if the socket is full. IO thread, while there is a session."""
-        frames = encode(Message(body, self.session.number, sequence, number, schema, flags))
-        if not self._sockets.send_now(Plane.INSERT, frames):
-            return False
-        self.session.sent(self.clock())
-        return True
 
     def _send_calls(self) -> None:
         unsent = self._calls.unsent
@@ -270,7 +264,7 @@ class IoThread:
     # -- messages ----------------------------------------------------------------------------------
 
     def _read(self, plane: Plane, frames: list[Any]) -> None:
-        connecting = self.session.phase is SessionPhase.CONNECTING
+        connecting = not self.is_open
         try:
             message = decode(frames, self.limits)
         except Malformed as error:
@@ -282,7 +276,7 @@ class IoThread:
             self._welcomed(message)
         elif connecting and isinstance(message.body, Error):
             self._refused(message.body)
-        elif self.session.phase is SessionPhase.OPEN and message.session == self.session.number:
+        elif self.is_open and message.session == self.session.number:
             self.session.heard(self.clock())
             self._dispatch(plane, message)
 

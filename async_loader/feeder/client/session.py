@@ -2,10 +2,8 @@
 
 ::
 
-    WAITING ──due──▶ CONNECTING ──WELCOME──▶ OPEN
-       ▲  ▲              │ no WELCOME          │ silence, UNKNOWN_SESSION, END
-       │  └──────────────┘                     │
-       └───────────────────────────────────────┘     WAITING, CONNECTING ──too long lost──▶ ENDED
+    lost ──due──▶ CONNECT ──WELCOME──▶ open ──silence, UNKNOWN_SESSION, END, cut──▶ lost
+                    └── no WELCOME: again                        too long lost ──▶ GIVE_UP
 """
 
 from __future__ import annotations
@@ -19,15 +17,6 @@ from async_loader.feeder.wire import Welcome
 BACKOFF_S, BACKOFF_MOST_S = 0.1, 5.0
 HEARTBEAT_S, SILENCE_S = 1.0, 10.0
 """Until a WELCOME brings the server's."""
-
-
-class SessionPhase(enum.Enum):
-    """Where a session is."""
-
-    WAITING = "waiting"
-    CONNECTING = "connecting"
-    OPEN = "open"
-    ENDED = "ended"
 
 
 class Action(enum.Enum):
@@ -55,6 +44,8 @@ class Session:
 
     Attributes
     ----------
+    is_open : bool
+        Whether there is a session.
     opened : int
         Sessions so far.
     heartbeat_s, silence_s : float
@@ -63,7 +54,7 @@ class Session:
 
     def __init__(self, now: float, wait_s: float | None, jitter: Callable[[], float]) -> None:
         self._wait_s, self._jitter = math.inf if wait_s is None else wait_s, jitter
-        self.phase = SessionPhase.WAITING
+        self.is_open = False
         self.number = self.opened = self._attempts = 0
         self.welcome: Welcome | None = None
         self.heartbeat_s, self.silence_s = HEARTBEAT_S, SILENCE_S
@@ -73,9 +64,7 @@ class Session:
 
     def due(self) -> float:
         """Return when `step` has to be called next."""
-        if self.phase is SessionPhase.ENDED:
-            return math.inf
-        if self.phase is not SessionPhase.OPEN:
+        if not self.is_open:
             return min(self._until, self._gives_up_at)
         assert self.heard_at is not None
         # a heartbeat after the last message sent; earlier if nothing has come back since
@@ -86,22 +75,18 @@ class Session:
         """Return the next thing to do by now; call again until it is ``None``."""
         if now < self.due():
             return None
-        if self.phase is SessionPhase.OPEN:
-            assert self.heard_at is not None
-            if now >= self.heard_at + self.silence_s:
-                self.lost(now)
-                return Action.LEAVE
-            self._sent_at = self._asked_at = now
-            return Action.PING
-        if now >= self._gives_up_at:
-            self.phase = SessionPhase.ENDED
-            return Action.GIVE_UP
-        if self.phase is SessionPhase.CONNECTING:
+        if not self.is_open:
+            if now >= self._gives_up_at:
+                self._gives_up_at = math.inf
+                return Action.GIVE_UP
+            self._until = now + self.silence_s
+            return Action.CONNECT
+        assert self.heard_at is not None
+        if now >= self.heard_at + self.silence_s:
             self.lost(now)
             return Action.LEAVE
-        self.phase = SessionPhase.CONNECTING
-        self._until = now + self.silence_s
-        return Action.CONNECT
+        self._sent_at = self._asked_at = now
+        return Action.PING
 
     def sent(self, now: float) -> None:
         """Note that something was sent, on any plane."""
@@ -109,14 +94,13 @@ class Session:
 
     def heard(self, now: float) -> None:
         """Note that something was received, on any plane: a sign of life."""
-        if self.phase is SessionPhase.OPEN:
-            self.heard_at = now
+        self.heard_at = now
 
     def welcomed(self, now: float, number: int, welcome: Welcome) -> bool:
-        """Begin the session. Return False for a WELCOME that answers no HELLO of this attempt."""
-        if self.phase is not SessionPhase.CONNECTING:
+        """Begin the session. Return False for a second WELCOME."""
+        if self.is_open:
             return False
-        self.phase, self.number, self.welcome = SessionPhase.OPEN, number, welcome
+        self.is_open, self.number, self.welcome = True, number, welcome
         self.heartbeat_s, self.silence_s = welcome.heartbeat_s, welcome.silence_s
         self.heard_at = self._sent_at = self._asked_at = now
         self._gives_up_at, self._attempts = math.inf, 0
@@ -128,12 +112,10 @@ class Session:
 
         Plan the next attempt.
         """
-        if self.phase is SessionPhase.ENDED:
-            return
-        if self.phase is SessionPhase.OPEN:
+        if self.is_open:
             self._gives_up_at = now + self._wait_s
         attempts = 0 if moved else self._attempts
         most = min(BACKOFF_MOST_S, BACKOFF_S * 2**attempts)
         self._attempts = min(attempts + 1, 16)
         self._until = now + most * (0.5 + 0.5 * self._jitter())
-        self.phase = SessionPhase.WAITING
+        self.is_open = False

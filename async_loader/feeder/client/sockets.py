@@ -132,18 +132,16 @@ class Sockets:
 
     def send(self, plane: Plane, frames: list[Any]) -> None:
         """Send now, or as soon as possible, in order."""
-        if self._queues[plane] or not self.send_now(plane, frames):
+        if self._queues[plane] or not self._send_now(plane, frames):
             self._queues[plane].append(frames)
 
     def linger(self) -> None:
         """Let `close` wait a moment for the last messages of the control plane."""
         self._sockets[Plane.CONTROL].setsockopt(zmq.LINGER, _LAST_MS)
 
-    def send_now(self, plane: Plane, frames: list[Any]) -> bool:
+    def _send_now(self, plane: Plane, frames: list[Any]) -> bool:
         """Send now; return False if the socket is full. Then `wait` returns when it has room."""
-        socket = self._sockets.get(plane)
-        if socket is None:
-            return False
+        socket = self._sockets[plane]
         try:
             # Buffers other than frames are copied: else pyzmq starts a thread of its own for good.
             socket.send_multipart(frames, zmq.NOBLOCK)
@@ -193,7 +191,7 @@ class Sockets:
             self._poller.modify(self._sockets[plane], zmq.POLLIN)
         self._full.clear()
         for plane, queue in self._queues.items():
-            while queue and self.send_now(plane, queue[0]):
+            while queue and self._send_now(plane, queue[0]):
                 queue.popleft()
 
     @property

@@ -76,9 +76,9 @@ class RemoteWriter:
 
         Waits for the feeder's answer.
         """
+        packer = None
         with contextlib.suppress(AsyncLoaderError):  # the calls that need it raise
-            self._wait_for_schema(self._deadline(None))
-        packer = self._channel.packer
+            packer = self._agree(self._deadline(None))
         return None if packer is None else packer.schema
 
     @property
@@ -160,10 +160,11 @@ class RemoteWriter:
             first = dict(values)
             Ends(None).into(first, terminated, truncated)
             packer = self._agree(
+                self._deadline(timeout_s),
                 lambda: Schema.of_step(first),
                 lambda trial: trial.step(dict(values), terminated, truncated, final_obs),
-                self._deadline(timeout_s),
             )
+            assert packer is not None
         if values is step and packer.stored and not packer.stored <= values.keys():
             values = dict(values)  # the stored fields are added to it
         streams = channel.streams
@@ -265,7 +266,9 @@ class RemoteWriter:
         if priority is not None and not channel.takes_priorities:
             priority_rules.column_of(priority, count)
             self._check_priorities(deadline)
-        rows = made(channel.packer or self._agree(proposed, made, deadline))
+        packer = self._agree(deadline, proposed, made)
+        assert packer is not None
+        rows = made(packer)
         channel.put_rows(rows, together, deadline)
         self._streams.ended(ended(rows))
 
@@ -273,17 +276,10 @@ class RemoteWriter:
         self,
         batch: Mapping[str, Any],
         streams: Sequence[Hashable],
-        *,
-        terminated: object,
-        truncated: object,
-        final_obs: object,
-        priority: object,
-        timeout_s: float | None,
+        **how: Any,
     ) -> None:
         """As `extend`, all rows or none. For a `VectorWriter`."""
-        self._put_rows(
-            dict(batch), list(streams), terminated, truncated, final_obs, priority, timeout_s, True
-        )
+        self._put_rows(dict(batch), list(streams), together=True, **how)
 
     @explain_wrong_names
     def end_episode(
@@ -306,9 +302,8 @@ class RemoteWriter:
         self._connection.check()
         channel.check()
         number = self._streams.open_number(stream)
-        if final_obs is not None:
-            self._wait_for_schema(deadline)  # the table may have one, which checks final_obs
-        packer = channel.packer
+        # the table may have a schema, which checks final_obs
+        packer = channel.packer if final_obs is None else self._agree(deadline)
         if packer is None:
             return  # there was no step
         values = packer.nothing.copy() if final_obs is None else packer.final(final_obs)
@@ -326,50 +321,37 @@ class RemoteWriter:
 
     # -- the table's schema and priorities ---------------------------------------------------------
 
-    def _wait_for_schema(self, deadline: Deadline) -> None:
-        """Wait for the answer to OPEN_WRITER."""
-        channel = self._channel
-
-        def attempt() -> bool:
-            channel.check()
-            return channel.phase is WriterPhase.NAMELESS
-
-        if channel.packer is None:
-            self._opened(attempt, deadline)
-
-    def _opened(self, attempt: Callable[[], bool], deadline: Deadline, what: str = "") -> None:
-        channel = self._channel
-        channel.news.until(
-            lambda: channel.packer is not None or attempt(),
-            deadline,
-            lambda: what + self._connection.no_answer("OPEN_WRITER"),
-        )
-
     def _agree(
         self,
-        schema: Callable[[], Schema],
-        check: Callable[[RowPacker], object],
         deadline: Deadline,
-    ) -> RowPacker:
-        """Wait for the table's schema.
+        schema: Callable[[], Schema] | None = None,
+        check: Callable[[RowPacker], object] = id,
+    ) -> RowPacker | None:
+        """Wait for the table's schema; ``None``: it has none, and none is proposed.
 
-        Propose ``schema``, which ``check`` accepts, if it has none.
+        If it has none, propose ``schema``, which ``check`` accepts.
         """
         channel = self._channel
+        if channel.packer is not None:
+            return channel.packer
         self._connection.check()
 
         def attempt() -> bool:
             channel.check()
             # A table that has a schema says itself what is wrong with the step.
-            if channel.phase is WriterPhase.NAMELESS:
+            nameless = channel.phase is WriterPhase.NAMELESS
+            if nameless and schema is not None:
                 proposed = schema()
                 check(RowPacker(proposed, 1, MESSAGE_BYTES))
                 channel.propose(proposed)
                 self._connection.wake()
-            return False
+                return False
+            return nameless or channel.packer is not None
 
-        self._opened(attempt, deadline, "nothing was added: ")
-        assert channel.packer is not None
+        no_answer = self._connection.no_answer
+        channel.news.until(
+            attempt, deadline, lambda: f"nothing was added: {no_answer('OPEN_WRITER')}"
+        )
         return channel.packer
 
     def _check_priorities(self, deadline: Deadline) -> None:
@@ -378,7 +360,7 @@ class RemoteWriter:
         The table is asked again after a refusal: a source with a sampler of its own may have come.
         """
         channel, connection = self._channel, self._connection
-        self._wait_for_schema(deadline)
+        self._agree(deadline)
         if channel.takes_priorities:
             return
         about, where = About(table=channel.table), f"table {channel.table!r}"
@@ -443,5 +425,5 @@ class VectorTarget(RemoteWriter):
     @property
     def schema(self) -> Schema | None:
         """Schema of the table's steps. Raises what keeps it from being known."""
-        self._wait_for_schema(self._deadline(None))
+        self._agree(self._deadline(None))
         return super().schema

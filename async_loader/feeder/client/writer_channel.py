@@ -205,8 +205,9 @@ class WriterChannel(WriterRows):
                 body = SlotInsert(entry.rows, entry.buffer.slot[0], entry.buffer.capacity)
             schema_id = self.packer.layout.schema_id
             try:
-                if not self.port.send_insert(body, self.number, sequence, schema_id, flags):
-                    return False
+                self.port.send(
+                    Plane.INSERT, body, self.number, sequence, schema=schema_id, flags=flags
+                )
             except Malformed as error:
                 text = str(error)
                 self._fail(lambda: Malformed(text))

@@ -121,14 +121,15 @@ def request(path: str, record: bytes, fds: Sequence[int], timeout_s: float) -> l
     with connected(path, timeout_s) as channel:
         try:
             socket.send_fds(channel, [record], fds)
-            if not readable([channel.fileno()], limit.left()):
-                raise Timeout(
-                    f"the feeder has not answered at its memory socket {path} for {timeout_s:g} s: "
-                    "it is stopped, or out of file descriptors"
-                )
-            answer, given, _, _ = socket.recv_fds(channel, TEXT_BYTES, 8)
+            heard = readable([channel.fileno()], limit.left())
+            answer, given = socket.recv_fds(channel, TEXT_BYTES, 8)[:2] if heard else (b"", [])
         except OSError as error:
             raise Broken(f"the server went away while memory was shared: {error}") from None
+    if not heard:
+        raise Timeout(
+            f"the feeder has not answered at its memory socket {path} for {timeout_s:g} s: it is "
+            "stopped, or out of file descriptors"
+        )
     if answer == b"\0":
         return given
     for fd in given:
