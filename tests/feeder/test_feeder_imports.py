@@ -65,10 +65,8 @@ def test_a_planted_breach_is_caught(name, code, text):
 
 
 LONGER = {
-    "client.io_thread",
     "client.source",
     "client.table",
-    "client.writer_channel",
     "server.batch_scheduler",
     "server.control_handler",
     "server.event_loop",

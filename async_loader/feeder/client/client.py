@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import warnings
 import weakref
@@ -28,9 +27,7 @@ from async_loader.feeder.client.arguments import (
 )
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.reader_channel import OVER, ReaderChannel
 from async_loader.feeder.client.sample_readers import SampleReaders
-from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.stats import ClientStats, Traffic
 from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.client.weights import Published
@@ -68,7 +65,6 @@ class Client:
         self._connection, self._timeout_s = connection, timeout_s
         self._lock = threading.Lock()
         self._embedded: Embedded | None = None  # was started for this client, and ends with it
-        self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
         self._runs: dict[str, str] = {}  # by name: the run of the last weights received
         self._ended_runs: set[str] = set()  # names whose run another client has ended
         self._published: dict[str, int] = {}  # by name: the newest version of this client
@@ -312,10 +308,13 @@ class Client:
                     writer.close(deadline)
                 except AsyncLoaderError as error:
                     first = first or error
-            for source in list(self._sources):
-                with contextlib.suppress(AsyncLoaderError):
-                    source.close(deadline.left_or_inf())
-            self._end_reads(deadline)
+            for reader in self._traffic.open_reads():
+                reader.close(used=True)
+            self._connection.wake()
+            for reader in self._traffic.open_reads():
+                if reader.leased:  # the feeder has to know which batches were used
+                    with contextlib.suppress(Timeout):
+                        reader.wait_closed(deadline, str)
         finally:
             self._connection.stop(max(2.0, deadline.left_or_inf()))
             try:
@@ -327,18 +326,6 @@ class Client:
             self._end.detach()  # last: a close that was interrupted may be made again
         if first is not None:
             raise first
-
-    def _end_reads(self, deadline: Deadline) -> None:
-        """Wait until the feeder knows which batches of sources that are no more were used."""
-        for one in self._traffic.open_reads():
-            if not one.leased:
-                continue
-            with contextlib.suppress(Timeout):
-                one.news.until(functools.partial(self._is_over, one), deadline, str)
-
-    def _is_over(self, read: ReaderChannel) -> bool:
-        """Whether there is nothing to wait for: a lost feeder delivers leased batches again."""
-        return read.phase in OVER or not self._connection.is_open
 
     def __enter__(self) -> Client:
         return self
@@ -359,7 +346,3 @@ class Client:
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)
-
-    def _keep(self, source: RemoteSource) -> None:
-        with self._lock:
-            self._sources.add(source)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,6 +47,7 @@ from async_loader.feeder.wire import (
     Totals,
     TotalsReply,
 )
+from async_loader.lifecycle import Deadline
 
 if TYPE_CHECKING:
     from async_loader.feeder.client.connection import Connection
@@ -118,17 +120,22 @@ class ReaderChannel(ReaderBatches):
     def close(self, used: bool) -> None:
         """Send CLOSE_READER. Batches go back; handed-out ones too, unless they were ``used``.
 
-        Under the lock, any thread.
+        Any thread.
         """
-        if self.phase is ReaderPhase.CLOSING or self.phase in OVER:
-            return
-        unknown = self.phase is ReaderPhase.WANTED and self._request.again_at is None
-        self._parting = self.give_back(used)
-        over = unknown or self.ended_after is not None
-        self.phase, self._request = ReaderPhase.CLOSING, Request()
-        if over:
-            self.phase, self._parting = ReaderPhase.CLOSED, None
-        self._ring_bell()
+        with self.lock:
+            if self.phase is ReaderPhase.CLOSING or self.phase in OVER:
+                return
+            unknown = self.phase is ReaderPhase.WANTED and self._request.again_at is None
+            self._parting = self.give_back(used)
+            over = unknown or self.ended_after is not None
+            self.phase, self._request = ReaderPhase.CLOSING, Request()
+            if over:
+                self._closed()
+            self._ring_bell()
+
+    def wait_closed(self, deadline: Deadline, why: Callable[[], str]) -> None:
+        """Wait for the answer to CLOSE_READER: a lost feeder delivers leased batches again."""
+        self.news.until(lambda: self.phase in OVER or not self.port.is_open, deadline, why)
 
     # -- the IO thread -----------------------------------------------------------------------------
 
@@ -154,8 +161,7 @@ class ReaderChannel(ReaderBatches):
         """See `Channel`."""
         port, before = self.port, self.phase
         if self.dropped:
-            with self.lock:
-                self.close(used=False)
+            self.close(used=False)
         if self.phase is ReaderPhase.OFFERING and port.is_open:
             self._offer(now)
         due: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -25,7 +26,7 @@ from async_loader.feeder.client.reader_batches import (
     ReceivedBatch,
     Transport,
 )
-from async_loader.feeder.client.reader_channel import OVER, ReaderChannel, ReaderPhase
+from async_loader.feeder.client.reader_channel import ReaderChannel, ReaderPhase
 from async_loader.feeder.client.slots import FilledSlot
 from async_loader.feeder.wire import MOST_AHEAD, OpenReader, TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
@@ -213,7 +214,7 @@ class RemoteSource:
         """Close without waiting: what was not settled goes back."""
         self._closed = True
         if self._channel is not None:
-            self._close_channel(self._channel, used=False)
+            self._channel.close(used=False)
             self._connection.wake()
 
     # -- for a source of several feeders -----------------------------------------------------------
@@ -315,32 +316,16 @@ class RemoteSource:
         channel = self._channel
         if channel is None or not channel.leased or self._closed:
             return
-        # Without a session the feeder has the batches anyway.
-        limit_s = min(timeout_s, _GOODBYE_S) if self._connection.is_open else 0.0
-        try:
+        self._channel, self._over = None, False
+        with contextlib.suppress(AsyncLoaderError):
             self._connection.check()  # before the lock: in a fork its holder may not exist
-            self._close_channel(channel, used=False)
-            self._channel, self._over = None, False
-            self._wait_until_closed(channel, limit_s)
-        except AsyncLoaderError:
-            self._channel, self._over = None, False
+            channel.close(used=False)
+            self._wait_closed(channel, min(timeout_s, _GOODBYE_S))
 
-    def _close_channel(self, channel: ReaderChannel, used: bool) -> None:
-        """Close a reader. Planned batches go back; handed-out ones too, unless ``used``."""
-        with channel.lock:
-            channel.close(used)
-
-    def _wait_until_closed(self, channel: ReaderChannel, timeout_s: float) -> None:
-        """Wait for the answer to CLOSE_READER."""
-        self._connection.check()
+    def _wait_closed(self, channel: ReaderChannel, timeout_s: float) -> None:
         self._connection.wake()
-        channel.news.until(
-            lambda: channel.phase in OVER,
-            Deadline(timeout_s),
-            lambda: self._connection.no_answer("CLOSE_READER"),
-        )
-        if channel.phase is ReaderPhase.CLOSED:
-            self._connection.forget(channel)
+        no_answer = self._connection.no_answer
+        channel.wait_closed(Deadline(timeout_s), lambda: no_answer("CLOSE_READER"))
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -413,15 +398,9 @@ class RemoteSource:
         channel = self._channel
         if channel is None:
             return
-        if channel.phase is ReaderPhase.CLOSED:
-            channel.waiting.clear()
-            return
         self._connection.check_fork()
-        self._close_channel(channel, used=True)
-        if channel.failure is not None:
-            self._connection.wake()
-            return
-        self._wait_until_closed(channel, self._timeout_s if timeout_s is None else timeout_s)
+        channel.close(used=True)
+        self._wait_closed(channel, self._timeout_s if timeout_s is None else timeout_s)
 
     def _reader_channel(self, batch_size: int) -> ReaderChannel:
         self._connection.check()

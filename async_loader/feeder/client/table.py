@@ -334,7 +334,6 @@ class TableClient:
         source._on_open, source._update = self._client._has_read, self.update
         source._prioritize = self._prioritize
         source.finishes = Ragged.of(view)
-        self._client._keep(source)
         return source
 
     # -- by id -------------------------------------------------------------------------------------

@@ -313,7 +313,7 @@ def test_acknowledgements_that_come_twice_or_late_do_no_harm(feeder, client):
     feeder.hooks.clear()
     writer.append(step(10))
     writer.flush()
-    assert rewards(feeder) == list(range(11))
+    feeder.until(lambda: rewards(feeder) == list(range(11)))
 
 
 def test_a_feeder_that_resumes_takes_nothing_twice(feeder, client):
