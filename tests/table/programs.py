@@ -41,7 +41,6 @@ STREAMS = 3
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """Where tables are saved to: no save has to wait for a disk."""
 _X = {"x": "int64", "task": "int8", "reward": "float32"}
-_Z = {"codec": "lz4"}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "plain": _X,
     "ended": {**_X, "terminated": "bool"},
@@ -462,7 +461,7 @@ def _alike(program: Program, here: Player, there: Player, size: str) -> None:
         _draw_alike(program, here, there, view, size)
 
 
-_DRAWS = 400
+_DRAWS = 4000
 
 
 def _draw_alike(program: Program, here: Player, there: Player, view: Any, size: str) -> None:
@@ -475,13 +474,8 @@ def _draw_alike(program: Program, here: Player, there: Player, view: Any, size: 
         return
     if isinstance(view, Sequences) and view not in state.sequence_samplers:
         return
-    if size == "smaller" and program.sampler in IN_ANY_ORDER:
-        return
-    table = state.table
-    if sampler.prioritized and (
-        isinstance(view, Sequences) or np.isnan(table.given[table.items.alive != 0]).any()
-    ):
-        return  # a load gives new items the largest priority of its moment
+    if program.sampler == "RankPrioritized" or (program.sampler, size) == ("Balanced", "smaller"):
+        return  # which of equal priorities comes first is chance; shares depend on what there is
     drawn = []
     for one in (here, there):
         try:

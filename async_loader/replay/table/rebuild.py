@@ -80,6 +80,8 @@ def rebuild(table: Items) -> None:
         table.times[table._born[: changes[0]]] = 0
         worn = np.flatnonzero((items.alive != 0) & (table.times >= most))
         k.remove(g, worn, np.zeros_like(changes))
+    if len(table.assigned):
+        table.assigned[table._born[: changes[0]]] = np.nan
     changes[:] = 0
     odd = np.flatnonzero(heads[:, r.FLAGS // 8] & r.VERSION_ONE)
     if len(odd) and not table._parted:  # rows that were being patched
@@ -125,6 +127,8 @@ def tell_all(table: Items, sampler: Sampler) -> None:
     """Tell a new sampler of all items."""
     there = in_order(table)
     priority = table.given_to(there)
+    if sampler.prioritized:
+        priority = np.where(np.isnan(priority), table.assigned[there], priority)
     sampler.insert(there, priority)
     if hasattr(sampler, "passed"):  # deleted steps whose turn to become items has come
         flags = table.storage.heads()[:, r.FLAGS // 8]

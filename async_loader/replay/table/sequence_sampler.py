@@ -126,6 +126,11 @@ class SequenceSampler(InnerSampler):
     geometry : callable
         Returns the geometry of the table, as it is now.
     seed : SeedSequence
+
+    Attributes
+    ----------
+    assigned : float64 array [rows]
+        As `TableItems.assigned`, of sequences.
     """
 
     def __init__(
@@ -152,6 +157,7 @@ class SequenceSampler(InnerSampler):
         self._shape[q.MOST] = 1 if view.whole else view.span
         self._shape[q.GOES_ON] = view.crosses
         self._seen = np.full(rows, -1, np.int64)
+        self.assigned = np.full(rows if sampler.prioritized else 0, np.nan)
         self._position = np.empty(rows, np.int64)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
@@ -198,8 +204,11 @@ class SequenceSampler(InnerSampler):
         priority = np.full(len(new), np.nan)
         if self.prioritized:
             self._k.first_priorities(self._geometry(), new, self._shape, self.view.eta, priority)
+            priority = np.where(np.isnan(priority), self.assigned[new], priority)
         if len(new):
             self.sampler.insert(new, priority)
+            if self.prioritized:
+                self.assigned[new] = priority
 
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`. ``rows`` are steps."""
@@ -209,11 +218,14 @@ class SequenceSampler(InnerSampler):
             return
         if not items.count:  # as in a new table, which has to draw alike
             items.top = 0
+        if self.prioritized:
+            self.assigned[gone] = np.nan
         self.sampler.remove(gone)
 
     def forget(self) -> None:
         """Forget which steps came: ids may return as those of other steps."""
         self._seen[:] = -1
+        self.assigned[:] = np.nan
 
     @property
     def _numbers(self) -> RandomNumbers | None:

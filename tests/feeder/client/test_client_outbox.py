@@ -13,6 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from async_loader.feeder.client.outbox import Entry, Outbox
 
 
+def END():
+    return Entry([], 1, 1, finals=1)
+
+
 class Delivery(RuleBasedStateMachine):
     """The wire keeps the order of what it does not lose, as TCP does; a reconnect loses
     everything that was under way.
@@ -173,44 +177,3 @@ class Delivery(RuleBasedStateMachine):
 
 TestDelivery = Delivery.TestCase
 TestDelivery.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
-
-
-def END():
-    return Entry([], 1, 1, finals=1)
-
-
-def filled(count):
-    box = Outbox(1 << 20, lambda entry: None)
-    box.window_bytes = box.window_rows = 1 << 20
-    for i in range(count):
-        box.put(Entry(i, 1, 1))
-    return box
-
-
-def test_what_was_ever_sent_is_never_dropped():
-    box = filled(3)
-    for _ in range(3):
-        box.sent()
-    box.send_again(0)
-    assert box.cursor == 0
-    assert not box.drop_oldest(lambda streams: END())
-
-
-def test_a_message_larger_than_the_window_goes_alone():
-    box = filled(2)
-    box.window_bytes = box.window_rows = 0
-    assert box.next()[0] == 0
-    box.sent()
-    assert box.next() is None
-    box.acked(1)
-    assert box.next()[0] == 1
-
-
-def test_messages_without_a_step_keep_no_older_message_from_being_dropped():
-    box, cut = Outbox(100, lambda entry: None), END()
-    for finals in (1, 1, 0, 1, 0):
-        box.put(Entry(None, 1, 10, finals=finals))
-    assert [box.drop_oldest(lambda streams: cut) for _ in range(3)] == [True, True, False]
-    assert [entry is cut for entry in box.entries] == [True]
-    assert (box.nbytes, box.done_total, box.put_total) == (1, 4, 5)
-    assert box.counts.rows_dropped == 2

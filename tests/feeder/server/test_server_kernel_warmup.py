@@ -110,35 +110,6 @@ def test_weights_are_published_meanwhile_and_waiting_clients_are_told_in_time(ke
     assert not kernels.is_set()
 
 
-@pytest.mark.slow
-def test_a_server_that_is_stopped_meanwhile_ends_and_ignores_kernels_that_are_ready_later(
-    kernels, served
-):
-    served.stop()
-    loading = served._kernel_warmup._thread
-    (thread,) = [one for one in threading.enumerate() if one.name == "server"]
-    thread.join(30)
-    assert not thread.is_alive()
-    kernels.set()
-    loading.join(30)
-    assert not loading.is_alive()
-
-
-def test_a_constructor_that_is_interrupted_while_it_compiles_leaves_nothing_open(
-    tmp_path, monkeypatch
-):
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(deferred, "is_warm", lambda: False)
-    monkeypatch.setattr(deferred, "is_kept", lambda: False)
-    monkeypatch.setattr(deferred, "warm", interrupted)
-    endpoints = {plane: f"ipc://{tmp_path}/{plane.value}" for plane in Plane}
-    with pytest.raises(KeyboardInterrupt):
-        Server({"t": ReplayBuffer(100, SCHEMA)}, endpoints, memory=str(tmp_path / "memory"))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_kernels_that_cannot_be_loaded_end_it(monkeypatch):
     def broken() -> None:
         raise OSError("no compiler")
