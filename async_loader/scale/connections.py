@@ -15,7 +15,6 @@ from async_loader.errors import AsyncLoaderError, Broken, Timeout
 from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.table import TableClient
-from async_loader.feeder.client.whereabouts import Whereabouts
 from async_loader.feeder.curve_keys import load_client_keys
 from async_loader.lifecycle import Deadline, EndFlag, EventFd, join, readable
 from async_loader.scale.shards import MOST_SHARDS, Finder, Shard, key_of
@@ -45,8 +44,8 @@ class Bells:
                 bell.ring()
 
 
-class ShardPlace(Whereabouts):
-    """Where a shard is, as its connection's IO thread asks it.
+class ShardPlace:
+    """Where a shard is.
 
     Parameters
     ----------
@@ -60,13 +59,8 @@ class ShardPlace(Whereabouts):
     def __init__(self, shard: Shard, bells: Bells, look: Callable[[], None]) -> None:
         self.shard, self._bells, self._look = shard, bells, look
 
-    @property
-    def address(self) -> str:
-        """See `Whereabouts`."""
-        return self.shard.address
-
     def changed(self, reached: bool) -> None:
-        """See `Whereabouts`."""
+        """See `IoThread`."""
         if not reached:
             self._look()
         self._bells.ring()
@@ -101,7 +95,9 @@ class ShardConnection:
     ) -> None:
         self._place, self.lost_bytes, self.removed = place, 0, False
         keys = None if key is None else load_client_keys(key)
-        self.connection = Connection(place, None, keys=keys, name=name, client=identity)
+        self.connection = Connection(
+            place.shard.address, None, keys=keys, name=name, client=identity, changed=place.changed
+        )
         self.client = Client(self.connection, timeout_s)
         self._tables: dict[str, TableClient] = {}
 
@@ -137,10 +133,8 @@ class ShardConnection:
 
     def follow(self, shard: Shard) -> None:
         """Go where the shard is now."""
-        moved = shard.address != self.shard.address
         self._place.shard = shard
-        if moved:
-            self.connection.wake()
+        self.connection.move(shard.address)
 
     def remove(self) -> None:
         """End with Broken: the shard is no part of the cluster any more."""

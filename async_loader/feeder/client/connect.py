@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,15 +13,11 @@ from async_loader.errors import ConfigError
 from async_loader.feeder import addresses
 from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.whereabouts import Whereabouts
-from async_loader.feeder.curve_keys import ClientKeys, load_client_keys
+from async_loader.feeder.curve_keys import load_client_keys
 from async_loader.feeder.reach import absent
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
-
-if TYPE_CHECKING:
-    from async_loader.feeder.embedded import Embedded
 
 OnDisconnect = Literal["wait", "raise"] | float
 _log = logging.getLogger("async_loader.feeder")
@@ -77,7 +73,7 @@ def connect(
     if not isinstance(name, str) or len(name) > _NAME or not name.isprintable():
         raise ConfigError(f"name={name!r}: it is text of at most {_NAME} printable characters")
     if address == "embedded":
-        return _embedded(tables, name, wait_s, limit)
+        return _embedded(tables, name, on_disconnect, limit)
     if address is not None and (not isinstance(address, str) or "://" not in address):
         raise ConfigError(
             f"{address!r} is not an address: give tcp://host:port, ipc:///path or 'embedded'"
@@ -89,46 +85,20 @@ def connect(
             "to 'embedded'"
         )
     own = None if keys is None else load_client_keys(keys)
+    connection: Connection | None = None
     deadline = Deadline(limit)
     reason = absent(where, deadline)
     if reason:
         _log.warning("the feeder at %s %s: it is waited for, %g s at most", where, reason, limit)
-    return _connected(Whereabouts(where), wait_s, name, limit, deadline, own, reason)
-
-
-def _connected(
-    where: Whereabouts,
-    wait_s: float | None,
-    name: str,
-    limit: float,
-    deadline: Deadline,
-    keys: ClientKeys | None = None,
-    absent: str = "",
-) -> Client:
-    connection: Connection | None = None
     try:
         with SignalsDeferred():  # else an interrupted start leaves a thread running
-            connection = Connection(where, wait_s, keys=keys, name=name)
-        connection.wait_open(deadline, absent)
+            connection = Connection(where, wait_s, keys=own, name=name)
+        connection.wait_open(deadline, reason)
         return Client(connection, limit)
     except BaseException:
         if connection is not None:
             connection.stop(limit)
         raise
-
-
-class _Child(Whereabouts):
-    """An embedded feeder: no process restarts it, so no call waits for one that has ended."""
-
-    def __init__(self, feeder: Embedded) -> None:
-        super().__init__(feeder.address)
-        self._feeder = feeder
-
-    @property
-    def address(self) -> str:
-        if self._feeder.ended:
-            raise self._feeder.fate()
-        return self._address
 
 
 def _wait_s(on_disconnect: OnDisconnect) -> float | None:
@@ -141,7 +111,7 @@ def _wait_s(on_disconnect: OnDisconnect) -> float | None:
 
 
 def _embedded(
-    tables: Mapping[str, Any] | None, name: str, wait_s: float | None, limit: float
+    tables: Mapping[str, Any] | None, name: str, on_disconnect: OnDisconnect, timeout_s: float
 ) -> Client:
     from async_loader.feeder.embedded import Embedded
     from async_loader.feeder.settings import ServerSettings
@@ -156,9 +126,11 @@ def _embedded(
     # Rows that wait for a table at the end could not be read any more: a short drain is enough.
     feeder = Embedded(msgspec.structs.replace(settings, drain_s=_EMBEDDED_DRAIN_S))
     try:
-        client = _connected(_Child(feeder), wait_s, name, limit, Deadline(limit))
+        client = connect(
+            feeder.address, name=name, on_disconnect=on_disconnect, timeout_s=timeout_s
+        )
     except BaseException:
         feeder.close()
         raise
-    client._embedded = feeder
+    client._embedded, client._connection.fate = feeder, feeder.fate
     return client

@@ -116,6 +116,12 @@ class Connection(IoThread):
         self._failure = self._failure or failure
         self.wake()
 
+    def move(self, address: str) -> None:
+        """Go where the server is now, unless it is still where it was."""
+        if address != self.place:
+            self.place = address
+            self.wake()
+
     def stop(self, timeout_s: float | None = None) -> bool:
         """End the IO thread; return whether it has ended.
 

@@ -39,7 +39,6 @@ from async_loader.feeder.client.errors import error_of, state_of
 from async_loader.feeder.client.notifier import Waker, forks
 from async_loader.feeder.client.session import Action, Session
 from async_loader.feeder.client.sockets import Sockets
-from async_loader.feeder.client.whereabouts import Whereabouts
 from async_loader.feeder.curve_keys import ClientKeys
 from async_loader.feeder.wire import (
     Control,
@@ -73,8 +72,8 @@ class IoThread:
 
     Parameters
     ----------
-    address : str or Whereabouts
-        The server's control endpoint, or what knows it at each attempt to connect.
+    address : str
+        The server's control endpoint.
     wait_s : float | None
         How long a lost session may stay lost until everything is Broken; ``None``: for ever.
     clock : callable
@@ -85,9 +84,15 @@ class IoThread:
         Of the client, for the server's status.
     client : bytes, optional
         16 bytes that identify it; drawn by default. A client of several servers has one for all.
+    changed : callable
+        Called by the IO thread with whether there is a session, when that has changed.
 
     Attributes
     ----------
+    place : str
+        The endpoint of the next attempt to connect: see `Connection.move`.
+    fate : callable
+        Returns the error of a server that will not come back, or None. Asked while it is lost.
     servers : int
         Servers before the present one: ids of rows belong to one server.
     wake : callable
@@ -98,15 +103,17 @@ class IoThread:
 
     def __init__(
         self,
-        address: str | Whereabouts,
+        address: str,
         wait_s: float | None,
         clock: Callable[[], float] = time.monotonic,
         keys: ClientKeys | None = None,
         name: str = "",
         client: bytes | None = None,
+        changed: Callable[[bool], object] = bool,
     ) -> None:
-        self._where = Whereabouts(address) if isinstance(address, str) else address
-        self.address, self.clock, self._keys, self._name = self._where.address, clock, keys, name
+        self.place = self.address = address
+        self.clock, self._keys, self._name, self._changed = clock, keys, name, changed
+        self.fate: Callable[[], AsyncLoaderError | None] = lambda: None
         self.session = Session(clock(), wait_s, random.random)
         self.limits = Limits()
         self.incarnation, self.servers, self._numbers = b"", 0, 0
@@ -181,13 +188,16 @@ class IoThread:
         for channel in list(self._channels.values()):
             channel.end(self._failure)
         self.news.ring()
-        self._where.changed(False)
+        self._changed(False)
 
     def _round(self) -> None:
         now, session, sockets = self.clock(), self.session, self._sockets
-        if not self.is_open and (address := self._where.address) != self.address:
-            self.address = address
-            self._lose_session(moved=True)
+        if not self.is_open:
+            if (error := self.fate()) is not None:
+                raise error
+            if self.place != self.address:
+                self.address = self.place
+                self._lose_session(moved=True)
         if now >= self._session_due:
             while (action := session.step(now)) is not None:
                 self._act(action)
@@ -290,7 +300,7 @@ class IoThread:
             self.servers += 1
             self._calls.note_end(message)
         self.limits, self.incarnation = welcome.limits, welcome.incarnation
-        self._where.changed(True)
+        self._changed(True)
         self._sockets.open_data(welcome)
         for plane in (Plane.INSERT, Plane.PULL):
             self.send(plane, Ping(), 0, self.sequence())  # so that the server knows their routes
@@ -337,4 +347,4 @@ class IoThread:
         self._parting = math.inf
         self._sockets.leave()
         self.news.ring()  # for threads that wait only as long as there is a session
-        self._where.changed(False)
+        self._changed(False)
