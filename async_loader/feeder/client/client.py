@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 from multiprocessing import util
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from async_loader.errors import (
     AsyncLoaderError,
@@ -27,11 +27,11 @@ from async_loader.feeder.client.arguments import (
 )
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.owner import OwnFeeder, W
 from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.stats import ClientStats, Traffic
 from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.client.weights import Published
-from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.status import FeederStatus
@@ -42,11 +42,6 @@ from async_loader.process_hooks import AFTER
 from async_loader.replay.arguments import storable
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.schema import Schema, SchemaLike
-
-if TYPE_CHECKING:
-    from async_loader.feeder.embedded import Embedded
-
-W = TypeVar("W", bound=RemoteWriter)
 
 
 @explain_wrong_attributes
@@ -64,7 +59,7 @@ class Client:
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection, self._timeout_s = connection, timeout_s
         self._lock = threading.Lock()
-        self._embedded: Embedded | None = None  # was started for this client, and ends with it
+        self._embedded: OwnFeeder | None = None  # was started for this client, and ends with it
         self._runs: dict[str, str] = {}  # by name: the run of the last weights received
         self._ended_runs: set[str] = set()  # names whose run another client has ended
         self._published: dict[str, int] = {}  # by name: the newest version of this client

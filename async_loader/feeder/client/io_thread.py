@@ -61,8 +61,6 @@ from async_loader.feeder.wire.data import Buffer
 _LAST_ANSWERS_S = 0.25  # the others are read for so long when a connection has ended
 _LAST_WORDS_S = 1.0
 """After the session's END: the ends of its readers come over another connection, perhaps later."""
-_AT_ONCE = 256
-"""Messages of one plane that are read before the others have their turn."""
 
 
 class IoThread:
@@ -214,12 +212,8 @@ class IoThread:
         self._waker.clear(sockets.rang)
         if sockets.cut():  # see NOTE [cut] in sockets.py
             self._parting = min(self._parting, self.clock() + _LAST_ANSWERS_S)
-        for plane in sockets.ready():
-            for _ in range(_AT_ONCE):
-                frames = sockets.receive(plane)
-                if frames is None:
-                    break
-                self._read(plane, frames)
+        for plane, frames in sockets.messages():
+            self._read(plane, frames)
         if self.clock() >= self._parting:
             self._lose_session()
         if sockets.refusal is not None:

@@ -100,7 +100,7 @@ class Outbox:
         self.base = self.nbytes = self.done_total = self.cursor = 0
         self.counts = Counts()
         self.entries: deque[Entry] = deque()
-        self._high = self._sent_bytes = self._sent_rows = self._acked_steps = 0
+        self._high = self._sent_bytes = self._sent_rows = 0
         self._history: deque[int] = deque(maxlen=_HISTORY)
 
     @property
@@ -182,7 +182,6 @@ class Outbox:
                 self._sent_rows -= entry.rows
             self._done(entry)
             self._history.append(entry.steps)
-            self._acked_steps += entry.steps
             self.counts.rows_acked += entry.steps
         self.base += count
         self.cursor = max(0, self.cursor - count)
@@ -211,11 +210,10 @@ class Outbox:
             for entry in self.entries:
                 entry.elsewhere = entry.elsewhere or entry.sent > 0
         if not resumed or missing > len(history):  # more than is remembered: at most all
-            lost = self._acked_steps
+            lost = self.counts.rows_acked - self.counts.rows_lost
             history.clear()
         else:
             lost = sum(history.pop() for _ in range(missing))
-        self._acked_steps -= lost
         self.base, self._high = applied, 0
         if lost and resumed:
             self.put(cut())

@@ -25,6 +25,7 @@ import contextlib
 import math
 import re
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import zmq
@@ -56,6 +57,8 @@ _REFUSED = (
 SILENCES = 3
 """A silent data connection is given up after this many times the silence that ends a session. Not
 after one: a heartbeat waits behind the message under way, and a large batch takes time."""
+_IN_TURN = 256
+"""Messages of one plane that are read before the others have their turn."""
 _EVERYWHERE = re.compile(r"^tcp://(?:\*|0\.0\.0\.0|\[::\]):")
 
 
@@ -151,20 +154,19 @@ class Sockets:
             return False
         return True
 
-    def receive(self, plane: Plane) -> list[Any] | None:
-        """Return the frames of the next message, if there was one at the end of the last `wait`."""
-        socket = self._sockets.get(plane)
-        if (
-            socket is None
-            or socket not in self._ready
-            or not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN
-        ):
-            return None  # asking is cheaper than an exception
-        try:
-            frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # its connection has ended just now; see NOTE [last words]
-            return None
-        return frames
+    def messages(self) -> Iterator[tuple[Plane, list[Any]]]:
+        """Return the messages that were there at the end of the last `wait`, and their planes."""
+        for plane in list(self._sockets):
+            for _ in range(_IN_TURN):
+                socket = self._sockets.get(plane)
+                if (
+                    socket is None
+                    or socket not in self._ready
+                    or not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN
+                ):
+                    break  # asking is cheaper than an exception
+                with contextlib.suppress(zmq.Again):  # it has ended just now: NOTE [last words]
+                    yield plane, socket.recv_multipart(zmq.NOBLOCK, copy=False)
 
     def cut(self) -> bool:
         """Return whether a connection has ended at the last `wait`. See NOTE [cut]."""
@@ -198,10 +200,6 @@ class Sockets:
     def rang(self) -> bool:
         """Whether ``wake`` was readable at the end of the last `wait`."""
         return self._wake in self._ready
-
-    def ready(self) -> list[Plane]:
-        """Return the planes with messages at the end of the last `wait`."""
-        return [plane for plane, socket in self._sockets.items() if socket in self._ready]
 
     def _open(
         self, plane: Plane, endpoint: str, frame_bytes: int, more: dict[Any, int] | None = None

@@ -20,6 +20,7 @@ from async_loader.feeder.client.arguments import (
 from async_loader.feeder.client.asked_by_id import AskedById
 from async_loader.feeder.client.calls import AnswerDeadline
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.owner import Client
 from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.source import RemoteSource
@@ -44,8 +45,6 @@ from async_loader.table import AutoReset, Batch, BatchFormat, VectorEnv, VectorW
 
 if TYPE_CHECKING:
     import torch
-
-    from async_loader.feeder.client.client import Client
 
 
 @explain_wrong_attributes

@@ -23,7 +23,6 @@ from async_loader.feeder.wire import (
     DIMENSIONS,
     FIELDS,
     Latest,
-    Message,
     Publish,
     TensorSpec,
     Weights,
@@ -33,7 +32,6 @@ from async_loader.feeder.wire import (
     tensors_of,
 )
 from async_loader.feeder.wire import Published as WirePublished
-from async_loader.feeder.wire.data import Buffer
 from async_loader.lifecycle import LONGEST_S, Deadline
 
 PART_BYTES = 4 << 20
@@ -182,27 +180,33 @@ def latest(
     if path is not None:  # more than that may come in shared memory
         most = min(most, SHARED_FROM - 1)
     body = Latest(name=name, newer_than=newer_than, run=run, most=most, timeout_s=limit)
-    reply = connection.call(Call(body), deadline)
-    while True:
-        first = reply.body
-        assert isinstance(first, Weights)
-        if reply.data is None:
-            return Missing.NONE if first.version is None else Missing.NOT_NEWER
-        if first.offset:
+    first: Weights | None = None
+    whole: bytearray | mmap.mmap = bytearray()
+    at = 0
+    while first is None or at < len(whole):
+        reply = connection.call(Call(body), deadline)
+        said = reply.body
+        assert isinstance(said, Weights)
+        if first is None and reply.data is None:
+            return Missing.NONE if said.version is None else Missing.NOT_NEWER
+        if first is None or (said.version, said.run) != (first.version, first.run):
+            first, at, whole = said, 0, bytearray(said.total_bytes)  # another, from its beginning
+            if path is not None and len(whole) >= SHARED_FROM:
+                mapped = _map(connection, path, first, deadline)
+                if mapped is not None:
+                    whole = mapped
+                    break
+        part = memoryview(b"" if reply.data is None else reply.data)
+        if said.offset != at or not 0 < part.nbytes <= len(whole) - at:
             raise Broken(
-                f"weights {name!r} begin at byte {first.offset}: the feeder answers what was not "
-                "asked"
+                f"weights {name!r} came in parts that do not fit: {part.nbytes} bytes from byte "
+                f"{said.offset} of version {said.version}, byte {at} of {first.version} was next"
             )
-        whole: bytearray | mmap.mmap | None = None
-        if path is not None and first.total_bytes >= SHARED_FROM:
-            whole = _map(connection, path, first, deadline)
-        if whole is not None:
-            break
-        whole = bytearray(first.total_bytes)
-        newer = _receive(connection, first, reply.data, whole, most, deadline)
-        if newer is None:
-            break
-        reply = newer
+        whole[at : at + part.nbytes] = part
+        at += part.nbytes
+        body = Latest(
+            name=name, version=first.version, run=first.run, offset=at, most=_part_bytes(connection)
+        )
     assert first.version is not None
     found: dict[str, Any] = dict(tensors_of(first.specs, whole))
     if as_torch:
@@ -225,40 +229,6 @@ def _map(connection: Connection, path: str, first: Weights, deadline: Deadline) 
         )
     except (Unsupported, Malformed, Broken, Timeout, OSError):
         return None
-
-
-def _receive(
-    connection: Connection,
-    first: Weights,
-    data: Buffer,
-    whole: bytearray,
-    asked_for: int,
-    deadline: Deadline,
-) -> Message | None:
-    """Fill ``whole`` with all parts.
-
-    Return the first part of another version, if there is one now.
-    """
-    had = memoryview(data).nbytes
-    # less than was asked for is what the feeder sends at most
-    most = had if had < asked_for else _part_bytes(connection)
-    whole[:had] = data
-    for at in range(had, len(whole), most):
-        body = Latest(name=first.name, version=first.version, run=first.run, offset=at, most=most)
-        reply = connection.call(Call(body), deadline)
-        said, part = reply.body, memoryview(reply.data if reply.data is not None else b"")
-        assert isinstance(said, Weights)
-        other = (said.version, said.run) != (first.version, first.run)
-        if other and not said.offset:
-            return reply
-        if other or said.offset != at or part.nbytes != min(most, len(whole) - at):
-            text = f"{part.nbytes} bytes from byte {said.offset} of version {said.version}"
-            raise Broken(
-                f"weights {first.name!r} came in parts that do not fit: {text}, asked for byte "
-                f"{at} of {first.version}"
-            )
-        whole[at : at + part.nbytes] = part
-    return None
 
 
 def _part_bytes(connection: Connection) -> int:
