@@ -173,7 +173,7 @@ class ReaderBatches:
         slots, untold, ahead = self.slots, self.granted - self.told, self.ahead
         idle, free = self.told <= self.received, 0
         enough = 2 * untold >= ahead and untold > 0
-        if slots is not None:
+        if slots is not None and not slots.copies:  # else slots go with the credit
             free, theirs = slots.free, slots.theirs
             enough |= 2 * free >= ahead >= 2 * theirs and free > 0
             idle |= not theirs

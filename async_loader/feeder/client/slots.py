@@ -47,9 +47,13 @@ class Copier:
             operator.itemgetter(*names) if len(names) > 1 else lambda block: (block["0"],)
         )
 
+    def copy(self, block: Block) -> Block:
+        """Copy a block."""
+        return block[: self._nbytes].copy()
+
     def arrays(self, block: Block) -> Arrays:
-        """Return the arrays of a copied block. Cost: 5 us and the copy."""
-        return list(self._pick(np.ndarray((), self._record, block[: self._nbytes].copy())))
+        """Return the arrays of a copied block. Cost: 5 us."""
+        return list(self._pick(np.ndarray((), self._record, block)))
 
 
 class Unpacking:
@@ -64,8 +68,9 @@ class Unpacking:
 
         Copied if it is small or shares its frame, otherwise views of the frame.
         """
-        copied = not lying.alone or self.form.nbytes < COPY_BELOW
-        arrays = self._copier.arrays(lying.block) if copied else self.form.arrays(lying.block)
+        copied, copier = not lying.alone or self.form.nbytes < COPY_BELOW, self._copier
+        block = lying.block
+        arrays = copier.arrays(copier.copy(block)) if copied else self.form.arrays(block)
         return (
             arrays
             if lying.rows == self.form.batch_size
@@ -118,7 +123,6 @@ class ReaderSlots:
         self._ring.segment.seal()
         self._theirs: dict[int, Lease] = {}
         self._roots: dict[int, Lease] = {}
-        self._filled: set[int] = set()
         if self.copies:  # leased for good: every batch is copied out at once
             self._roots = dict(self._leased() for _ in range(count))
             self._copier = Copier(self.layout)
@@ -140,7 +144,7 @@ class ReaderSlots:
         """Slots that can be given to the feeder."""
         if not self.copies:
             return self._ring.free
-        return len(self._roots) - len(self._theirs) - len(self._filled)
+        return len(self._roots) - len(self._theirs)
 
     @property
     def theirs(self) -> int:
@@ -159,7 +163,7 @@ class ReaderSlots:
         """Return the free slots; they are the feeder's from here on."""
         given = []
         if self.copies:
-            given = [one for one in self._roots if not (one in self._theirs or one in self._filled)]
+            given = [one for one in self._roots if one not in self._theirs]
             self._theirs.update((slot, self._roots[slot]) for slot in given)
         else:
             while (leased := self._ring.lease()) is not None:
@@ -176,16 +180,14 @@ class ReaderSlots:
         root = self._theirs.pop(place.slot, None)
         if root is None:
             raise Malformed(f"a batch came in slot {place.slot}, which the feeder was not given")
-        if self.copies:
-            self._filled.add(place.slot)
-        return FilledSlot(self, place.slot, place.rows, root)
+        block = self._copier.copy(root) if self.copies else root
+        return FilledSlot(self, place.slot, place.rows, block)
 
     def arrays(self, filled: FilledSlot) -> Arrays:
         """Return a slot's batch: views while slots can be lent, else copies. Cost: 6 us."""
         root, rows = filled.root, filled.rows
         if self.copies:
             arrays = self._copier.arrays(root)
-            self._filled.discard(filled.slot)
         elif self._may_lend(filled.slot):
             arrays = self.layout.views(root)
             if rows == self._rows:
@@ -220,7 +222,8 @@ class FilledSlot:
     ----------
     slots : ReaderSlots
     slot, rows : int
-    root : Lease
+    root : Lease | Block
+        Of a small batch a copy.
     buffer : BatchBuffer | None
         The slot, if a full batch was lent in it: what a loader copies to a device.
     """
@@ -228,7 +231,7 @@ class FilledSlot:
     slots: ReaderSlots
     slot: int
     rows: int
-    root: Lease
+    root: Lease | Block
     buffer: BatchBuffer | None = None
 
     def arrays(self) -> Arrays:
