@@ -45,6 +45,10 @@ _AS_THERE = {
 }
 
 
+class TooLarge(ConfigError):
+    """More was asked for than a message holds."""
+
+
 def error_of(body: Error, where: str) -> AsyncLoaderError:
     """Return the error for the thread that asked. ``where``: an address, or a table."""
     kind = _KINDS.get(body.code, Broken)
@@ -60,8 +64,8 @@ def error_as(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSE
         return NotEnoughData(body.text, needed, body.expected or 0)
     if body.code in _AS_THERE:
         return _KINDS[body.code](body.text)
-    if body.code == ErrorCode.TOO_LARGE:  # too much was asked for
-        return ConfigError(body.text)
+    if body.code == ErrorCode.TOO_LARGE:
+        return TooLarge(body.text)
     return error_of(body, where)
 
 

@@ -82,8 +82,6 @@ class IoThread:
         Of the client, for the server's status.
     client : bytes, optional
         16 bytes that identify it; drawn by default. A client of several servers has one for all.
-    changed : callable
-        Called by the IO thread with whether there is a session, when that has changed.
 
     Attributes
     ----------
@@ -107,10 +105,9 @@ class IoThread:
         keys: ClientKeys | None = None,
         name: str = "",
         client: bytes | None = None,
-        changed: Callable[[bool], object] = bool,
     ) -> None:
         self.place = self.address = address
-        self.clock, self._keys, self._name, self._changed = clock, keys, name, changed
+        self.clock, self._keys, self._name = clock, keys, name
         self.fate: Callable[[], AsyncLoaderError | None] = lambda: None
         self.session = Session(clock(), wait_s, random.random)
         self.limits = Limits()
@@ -186,7 +183,6 @@ class IoThread:
         for channel in list(self._channels.values()):
             channel.end(self._failure)
         self.news.ring()
-        self._changed(False)
 
     def _round(self) -> None:
         now, session, sockets = self.clock(), self.session, self._sockets
@@ -294,7 +290,6 @@ class IoThread:
             self.servers += 1
             self._calls.note_end(message)
         self.limits, self.incarnation = welcome.limits, welcome.incarnation
-        self._changed(True)
         self._sockets.open_data(welcome)
         for plane in (Plane.INSERT, Plane.PULL):
             self.send(plane, Ping(), 0, self.sequence())  # so that the server knows their routes
@@ -341,4 +336,3 @@ class IoThread:
         self._parting = math.inf
         self._sockets.leave()
         self.news.ring()  # for threads that wait only as long as there is a session
-        self._changed(False)

@@ -12,7 +12,7 @@ import math
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -110,9 +110,7 @@ class ReaderBatches:
         Openings so far: leases of earlier ones are void.
     server : int
         The one that it was opened at last, see `Connection.servers`.
-    answered : tuple of int
-        READERs so far, and batches of earlier openings that waited here when the last one came.
-    schema, leased, eta, sampler, transport
+    schema, leased, eta, transport
         As READER said. ``eta``: of sequences, the share of the largest error in a priority.
     slots : ReaderSlots | None
         Shared memory, if the feeder has taken it.
@@ -144,11 +142,9 @@ class ReaderBatches:
         self.failure: Failure | None = None
         self.wait_s: float | None = None
         self.opening = self.server = 0
-        self.answered = 0, 0
         self.schema: Schema | None = None
         self.leased = False
         self.eta: float | None = None
-        self.sampler: dict[str, Any] | None = None
         self.transport: Literal["shm", "tcp"] | None = None
         self.slots: ReaderSlots | None = None
         self._unpacking: Unpacking | None = None
@@ -273,7 +269,7 @@ class ReaderBatches:
         """Take the answer to OPEN_READER."""
         options = self.options
         schema = self.schema = schema_of(body.schema)
-        self.leased, self.eta, self.sampler = body.leased, body.eta, body.sampler
+        self.leased, self.eta = body.leased, body.eta
         form = BatchForm.of(schema, batch_size)
         self._unpacking, nbytes, wished = Unpacking(form), form.nbytes, options.prefetch
         if wished is None:
@@ -281,9 +277,7 @@ class ReaderBatches:
         shared = body.transport == "shm"
         self.ahead = min(wished, MOST_AHEAD if shared else self.port.limits.ahead(nbytes))
         self.received = self.told = 0
-        kept = len(self.waiting)
-        self.answered = self.answered[0] + 1, kept
-        self.granted = max(0, self.ahead - kept)
+        self.granted = max(0, self.ahead - len(self.waiting))
 
     def receive(self, message: Message, body: Batch | SlotBatches) -> None:
         """Take batches. Drop those that are here, and those of an earlier opening.
