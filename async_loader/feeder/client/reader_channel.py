@@ -288,14 +288,14 @@ class ReaderChannel(ReaderBatches):
 
     def take(self, message: Message, now: float) -> None:
         """See `Channel`."""
-        body, opening = message.body, self.phase is ReaderPhase.WANTED
+        body = message.body
         with self.lock:
             if isinstance(body, Batch | SlotBatches):
                 self._receive(message, body, now)
             elif isinstance(body, TotalsReply):
                 self.totals, self.heard_at, self.totals_at = body, now, math.inf
             elif isinstance(body, Reader):
-                if opening and self._request.is_answer(message):
+                if self.phase is ReaderPhase.WANTED and self._request.is_answer(message):
                     self._opened(body)
             elif isinstance(body, End):
                 ready = self.phase is ReaderPhase.READY
