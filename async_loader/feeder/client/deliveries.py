@@ -12,8 +12,6 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.client.batch_copies import SocketBatch, Unpacking
 from async_loader.feeder.client.offered_memory import OfferedMemory
@@ -233,7 +231,7 @@ class Deliveries:
         opening, returns, leases = self.opening, self.returns, self.leases
         seen = [] if used else [number for number, one in leases.items() if one.handed_out]
         unseen = [number for number, one in leases.items() if not one.handed_out]
-        numbers = np.array([*seen, *unseen], np.uint64)
+        numbers = (*seen, *unseen)
         returns.parting = CloseReader(self.credit.received, len(seen), numbers)
         opening.number += 1  # so `holds` is false for all of them
         leases.clear()

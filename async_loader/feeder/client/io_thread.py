@@ -44,8 +44,7 @@ from async_loader.feeder.client.sockets import Sockets
 from async_loader.feeder.client.whereabouts import FixedAddress, Whereabouts
 from async_loader.feeder.curve_keys import ClientKeys
 from async_loader.feeder.wire import (
-    Control,
-    Data,
+    Body,
     End,
     Error,
     ErrorCode,
@@ -262,7 +261,7 @@ class IoThread:
     def send(
         self,
         plane: Plane,
-        body: Control | Data,
+        body: Body,
         number: int,
         sequence: int,
         data: Buffer | None = None,
@@ -272,7 +271,7 @@ class IoThread:
         message = Message(body, self.session.number, sequence, number, data=data)
         self._sockets.send(plane, encode(message))
 
-    def send_insert(self, body: Data, number: int, sequence: int, schema: int, flags: int) -> bool:
+    def send_insert(self, body: Body, number: int, sequence: int, schema: int, flags: int) -> bool:
         """Send now; return False if the socket is full. IO thread, while there is a session."""
         frames = encode(Message(body, self.session.number, sequence, number, schema, flags))
         if not self._sockets.send_now(Plane.INSERT, frames):

@@ -17,7 +17,6 @@ import logging
 import threading
 
 import msgspec
-import numpy as np
 
 from async_loader.errors import (
     AsyncLoaderError,
@@ -195,10 +194,10 @@ class ReaderChannel:
         """Send RETURN and PULL where they are due."""
         deliveries, credit, slots = self.deliveries, self.deliveries.credit, self.memory.slots
         if deliveries.returns.settled and (used := deliveries.settled()):
-            body = Return(np.array(used, np.uint64))
+            body = Return(tuple(used))
             port.send(Plane.PULL, body, self.number, port.sequence())
         if deliveries.due or (credit.remind_at is not None and now >= credit.remind_at):
-            given = np.array([] if slots is None else slots.give(), np.uint32)
+            given = () if slots is None else tuple(slots.give())
             credit.told, credit.remind_at = credit.granted, now + REMIND_S
             pull = Pull(credit.granted, credit.received, given, self.wait_s or 0.0)
             port.send(Plane.PULL, pull, self.number, port.sequence())

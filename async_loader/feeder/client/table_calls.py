@@ -18,9 +18,9 @@ from async_loader.feeder.wire import (
     About,
     AboutReply,
     BatchForm,
+    Body,
     ById,
     Control,
-    Data,
     Get,
     Got,
     Message,
@@ -52,7 +52,7 @@ _GONE = np.array([-1], np.int64)
 Ids = npt.NDArray[np.int64]
 Columns = list[npt.NDArray[Any]]
 Timeout = float | Deadline | None
-R = TypeVar("R", bound=Control | Data)
+R = TypeVar("R", bound=Body)
 
 
 class TableCalls:

@@ -175,7 +175,6 @@ class ControlHandler:
         reply = Writer(
             schema=spec_of(served.table.schema),
             applied=writer.told,
-            durable=0,
             window_bytes=server_state.window_bytes,
             window_rows=writer.window,
             queue=served.table.is_queue,
@@ -204,7 +203,7 @@ class ControlHandler:
             if producer.applied >= last:
                 session.close_writer(writer.number)
                 writer.insert_queue.leave(writer, closed=True)
-                ack = Ack(producer.applied, 0, state.window_bytes, state.window_rows)
+                ack = Ack(producer.applied, state.window_bytes, state.window_rows)
                 return message.reply(ack)
             if over:
                 text = f"{producer.received} of {last} inserts have come: send the others, and"
@@ -317,7 +316,7 @@ class ControlHandler:
     def _close_reader(self, session: Session, message: Message, body: CloseReader) -> Message:
         reader = session.readers.get(message.number)
         if reader is not None:
-            leases = body.unused.tolist()
+            leases = body.unused
             reader.scheduler.settle(
                 reader, body.arrived, set(leases[: body.seen]), set(leases[body.seen :])
             )

@@ -12,8 +12,7 @@ from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.wire import (
-    Control,
-    Data,
+    Body,
     Error,
     ErrorCode,
     Limits,
@@ -174,7 +173,7 @@ class Dispatcher:
         plane: Plane,
         number: int,
         sequence: int,
-        body: Control | Data,
+        body: Body,
         schema: int = 0,
     ) -> bool:
         """Send a message that is not an answer."""

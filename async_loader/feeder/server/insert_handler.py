@@ -149,7 +149,7 @@ class InsertHandler:
         writer.untold_bytes = writer.untold_rows = 0
         kind = Gap if gap else Ack
         writer.window = writer.insert_queue.window_of(writer)
-        body = kind(applied, 0, self._server_state.window_bytes, writer.window)
+        body = kind(applied, self._server_state.window_bytes, writer.window)
         self._dispatcher.tell(
             session,
             Plane.INSERT,

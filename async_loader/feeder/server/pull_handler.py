@@ -83,13 +83,13 @@ class PullHandler:
         if reader is not None and isinstance(body, Pull):
             if reader.shared and reader.batch_ring is None:  # a PULL of an earlier opening
                 return
-            if len(body.returned):
-                reader.take_back(body.returned.tolist())
+            if body.returned:
+                reader.take_back(body.returned)
             received = body.received if message.sequence > reader.opening else 0
             reader.grant(body.granted, received, body.wait_s, session.heard)
             reader.scheduler.want(reader, session.heard)
         elif reader is not None and isinstance(body, Return):
-            reader.scheduler.give_back(reader, body.leases.tolist())
+            reader.scheduler.give_back(reader, body.leases)
         else:
             raise Malformed(f"{message.type.name} is not a message for a server's pull plane")
 
@@ -146,7 +146,7 @@ class PullHandler:
             for one in outgoing_batches
             if one.batch_slot is not None
         ]
-        body, schema = SlotBatches(places), reader.form.schema_id
+        body, schema = SlotBatches(tuple(places)), reader.form.schema_id
         told = self._dispatcher.tell(session, Plane.PULL, reader.number, reader.sent, body, schema)
         return len(outgoing_batches) if told else 0
 

@@ -218,7 +218,7 @@ def linked(i):
 
 def acknowledge(feeder, client, messages):
     """As many of the writer's messages, four rows in each."""
-    ack = wire.Ack(messages, 0, *feeder.window)
+    ack = wire.Ack(messages, *feeder.window)
     sent = next(one for one in feeder.messages if one.type is Type.INSERT)
     feeder.do(lambda feeder: feeder.say(Plane.INSERT, feeder.routes[Plane.INSERT], sent.reply(ack)))
     feeder.until(lambda: client.stats().rows_acked == 4 * messages)
@@ -331,12 +331,12 @@ def test_a_lost_tail_is_found_by_a_probe(feeder, client, monkeypatch):
 def test_acknowledgements_that_come_twice_or_late_do_no_harm(feeder, client):
     def twice(feeder, plane, route, message):
         feeder.on_insert(plane, route, message)
-        feeder.say(plane, route, message.reply(wire.Ack(0, 0, *feeder.window)))
+        feeder.say(plane, route, message.reply(wire.Ack(0, *feeder.window)))
         feeder.ack(route, message, feeder.producers[message.session, message.number])
         feeder.say(
             plane,
             route,
-            message.reply(wire.Ack(1 << 40, 0, *feeder.window))
+            message.reply(wire.Ack(1 << 40, *feeder.window))
             if message.sequence == 9
             else message.reply(wire.Pong()),
         )

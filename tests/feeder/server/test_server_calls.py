@@ -384,7 +384,7 @@ def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:
     ids = np.array(
         [draw.choice([0, 1, 5, -1, 2**62, -(2**63)]) for _ in range(count)], np.int64
     ).tobytes()
-    slots = np.array([draw.choice([0, 1, 2**32 - 1]) for _ in range(draw.randrange(3))], np.uint32)
+    slots = tuple(draw.choice([0, 1, 2**32 - 1]) for _ in range(draw.randrange(3)))
     sizes = [1, 2, 50, 1 << 20]
     kind = draw.randrange(10)
     wait_s = draw.choice([0.0, 0.01, 1e9, -0.01, -1e9])
@@ -398,8 +398,7 @@ def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:
         pull = wire.Pull(draw.choice([0, 1, 2, 2**62]), draw.choice([0, 1, 2**62]), slots, wait_s)
         return Plane.PULL, pull, None
     if kind == 9:
-        unused = slots.astype(np.uint64)
-        return Plane.CONTROL, wire.CloseReader(draw.choice([0, 1, 2**62]), 0, unused), None
+        return Plane.CONTROL, wire.CloseReader(draw.choice([0, 1, 2**62]), 0, slots), None
     if kind == 4:
         return Plane.PULL, wire.Get(table=table, count=count, view=view), ids
     if kind == 5:

@@ -43,7 +43,7 @@ from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
 from async_loader.schema import Field, Schema
 
-SLOTS = np.empty(0, np.uint32)
+SLOTS = ()
 
 
 def held_up() -> dict[str, ReplayBuffer]:

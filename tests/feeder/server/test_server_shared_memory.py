@@ -70,7 +70,7 @@ class Learner:
                     memory_acceptor.listener.handle()
 
     def pull(self, granted, returned=()):
-        self.peer.send(Plane.PULL, Pull(granted, 0, np.array(returned, np.uint32)), self.number)
+        self.peer.send(Plane.PULL, Pull(granted, 0, tuple(returned)), self.number)
 
     def batches(self):
         """(sequence, place, values) of everything that came."""
@@ -155,7 +155,7 @@ def test_slots_that_a_learner_cannot_give_are_refused_and_everybody_is_served_on
 def test_slots_of_a_reader_that_takes_none_are_refused(tmp_path):
     with learning(tmp_path) as (_, learner):
         learner.peer.open_reader(2)
-        learner.peer.send(Plane.PULL, Pull(1, 0, np.zeros(1, np.uint32)), 2)
+        learner.peer.send(Plane.PULL, Pull(1, 0, (0,)), 2)
         assert "offer" in learner.error().text
 
 

@@ -7,22 +7,8 @@ from __future__ import annotations
 import socket
 import struct
 
-_TABLE = []
-for _byte in range(256):
-    _crc = _byte
-    for _ in range(8):
-        _crc = _crc >> 1 ^ (0x82F63B78 if _crc & 1 else 0)
-    _TABLE.append(_crc)
-
 HELLO, WELCOME, OPEN_WRITER, WRITER, OPEN_READER, READER, ERROR = 1, 2, 3, 4, 6, 7, 18
 INSERT, ACK, PULL, BATCH = 32, 33, 48, 49
-
-
-def crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
 
 
 # -- msgpack, as much as it takes ------------------------------------------------------------------
@@ -106,19 +92,14 @@ def _size(data: bytes, width: int):
 class Answer:
     def __init__(self, frames: list[bytes]) -> None:
         head = frames[0]
-        assert len(head) == 64
-        assert struct.unpack_from("<I", head, 60)[0] == crc32c(head[:60])
-        magic, self.version, _, self.type, flags = struct.unpack_from("<4s4B", head)
+        assert len(head) == 36
+        magic, self.version, self.type, flags = struct.unpack_from("<4s3B", head)
         assert magic == b"ALDR"
-        assert not flags & 0xF0
-        self.session, self.sequence, self.number, self.schema, self.rows, count = (
-            struct.unpack_from("<QQIIIH", head, 8)
+        assert not flags
+        self.session, self.sequence, self.number, self.schema, self.rows = struct.unpack_from(
+            "<QQIII", head, 8
         )
         self.frames = frames[1:]
-        assert (count, struct.unpack_from("<Q", head, 40)[0]) == (
-            len(self.frames),
-            sum(map(len, self.frames)),
-        )
 
 
 class Client:
@@ -153,23 +134,9 @@ class Client:
         rows=0,
         version=1,
     ) -> None:
-        head = struct.pack(
-            "<4s4BQQIIIHHQ12x",
-            b"ALDR",
-            version,
-            0,
-            kind,
-            0,
-            session,
-            sequence,
-            number,
-            schema,
-            rows,
-            len(frames),
-            0,
-            sum(map(len, frames)),
-        )
-        frames = [head + struct.pack("<I", crc32c(head)), *frames]
+        places = (session, sequence, number, schema, rows)
+        head = struct.pack("<4s4BQQIII", b"ALDR", version, kind, 0, 0, *places)
+        frames = [head, *frames]
         for i, frame in enumerate(frames):
             more = int(i + 1 < len(frames))
             size = (

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import pytest
-from wire_rig import HELLO, SMALL, examples, raw, reheaded
+from wire_rig import HELLO, SMALL, examples, raw
 
 from async_loader.errors import Malformed
 from async_loader.feeder import wire
-from async_loader.feeder.wire import codes, control_codec
+from async_loader.feeder.wire import codes
 from async_loader.feeder.wire.control import Control
 
 CONTROL = {
@@ -25,8 +25,7 @@ encode = msgspec.msgpack.encode
 def said(name: str, body: bytes) -> wire.Message:
     """What a message of this kind with this body is taken for."""
     frames = raw(examples()[name])
-    size = len(body) + sum(map(len, frames[2:]))
-    return wire.decode(reheaded([frames[0], body, *frames[2:]], body_bytes=size))
+    return wire.decode([frames[0], body, *frames[2:]])
 
 
 def fields(name: str) -> dict[str, object]:
@@ -62,7 +61,7 @@ def test_every_truncated_body_is_refused(name):
             said(name, body[:size])
 
 
-@pytest.mark.parametrize("name", CONTROL)
+@pytest.mark.parametrize("name", [name for name in CONTROL if isinstance(fields(name), dict)])
 def test_an_unknown_field_is_refused(name):
     with pytest.raises(Malformed, match="unknown field `surprise`"):
         said(name, encode({**fields(name), "surprise": 1}))
@@ -159,7 +158,7 @@ def test_a_control_body_is_bounded():
 
 @pytest.mark.parametrize(
     "body",
-    [b"\x91" * 60000 + b"\xc0", b"\x81\xa6status" + b"\x81\xa1x" * 15000 + b"\xc0"],
+    [b"\x91" * 60000 + b"\xc0", b"\x91\x81\xa6status" + b"\x81\xa1x" * 15000 + b"\xc0"],
     ids=["array", "map"],
 )
 def test_deep_nesting_is_refused_and_not_descended_into(body):
@@ -188,7 +187,7 @@ def test_what_follows_the_value_is_refused():
 
 def test_text_that_is_no_utf8_is_refused():
     with pytest.raises(Malformed):
-        said("STATUS_REPLY", b"\x81\xa6status\x81\xa1x\xa2\xff\xfe")
+        said("STATUS_REPLY", b"\x91\x81\xa1x\xa2\xff\xfe")
 
 
 @dataclass
@@ -209,8 +208,6 @@ def test_a_pickle_has_no_effect_wherever_it_stands(tmp_path):
             frames = raw(message)
             for at in range(len(frames)):
                 planted = [*frames[:at], bomb, *frames[at + 1 :]]
-                if at:
-                    planted = reheaded(planted, body_bytes=sum(map(len, planted[1:])))
                 try:
                     body = wire.decode(planted).body
                     if isinstance(body, wire.Insert):
@@ -231,9 +228,9 @@ def test_weights_come_with_bytes_and_nothing_newer_without():
     assert nothing.data is None
     assert nothing.body.version == 6
     with pytest.raises(Malformed, match="has 0 data frames, it takes 1"):
-        wire.decode(reheaded([front, body], frames=1, body_bytes=len(body)))
+        wire.decode([front, body])
     with pytest.raises(Malformed, match="20 bytes at offset 0 of weights that have 16"):
-        wire.decode(reheaded([front, body, bytes(20)], body_bytes=len(body) + 20))
+        wire.decode([front, body, bytes(20)])
     with pytest.raises(Malformed, match="has 0 data frames"):
         wire.encode(wire.Message(examples()["PUBLISH"].body))
 
@@ -297,15 +294,3 @@ def test_a_reply_belongs_to_its_request():
         request.sequence,
         request.number,
     )
-
-
-def test_every_control_message_has_its_decoder():
-    known = {
-        *control_codec.DECODERS,
-        *wire.message.data.EMPTY,
-        wire.Type.CLOSE_READER,
-        wire.Type.STATUS_REPLY,
-    }
-    of_pull = ("GET", "GOT", "UPDATE", "DELETE", "PRIORITIZE", "TOTALS")
-    later = {wire.Type[name] for name in (*of_pull, "TOTALS_REPLY")}
-    assert known == {kind for kind in wire.Type if kind < wire.Type.INSERT} | later

@@ -24,4 +24,3 @@ def test_row_flags_of_the_wire_and_flags_of_the_table_alone_never_meet():
 
 def test_flags_of_a_header_do_not_meet_within_a_kind_of_message():
     assert not wire.ACK_NOW & wire.SENT_BEFORE
-    assert not wire.REDELIVERED & wire.SHARED

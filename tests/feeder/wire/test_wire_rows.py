@@ -7,7 +7,7 @@ import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_rig import PIXELS, SMALL, examples, raw, reheaded, schemas, steps, three_steps
+from wire_rig import PIXELS, SMALL, raw, reheaded, schemas, steps, three_steps
 
 from async_loader import Field, Schema
 from async_loader.errors import Malformed
@@ -95,7 +95,7 @@ def test_a_small_column_may_be_a_view():
 
 
 def test_no_rows_are_no_message():
-    message = wire.decode(reheaded([sent(LAYOUT, three_steps())[0], b""], rows=0, body_bytes=0))
+    message = wire.decode(reheaded([sent(LAYOUT, three_steps())[0], b""], rows=0))
     with pytest.raises(Malformed, match="has none"):
         wire.read_insert(message.body, LAYOUT)
 
@@ -129,15 +129,13 @@ def test_a_bool_is_0_or_1():
         wire.read_insert(wire.decode([frames[0], body, frames[2]]).body, IMAGES)
 
 
-def test_every_truncation_of_rows_is_refused_also_by_a_header_that_agrees():
+def test_every_truncation_of_rows_is_refused():
     frames = sent(IMAGES, steps(PIXELS, 3))
     for at in (1, 2):
         for size in [*range(0, len(frames[at]), 7), len(frames[at]) + 1]:
             cut = list(frames)
             cut[at] = (frames[at] + b"\0")[:size]
-            with pytest.raises(Malformed, match="was a frame cut"):
-                wire.decode(cut)
-            message = wire.decode(reheaded(cut, body_bytes=sum(map(len, cut[1:]))))
+            message = wire.decode(cut)
             with pytest.raises(Malformed, match=f"frame {at - 1} of 3 rows holds {size} bytes"):
                 wire.read_insert(message.body, IMAGES)
 
@@ -152,21 +150,13 @@ def test_a_number_of_rows_that_lies_is_refused(rows):
 def test_frames_that_are_too_many_or_too_few_are_refused():
     frames = sent(IMAGES, steps(PIXELS, 3))
     for wrong in (frames[:2], [*frames, b""]):
-        with pytest.raises(Malformed, match="was a frame lost, or added"):
-            wire.decode(wrong)
-        message = wire.decode(
-            reheaded(wrong, frames=len(wrong) - 1, body_bytes=sum(map(len, wrong[1:])))
-        )
         with pytest.raises(Malformed, match="their schema takes 2"):
-            wire.read_insert(message.body, IMAGES)
-    many = [*frames, *[b""] * 5000]
-    with pytest.raises(Malformed, match="4097 are allowed"):
-        wire.decode(reheaded(many, frames=len(many) - 1))
+            wire.read_insert(wire.decode(wrong).body, IMAGES)
 
 
 def test_a_message_beyond_the_limits_is_refused():
     frames = sent(IMAGES, steps(PIXELS, 3))
-    with pytest.raises(Malformed, match="3144 body bytes, 3143 are allowed") as caught:
+    with pytest.raises(Malformed, match="body of 3144 bytes, 3143 are allowed") as caught:
         wire.decode(frames, wire.Limits(message_bytes=3143))
     assert (caught.value.code, caught.value.session, caught.value.sequence) == (
         wire.ErrorCode.TOO_LARGE,
@@ -176,73 +166,23 @@ def test_a_message_beyond_the_limits_is_refused():
     assert wire.decode(frames, wire.Limits(message_bytes=3144)).body.rows == 3
 
 
-# -- the other bodies without msgpack --------------------------------------------------------------
-
-FIXED = [
-    "ACK", "GAP", "PULL", "BATCH in shared memory", "INSERT in shared memory",
-    "APPLIED", "RETURN",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FIXED)
-def test_numbers_come_back_as_they_were(name):
-    before, after = examples()[name].body, wire.decode(raw(examples()[name])).body
-    assert type(before) is type(after)
-    for field in before.__struct_fields__:
-        np.testing.assert_array_equal(getattr(before, field), getattr(after, field))
-
-
-@pytest.mark.parametrize("name", [*FIXED, "PING", "DONE", "DRAIN"])
-def test_bodies_of_another_length_are_refused(name):
-    frames = raw(examples()[name])
-    for at in range(1, len(frames)):
-        for size in [*range(len(frames[at])), len(frames[at]) + 1, len(frames[at]) + 8]:
-            cut = [*frames[:at], (frames[at] + bytes(8))[:size], *frames[at + 1 :]]
-            with pytest.raises(Malformed):
-                wire.decode(reheaded(cut, body_bytes=sum(map(len, cut[1:]))))
-    for wrong in ([*frames, b""], frames[:-1]):
-        if wrong:
-            with pytest.raises(Malformed):
-                wire.decode(
-                    reheaded(wrong, frames=len(wrong) - 1, body_bytes=sum(map(len, wrong[1:])))
-                )
-
-
-@pytest.mark.parametrize("name", ["PULL", "RETURN", "BATCH in shared memory"])
-@pytest.mark.parametrize("rows", [0, 1, 3, 2**32 - 1])
-def test_counts_that_lie_are_refused(name, rows):
-    with pytest.raises(Malformed):
-        wire.decode(reheaded(raw(examples()[name]), rows=rows))
+# -- short messages --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
 def test_the_wait_of_a_pull_is_finite(value):
-    pull = wire.Pull(1, 0, np.zeros(0, "u4"), value)
-    with pytest.raises(Malformed, match="PULL has a wait of"):
-        wire.decode(raw(wire.Message(pull)))
+    with pytest.raises(Malformed, match="PULL: Expected `float`"):
+        raw(wire.Message(wire.Pull(1, 0, (), value)))
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        wire.Return(np.arange(4, dtype="i8")),
-        wire.Return(np.arange(8, dtype="u8")[::2]),
-        wire.Return(np.zeros((2, 2), "u8")),
-        wire.Pull(1, 0, [1, 2]),
-    ],
-    ids=["dtype", "strided", "matrix", "list"],
-)
-def test_arrays_that_would_be_misread_are_not_sent(body):
-    with pytest.raises(Malformed):
-        wire.encode(wire.Message(body))
-
-
-def test_empty_pulls_and_returns_are_fine():
-    assert (
-        wire.decode(raw(wire.Message(wire.Pull(2**64 - 1, 0, np.empty(0, "u4"))))).body.granted
-        == 2**64 - 1
-    )
-    assert len(wire.decode(raw(wire.Message(wire.Return(np.empty(0, "u8"))))).body.leases) == 0
+def test_numbers_of_short_messages_are_bounded():
+    pull = wire.Pull(2**64 - 1, 0, ())
+    assert wire.decode(raw(wire.Message(pull))).body == pull
+    for wrong in (wire.Pull(-1, 0, ()), wire.Return((2**65,))):
+        with pytest.raises(Malformed):
+            raw(wire.Message(wrong))
+    with pytest.raises(ValueError, match="2 of 1 leases"):
+        wire.CloseReader(0, 2, (1,))
 
 
 def test_large_columns_are_sent_as_they_lie():
@@ -255,14 +195,10 @@ def test_a_schema_of_large_fields_only_has_heads_in_its_first_frame():
     layout = wire.RowLayout.of(Schema.of([field]))
     rows = steps(Schema.of([field]), 2)
     frames = sent(layout, rows)
-    assert [len(frame) for frame in frames] == [64, 32, 4096]
+    assert [len(frame) for frame in frames] == [36, 32, 4096]
     assert same(wire.read_insert(wire.decode(frames).body, layout).columns[0], rows.columns[0])
 
 
 def test_an_insert_of_more_rows_than_its_slot_holds_is_refused():
-    frames = raw(examples()["INSERT in shared memory"])
-    body = wire.decode(frames).body
-    assert (body.rows, body.slot, body.capacity) == (60, 3, 74)
-    short = wire.SlotInsert(60, 3, 59)
-    with pytest.raises(Malformed, match="INSERT of 60 rows names a slot of 59"):
-        wire.decode(raw(wire.Message(short, 81, 1, 1)))
+    with pytest.raises(ValueError, match="INSERT of 60 rows names a slot of 59"):
+        wire.SlotInsert(60, 3, 59)
