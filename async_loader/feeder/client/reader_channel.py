@@ -199,7 +199,7 @@ class ReaderChannel:
         if deliveries.due or (credit.remind_at is not None and now >= credit.remind_at):
             given = () if slots is None else tuple(slots.give())
             credit.told, credit.remind_at = credit.granted, now + REMIND_S
-            pull = Pull(credit.granted, credit.received, given, self.wait_s or 0.0)
+            pull = Pull(credit.granted, given, self.wait_s or 0.0)
             port.send(Plane.PULL, pull, self.number, port.sequence())
 
     def _ask_totals(self, now: float, port: IoThread) -> float | None:

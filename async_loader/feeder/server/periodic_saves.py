@@ -5,7 +5,7 @@
     CHECKPOINT.PATH/TABLE/rows             the count of rows, see row_counts.py
     CHECKPOINT.PATH/TABLE/newest/save-...  saves, the newest of which is restored
 
-See NOTE [slow work] in background_jobs.py and NOTE [positions of a save] in producer_streams.py.
+See NOTE [slow work] in dispatch.py and NOTE [positions of a save] in producer_streams.py.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ class PeriodicSaves:
         assert self._jobs is not None
         one.saving = True
         work = partial(one.save, partial(self._positions, positions))
-        self._jobs.add(work, done, bounded=False)
+        self._jobs.add(work, done)
 
     def _positions(self, positions: Positions, rows: int) -> list[Position]:
         """Read the notes in the loop, and wait for it. On the background thread."""

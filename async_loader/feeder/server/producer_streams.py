@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -85,18 +84,6 @@ def read(folder: Path) -> list[Position]:
         ]
     except (ValueError, TypeError) as error:
         raise CorruptCheckpoint(f"{folder / FILE}: it has no positions: {error}") from None
-
-
-class Receipt(Enum):
-    """What became of an insert."""
-
-    NEW = "new"
-    AGAIN = "again"
-    """A duplicate."""
-    GAP = "gap"
-    """Earlier ones are missing, and the writer has to be told."""
-    AFTER_GAP = "after gap"
-    """As GAP, but the writer was told before it sent this one."""
 
 
 _UNUSED = -1

@@ -5,14 +5,11 @@ from __future__ import annotations
 from async_loader.errors import ConfigError, Malformed
 from async_loader.feeder.wire import ErrorCode, View
 from async_loader.feeder.wire_views import view_from
-from async_loader.replay.views import Sequences
 from async_loader.replay.views import View as TableView
 
-MOST_STEPS, MOST_VIEWS = 1024, 64
+MOST_STEPS, MOST_VIEWS = 1024, 32
 """Steps of an n-step return: an item exists only when that many steps have followed. Views are kept
-as long as their table."""
-MOST_OF_SEQUENCES = 16
-"""Views of sequences, each of which takes some memory for each row, and some time for each step."""
+as long as their table; those of sequences take some memory for each row."""
 
 
 class TableViews:
@@ -36,13 +33,8 @@ class TableViews:
             text = f"a server sums up {MOST_STEPS} at most: no step is drawn before they followed"
             raise ConfigError(f"n_steps={n}: {text}")
         view = view_from(said)
-        sequences = [one for one in self._used if isinstance(one, Sequences)]
-        if view not in self._used and (
-            len(self._used) >= MOST_VIEWS
-            or (isinstance(view, Sequences) and len(sequences) >= MOST_OF_SEQUENCES)
-        ):
-            text = f"readers of table {self._table!r} use {len(self._used)} views, of which"
-            text = f"{text} {len(sequences)} of sequences, which is the limit"
+        if view not in self._used and len(self._used) >= MOST_VIEWS:
+            text = f"readers of table {self._table!r} use {MOST_VIEWS} views, which is the limit"
             raise Malformed(text, ErrorCode.LIMIT)
         return view
 

@@ -101,13 +101,12 @@ class Applied(Short, frozen=True):
 class Pull(Short, frozen=True):
     """Absolute credit: batches that may be sent, counted from the reader's opening.
 
-    With the number of received batches, whose memory can be reused, and free slots. ``wait_s``: of
+    With free slots. ``wait_s``: of
     a reader for calls, how long its call may wait; see `OpenReader`.
     """
 
     TYPE = Type.PULL
     granted: U64
-    received: U64
     returned: tuple[U32, ...]
     wait_s: Patience = 0.0
 

@@ -256,11 +256,8 @@ class BatchForm:
         """
         rows, size = body.rows, self.batch_size
         count = -(-rows // size)
-        if not count or (count > 1 and rows % size):
-            raise Malformed(
-                f"BATCH holds {rows} rows, batches have {size}: send one batch of 1 row or more, "
-                "or whole ones"
-            )
+        if not count:
+            raise Malformed("BATCH holds no row: send 1 or more")
         frames = [memoryview(frame) for frame in body.frames]
         sizes = [frame.nbytes for frame in frames]
         if sum(sizes) != count * self.nbytes or any(one % self.nbytes or not one for one in sizes):
@@ -269,12 +266,14 @@ class BatchForm:
                 f"{self.nbytes}"
             )
             raise Malformed(f"{text}: was a frame cut?")
-        found = []
+        found: list[BatchBlock] = []
         for frame in frames:
             blocks = np.frombuffer(frame, np.uint8).reshape(-1, self.nbytes)
             for i in self.bools:
                 self._check(self.layout.regions[i], blocks, min(rows, size))
-            found += [BatchBlock(block, min(rows, size), len(blocks) == 1) for block in blocks]
+            for block in blocks:
+                there = min(size, rows - len(found) * size)
+                found.append(BatchBlock(block, there, len(blocks) == 1))
         return found
 
     def _check(self, region: Region, blocks: NDArray[np.uint8], rows: int) -> None:

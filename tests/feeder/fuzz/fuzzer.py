@@ -305,7 +305,7 @@ class Fuzz:
         found = b""
         for _ in range(count):
             hello = Hello(client=self._random.randbytes(16), pid=1, host="h")
-            body = self._random.choice((Ping(), Pull(1, 0, ()), hello))
+            body = self._random.choice((Ping(), Pull(1, ()), hello))
             frames = [bytes(one) for one in encode(Message(body, self._random.getrandbits(63)))]
             kind = self._random.randrange(4)
             if kind == 0:

@@ -246,8 +246,8 @@ class Peer:
         back = (*seen, *unseen)
         return self.ask(Plane.CONTROL, CloseReader(arrived, len(seen), back), number)
 
-    def pull(self, granted: int, number: int = 1, received: int = 0) -> None:
-        self.send(Plane.PULL, Pull(granted, received, NO_SLOTS), number)
+    def pull(self, granted: int, number: int = 1) -> None:
+        self.send(Plane.PULL, Pull(granted, NO_SLOTS), number)
 
     def give_back(self, leases, number: int = 1) -> None:
         self.send(Plane.PULL, Return(tuple(leases)), number)

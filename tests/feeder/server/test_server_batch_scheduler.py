@@ -354,7 +354,7 @@ def test_views_are_counted():
     with Rig({"t": ReplayBuffer(100, Schema.of({"x": np.int64, "reward": np.float32}))}) as rig:
         peer = rig.peer()
         answers = [peer.open_reader(view=View(n=1, gamma=i / 100)).body for i in range(70)]
-        assert [isinstance(one, Reader) for one in answers] == [True] * 64 + [False] * 6
+        assert [isinstance(one, Reader) for one in answers] == [True] * 32 + [False] * 38
         assert answers[-1].code == ErrorCode.LIMIT
 
 
@@ -503,7 +503,7 @@ def test_rates_of_a_table_that_was_restored_begin_with_its_counts():
         assert found["inserts_per_s_mean"] == pytest.approx(10, rel=0.3)
 
 
-def test_rates_begin_anew_when_a_table_is_cleared():
+def test_totals_and_rates_go_on_when_a_table_is_cleared():
     with Rig() as rig:
         peer = rig.peer()
         peer.open_writer()
@@ -515,8 +515,9 @@ def test_rates_begin_anew_when_a_table_is_cleared():
         rig.pass_time(1.0)
         found = peer.status()["tables"]["t"]
         assert found["inserted"] == 20
-        assert found["inserts_per_s"] == pytest.approx(20, rel=0.3)
-        assert found["inserts_per_s_mean"] == pytest.approx(20, rel=0.3)
+        assert found["inserted_total"] == 520
+        assert 0 < found["inserts_per_s"] <= 20
+        assert found["inserts_per_s_mean"] == pytest.approx(520 / 5, rel=0.3)
 
 
 def test_many_that_wait_for_the_same_are_one_line():

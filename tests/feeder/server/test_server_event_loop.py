@@ -290,5 +290,5 @@ def test_hello_of_another_version_is_answered(served, context, monkeypatch):
         peer.sockets[Plane.CONTROL].send_multipart(frames)
         answer = peer.receive(Plane.CONTROL)
         assert (answer.body.code, answer.body.expected) == (1, VERSION)
-        peer.send(Plane.PULL, Pull(1, 0, ()))
+        peer.send(Plane.PULL, Pull(1, ()))
         assert peer.receive(Plane.PULL).body.code == 4

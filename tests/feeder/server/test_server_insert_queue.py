@@ -16,8 +16,7 @@ from server_rig import SCHEMA, rows_of
 from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
 from async_loader.feeder.server.insert_queue import InsertQueue
-from async_loader.feeder.server.producer_streams import Receipt
-from async_loader.feeder.wire import ErrorCode, RowLayout
+from async_loader.feeder.wire import Ack, ErrorCode, Gap, RowLayout
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.table.nonblocking_table import NonblockingTable
@@ -78,9 +77,9 @@ class ExactlyOnce(RuleBasedStateMachine):
         writer, resumed = self.insert_queue.open(1, key, KEYS[key], epoch, SCHEMA)
         assert resumed == (known is not None and not newer)
         if resumed:
-            assert writer.told == known.producer.applied
+            assert writer.producer is known.producer
         else:
-            assert writer.told == 0
+            assert writer.producer.applied == 0
             self.received[key] = 0
         self.writers[key] = writer
 
@@ -98,12 +97,10 @@ class ExactlyOnce(RuleBasedStateMachine):
             writer, sequence, message(self.values(key, writer.epoch, sequence)), ID
         )
         if sequence == expected:
-            assert receipt is Receipt.NEW
+            assert receipt is None
             self.received[key] += 1
         else:
-            assert receipt in (
-                (Receipt.AGAIN,) if sequence < expected else (Receipt.GAP, Receipt.AFTER_GAP)
-            )
+            assert receipt in ((Ack,) if sequence < expected else (Gap, None))
 
     @precondition(lambda self: any(one.epoch for one in self.writers.values()))
     @rule(data=st.data())
@@ -165,8 +162,8 @@ def test_a_gap_is_told_once_for_each_flight_and_again_when_the_writer_began_agai
     insert_queue = intake_of(table_of(limited=False))
     writer, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
     receipts = [insert_queue.receive(writer, n, message([n]), ID) for n in (0, 2, 3, 4, 2, 3, 1, 3)]
-    gap, after = Receipt.GAP, Receipt.AFTER_GAP
-    assert receipts == [Receipt.NEW, gap, after, after, gap, after, Receipt.NEW, gap]
+    gap, after = Gap, None
+    assert receipts == [None, gap, after, after, gap, after, None, gap]
 
 
 def test_steps_are_counted_once_where_the_limiter_takes_an_insert_in_parts():
@@ -209,7 +206,7 @@ def test_a_writer_that_ignores_its_window_is_refused_and_received_rows_stay():
     while insert_queue.blocked:
         buffer.sample(4, timeout_s=0)
         insert_queue.advance()
-    assert insert_queue.receive(writer, 1, message([50]), ID) is Receipt.NEW
+    assert insert_queue.receive(writer, 1, message([50]), ID) is None
     assert stored(buffer) == list(range(51))
 
 
@@ -252,50 +249,37 @@ def test_a_new_epoch_cuts_open_episodes_off_and_goes_on_in_the_same_streams():
         insert_queue.receive(writer, 1, message([3]), ID)
 
 
-@pytest.mark.parametrize(("closed", "most"), [(False, "GONE"), (True, "CLOSED")])
-def test_of_producers_that_are_gone_only_the_last_are_remembered(monkeypatch, closed, most):
-    monkeypatch.setattr(f"async_loader.feeder.server.insert_queue.{most}", 10)
+def test_of_producers_that_are_gone_only_the_last_are_remembered(monkeypatch):
+    monkeypatch.setattr("async_loader.feeder.server.insert_queue.GONE", 10)
     insert_queue, forgotten = intake_of(table_of(limited=False)), []
     insert_queue.on_forget = forgotten.append
     kept, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
     keys = [bytes([100 + i]) * 16 for i in range(50)]
     for key in keys:
         writer, _ = insert_queue.open(1, 2, key, 0, SCHEMA)
-        insert_queue.leave(writer, closed)
-        insert_queue.leave(writer, closed)
+        insert_queue.leave(writer)
+        insert_queue.leave(writer)
     assert [key for key in keys if insert_queue.knows(key)] == keys[-10:]
     assert forgotten == keys[:-10]
     again, resumed = insert_queue.open(1, 2, keys[-10], 0, SCHEMA)
     assert resumed
     for i in range(50):
-        insert_queue.leave(insert_queue.open(1, 3, bytes([i]) * 16, 0, SCHEMA)[0], closed)
+        insert_queue.leave(insert_queue.open(1, 3, bytes([i]) * 16, 0, SCHEMA)[0])
     assert insert_queue.knows(keys[-10]), "what writes again is not forgotten"
     assert insert_queue.open(2, 1, KEYS[0], 0, SCHEMA)[1], "nor what still writes"
     assert kept.producer.key == KEYS[0]
     assert again.producer.key == keys[-10]
 
 
-def test_an_actor_that_comes_back_after_many_others_closed_is_still_known(monkeypatch):
-    monkeypatch.setattr("async_loader.feeder.server.insert_queue.CLOSED", 4)
-    insert_queue = intake_of(table_of(limited=False))
-    insert_queue.leave(insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)[0])
-    for i in range(100):
-        insert_queue.leave(
-            insert_queue.open(1, 2, bytes([100 + i]) * 16, 0, SCHEMA)[0], closed=True
-        )
-    assert insert_queue.open(2, 1, KEYS[0], 0, SCHEMA)[1]
-
-
 def test_producers_that_come_and_go_leave_no_object_behind(monkeypatch):
-    for most in ("GONE", "CLOSED"):
-        monkeypatch.setattr(f"async_loader.feeder.server.insert_queue.{most}", 20)
+    monkeypatch.setattr("async_loader.feeder.server.insert_queue.GONE", 20)
     insert_queue = intake_of(table_of(limited=False))
 
     def come_and_go(first, count):
         for i in range(first, first + count):
             writer, _ = insert_queue.open(i, 1, i.to_bytes(16, "little"), 0, SCHEMA)
             insert_queue.receive(writer, 0, message([i]), ID)
-            insert_queue.leave(writer, closed=bool(i % 2))
+            insert_queue.leave(writer)
         insert_queue.moved.clear()
         gc.collect()
         return sum(str(type(one).__module__).startswith("async_loader") for one in gc.get_objects())
@@ -320,10 +304,10 @@ def test_inserts_that_a_checkpoint_has_are_not_stored_again(tmp_path):
     restored = intake_of(again)
     restored.restore([position])
     writer, resumed = restored.open(1, 0, KEYS[0], 3, SCHEMA)
-    assert (resumed, writer.told) == (True, 2)
-    assert restored.receive(writer, 1, message(sent[1]), ID) is Receipt.AGAIN
-    assert restored.receive(writer, 2, message(sent[2]), ID) is Receipt.NEW
-    assert restored.receive(writer, 3, message([7]), ID) is Receipt.NEW
+    assert (resumed, writer.producer.applied) == (True, 2)
+    assert restored.receive(writer, 1, message(sent[1]), ID) is Ack
+    assert restored.receive(writer, 2, message(sent[2]), ID) is None
+    assert restored.receive(writer, 3, message([7]), ID) is None
     assert stored(again) == [1, 2, 3, 4, 5, 6, 7]
     buffer.close()
     again.close()

@@ -6,23 +6,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from server_rig import NO_SLOTS, SCHEMA, Rig
+from server_rig import SCHEMA, Rig
 
 from async_loader import ReplayBuffer, Schema
-from async_loader.feeder.server.send_buffers import (
-    COPIED_TOGETHER,
-    LENT_FROM,
-    LENT_TOGETHER,
-    CopiedSendBuffer,
-    ZeroCopySendBuffer,
-    send_buffer_for,
-)
-from async_loader.feeder.wire import BatchForm, Plane, Pull
+from async_loader.feeder.server.reader_state import OWN_FRAME_FROM, SendBuffer
+from async_loader.feeder.wire import BatchForm, Plane
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
 
 MOST = 64 << 20
-WIDE = Schema.of({"x": np.int64, "pixels": ((LENT_FROM,), np.uint8)})
+WIDE = Schema.of({"x": np.int64, "pixels": ((OWN_FRAME_FROM,), np.uint8)})
 
 
 def queue(schema=SCHEMA):
@@ -43,78 +36,54 @@ def fill_one_by_one(peer, count):
         peer.receive(Plane.INSERT)
 
 
-def test_small_batches_share_a_block_and_large_ones_are_lent():
+class Route:
+    """A connection that sends when it is told to."""
+
+    def __init__(self):
+        self.mark = self.sent = 0
+
+    def has_sent(self, mark):
+        return self.sent >= mark
+
+
+def test_small_batches_share_a_frame_and_large_ones_have_their_own():
     small, large = BatchForm.of(SCHEMA, 4), BatchForm.of(WIDE, 1)
-    assert isinstance(send_buffer_for(small, 64, 64, MOST), CopiedSendBuffer)
-    assert isinstance(send_buffer_for(large, 64, 64, MOST), ZeroCopySendBuffer)
-    assert send_buffer_for(small, 1, 64, MOST).most == 1
-    assert send_buffer_for(small, 1 << 20, 64, MOST).most == 64, "more are never on their way"
-    assert send_buffer_for(small, 64, 64, MOST).most == 64
-    assert send_buffer_for(small, 64, 64, 3 * small.nbytes + 1).most == 3
-    assert send_buffer_for(large, 64, 64, MOST).most == LENT_TOGETHER // large.nbytes
-    assert send_buffer_for(large, 64, 64, large.nbytes).most == 1
-    assert send_buffer_for(
-        BatchForm.of(SCHEMA, LENT_FROM // 32), 64, 64, MOST
-    ).most == COPIED_TOGETHER // (LENT_FROM // 32 * 9)
+    assert SendBuffer(small, 1, 64, MOST).most == 1
+    assert SendBuffer(small, 1 << 20, 64, MOST).most == 64, "more are never on their way"
+    assert SendBuffer(small, 64, 64, 3 * small.nbytes + 1).most == 3
+    assert SendBuffer(large, 64, 64, large.nbytes).most == 1
+    for form, frames in ((small, 1), (large, 3)):
+        send_buffer = SendBuffer(form, 64, 64, MOST)
+        for _ in range(3):
+            send_buffer.take()
+        found = send_buffer.frames()
+        assert len(found) == frames
+        assert sum(map(len, found)) == 3 * form.nbytes
 
 
-def test_a_copied_frame_does_not_change_when_its_block_is_filled_again():
-    send_buffer = send_buffer_for(BatchForm.of(SCHEMA, 4), 2, 4, MOST)
-    batch_slots = [send_buffer.take(), send_buffer.take()]
-    for i, batch_slot in enumerate(batch_slots):
-        batch_slot.arrays[0][:] = i + 1
-    (frame,) = send_buffer.frames(batch_slots)
-    send_buffer.sent(0, batch_slots)
-    send_buffer.clear()
-    assert send_buffer.take() is batch_slots[0]
-    batch_slots[0].arrays[0][:] = 9
-    assert np.frombuffer(frame, np.int64)[:4].tolist() == [1, 1, 1, 1]
-
-
-def test_a_lent_frame_is_filled_again_only_when_it_was_received():
-    send_buffer = send_buffer_for(BatchForm.of(WIDE, 1), 64, 4, MOST)
+@pytest.mark.parametrize("schema", [SCHEMA, WIDE])
+def test_a_block_is_filled_again_only_when_the_socket_has_sent_it(schema):
+    send_buffer, route = SendBuffer(BatchForm.of(schema, 1), 2, 4, MOST), Route()
     sent = []
     for number in range(3):
-        batch_slot = send_buffer.take()
-        send_buffer.sent(number, [batch_slot])
-        sent.append(batch_slot)
-    assert len({batch_slot.slot for batch_slot in sent}) == 3
-    send_buffer.received(1)
+        sent.append(send_buffer.take())
+        route.mark = number + 1
+        send_buffer.sent(route)
+    assert len({id(slot) for slot in sent}) == 3
+    route.sent = 1
     assert send_buffer.take() is sent[0]
-    assert send_buffer.take() not in sent
-    send_buffer.received(1)
-    send_buffer.received(0)
-    assert send_buffer.take() not in sent
-
-
-def test_a_lent_frame_that_was_not_sent_is_filled_again():
-    send_buffer = send_buffer_for(BatchForm.of(WIDE, 1), 64, 4, MOST)
-    batch_slot = send_buffer.take()
     send_buffer.clear()
-    assert send_buffer.take() is batch_slot
+    assert send_buffer.take() is sent[0], "it was not sent"
+    send_buffer.sent(route)
+    assert send_buffer.take() not in sent
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, WIDE])
 def test_what_could_not_be_drawn_leaves_its_place_to_the_next(schema):
-    send_buffer = send_buffer_for(BatchForm.of(schema, 1), 2, 4, MOST)
-    for number in range(5):
-        send_buffer.put_back(send_buffer.take())
-        batch_slots = [send_buffer.take() for _ in range(send_buffer.most)]
-        send_buffer.sent(number * send_buffer.most, batch_slots)
-        send_buffer.clear()
-        assert send_buffer.take() not in (batch_slots if schema is WIDE else ())
-        send_buffer.clear()
-
-
-def test_frames_of_a_reader_that_never_says_what_it_received_are_forgotten_not_kept_for_ever():
-    send_buffer = send_buffer_for(BatchForm.of(WIDE, 1), 64, 4, MOST)
-    for number in range(50):
-        batch_slot = send_buffer.take()
-        send_buffer.frames([batch_slot])
-        send_buffer.sent(number, [batch_slot])
-    assert len(send_buffer._frames) == 4
-    send_buffer.received(50)
-    assert send_buffer.frames([send_buffer.take()]) is not None
+    send_buffer = SendBuffer(BatchForm.of(schema, 1), 2, 4, MOST)
+    slot = send_buffer.take()
+    send_buffer.put_back(slot)
+    assert send_buffer.take() is slot
 
 
 def test_batches_that_may_go_together_do_and_are_counted_one_by_one():
@@ -140,7 +109,7 @@ def test_a_reader_that_has_not_said_so_gets_one_batch_in_a_message():
         ]
 
 
-def test_batches_that_were_sent_before_and_short_ones_go_alone():
+def test_a_short_batch_is_the_last_of_its_message_and_flags_say_what_it_holds():
     with Rig({"t": queue()}) as rig:
         peer, other = rig.peer(), rig.peer(client=b"o" * 16)
         fill(peer, range(14))
@@ -151,49 +120,26 @@ def test_batches_that_were_sent_before_and_short_ones_go_alone():
         reader = peer.open_reader(together=8)
         rig.server_state.begin_to_drain()
         peer.pull(8)
-        messages = [peer.receive(Plane.PULL) for _ in range(3)]
-        assert [(one.sequence, one.body.rows, one.flags) for one in messages] == [
-            (0, 4, 2),
-            (1, 8, 0),
-            (3, 2, 0),
-        ]
-        assert [x for one in messages for x in peer.values(one, reader)] == list(range(14))
+        message = peer.receive(Plane.PULL)
+        assert (message.sequence, message.body.rows, message.flags) == (0, 14, 2)
+        assert peer.values(message, reader) == list(range(14))
+        assert peer.redelivered(message, reader) == [True] * 4 + [False] * 10
 
 
 @pytest.mark.parametrize("together", [1, 2, 8])
-@pytest.mark.parametrize("received", [0, 3])
-def test_large_batches_are_what_was_drawn_whatever_a_reader_says_it_received(received, together):
+def test_large_batches_are_what_was_drawn(together):
     with Rig({"t": queue(WIDE)}) as rig:
         peer = rig.peer()
         fill_one_by_one(peer, 6)
         reader = peer.open_reader(batch_size=1, together=together)
-
-        def values(count):
-            found = []
-            while len(found) < count:
+        found = []
+        for granted in (3, 6):
+            peer.pull(granted)
+            while len(found) < granted:
                 message = peer.receive(Plane.PULL)
                 assert len(message.body.frames) <= together
                 found += peer.values(message, reader)
-            return found
-
-        peer.pull(3)
-        first = values(3)
-        peer.pull(6, received=received)
-        assert first + values(3) == list(range(6))
-
-
-def test_what_a_pull_of_an_earlier_opening_has_received_frees_nothing_of_this_one():
-    with Rig({"t": queue(WIDE)}) as rig:
-        peer = rig.peer()
-        fill_one_by_one(peer, 6)
-        before = peer.sequence
-        reader = peer.open_reader(batch_size=1)
-        peer.pull(3)
-        rig.turn()
-        peer.send(Plane.PULL, Pull(6, 400, NO_SLOTS), 1, before)
-        assert [peer.values(peer.receive(Plane.PULL), reader) for _ in range(6)] == [
-            [i] for i in range(6)
-        ]
+        assert found == list(range(6))
 
 
 def test_a_leased_batch_keeps_no_place():

@@ -61,16 +61,16 @@ class Learner:
         if seal and not self.sealed:
             self.segment.seal()
             self.sealed = True
-        memory_acceptor = self.rig.server._memory_acceptor
+        memory_acceptor = self.rig.server._memory
         with contextlib.closing(
-            Offering(memory_acceptor.path, offer or self.offer, self.segment.fileno())
+            Offering(memory_acceptor.listener.path, offer or self.offer, self.segment.fileno())
         ) as offering:
             while not offering.taken():
                 if select.select([memory_acceptor.listener], [], [], 20)[0]:
                     memory_acceptor.listener.handle()
 
     def pull(self, granted, returned=()):
-        self.peer.send(Plane.PULL, Pull(granted, 0, tuple(returned)), self.number)
+        self.peer.send(Plane.PULL, Pull(granted, tuple(returned)), self.number)
 
     def batches(self):
         """(sequence, place, values) of everything that came."""
@@ -155,7 +155,7 @@ def test_slots_that_a_learner_cannot_give_are_refused_and_everybody_is_served_on
 def test_slots_of_a_reader_that_takes_none_are_refused(tmp_path):
     with learning(tmp_path) as (_, learner):
         learner.peer.open_reader(2)
-        learner.peer.send(Plane.PULL, Pull(1, 0, (0,)), 2)
+        learner.peer.send(Plane.PULL, Pull(1, (0,)), 2)
         assert "offer" in learner.error().text
 
 
@@ -181,7 +181,7 @@ def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):
             learner.give(seal=False)
         with pytest.raises(Malformed, match="no reader 2"):
             learner.give(Offer(learner.peer.session, 2, 3, SLOT))
-        with pytest.raises(Malformed, match="no reader 1"):
+        with pytest.raises(Malformed, match="begin again with HELLO"):
             learner.give(Offer(learner.peer.session + 2, 1, 3, SLOT))
         with pytest.raises(Malformed, match="were announced"):
             learner.give(Offer(learner.peer.session, 1, 4, SLOT))
@@ -193,7 +193,7 @@ def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):
         assert not mapped() - before, "what was refused is not kept"
         learner.give()
         assert mapped() == before + 1
-        with pytest.raises(Malformed, match="has its memory"):
+        with pytest.raises(Malformed, match="that takes memory: open it"):
             learner.give()
 
 
@@ -426,13 +426,13 @@ def test_memory_is_taken_once_for_each_opening_of_a_writer_that_is_there(tmp_pat
     with acting(tmp_path) as (_, actor, _):
         for offer, said in (
             (replace(actor.offer, number=7), "there is no writer 7"),
-            (replace(actor.offer, session=actor.offer.session ^ 2), "there is no writer 1"),
+            (replace(actor.offer, session=actor.offer.session ^ 2), "begin again with HELLO"),
             (replace(actor.offer, owner=Owner.READER), "there is no reader 1"),
         ):
             with pytest.raises(Malformed, match=said):
                 actor.give(offer)
         actor.give()
-        with pytest.raises(Malformed, match="writer 1 has its memory: open it again"):
+        with pytest.raises(Malformed, match="no writer 1 that takes memory: open it"):
             actor.give()
         record = bytearray(actor.offer.pack())
         record[20] = 2

@@ -172,13 +172,13 @@ def test_a_message_beyond_the_limits_is_refused():
 @pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
 def test_the_wait_of_a_pull_is_finite(value):
     with pytest.raises(Malformed, match="PULL: Expected `float`"):
-        raw(wire.Message(wire.Pull(1, 0, (), value)))
+        raw(wire.Message(wire.Pull(1, (), value)))
 
 
 def test_numbers_of_short_messages_are_bounded():
-    pull = wire.Pull(2**64 - 1, 0, ())
+    pull = wire.Pull(2**64 - 1, ())
     assert wire.decode(raw(wire.Message(pull))).body == pull
-    for wrong in (wire.Pull(-1, 0, ()), wire.Return((2**65,))):
+    for wrong in (wire.Pull(-1, ()), wire.Return((2**65,))):
         with pytest.raises(Malformed):
             raw(wire.Message(wrong))
     with pytest.raises(ValueError, match="2 of 1 leases"):

@@ -94,7 +94,7 @@ def examples() -> dict[str, wire.Message]:
         "INSERT": insert(small, three_steps()),
         "ACK": wire.Ack(1, 1 << 24, 4096),
         "GAP": wire.Gap(1, 1 << 24, 4096),
-        "PULL": wire.Pull(4, 1, (0, 2)),
+        "PULL": wire.Pull(4, (0, 2)),
         "BATCH": pixels.batch(steps(PIXELS, 2).columns),
         "BATCH of two": _two_batches(),
         "SLOT_BATCHES": wire.SlotBatches((wire.InSlot(2, 9, 256), wire.InSlot(0, 1, 256, 2))),
