@@ -151,7 +151,8 @@ class BatchScheduler:
             newest_of,
         )
         try:
-            form = BatchForm.of(schema_of_batches(self.table, drawing.schema), batch_size)
+            schema = schema_of_batches(self.table, drawing.schema)
+            form = BatchForm.of(schema, batch_size)
             drawing.why_not(batch_size)
         except BaseException:
             drawing.close()
@@ -162,7 +163,7 @@ class BatchScheduler:
             None if shared else SendBuffer(form, wanted.together, ahead, limits.message_bytes)
         )
         reader = ReaderState(
-            session, number, self, drawing, form, wanted.timeout_s, ahead, send_buffer,
+            session, number, self.name, drawing, schema, form, wanted.timeout_s, ahead, send_buffer,
             wanted.wait_s, itself, wanted.masses, PolicyVersions(drawing.schema),
         )  # fmt: skip
         self._readers.add(reader)

@@ -233,7 +233,7 @@ class CallHandler:
         table.begin_anew()
         for session in self._server_state.sessions:
             for number, reader in list(session.readers.items()):
-                if reader.scheduler is table.scheduler:
+                if reader.table == table.name:
                     table.scheduler.close(reader)
                     session.close_reader(number)
                     text = f"table {table.name!r} was loaded: open its readers again"

@@ -102,7 +102,7 @@ class ControlHandler:
     def end_sessions(self, place_needed: bool = False) -> None:
         """End the sessions that are over."""
         for session in self._server_state.sessions.over(place_needed):
-            self._server_state.counters.ended[session.end] += 1
+            self._server_state.counters.ended[session.end.value] += 1
             self.leave(session)
 
     def leave(self, session: Session) -> None:
@@ -268,13 +268,14 @@ class ControlHandler:
     def _end_reader(self, session: Session, number: int) -> None:
         reader = session.close_reader(number)
         if reader is not None:
-            reader.scheduler.close(reader)
+            self._server_state.table(reader.table).scheduler.close(reader)
 
     def _close_reader(self, session: Session, message: Message, body: CloseReader) -> Message:
         reader = session.readers.get(message.number)
         if reader is not None:
             seen, unseen = body.unused[: body.seen], body.unused[body.seen :]
-            reader.scheduler.settle(reader, body.arrived, set(seen), set(unseen))
+            scheduler = self._server_state.table(reader.table).scheduler
+            scheduler.settle(reader, body.arrived, set(seen), set(unseen))
         self.waits.drop((session.number, message.number))
         self._end_reader(session, message.number)
         return message.reply(Done())

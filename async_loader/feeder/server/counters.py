@@ -5,12 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from async_loader.feeder.wire import ErrorCode, Plane
-
-if TYPE_CHECKING:
-    from async_loader.feeder.server.sessions import SessionEnd
 
 RATE_S = 2.0
 """Time over which a current rate is measured, at least."""
@@ -98,8 +94,8 @@ class Counters:
     ----------
     faults : int
         Exceptions of this package.
-    ended : Counter of SessionEnd
-        Sessions.
+    ended : Counter of str
+        Sessions, by `SessionEnd`.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -107,7 +103,7 @@ class Counters:
         kinds = itertools.product(("messages", "bytes"), Plane, ("in", "out"))
         self._traffic = dict.fromkeys(kinds, 0)
         self._refused: Counter[int] = Counter()
-        self.ended: Counter[SessionEnd] = Counter()
+        self.ended: Counter[str] = Counter()
 
     def passed(self, plane: Plane, way: str, nbytes: int) -> None:
         """Count a message that came ``in`` or went ``out``."""

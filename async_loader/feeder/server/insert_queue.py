@@ -25,8 +25,12 @@ import numpy as np
 from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
 from async_loader.feeder.server.counters import BlockedTime
 from async_loader.feeder.server.policy_lag import PolicyVersions, Publications, ReceivedLags
-from async_loader.feeder.server.producer_streams import Position, Positions, ProducerStreams
-from async_loader.feeder.server.shared_memory import InsertSlots
+from async_loader.feeder.server.producer_streams import (
+    InsertSlots,
+    Position,
+    Positions,
+    ProducerStreams,
+)
 from async_loader.feeder.wire import (
     FINAL,
     Ack,

@@ -53,7 +53,7 @@ class PullHandler:
 
     def _ping(self, session: Session, message: Message, body: Ping) -> Message:
         for one in session.readers.values():  # its route may be new
-            one.scheduler.want(one, session.heard)
+            self._server_state.table(one.table).scheduler.want(one, session.heard)
         return message.reply(Pong())
 
     def _reader(self, session: Session, message: Message) -> ReaderState:
@@ -71,7 +71,7 @@ class PullHandler:
         if body.returned:
             reader.take_back(body.returned)
         reader.grant(body.granted, body.wait_s, session.heard)
-        reader.scheduler.want(reader, session.heard)
+        self._server_state.table(reader.table).scheduler.want(reader, session.heard)
 
     def _return(self, session: Session, message: Message, body: Return) -> None:
         leases = self._reader(session, message).leases
@@ -84,7 +84,7 @@ class PullHandler:
         if reader is None:
             return message.reply(TotalsReply(items=0))
         items, mass, least = reader.drawing.totals()
-        uses_up = reader.scheduler.table.uses_up
+        uses_up = self._server_state.table(reader.table).table.uses_up
         return message.reply(TotalsReply(items=items, mass=mass, least=least, uses_up=uses_up))
 
     def flow(self, table: TableEntry) -> bool:

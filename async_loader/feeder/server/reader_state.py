@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,6 @@ from async_loader.feeder.wire import BatchForm
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.replay.table.sampler_session import SamplerSession
 from async_loader.schema import Schema
-
-if TYPE_CHECKING:
-    from async_loader.feeder.server.batch_scheduler import BatchScheduler
 
 Column = npt.NDArray[Any]
 OWN_FRAME_FROM = 128 << 10
@@ -173,6 +170,10 @@ class ReaderState:
     Attributes
     ----------
     session, number : int
+    table : str
+        Its name.
+    schema : Schema
+        Of a batch's rows; see `schema_of_batches`.
     granted, sent : int
         Batches, counted from the opening.
     hungry_since : float | None
@@ -198,8 +199,9 @@ class ReaderState:
 
     session: int = field(repr=False)
     number: int
-    scheduler: BatchScheduler
+    table: str
     drawing: SamplerSession
+    schema: Schema
     form: BatchForm
     timeout_s: float | None
     ahead: int
@@ -227,11 +229,6 @@ class ReaderState:
         if self.send_buffer is not None:
             return self.send_buffer.most
         return max(1, _TOLD_BYTES // self.form.nbytes)
-
-    @property
-    def schema(self) -> Schema:
-        """Schema of a batch's rows; see `schema_of_batches`."""
-        return schema_of_batches(self.scheduler.table, self.drawing.schema)
 
     @property
     def shared(self) -> bool:

@@ -157,7 +157,7 @@ class ServerState:
     def leave(self, session: Session) -> None:
         """End a session: its leased batches go back. Its producers stay, for a later session."""
         for reader in session.readers.values():
-            reader.scheduler.close(reader)
+            self.table(reader.table).scheduler.close(reader)
         for writer in session.writers.values():
             writer.insert_queue.leave(writer)
         session.readers.clear()

@@ -28,7 +28,7 @@ def status_of(server_state: ServerState, waiting: Mapping[Any, int]) -> dict[str
             for name, table in server_state.tables.items()
         },
         "sessions_open": len(server_state.sessions),
-        "sessions_ended": {how.value: counters.ended[how] for how in SessionEnd},
+        "sessions_ended": {how.value: counters.ended[how.value] for how in SessionEnd},
         "sessions": [
             _session(session, server_state)
             for session in itertools.islice(server_state.sessions, _SESSIONS)
@@ -79,7 +79,7 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         ),
         "writers": len(writers),
         "readers": sum(
-            one.scheduler is scheduler for session in sessions for one in session.readers.values()
+            one.table == table.name for session in sessions for one in session.readers.values()
         ),
         "rows_in": insert_queue.rows,
         "duplicates": insert_queue.duplicates,
