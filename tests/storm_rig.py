@@ -1,5 +1,4 @@
-"""Ctrl-C at any point of a call: raised by a trace function at the n-th point, or by real signals
-at random moments.
+"""Ctrl-C at any point of a call: raised by a trace function at the n-th point.
 
 # NOTE [points]
 CPython runs a signal's handler between two bytecodes, but not between any two: when a function
@@ -23,9 +22,7 @@ import gc
 import inspect
 import os
 import random
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -52,13 +49,10 @@ class Struck:
         What left the call; ``None`` if it returned.
     where : str
         The point, as ``file:line function``; empty if the call ended before it.
-    result : object
-        What the call returned.
     """
 
     raised: BaseException | None
     where: str
-    result: Any = None
 
 
 @functools.cache
@@ -87,16 +81,14 @@ def _points_of(code: CodeType) -> frozenset[int]:
 class _Tracer:
     """``strike`` is called with the point ``strike_at``, and may raise."""
 
-    def __init__(
-        self, strike_at: int, strike: Callable[[str], object], within: tuple[str, ...]
-    ) -> None:
-        self._left, self._strike, self._within = strike_at, strike, within
+    def __init__(self, strike_at: int, strike: Callable[[str], object]) -> None:
+        self._left, self._strike = strike_at, strike
         self.seen = 0
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
         name = frame.f_code.co_filename
-        if not (name.startswith(self._within) or name.endswith(_BESIDE)):
+        if not (name.startswith(PACKAGE) or name.endswith(_BESIDE)):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         # else Python 3.13 traces the opcodes of this code from its next call on
@@ -142,49 +134,36 @@ def _uncollected() -> Iterator[None]:
 def strike(
     call: Callable[[], Any],
     at: int,
-    error: type[BaseException] = KeyboardInterrupt,
-    within: tuple[str, ...] = (PACKAGE,),
 ) -> Struck:
-    """Run ``call`` in this thread and raise ``error`` at its point ``at``, counted from 1.
+    """Run ``call`` in this thread, and raise KeyboardInterrupt at its point ``at``, counted from 1.
 
     Whatever else the call raises is in the answer too; an error that is not the strike is for the
     test to judge.
     """
 
     def fails(where: str) -> None:
-        raise error(f"struck at {where}")
+        raise KeyboardInterrupt(f"struck at {where}")
 
-    return _struck(call, _Tracer(at, fails, within))
-
-
-@_uncollected()
-def interrupt(
-    call: Callable[[], Any],
-    at: int,
-    handler: Callable[[], object],
-    within: tuple[str, ...] = (PACKAGE,),
-) -> Struck:
-    """As `strike`, and call ``handler`` there, as a signal handler that need not raise."""
-    return _struck(call, _Tracer(at, lambda _: handler(), within))
+    return _struck(call, _Tracer(at, fails))
 
 
 def _struck(call: Callable[[], Any], tracer: _Tracer) -> Struck:
     before = sys.gettrace()
     _trace(tracer)
     try:
-        result = call()
+        call()
     except BaseException as raised:
         sys.settrace(before)
         return Struck(raised, tracer.where)
     finally:
         sys.settrace(before)
-    return Struck(None, tracer.where, result)
+    return Struck(None, tracer.where)
 
 
 @_uncollected()
-def count_points(call: Callable[[], Any], within: tuple[str, ...] = (PACKAGE,)) -> int:
+def count_points(call: Callable[[], Any]) -> int:
     """How many points ``call`` passes; it is run once."""
-    tracer = _Tracer(0, str, within)
+    tracer = _Tracer(0, str)
     before = sys.gettrace()
     _trace(tracer)
     try:
@@ -200,50 +179,3 @@ def some_points(total: int, most: int, seed: int = 0) -> list[int]:
     """
     points = range(1, total + 1)
     return list(points) if total <= most else sorted(random.Random(seed).sample(points, most))
-
-
-@contextlib.contextmanager
-def ends_within(limit_s: float) -> Iterator[None]:
-    """Fail where the main thread is after so long: also in a wait without an end."""
-
-    def handle(*_: object) -> None:
-        raise AssertionError(f"still there after {limit_s:g} s")
-
-    before = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@contextlib.contextmanager
-def alarms(
-    seed: int, shortest_s: float = 2e-6, longest_s: float = 2e-4
-) -> Iterator[Callable[[], None]]:
-    """Real signals: each call of what this gives sets one off within the next moment. For the main
-    thread.
-
-    The handler raises KeyboardInterrupt once for each call; leaving the block takes back a signal
-    that has not come.
-    """
-    assert threading.current_thread() is threading.main_thread()
-    chance, armed = random.Random(seed), [False]
-
-    def handle(*_: object) -> None:
-        if armed[0]:
-            armed[0] = False
-            raise KeyboardInterrupt
-
-    def arm() -> None:
-        armed[0] = True
-        signal.setitimer(signal.ITIMER_REAL, chance.uniform(shortest_s, longest_s))
-
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        yield arm
-    finally:
-        armed[0] = False
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)

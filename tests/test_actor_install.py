@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import re
 import subprocess
 import sys
@@ -118,14 +117,6 @@ def test_the_commands_run_without_torch_and_numba(actor_python: str, command: li
         assert "not installed" in done.stdout
 
 
-def test_a_command_that_needs_what_is_missing_says_what_to_install(actor_python: str) -> None:
-    run = [actor_python, "-m", "async_loader", "serve", "--table", "replay:100"]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    assert "pip install" in done.stderr
-
-
 CALLS = [
     "from async_loader import AsyncDataLoader",
     "from async_loader import DataLoader",
@@ -145,10 +136,3 @@ def test_what_an_actor_lacks_is_said_with_the_installation_that_has_it(
     last = done.stderr.strip().splitlines()[-1]
     assert "is not installed: requirements-actor.txt" in last
     assert "pip install ." in last
-
-
-def test_the_versions_are_those_of_the_package() -> None:
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
-    whole = config["options"]["install_requires"].splitlines()
-    assert set(WANTED) <= {line.strip() for line in whole}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -20,16 +18,6 @@ def batch():
     }
 
 
-def test_a_device_implies_tensors():
-    assert checked("numpy") == "numpy"
-    assert (
-        checked("numpy", "cpu")
-        == checked("numpy", torch.device("cpu"))
-        == checked("torch")
-        == "torch"
-    )
-
-
 @pytest.mark.parametrize(
     ("batch_format", "device", "text"),
     [
@@ -44,11 +32,6 @@ def test_what_cannot_be_is_refused_before_anything_is_drawn(batch_format, device
         checked(batch_format, device)
 
 
-def test_arrays_stay_as_they_are():
-    given = batch()
-    assert convert(given, "numpy") is given
-
-
 def test_tensors_share_the_memory_of_the_arrays():
     given = batch()
     made = convert(given, "torch")
@@ -56,18 +39,6 @@ def test_tensors_share_the_memory_of_the_arrays():
     assert given["obs"]["x"][1, 1] == 7
     assert made["index"].dtype == torch.int64
     assert made["name"] is given["name"], "torch has no text"
-
-
-def test_tensors_go_to_the_device():
-    assert convert(batch(), "torch", "meta")["obs"]["x"].device.type == "meta"
-
-
-def test_an_absent_tensordict_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensordict", None)
-    with pytest.raises(
-        ConfigError, match=r"needs the package tensordict .*: pip install tensordict, or 'torch'"
-    ):
-        checked("tensordict")
 
 
 def test_a_tensordict_has_the_rows_as_its_batch_size():

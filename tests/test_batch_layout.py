@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,25 +59,6 @@ def test_views_do_not_overlap_and_lie_within_the_block(make, schema, count):
         taken |= mine
 
 
-@given(makers, schemas, rows)
-def test_torch_takes_every_view(make, schema, count):
-    layout = make(schema, count)
-    for view in layout.views(root_of(layout)):
-        tensor = torch.from_numpy(view)
-        assert tuple(tensor.shape) == view.shape
-        assert tensor.data_ptr() == view.ctypes.data or not view.size
-        assert view.ctypes.data % view.dtype.itemsize == 0 or not view.size
-
-
-@given(makers, schemas, rows)
-def test_what_is_written_through_one_view_changes_no_other(make, schema, count):
-    layout = make(schema, count)
-    views = layout.views(root_of(layout))
-    for i, view in enumerate(views):
-        view[...] = i % 2
-    assert all((view == i % 2).all() for i, view in enumerate(views))
-
-
 @given(schemas, rows)
 def test_contiguous_fields_are_contiguous_on_cache_lines_of_their_own(schema, count):
     layout = BatchLayout.contiguous(schema, count)
@@ -109,15 +88,3 @@ def test_a_window_is_its_rows_of_the_views(make, schema, count, data):
         assert not any(field.any() for field in window.fields)
     else:
         assert window.packed is None
-
-
-def test_a_view_keeps_the_root_alive():
-    layout = BatchLayout.packed(Schema.of({"a": "f4", "b": "i8"}), 3)
-    view = layout.views(np.frombuffer(bytearray(layout.nbytes), np.uint8))[0]
-    assert view.base is not None
-
-
-def test_a_block_that_is_too_small_is_never_written_beyond():
-    layout = BatchLayout.contiguous(Schema.of({"a": ((100,), "f4")}), 3)
-    with pytest.raises((TypeError, ValueError)):
-        layout.views(np.zeros(64, np.uint8))

@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 import errno
-import json
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from async_loader import __version__
 from async_loader.cli import app
-from async_loader.doctor import examine
 from async_loader.feeder.settings import ServerSettings
-from async_loader.feeder.settings_reader import as_yaml
 from async_loader.scale.cluster_settings import ClusterSettings
-
-ROOT = Path(__file__).parent.parent
-
-
-def test_doctor_prints_every_finding():
-    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0
-    for finding in examine():
-        assert finding.what in result.output
-
-
-def test_doctor_names_the_folder_of_compiled_kernels_or_the_remedy(monkeypatch):
-    from async_loader.replay.base import compiled
-
-    def kernels():
-        return next(finding for finding in examine() if finding.what == "compiled kernels")
-
-    assert kernels().fact == compiled.kernel_folder()
-    monkeypatch.setattr(compiled, "kernel_folder", lambda: None)
-    assert "NUMBA_CACHE_DIR" in kernels().remedy
 
 
 def test_doctor_ends_with_a_verdict_and_names_the_extras_that_are_not_there(monkeypatch):
@@ -66,14 +39,6 @@ def commands(group, path=()):
             yield from commands(command, (*path, name))
 
 
-def test_no_flag_of_any_command_reads_as_if_it_took_a_value():
-    for command in [(), *commands(typer.main.get_command(app))]:
-        help_ = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"}).output
-        assert "--help" in help_
-        assert not re.findall(r"--[\w-]+ +<(?:bool|list)", help_), command
-        assert "configs/" not in help_, command
-
-
 @pytest.mark.parametrize(
     ("command", "load"),
     [(["serve"], ServerSettings.load), (["cluster", "up"], ClusterSettings.load)],
@@ -87,38 +52,6 @@ def test_a_printed_configuration_is_read_again(command, load, tmp_path):
     assert load(file)
     again = CliRunner().invoke(app, [*command, "--config", str(file), "--print-config"])
     assert again.output == printed.output
-
-
-@pytest.mark.parametrize("name", ["feeder", "atari", "prioritized", "queue"])
-def test_each_configuration_is_printed_as_it_is_read(name, tmp_path):
-    read = ServerSettings.load(ROOT / "configs" / f"{name}.yaml")
-    (tmp_path / "printed.yaml").write_text(as_yaml(read))
-    assert ServerSettings.load(tmp_path / "printed.yaml").tables == read.tables
-
-
-def test_a_wrong_option_is_refused_by_name():
-    result = CliRunner().invoke(app, ["serve", "--tabel", "x:3"])
-    assert result.exit_code == 2
-    assert "--tabel" in result.output
-
-
-def test_an_impossible_value_is_refused_before_anything_runs():
-    result = CliRunner().invoke(app, ["serve", "--table", "x:0"], env={"COLUMNS": "200"})
-    assert result.exit_code == 2
-    assert "capacity=0" in result.output
-
-
-def test_doctor_gives_the_same_findings_as_json():
-    result = CliRunner().invoke(app, ["doctor", "--json"])
-    assert result.exit_code == 0
-    found = json.loads(result.output)
-    assert [one["what"] for one in found] == [one.what for one in examine()]
-    assert set(found[0]) == {"what", "fact", "remedy"}
-
-
-def test_the_version_is_that_of_the_package():
-    result = CliRunner().invoke(app, ["--version"])
-    assert (result.exit_code, result.output) == (0, f"async_loader {__version__}\n")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -158,13 +91,6 @@ def test_an_error_of_the_system_is_one_line_with_its_remedy(monkeypatch, error, 
     monkeypatch.setattr("async_loader.doctor.examine", fail)
     result = CliRunner().invoke(app, ["doctor"])
     assert (result.exit_code, result.stderr) == (1, line + "\n")
-
-
-def test_the_package_runs_as_a_program():
-    done = run("-m", "async_loader", "--help")
-    assert done.returncode == 0
-    assert "Usage: async-loader" in done.stdout
-    assert "--install-completion" in done.stdout
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])

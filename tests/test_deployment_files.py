@@ -46,11 +46,6 @@ def test_the_unit_starts_a_feeder_with_descriptors_for_all_its_sessions():
     assert service["RestartPreventExitStatus"] == "2"
 
 
-def test_a_command_line_with_an_unknown_option_is_caught():
-    with pytest.raises(Exception, match="--confg"):
-        parse(["async-loader", "serve", "--confg", "x"])
-
-
 def test_the_job_of_kubernetes_has_a_worker_with_enough_memory_for_each_shard(tmp_path: Path):
     settings_of, job = yaml.safe_load_all((CONFIGS / "kuberay" / "replay.yaml").read_text())
     path = tmp_path / "cluster.yaml"
@@ -136,9 +131,3 @@ def test_the_script_of_slurm_starts_the_shards_runs_the_program_and_ends_the_sha
     assert ran.returncode == 5, ran.stderr  # the program's
     with socket.socket() as again:  # the shard has ended
         assert again.connect_ex(("127.0.0.1", port)) != 0
-
-
-def test_the_script_of_slurm_asks_for_a_program(tmp_path: Path):
-    ran = run_script(tmp_path)
-    assert ran.returncode == 2
-    assert "which program" in ran.stderr

@@ -18,13 +18,10 @@ from async_loader import (
     Field,
     Prioritized,
     ReplayBuffer,
-    Sequences,
     connect,
 )
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.pipeline.batches.output_buffers import OutputBuffers
-from async_loader.pipeline.train_queue import TrainQueue
-from tests.test_transform import EVERYWHERE, KINDS, SOURCES, WIDE, columns, samples
+from tests.test_transform import EVERYWHERE, KINDS, SOURCES, WIDE, columns
 
 B = 8
 
@@ -36,17 +33,6 @@ def given_tensors(width: int = 3, index: bool = False) -> dict[str, torch.Tensor
 
 def clones(batch: dict) -> dict:
     return {name: value.clone() for name, value in batch.items()}
-
-
-def double(batch: dict) -> dict:
-    return {"x": batch["x"] * 2, "i": batch["i"]}
-
-
-def stacked(items: list) -> dict:
-    return {
-        "x": torch.from_numpy(np.stack([np.asarray(s["x"]) for s in items])),
-        "i": torch.tensor([int(s["i"]) for s in items]),
-    }
 
 
 # -- what is delivered -----------------------------------------------------------------------------
@@ -79,20 +65,6 @@ def test_batches_come_in_the_given_tensors_and_are_those_that_come_without(kind,
         assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("how", [KINDS["inline"], KINDS["processes"]], ids=["inline", "processes"])
-@pytest.mark.parametrize(
-    "function", [{"transform": double}, {"collate_fn": stacked}], ids=["transform", "collate_fn"]
-)
-def test_it_works_behind_functions_of_batches(function, how):
-    into = given_tensors()
-    with AsyncDataLoader(columns(), B, seed=3, into=into, **function, **how) as loader:
-        for _ in range(4):
-            batch = next(loader)
-            factor = 2 if "transform" in function else 1
-            assert batch["x"] is into["x"]
-            assert torch.equal(into["x"], factor * into["i"].float()[:, None].expand(B, 3))
-
-
 @pytest.mark.parametrize(
     ("how", "count"),
     [*((how, 2) for how in KINDS.values()), (KINDS["inline"], 1), ({}, 3)],
@@ -123,25 +95,6 @@ def test_what_is_not_given_comes_beside_on_memory_of_its_own():
     assert list(into) == ["x"]
 
 
-def test_nested_fields_and_text_beside():
-    count = itertools.count()
-
-    def source(n):
-        return [
-            {"obs": {"a": np.full(2, next(count), np.float32), "b": 1}, "pair": (k, k), "t": "s"}
-            for k in range(n)
-        ]
-
-    into = {"obs": {"a": torch.empty(B, 2)}, "pair": [torch.empty(B).long(), torch.empty(B).long()]}
-    with AsyncDataLoader(source, B, into=into) as loader:
-        batch = next(loader)
-    assert batch["obs"]["a"] is into["obs"]["a"]
-    assert batch["pair"][1] is into["pair"][1]
-    assert into["pair"][1].tolist() == list(range(B))
-    assert batch["obs"]["b"].tolist() == [1] * B
-    assert batch["t"] == ["s"] * B
-
-
 def test_a_table_with_index_weight_and_stacks():
     with ReplayBuffer(
         64,
@@ -161,20 +114,6 @@ def test_a_table_with_index_weight_and_stacks():
                 loader.update_priorities(batch["index"], torch.ones(B))
 
 
-def test_sequences_and_batches_that_are_finished_out_of_order():
-    with ReplayBuffer(64) as table:
-        table.extend(obs=np.arange(60.0, dtype=np.float32))
-        source = table.source(view=Sequences(5), seed=0)
-        into = {"obs": torch.empty(B, 5), "index": torch.empty(B, dtype=torch.int64)}
-        with AsyncDataLoader(source, B, into=into, num_workers=2, in_order=False) as loader:
-            for _ in range(5):
-                batch = next(loader)
-                assert batch["obs"] is into["obs"]
-                assert batch["mask"].shape == (B, 5)
-                assert torch.equal(into["obs"], into["obs"][:, :1] + torch.arange(5))
-        refused({"obs": torch.empty(B, 4)}, "the batch has [8, 5] float32", source)
-
-
 def test_a_feeders_table():
     with connect("embedded") as client:
         table = client.table("replay")
@@ -190,37 +129,6 @@ def test_a_feeders_table():
             assert torch.equal(kept["index"], index)
             next(loader)
             assert torch.equal(into["x"], into["x"][:, :1].expand(B, 3))
-
-
-def test_tensors_may_be_strided_views_of_one_block():
-    block = torch.full((B, 5), -1.0)
-    into = {"x": block[:, :3], "y": block[:, 4]}
-    data = {"x": np.ones((50, 3), np.float32), "y": np.full(50, 2, np.float32)}
-    with AsyncDataLoader(data, B, into=into) as loader:
-        next(loader)
-    assert block[0].tolist() == [1, 1, 1, -1, 2]
-
-
-@pytest.mark.parametrize("width", [3, 5000], ids=["small", "copied in one thread"])
-def test_a_graph_that_needs_an_overwritten_batch_is_refused_by_torch(width):
-    into = given_tensors(width)
-    weight = torch.ones(width, requires_grad=True)
-    with AsyncDataLoader(columns(width), B, into=into) as loader:
-        loss = (next(loader)["x"] * weight).sum()
-        next(loader)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()
-
-
-def test_a_dtype_that_numpy_lacks():
-    into = {"x": torch.zeros(B, 5000, dtype=torch.bfloat16)}
-
-    def collate(items):
-        return {"x": torch.ones(B, 5000, dtype=torch.bfloat16)}
-
-    with AsyncDataLoader(samples(), B, into=into, collate_fn=collate) as loader:
-        next(loader)
-    assert into["x"].eq(1).all()
 
 
 # -- ends, errors, interruptions -------------------------------------------------------------------
@@ -291,25 +199,6 @@ def refused(into, match, data=None, **arguments):
         AsyncDataLoader(columns() if data is None else data, B, into=into, **arguments)
 
 
-def test_wrong_shapes_and_dtypes_of_a_known_schema_are_named_with_the_remedy():
-    good = given_tensors()
-    refused(
-        good | {"x": torch.empty(B, 4)},
-        "into['x'] is [8, 4] float32, and the batch has [8, 3] float32 there: make it "
-        "torch.empty([8, 3], dtype=torch.float32)",
-    )
-    refused(
-        good | {"x": torch.empty(B, 3, dtype=torch.bfloat16)},
-        "into['x'] is [8, 3] bfloat16, and the batch has [8, 3] float32",
-    )
-    refused([good, clones(good) | {"i": torch.empty(B)}], "into[0]['i'] is [8] torch.int64, and")
-    refused(good | {"y": torch.empty(B)}, "into['y']: the batch has no 'y': it has x, i")
-    refused(good | {"idx": torch.empty(B)}, "the batch has no 'idx': did you mean 'index'?")
-    refused({"x": {"a": torch.empty(B)}}, "into['x']['a'] has no counterpart in the batch")
-    with ReplayBuffer(10, {"obs": Field((2,), "uint8")}) as table:
-        refused({"obs": torch.empty(B, 2)}, "torch.empty([8, 2], dtype=torch.uint8)", table)
-
-
 def test_what_is_no_tensor_to_write_into_is_refused():
     x = torch.empty(B, 3)
     refused({}, "into is empty")
@@ -340,36 +229,6 @@ def test_dicts_of_different_fields_or_on_the_same_memory_are_refused():
     refused({"x": long[:B], "i": long[B - 1 :]}, "into['x'] and into['i'] overlap")
 
 
-@given(
-    st.integers(0, 8), st.integers(1, 3), st.integers(1, 4), st.integers(0, 8), st.integers(1, 3),
-    st.integers(1, 4),
-)  # fmt: skip
-def test_two_strided_tensors_overlap_exactly_if_they_share_an_element(a, step, n, b, other, m):
-    block = torch.zeros(32)
-    first, second = block[a::step][:n], block[b::other][:m]
-    share = bool({a + step * k for k in range(n)} & {b + other * k for k in range(m)})
-    if share:
-        with pytest.raises(ConfigError, match="overlap"):
-            OutputBuffers({"a": first, "b": second})
-    else:
-        OutputBuffers({"a": first, "b": second})
-
-
-def test_a_callable_is_checked_at_its_first_batch():
-    for source, match in (
-        (lambda n: {"x": ["a"] * n}, "into['x'] is a tensor, and the batch has a list there"),
-        (lambda n: {"y": np.ones(n)}, "the batch has no 'x': it has y"),
-    ):
-        with AsyncDataLoader(source, B, into={"x": torch.empty(B)}) as loader:
-            with pytest.raises(SchemaError, match=re.escape(match)):
-                next(loader)
-    with AsyncDataLoader(
-        samples(), B, into={"x": torch.empty(B)}, collate_fn=lambda s: torch.ones(B)
-    ) as loader:
-        with pytest.raises(SchemaError, match="a batch that is no dict"):
-            next(loader)
-
-
 # -- on a device -----------------------------------------------------------------------------------
 
 
@@ -390,22 +249,6 @@ def test_on_a_device_batches_come_in_the_given_arrays(how, count):
             assert batch["i"].numpy().tolist() == list(range(B * number, B * number + B))
             assert np.array_equal(batch["x"].numpy()[:, 0], batch["i"].numpy())
     assert fake.violations == []
-
-
-def test_a_slot_is_free_although_the_thread_that_made_its_batch_still_refers_to_it(monkeypatch):
-    made, put = [], TrainQueue.put
-
-    def noted(self, seq, outcome):
-        made.append(outcome)
-        put(self, seq, outcome)
-
-    monkeypatch.setattr(TrainQueue, "put", noted)
-    into = given_tensors(WIDE)
-    with AsyncDataLoader(SOURCES["jobs"](WIDE), B, into=into, **KINDS["processes"]) as loader:
-        for _ in range(5):
-            next(loader)
-            assert loader.stats().slots_lent == 0
-    assert len(made) >= 5
 
 
 @settings(max_examples=30)
@@ -433,28 +276,6 @@ def test_small_batches_of_a_table_go_straight_into_the_given_arrays(count, steps
         assert result.values[0].tolist() == index.tolist()
         assert result.values[1][:, 0].tolist() == index.tolist()
     assert fake.violations == []
-
-
-def test_a_field_that_is_not_given_comes_on_the_device():
-    fake = FakeBackend()
-    with ReplayBuffer(32) as table:
-        table.extend(columns())
-        given = {"x": on(fake)["x"]}
-        with AsyncDataLoader(table, B, device=fake, into=given) as loader:
-            for _ in range(5):
-                batch = next(loader)
-                assert batch["x"] is given["x"]
-                assert batch["i"].numpy().tolist() == batch["index"].tolist()
-                assert batch["x"].numpy()[:, 0].tolist() == batch["index"].tolist()
-    assert fake.violations == []
-
-
-def test_next_does_not_wait_for_the_device():
-    fake = FakeBackend()
-    with AsyncDataLoader(columns(), B, device=fake, into=on(fake)) as loader:
-        for _ in range(5):
-            next(loader)
-        assert not {n for n in fake.host_syncs if not n.startswith("async-loader")}
 
 
 @settings(max_examples=30)
@@ -493,28 +314,3 @@ def test_a_buffer_that_returns_on_another_stream_waits_for_the_stream_before():
         fake.drain(first)
     assert [result.values[0][0] for result in late] == [0, B, 2 * B]
     assert fake.violations == []
-
-
-def test_on_a_device_the_index_stays_on_the_cpu_also_in_a_given_tensor():
-    fake = FakeBackend()
-    with ReplayBuffer(32) as table:
-        table.extend(columns())
-        index = torch.full((B,), -1)
-        into = on(fake) | {"index": index}
-        with AsyncDataLoader(table, B, device=fake, into=into) as loader:
-            batch = next(loader)
-            assert batch["index"] is index
-            assert torch.equal(index % 32, batch["i"].cpu() % 32)
-        refused(
-            on(fake) | {"index": fake.empty((B,), "int64")}, "no tensor on cpu", table, device=fake
-        )
-
-
-def test_tensors_elsewhere_and_on_another_device_are_refused():
-    fake = FakeBackend()
-    refused(given_tensors(), "and this field is delivered on fake", device=fake)
-    refused(on(FakeBackend()), "no tensor on fake", device=fake)
-    wrong = on(fake) | {"x": fake.empty((B, 4), "float32")}
-    refused(wrong, "torch.empty([8, 3], dtype=torch.float32, device='fake')", device=fake)
-    one = on(fake)
-    refused([one, one], "into[0]['x'] and into[1]['x'] overlap", device=fake)

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
-from async_loader.errors import Broken, ConfigError, SchemaError, Unsupported
-from async_loader.source import Applied, Rows
-from async_loader.sources.columns import ColumnsReader, ColumnsSource
+from async_loader.errors import Broken, ConfigError, SchemaError
+from async_loader.source import Applied
 
 SLACK_S = 60.0
 
@@ -48,14 +47,6 @@ def test_the_loader_of_a_table_changes_rows_by_id():
         batch = buffer.sample(100)
         changed = np.isin(batch["index"], ids.numpy())
         assert (batch["y"] == changed).all()
-
-
-def test_rows_that_cannot_be_changed_are_named():
-    with (
-        AsyncDataLoader({"x": np.arange(9)}, 3) as loader,
-        pytest.raises(Unsupported, match="ColumnsSource cannot be changed"),
-    ):
-        loader.update([0], x=[1])
 
 
 # -- formats ---------------------------------------------------------------------------------------
@@ -97,30 +88,7 @@ def test_batches_come_as_a_tensordict_where_that_is_asked_for(monkeypatch):
     assert torch.equal(batch["x"], batch["index"])
 
 
-def test_a_format_without_its_package_is_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensordict", None)
-    with pytest.raises(
-        ConfigError, match=r"needs the package tensordict .*: pip install tensordict, or 'torch'"
-    ):
-        AsyncDataLoader({"x": np.arange(9)}, 3, batch_format="tensordict")
-
-
 # -- worker threads --------------------------------------------------------------------------------
-
-
-def test_worker_threads_make_the_batches_that_no_workers_make():
-    def drawn(**how):
-        with AsyncDataLoader(
-            {"x": np.arange(1000)},
-            16,
-            seed=5,
-            timeout_s=SLACK_S,
-            collate_fn=lambda rows: [row["x"] for row in rows],
-            **how,
-        ) as loader:
-            return [[int(x) for x in next(loader)] for _ in range(6)]
-
-    assert drawn(num_workers=3, worker_type="thread") == drawn()
 
 
 def test_jobs_run_in_several_threads_at_once():
@@ -192,30 +160,6 @@ def test_worker_threads_are_told_their_number_and_may_refuse_to_begin():
             next(loader)
 
 
-class Watched(ColumnsReader):
-    """Detects two threads that read at the same time."""
-
-    busy = threading.Lock()
-    overlapped = False
-
-    def read(self, index, into, seed):
-        Watched.overlapped |= not self.busy.acquire(blocking=False)
-        super().read(index, into, seed)
-        self.busy.release()
-
-
-def test_a_reader_that_threads_share_reads_for_one_at_a_time():
-    source = ColumnsSource({"x": np.arange(1000)}, 0)
-    source._reader.__class__ = Watched
-    assert isinstance(source.plan(3, None), Rows)
-    with AsyncDataLoader(
-        source, 512, num_workers=4, worker_type="thread", timeout_s=SLACK_S
-    ) as loader:
-        for _ in range(50):
-            next(loader)
-    assert not Watched.overlapped
-
-
 def test_a_blocked_worker_thread_is_left_behind_at_the_end_of_the_time(caplog):
     gate, begun = threading.Event(), threading.Event()
 
@@ -236,34 +180,6 @@ def test_a_blocked_worker_thread_is_left_behind_at_the_end_of_the_time(caplog):
 # -- numbers and the end ---------------------------------------------------------------------------
 
 
-def test_a_loader_says_whether_it_was_closed():
-    loader = AsyncDataLoader({"x": np.arange(9)}, 3)
-    assert not loader.closed
-    loader.close()
-    assert loader.closed
-    epochs = DataLoader([1, 2, 3])
-    assert not epochs.closed
-    epochs.close()
-    assert epochs.closed
-
-
-@pytest.mark.parametrize(
-    "how",
-    [{}, {"num_workers": 2, "worker_type": "thread"}, {"num_workers": 2}],
-    ids=["next", "thread", "process"],
-)
-def test_a_dataset_loader_counts_what_each_stage_has_done(how):
-    with DataLoader([{"x": n} for n in range(12)], 3, **how) as loader:
-        assert loader.stats().learner.batches == 0
-        for _ in range(2):
-            assert len(list(loader)) == 4
-        stats = loader.stats()
-    assert stats.learner.batches == stats.workers.batches == 8
-    assert stats.workers.busy_s > 0
-    assert stats.bottleneck in ("workers", "learner")
-    assert (stats.skipped, stats.workers_replaced) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -272,22 +188,13 @@ def test_a_dataset_loader_counts_what_each_stage_has_done(how):
             "has no timeout: say timeout_s",
         ),
         (
-            lambda: AsyncDataLoader({"x": np.arange(9)}, 3, context="fork"),
-            "has no context: say multiprocessing_context",
-        ),
-        (
             lambda: DataLoader([1], workers="threads"),
             "has no workers: say num_workers=N and worker_type='process' or 'thread'",
         ),
-        (lambda: DataLoader([1], compiled=True), "has no compiled: say bulk"),
         (
             lambda: DataLoader([1], 1, True),
             r"takes dataset, batch_size by place, and 3 values were given: "
             r"name the others \(shuffle=",
-        ),
-        (
-            lambda: DataLoader([1], persistent_workers=True),
-            "has no persistent_workers: workers live as long as",
         ),
     ],
 )
@@ -304,30 +211,14 @@ def test_a_word_of_before_or_of_torch_is_answered_with_ours(make, text):
             "'ReplayBuffer' object has no attribute 'size': say len(table)",
         ),
         (
-            lambda table: table.is_full(),
-            "'ReplayBuffer' object has no attribute 'is_full': say stats().full",
-        ),
-        (
             lambda table: table.writer().create_item(),
             "no attribute 'create_item': every step is an item",
-        ),
-        (
-            lambda table: table.update_priorities(indices=[1], priorities=[1]),
-            "ReplayBuffer.update_priorities() has no indices: say index",
         ),
         (
             lambda table: table.vector_writer(num_envs=3),
             "ReplayBuffer.vector_writer() has no num_envs: say envs",
         ),
-        (
-            lambda table: table.writer().end_episode(np.zeros(3)),
-            "end_episode() takes nothing by place, and 1 values were given",
-        ),
         (lambda table: table.add(x=1, done=True), "'done' is no field of it"),
-        (
-            lambda table: ReplayBuffer.load("folder"),
-            "say table.load(path), or ReplayBuffer.from_checkpoint(path)",
-        ),
         (
             lambda table: DataLoader(table, 3),
             "a ReplayBuffer, which has no epochs: say AsyncDataLoader(table, batch_size)",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import pickle
-import threading
 from collections import Counter
 
 import numpy as np
@@ -16,14 +15,12 @@ from hypothesis import strategies as st
 from async_loader import (
     END,
     AsyncDataLoader,
-    Field,
     Fifo,
     MinSize,
     Mixture,
     Prioritized,
     ReplayBuffer,
     Sequences,
-    Transitions,
     connect,
 )
 from async_loader.errors import (
@@ -86,31 +83,6 @@ def test_each_batch_has_the_shares_rounded_down_or_up(shares, batch_size, seed):
         assert (found <= np.ceil(wanted + 1e-6)).all()
 
 
-def test_shares_hold_in_the_mean():
-    mixture = Mixture([(columns(0), 0.15), (columns(0), 0.6), (columns(0), 0.25)], seed=3)
-    total = np.zeros(3)
-    for _ in range(4000):
-        total += np.bincount(mixture.numbers(mixture.plan(7, NOW).index[:, 0]), minlength=3)
-    # of one batch a count varies by at most 1/4
-    assert np.abs(total - 4000 * 7 * np.array([0.15, 0.6, 0.25])).max() < 5 * np.sqrt(4000 / 4)
-
-
-def test_shares_that_come_out_even_hold_in_every_batch():
-    mixture = Mixture([(columns(0), 0.1) for _ in range(10)])
-    for _ in range(50):
-        plan = mixture.plan(100, NOW)
-        assert np.bincount(mixture.numbers(plan.index[:, 0])).tolist() == [10] * 10
-
-
-def test_rows_lie_source_after_source_in_the_order_given():
-    with Mixture({filled(0): 1, filled(1000): 2, filled(2000): 1}, seed=0) as mixture:
-        for batch_size in (8, 9, 10):
-            batch = mixture.draw_now(batch_size).batch
-            numbers = mixture.numbers(batch["index"]).tolist()
-            assert numbers == sorted(numbers)
-            steps(mixture, batch)
-
-
 # -- batches ---------------------------------------------------------------------------------------
 
 
@@ -136,18 +108,6 @@ def test_a_loader_mixes_tables_sources_and_columns(workers, worker_type):
         assert len(seen) > 150
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_collate_fn_sees_the_rows_of_all_sources(workers):
-    with (
-        Mixture({filled(0): 1, filled(1000): 1}) as mixture,
-        AsyncDataLoader(
-            mixture, 6, num_workers=workers, collate_fn=lambda rows: [r["x"] for r in rows]
-        ) as loader,
-    ):
-        batch = next(loader)
-    assert [int(one) // 1000 for one in batch] == [0, 0, 0, 1, 1, 1]
-
-
 def test_equal_seeds_give_equal_batches_and_others_do_not():
     def batches(seed):
         with Mixture({filled(0): 1, filled(1000): 2}, seed=seed) as mixture:
@@ -155,42 +115,6 @@ def test_equal_seeds_give_equal_batches_and_others_do_not():
 
     assert batches(4) == batches(4)
     assert batches(4) != batches(5)
-
-
-def test_fields_may_come_in_another_order_and_lie_in_dicts():
-    first = ReplayBuffer(10, {"a": {"p": "int64", "q": "float32"}, "b": "uint8"})
-    second = ReplayBuffer(10, {"b": "uint8", "a": {"q": "float32", "p": "int64"}})
-    first.add(a={"p": 1, "q": 2.0}, b=3)
-    second.add(b=6, a={"q": 5.0, "p": 4})
-    with Mixture({first: 1, second: 1}) as mixture:
-        batch = mixture.draw_now(2).batch
-        plan = mixture.plan(2, NOW)
-        (one, two) = mixture.reader().fetch(plan.index, (1, 2, 3))
-    assert list(batch) == ["a", "b", "index"]
-    assert batch["a"]["p"].tolist() == [1, 4]
-    assert batch["a"]["q"].tolist() == [2, 5]
-    assert batch["b"].tolist() == [3, 6]
-    assert (one["a"]["p"], two["a"]["p"]) == (1, 4)
-
-
-def test_sources_have_views_of_their_own():
-    schema = {"x": Field((), "int64", next="next_x"), "reward": "float32", "terminated": "bool"}
-    tables = [ReplayBuffer(100, schema, seed=0) for _ in range(2)]
-    for table in tables:
-        ends = np.arange(50) % 10 == 9
-        table.extend(x=np.arange(50), reward=np.ones(50), terminated=ends, stream=0)
-    views = [
-        (tables[0].source(view=Transitions(2, 1.0)), 1),
-        (tables[1].source(view=Transitions(3, 1.0)), 1),
-    ]
-    mixture = Mixture(views, seed=0)
-    batch = mixture.draw_now(200).batch
-    long = batch["reward"] == batch["reward"].max()
-    assert batch["reward"][:100].max() == 2
-    assert batch["reward"][100:].max() == 3
-    assert long[100:].any()
-    with pytest.raises(ConfigError, match=r"'discount', and source 1 .* has none"):
-        Mixture([(tables[0].source(view=Transitions(2, 1.0)), 1), (tables[1].source(), 1)])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -237,101 +161,6 @@ def test_priorities_reach_the_table_of_each_row_and_those_without_are_left_out()
             mixture.update_priorities(alone, np.ones(10))
 
 
-def test_rows_that_are_gone_are_counted_and_touch_no_other():
-    tables = [filled(1000 * n, capacity=100) for n in range(2)]
-    with Mixture(dict.fromkeys(tables, 1), seed=0) as mixture:
-        batch = mixture.draw_now(40).batch
-        tables[1].extend(x=np.full(300, 5), o=np.zeros((300, 3)))
-        done = mixture.update(batch["index"], x=np.full(40, -7))
-        assert done == Applied(20, 20)
-        assert (tables[1].sample(100)["x"] == 5).all()
-
-
-def test_places_without_a_step_count_as_stale_as_those_of_a_table_do():
-    schema = {"x": "int64", "terminated": "bool"}
-    tables = [ReplayBuffer(100, schema, view=Sequences(4, boundary="pad")) for _ in range(2)]
-    for table in tables:
-        table.extend(x=np.arange(6), terminated=np.arange(6) == 5, stream=0)
-    with Mixture(dict.fromkeys(tables, 1), seed=0) as mixture:
-        index = np.array([0, -1, (1 << SOURCE_BIT) + 5, -1])
-        assert mixture.numbers(index).tolist() == [0, -1, 1, -1]
-        assert mixture.ids(index).tolist() == [0, -1, 5, -1]
-        assert mixture.update(index, x=np.array([10, 11, 12, 13])) == Applied(2, 2)
-        assert tables[0].update(np.array([1, -1]), x=np.array([20, 21])) == Applied(1, 1)
-        assert mixture.delete(index) == Applied(2, 2)
-        assert mixture.delete(np.array([-1, -1])) == Applied(0, 2)
-        assert [len(table) for table in tables] == [5, 5]
-
-
-@pytest.mark.parametrize("boundary", ["pad", "cross"])
-def test_update_takes_the_index_of_sequences_with_fields_of_any_shape(boundary):
-    schema = {"x": "int64", "o": Field((3,)), "deep": {"m": Field((2, 2))}, "terminated": "bool"}
-    view = Sequences(4, boundary=boundary)
-    tables = [ReplayBuffer(100, schema) for _ in range(2)]
-    zeros = {
-        "x": np.zeros(30, np.int64),
-        "o": np.zeros((30, 3)),
-        "deep": {"m": np.zeros((30, 2, 2))},
-    }
-    for table in tables:
-        table.extend(**zeros, terminated=np.arange(30) % 6 == 5, stream=0)
-    with (
-        Mixture([(table.source(view=view, seed=0), 1) for table in tables], seed=0) as mixture,
-        AsyncDataLoader(mixture, 16, num_workers=0, batch_format="numpy") as loader,
-    ):
-        index = next(loader)["step_index"]
-        x = mixture.ids(index) + 1000 * mixture.numbers(index)
-        o, m = x[..., None] + np.arange(3) / 10, x[..., None, None] + np.eye(2)
-        there = int((index >= 0).sum())
-        done = loader.update(index, x=x, o=o.astype(np.float32), deep={"m": m})
-        assert done == Applied(there, index.size - there)
-        for number, table in enumerate(tables):
-            ids = np.unique(mixture.ids(index[(index >= 0) & (mixture.numbers(index) == number)]))
-            rows, expected = table.get(ids), ids + 1000 * number
-            assert np.array_equal(rows["x"], expected)
-            assert np.allclose(rows["o"], expected[:, None] + np.arange(3) / 10)
-            assert np.array_equal(rows["deep"]["m"], expected[:, None, None] + np.eye(2))
-
-
-def test_update_and_delete_take_fields_and_rows_in_any_order():
-    tables = [filled(1000 * n) for n in range(3)]
-    rng = np.random.default_rng(0)
-    with Mixture(dict.fromkeys(tables, 1)) as mixture:
-        numbers, ids = rng.integers(0, 3, 60), rng.permutation(60)
-        index = (numbers << SOURCE_BIT) + ids
-        o = rng.random((60, 3)).astype(np.float32)
-        assert mixture.update(index, o=o) == Applied(60, 0)
-        for number, table in enumerate(tables):
-            got = table.get(ids[numbers == number])
-            assert np.array_equal(got["o"], o[numbers == number])
-        assert mixture.delete(index[:30]) == Applied(30, 0)
-        assert mixture.delete(index) == Applied(30, 30)
-        assert [len(table) for table in tables] == [
-            100 - int((numbers == number).sum()) for number in range(3)
-        ]
-
-
-@pytest.mark.parametrize("index", [np.array([3.7]), np.array(["3"]), np.array([True])])
-def test_an_index_that_is_not_of_integers_changes_no_step(index):
-    table = filled(0)
-    with (
-        Mixture([(table, 1)]) as mixture,
-        AsyncDataLoader(mixture, 4) as mixed,
-        AsyncDataLoader(table.source(sampler=Prioritized()), 4) as loader,
-    ):
-        for refused in (
-            lambda: mixture.update(index, x=np.array([-1])),
-            lambda: mixture.delete(index),
-            lambda: mixture.numbers(index),
-            lambda: mixed.update(index, x=np.array([-1])),
-            lambda: loader.update(index, x=np.array([-1])),
-            lambda: loader.update_priorities(index, np.ones(1)),
-        ):
-            with pytest.raises(ConfigError, match=r"ids are integers, as in a batch's `index`"):
-                refused()
-        assert table.get(np.arange(100))["x"].tolist() == list(range(100))
-
-
 def test_what_cannot_be_split_is_refused_before_anything_changes():
     table = filled(0)
     mixture = Mixture([(table, 1), (columns(1000), 1)])
@@ -370,40 +199,6 @@ def test_a_table_that_waits_is_named_and_what_others_planned_is_kept():
         with pytest.raises(Timeout):
             mixture.plan(8, NOW)
         assert "source 0 of the mixture (ReplayBuffer)" in mixture.waiting_for()
-
-
-def test_a_batch_size_may_change_while_a_table_waits():
-    queue, late = ReplayBuffer.queue(50, SCHEMA), ReplayBuffer(100, SCHEMA)
-    queue.extend(columns(0, 40))
-    with Mixture([(queue, 1), (late, 1)]) as mixture:
-        with pytest.raises(Timeout):
-            mixture.plan(20, NOW)
-        late.extend(columns(1000, 20))
-        found = [mixture.plan(size, NOW).batch["x"] for size in (8, 4, 20)]
-    assert [x for one, n in zip(found, (4, 2, 10), strict=True) for x in one[:n]] == list(range(16))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_waits_for_an_empty_table_without_a_schema(workers):
-    late = ReplayBuffer(100)
-    added = threading.Timer(0.05, lambda: late.extend(columns(1000, 20)))
-    added.start()
-    with (
-        Mixture({filled(0): 1, late: 1}) as mixture,
-        AsyncDataLoader(mixture, 8, num_workers=workers) as loader,
-    ):
-        assert counts(mixture, next(loader)) == [4, 4]
-    added.join()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_that_waits_names_the_table(workers):
-    with (
-        Mixture({filled(0): 1, ReplayBuffer(100, SCHEMA): 1}) as mixture,
-        AsyncDataLoader(mixture, 8, num_workers=workers, timeout_s=0.2) as loader,
-        pytest.raises(Timeout, match="source 1 of the mixture"),
-    ):
-        next(loader)
 
 
 class Ending:
@@ -507,29 +302,6 @@ def remote():
         yield client
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_table_of_a_feeder_mixes_with_one_here(remote, workers):
-    here, there = filled(0), remote.table("one")
-    with (
-        Mixture({here: 1, there: 2}, seed=0) as mixture,
-        AsyncDataLoader(mixture, 16, num_workers=workers) as loader,
-    ):
-        total = np.zeros(2)
-        for batch in itertools.islice(loader, 30):
-            steps(mixture, batch)
-            assert counts(mixture, batch) in ([5, 11], [6, 10])
-            total += counts(mixture, batch)
-        assert abs(total[0] - 160) <= 16
-        index = batch["index"]
-        remote_rows = int((mixture.numbers(index) == 1).sum())
-        assert loader.update_priorities(index, np.ones(16)) == Applied(remote_rows, 0)
-        assert loader.update(index, x=np.zeros(16, np.int64)) == Applied(16, 0)
-        assert mixture.delete(index).applied <= 16
-        assert len(here) < 100
-        assert len(there) < 100
-
-
 def test_a_queue_of_a_feeder_gives_each_row_once_and_takes_back_what_was_not_used(remote):
     table = remote.table("queue")
     with table.writer() as writer:
@@ -566,41 +338,20 @@ def test_sources_of_unequal_rows_are_refused_with_the_field(other, message):
         Mixture([(filled(0), 1), (other, 1)])
 
 
-def test_unequal_rows_of_a_table_without_a_schema_show_with_the_first_batch():
-    late = ReplayBuffer(10)
-    with Mixture({filled(0): 1, late: 1}) as mixture, AsyncDataLoader(mixture, 4) as loader:
-        late.add(x=1.0, o=np.zeros(3, np.float32))
-        with pytest.raises(ConfigError, match=r"'x' is int64\[\].*float32"):
-            next(loader)
-
-
 @pytest.mark.parametrize(
     ("shares", "message"),
     [
         ([], "0 sources"),
-        ([(columns(0), 0)], "share of source 0 is 0"),
         ([(columns(0), 1), (columns(0), -1.0)], "share of source 1 is -1.0"),
-        ([(columns(0), float("nan"))], "share of source 0 is nan"),
         ([(columns(0), True)], "share of source 0 is True"),
-        ([columns(0)], "list of pairs"),
         (7, "shares is 7"),
-        ([(print, 1)], "give a table"),
         ([(ReplayBuffer, 1)], "give a table"),
-        ([(Mixture([(columns(0), 1)]), 1)], "share multiplied"),
         ([(columns(0), 1)] * 129, "129 sources"),
     ],
 )
 def test_wrong_shares_are_refused(shares, message):
     with pytest.raises(ConfigError, match=message):
         Mixture(shares)
-
-
-def test_a_loader_given_shares_names_mixture():
-    with pytest.raises(ConfigError, match=r"say Mixture\(\{table: share"):
-        AsyncDataLoader({filled(0): 1, filled(0): 1}, 4)
-    of_torch = {"weights": {filled(0): 1}}
-    with pytest.raises(TypeError, match="say shares"):
-        Mixture(**of_torch)
 
 
 def test_closing_ends_the_sources_made_here_and_no_other():

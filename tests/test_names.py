@@ -15,13 +15,11 @@ from async_loader.feeder import Client, TableClient
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.names import (
     ATTRIBUTES,
-    SAY,
     attribute_remedy,
     by_name,
     describe,
     explain_wrong_attributes,
     explain_wrong_names,
-    hint,
     misplaced_fields,
 )
 from async_loader.replay.vector_writer import VectorWriter
@@ -128,37 +126,6 @@ def test_a_wrong_name_is_answered_with_ours(call, text):
     assert caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [(Tank, "missing 1 required"), (lambda: Tank(3).sample(len), "takes exactly one")],
-)
-def test_other_type_errors_stay_as_they_are(call, text):
-    with pytest.raises(TypeError, match=text):
-        call()
-
-
-def test_an_explained_callable_keeps_its_signature_and_docstring():
-    assert list(inspect.signature(Tank).parameters) == ["capacity", "schema", "limiter", "seed"]
-    assert Tank.__init__.__doc__ == "Doc."
-    assert wait(timeout_s=2) == 2
-
-
-def test_each_word_of_the_table_has_an_answer_other_than_itself():
-    for word, answers in SAY.items():
-        assert answers
-        assert word not in answers
-        for ours in answers:
-            assert hint(word, [ours.replace(",", "=").split("=")[0]]) == f"say {ours}"
-
-
-def test_a_reason_of_one_callable_is_given_for_that_callable_alone():
-    assert "every batch of a source is whole" in hint(
-        "drop_last", ["batch_size"], "AsyncDataLoader"
-    )
-    assert hint("drop_last", ["batch_size", "last_batch"], "DataLoader") == "say last_batch='drop'"
-    assert hint("drop_last", ["zone"], "other") == "it takes zone"
-
-
 @explain_wrong_attributes
 class Cistern:
     level = 3
@@ -200,16 +167,6 @@ def test_a_hint_for_a_wrong_attribute_names_one_that_the_object_has():
     assert attribute_remedy(ReplayBuffer, "dataset") == "say AsyncDataLoader(table, batch_size)"
 
 
-def test_a_method_is_named_by_the_class_of_its_object():
-    class Pond(Tank):
-        pass
-
-    with pytest.raises(TypeError, match=r"^Pond.sample\(\) has no timeout: say timeout_s$"):
-        Pond(3).sample(8, timeout=3)
-    with pytest.raises(TypeError, match=r"^Pond\(\) has no maxlen: say capacity$"):
-        Pond(maxlen=3)
-
-
 def test_a_method_that_is_called_on_its_class_says_so():
     class Lake:
         @explain_wrong_names
@@ -229,19 +186,6 @@ def test_a_method_that_is_called_on_its_class_says_so():
         TypeError, match=r"^Lake.fill\(\) is called on an object, not on the class$"
     ):
         Lake.fill(3)
-
-
-def test_a_warning_points_at_the_program(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text("""import warnings
-from async_loader.names import explain_wrong_names, stacklevel
-space = {"__name__": "async_loader.deep", "warnings": warnings, "stacklevel": stacklevel}
-exec("def deep(): warnings.warn('far down', stacklevel=stacklevel())", space)
-explain_wrong_names(space["deep"])()
-""")
-    with pytest.warns(UserWarning, match="far down") as seen:
-        exec(compile(script.read_text(), str(script), "exec"), {"__name__": "program"})
-    assert (seen[0].filename, seen[0].lineno) == (str(script), 5)
 
 
 def test_fields_given_by_position_are_refused_with_the_keyword_form():

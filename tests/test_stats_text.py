@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from async_loader import AsyncDataLoader, ReplayBuffer
+from async_loader import AsyncDataLoader
 from async_loader.feeder.client.stats import ClientStats
-from async_loader.replay.table.waiters import Waiting
 
 
 def test_a_loader_prints_its_stages_and_the_slowest() -> None:
@@ -23,19 +22,6 @@ def test_a_loader_prints_its_stages_and_the_slowest() -> None:
     assert " busy, " in lines[4]
     assert "skipped" not in str(stats)
     assert "3 skipped" in str(dataclasses.replace(stats, skipped=3))
-
-
-def test_a_table_prints_its_counts_and_who_waits() -> None:
-    with ReplayBuffer(1_000, {"x": np.float32}) as buffer:
-        for value in range(3):
-            buffer.add(x=float(value))
-        stats = buffer.stats()
-    (line,) = str(stats).splitlines()
-    assert line.startswith("3 of 1,000 steps in ")
-    assert line.endswith("; 3 inserted, 0 sampled, 0 deleted; 1 open streams")
-    waiting = Waiting(what="sample", who="MainThread", reason="3 of 32 items", waited_s=1.25)
-    more = str(dataclasses.replace(stats, waiting=(waiting,)))
-    assert more.splitlines()[-1] == "MainThread waits 1.2 s to sample: 3 of 32 items"
 
 
 def client_stats(**changed: Any) -> ClientStats:

@@ -4,7 +4,6 @@ negative numbers and what is no number are refused.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from async_loader import AsyncDataLoader, MinSize, ReplayBuffer, Uniform
+from async_loader import AsyncDataLoader, ReplayBuffer, Uniform
 from async_loader.dataset.data_loader import DataLoader
-from async_loader.errors import ConfigError, Timeout
-from async_loader.lifecycle import LONGEST_S, Deadline, join, seconds, seconds_or_none
+from async_loader.errors import ConfigError
+from async_loader.lifecycle import seconds, seconds_or_none
 
 BAD = (math.nan, -1, -(10**400), -math.inf, "a", True, [1.0], np.float64("nan"))
 
@@ -28,30 +27,6 @@ def test_what_is_no_time_is_refused_with_one_message(value: Any) -> None:
             match=r"wait_s=.*: give seconds, 0 \(try once\) or more; math.inf waits for ever",
         ):
             check("wait_s", value)
-
-
-def test_zero_and_infinity_are_times() -> None:
-    times = (0, 0.0, 2, np.float32(0.5), math.inf, 10**400)
-    assert [seconds("t", value) for value in times] == [0, 0, 2, 0.5, math.inf, math.inf]
-    assert seconds_or_none("t", None) is None
-
-
-def test_a_deadline_without_an_end_is_never_over() -> None:
-    for never in (None, math.inf, 2 * LONGEST_S):
-        deadline = Deadline(never)
-        assert deadline.left() is None
-        assert deadline.left_or_inf() == math.inf
-        assert not deadline.expired
-    assert Deadline(0).expired
-    assert Deadline(0).left_or_inf() == 0
-
-
-def test_threads_are_joined_for_ever_where_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    thread = threading.Thread(target=lambda: None)
-    thread.start()
-    assert join(thread, math.inf)
 
 
 def _table() -> ReplayBuffer:
@@ -153,65 +128,3 @@ def test_loaders_refuse_it_when_they_are_made_and_closed(value: Any) -> None:
         with pytest.raises(ConfigError, match="timeout_s="):
             loader.close(timeout_s=value)
         loader.close()
-
-
-def test_a_timeout_of_zero_tries_once() -> None:
-    buffer = ReplayBuffer(10, {"x": "int64"}, limiter=MinSize(2), seed=0)
-    buffer.add(x=1, timeout_s=0)
-    with pytest.raises(Timeout):
-        buffer.sample(1, timeout_s=0)
-    buffer.add(x=1, timeout_s=0)
-    assert buffer.sample(1, timeout_s=0)["x"].tolist() == [1]
-
-
-def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
-    from async_loader.feeder.client import client, writer
-    from async_loader.replay.vector_writer import VectorWriter
-    from async_loader.replay.writer import LocalWriter
-
-    owned = (ReplayBuffer, LocalWriter, VectorWriter)
-    found = {
-        f"{kind.__name__}.{name}"
-        for kind in (*owned, client.Client, client.TableClient, writer.RemoteWriter)
-        for name, method in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith("_") and {"timeout_s"} & set(inspect.signature(method).parameters)
-    }
-    assert found == {
-        "Client.close",
-        "Client.drain",
-        "Client.latest",
-        "Client.publish",
-        "Client.status",
-        "RemoteWriter.append",
-        "RemoteWriter.close",
-        "RemoteWriter.end_episode",
-        "RemoteWriter.extend",
-        "RemoteWriter.flush",
-        "ReplayBuffer.add",
-        "ReplayBuffer.clear",
-        "ReplayBuffer.close",
-        "ReplayBuffer.delete",
-        "ReplayBuffer.end_episode",
-        "ReplayBuffer.extend",
-        "ReplayBuffer.load",
-        "ReplayBuffer.sample",
-        "ReplayBuffer.save",
-        "ReplayBuffer.update",
-        "ReplayBuffer.update_priorities",
-        "LocalWriter.append",
-        "LocalWriter.close",
-        "LocalWriter.end_episode",
-        "LocalWriter.extend",
-        "LocalWriter.flush",
-        "TableClient.clear",
-        "TableClient.delete",
-        "TableClient.load",
-        "TableClient.sample",
-        "TableClient.save",
-        "TableClient.source",
-        "TableClient.update",
-        "TableClient.update_priorities",
-        "VectorWriter.append",
-        "VectorWriter.close",
-        "VectorWriter.flush",
-    }

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_loader import AsyncDataLoader, ReplayBuffer, connect
-from async_loader.errors import ConfigError, SchemaError
 
 KINDS = {
     "inline": {},
@@ -131,32 +130,8 @@ def test_a_seed_gives_the_same_random_numbers_with_and_without_workers(make):
             assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def globally_noisy(batch: dict) -> dict:
-    batch["noise"] = np.random.random(8) + torch.rand(8).numpy()
-    return batch
-
-
-def test_in_worker_processes_the_global_generators_are_seeded_for_each_batch():
-    found = []
-    for workers in (2, 3):
-        with AsyncDataLoader(
-            columns(), 8, transform=globally_noisy, seed=5, num_workers=workers
-        ) as loader:
-            found.append([batch["noise"].tolist() for batch in take(loader, 6)])
-    assert found[0] == found[1]
-    assert len(set(map(tuple, found[0]))) == 6
-
-
 def where(batch: dict) -> dict:
     return {"pid": np.array([os.getpid()]), "thread": np.array([threading.get_ident()])}
-
-
-@pytest.mark.parametrize("make", [jobs, columns, table], ids=["jobs", "columns", "table"])
-def test_it_runs_in_the_workers(make):
-    with AsyncDataLoader(make(), 8, transform=where, num_workers=2) as loader:
-        assert os.getpid() not in {b["pid"].item() for b in take(loader, 4)}
-    with AsyncDataLoader(make(), 8, transform=where) as loader:
-        assert {b["thread"].item() for b in take(loader, 4)} - {threading.get_ident()}
 
 
 def refuse(batch: dict) -> dict:
@@ -176,95 +151,6 @@ def test_its_error_arrives_at_next_with_where_it_was_raised(make, how):
             assert "in refuse" in text
     if isinstance(source, ReplayBuffer):
         source.close()
-
-
-def forgetful(batch: dict) -> None:
-    batch["x"] *= 2
-
-
-@EVERYWHERE
-def test_numbers_that_it_returns_become_arrays(how):
-    def count(batch):
-        more = {"share": 0.5, "whole": True, "words": "as they are"}
-        return {"x": batch["x"], "count": len(batch["x"]), "more": more}
-
-    with AsyncDataLoader(table(), 4, transform=count, **how) as loader:
-        batch = next(loader)
-    assert batch["count"].dtype == torch.int64
-    assert batch["count"] == 4
-    assert batch["more"]["share"] == 0.5
-    assert batch["more"]["whole"].dtype == torch.bool
-    assert batch["more"]["words"] == "as they are"
-
-
-@EVERYWHERE
-def test_a_forgotten_return_is_named(how):
-    said = r"forgetful \(.*\) returned None for batch 0: return"
-    with (
-        AsyncDataLoader(columns(), 8, transform=forgetful, **how) as loader,
-        pytest.raises(SchemaError, match=said),
-    ):
-        next(loader)
-
-
-def listed(samples: list) -> dict:
-    return {"x": np.stack([s["x"] for s in samples]), "count": np.array([len(samples)])}
-
-
-def doubled(batch: dict) -> dict:
-    return {"x": batch["x"] * 2, "count": batch["count"]}
-
-
-@EVERYWHERE
-@ALL_SOURCES
-def test_behind_a_collate_fn_it_gets_what_that_returned(make, how):
-    if make is ready:
-        pytest.skip("a ready batch is not collated")
-    source = make()
-    with AsyncDataLoader(source, 8, collate_fn=listed, transform=doubled, **how) as loader:
-        batch = next(loader)
-    assert batch["count"].tolist() == [8]
-    assert (batch["x"] % 2 == 0).all()
-    if isinstance(source, ReplayBuffer):
-        source.close()
-
-
-class Reusing:
-    """Writes every result into the same array."""
-
-    def __init__(self) -> None:
-        self._out = np.zeros((8, WIDE), np.float32)
-
-    def __call__(self, batch: dict) -> dict:
-        np.multiply(batch["x"], 2, out=self._out)
-        return {"i": batch["i"], "doubled": self._out}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@ALL_SOURCES
-def test_an_array_that_it_uses_again_does_not_change_earlier_batches(make, workers):
-    source = make(WIDE)
-    with AsyncDataLoader(source, 8, transform=Reusing(), prefetch=4, num_workers=workers) as loader:
-        held = [next(loader) for _ in range(5)]
-        for batch in held:
-            assert torch.equal(batch["doubled"][:, 0], 2 * batch["i"].float())
-    if isinstance(source, ReplayBuffer):
-        source.close()
-
-
-def test_the_rows_of_a_table_are_not_changed_and_its_ids_stay():
-    with ReplayBuffer(64) as buffer:
-        ids = buffer.extend(x=np.ones((64, 3), np.float32))
-        with AsyncDataLoader(buffer, 8, transform=wipe, num_workers=2) as loader:
-            for batch in take(loader, 4):
-                assert set(batch["index"].tolist()) <= set(np.asarray(ids).tolist())
-                assert not batch["x"].any()
-        assert buffer.sample(8)["x"].all()
-
-
-def wipe(batch: dict) -> dict:
-    batch["x"][:] = 0
-    return batch
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -297,27 +183,6 @@ def test_batches_go_to_a_device_with_what_was_added_and_without_what_was_left_ou
         source.close()
 
 
-def grown(batch: dict) -> dict:
-    return {"x": batch["x"], "more": np.ones((3, 8, WIDE), np.float32)}
-
-
-def renewed(batch: dict) -> dict:
-    """No more than what it leaves out."""
-    return {"x": batch["x"] + 1}
-
-
-@pytest.mark.parametrize(("transform", "least"), [(grown, 4), (renewed, 1)])
-@EVERYWHERE
-def test_slots_grow_to_what_it_adds_and_hold_it_from_then_on(how, transform, least):
-    with AsyncDataLoader(columns(WIDE), 8, transform=transform, **how) as loader:
-        take(loader, 12)
-        ring = loader._engine.core.slots.ring
-        assert ring.slot_bytes >= least * 8 * WIDE * 4
-        start = np.asarray(ring.memory).__array_interface__["data"][0]
-        places = [t.untyped_storage().data_ptr() for t in next(loader).values()]
-        assert all(start <= place < start + ring.memory.nbytes for place in places)
-
-
 NUMBERS = st.sampled_from([np.uint8, np.int64, np.float32, np.bool_])
 
 
@@ -345,10 +210,3 @@ def test_any_mixture_of_kept_and_new_arrays_arrives_as_it_was_made(parts, data):
             and batch.keys() == one.keys()
             for one in made
         )
-
-
-def test_what_is_no_function_is_refused_at_once():
-    with pytest.raises(ConfigError, match="transform is int: give a callable or None"):
-        AsyncDataLoader(columns(), 8, transform=3)
-    with pytest.raises(ConfigError, match="transform is the class dict: give an instance"):
-        AsyncDataLoader(columns(), 8, transform=dict)

@@ -7,8 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 _REQUIREMENT = re.compile(r"([A-Za-z0-9_-]+)(?:\[\w+\])?>=([0-9.]+)")
 
@@ -52,39 +50,3 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
-
-
-@pytest.mark.parametrize("wanted", ["2.7", "no-such-python", "/nowhere/python"])
-def test_a_missing_interpreter_is_named_and_nothing_is_installed(wanted):
-    before = set(ROOT.glob(".venv*"))
-    done = script("--python", wanted, "tests/test_tree.py")
-    assert done.returncode == 1
-    assert f"answers to '{wanted}'" in done.stderr
-    assert set(ROOT.glob(".venv*")) == before
-
-
-def test_an_option_without_its_value_is_refused():
-    done = script("--python")
-    assert done.returncode == 2
-    assert "--python 3.12" in done.stderr
-
-
-def test_interpreters_and_lowest_versions_have_their_own_environments(tmp_path):
-    fake = tmp_path / "versions" / "3.12.1" / "bin" / "python"
-    fake.parent.mkdir(parents=True)
-    fake.write_text("#!/bin/sh\ncase $2 in *version_info*) exit 0;; *) echo 3.12.1;; esac\n")
-    fake.chmod(0o755)
-    code = (
-        f"source {ROOT}/scripts/_venv.sh; for p in '' 3.12.1 {fake}; do for l in 0 1; do"
-        ' (choose_venv "$p" $l; echo "$VENV $CONSTRAINTS $VENV_PYTHON"); done; done'
-    )
-    done = subprocess.run(
-        ["bash", "-c", code], capture_output=True, text=True, timeout=60, check=True,
-        env={"PATH": "/usr/bin:/bin", "PYENV_ROOT": str(tmp_path)},
-    )  # fmt: skip
-    own = [
-        f".venv-3.12.1 constraints.txt {fake}",
-        f".venv-3.12.1-lowest constraints-lowest.txt {fake}",
-    ]
-    usual = [".venv constraints.txt", ".venv-lowest constraints-lowest.txt"]
-    assert [line.strip() for line in done.stdout.splitlines()] == usual + own + own

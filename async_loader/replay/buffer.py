@@ -762,11 +762,9 @@ class ReplayBuffer(Table):
     ) -> checkpoint.SaveReport:
         """Write the whole table into a folder, while other threads add and sample.
 
-        The first save is a full one; the next ones to the same folder write what has changed since,
-        until together they are half as large as a full one. (A buffer that is saved to several
-        folders in turn writes full ones.) A save that fails or is killed leaves the one before it
-        as it was. Not saved: samplers that sources have of their own. One process at a time saves
-        to a folder.
+        A save replaces the one before it in the folder. One that fails or is killed leaves that as
+        it was. Not saved: samplers that sources have of their own. One process at a time saves to a
+        folder.
 
         Parameters
         ----------
@@ -776,8 +774,7 @@ class ReplayBuffer(Table):
         Returns
         -------
         SaveReport
-            ``kind`` ("full" or "incremental"), ``nbytes``, ``duration_s``, ``pause_s``: how long
-            the table was locked.
+            ``nbytes``, ``duration_s``, ``pause_s``: how long the table was locked.
 
         Raises
         ------
@@ -819,8 +816,7 @@ class ReplayBuffer(Table):
         Raises
         ------
         CorruptCheckpoint
-            Names the file that is not as it was written, and the save that would load. Nothing was
-            changed.
+            Names the file that is not as it was written. Nothing was changed.
         SchemaError
             If the steps that were saved are others than the table's.
         ConfigError
@@ -868,7 +864,7 @@ class ReplayBuffer(Table):
         Raises
         ------
         CorruptCheckpoint
-            Names the file that is not as it was written, and the save that would load.
+            Names the file that is not as it was written.
         ConfigError
             If there is no checkpoint, or it cannot be loaded with these settings.
         OutOfMemory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -160,7 +160,9 @@ class Sequences:
                 f"whole={whole!r} shows each episode once, with all of its steps: leave out "
                 "burn_in, stride, bootstrap and dilation"
             )
-        state = (state,) if isinstance(state, str) else tuple(state)
+        if isinstance(state, str) or not isinstance(state, Iterable):
+            state = (state,)
+        state = tuple(state)
         if not all(isinstance(name, str) and name for name in state):
             raise ConfigError(f"state={state!r}: give names of fields, as in 'state' or ('h', 'c')")
         share("eta", eta, "the share of the largest error")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import pickle
 import random
-from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from async_loader.compat.fastai import DataLoader, FakeLoader, SkipItemException, stop
-from async_loader.compat.fastai.parts import NAMES
+from async_loader.compat.fastai import DataLoader, SkipItemException, stop
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz")
 
@@ -37,19 +32,6 @@ class Random(DataLoader):
 # -- what an epoch is ------------------------------------------------------------------------------
 
 
-def test_items_are_batches_without_a_batch_size():
-    assert list(DataLoader(LETTERS)) == LETTERS
-    assert len(DataLoader(LETTERS)) == 26
-    assert DataLoader(LETTERS).prebatched
-    shuffled = list(DataLoader(LETTERS, shuffle=True))
-    assert shuffled != LETTERS
-    assert sorted(shuffled) == LETTERS
-    assert list(DataLoader(LETTERS, indexed=False)) == LETTERS
-    arrays = list(DataLoader([np.zeros(2), (1, np.ones(1)), torch.ones(2)]))
-    assert [torch.is_tensor(arrays[0]), torch.is_tensor(arrays[1][1])] == [True, True]
-    assert next(iter(DataLoader([np.zeros(2)], create_batch=lambda b: b))).dtype == np.float64
-
-
 def test_batches_of_a_size_and_what_is_left_over():
     loader = DataLoader(LETTERS, bs=4, drop_last=True, after_iter=lambda: ends.append(1))
     ends = []
@@ -61,16 +43,6 @@ def test_batches_of_a_size_and_what_is_left_over():
     assert last.tolist() == [8, 9]
     assert len(DataLoader(range(10), batch_size=4)) == 3
     assert DataLoader(range(10), bs=2, batch_size=4).bs == 4
-
-
-def test_n_cuts_short():
-    assert lists(DataLoader(range(10), bs=4, n=6)) == [[0, 1, 2, 3], [4, 5]]
-    assert lists(DataLoader(iter(range(10)), bs=4, n=6)) == [[0, 1, 2, 3], [4, 5]]
-    assert list(DataLoader(range(10), n=3)) == [0, 1, 2]
-    with pytest.raises(IndexError):
-        list(DataLoader(list(range(3)), bs=4, n=6))
-    endless = iter(DataLoader(bs=2, indexed=True, create_item=lambda i: i))
-    assert [next(endless).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
 
 class Stream(IterableDataset):
@@ -85,24 +57,6 @@ def test_an_iterable_dataset_may_be_gone_through_again(drop_last):
     assert lists(loader) == lists(loader) == whole
     with pytest.raises(TypeError, match="give n"):
         len(loader)
-
-
-def test_dicts_strings_and_one_shot_iterators():
-    assert lists(DataLoader({0: 5, 1: 6}, bs=2)) == [[5, 6]]
-    assert list(DataLoader("abcd", bs=2)) == [["a", "b"], ["c", "d"]]
-    once = DataLoader((i for i in range(3)), bs=2)
-    assert (lists(once), lists(once)) == ([[0, 1], [2]], [])
-
-
-def test_stop_ends_the_stream():
-    assert all(0 <= number < 0.95 for number in Random())
-    assert all(len(batch) == 4 for batch in Random(bs=4, drop_last=True))
-    left = iter(range(5))
-    assert lists(DataLoader(bs=2, create_item=lambda s: next(left))) == [[0, 1], [2, 3], [4]]
-    assert lists(DataLoader(range(9), bs=2, before_batch=lambda b: stop() if 4 in b else b)) == [
-        [0, 1],
-        [2, 3],
-    ]
 
 
 def test_skipped_items_are_made_up_for_by_later_ones():
@@ -128,13 +82,6 @@ def test_the_same_seed_shuffles_as_fastai_does():
     assert lists(loader) == [[4, 2, 5, 6, 3, 0, 7, 1]]
     assert lists(loader) == [[4, 2, 7, 1, 6, 0, 3, 5]]
     assert random.getstate() == state
-
-
-def test_the_learner_draws_from_torch_what_it_drew_with_fastai():
-    torch.manual_seed(7)
-    list(DataLoader([1], bs=1))
-    # of fastai 2.8.12 with torch 2.13
-    assert torch.rand(()).item() == pytest.approx(0.6592116951942444)
 
 
 def test_the_order_of_calls():
@@ -173,26 +120,7 @@ def test_the_order_of_calls():
     assert calls == ["before_iter", "shuffle_fn", *item, *item, *batch, *item, *batch, "after_iter"]
 
 
-def test_an_epoch_broken_off_has_no_after_iter():
-    ends = []
-    loader = DataLoader(Stream(), bs=2, after_iter=lambda: ends.append(1))
-    for _ in loader:
-        break
-    loader.one_batch()
-    assert ends == []
-    list(loader)
-    assert ends == [1]
-
-
 # -- callbacks -------------------------------------------------------------------------------------
-
-
-def test_every_callback_may_be_a_keyword():
-    assert set(NAMES) == set(DataLoader._methods)
-    for name in NAMES:
-        marker = partial(max, name)
-        assert getattr(DataLoader([1], **{name: marker}), name) is marker
-        assert not isinstance(getattr(DataLoader([1], **{name: None}), name), partial)
 
 
 def test_callbacks_change_what_they_should():
@@ -248,15 +176,6 @@ def test_overridden_methods():
     assert loader.epochs == 2
 
 
-def test_an_unknown_keyword_is_refused_with_the_nearest():
-    with pytest.raises(TypeError, match="'afer_item': did you mean 'after_item'"):
-        DataLoader([1], afer_item=len)
-    with pytest.raises(TypeError, match="'num_worker': did you mean 'num_workers'"):
-        DataLoader([1], num_worker=2)
-    with pytest.raises(TypeError, match="it takes wif"):
-        DataLoader([1], xyzzy=2)
-
-
 # -- arguments -------------------------------------------------------------------------------------
 
 
@@ -275,22 +194,7 @@ def test_what_cannot_work_is_refused(keywords, error, words):
         DataLoader(**{"dataset": [1], **keywords})
 
 
-def test_an_iterable_dataset_has_no_numbers():
-    with pytest.raises(IndexError, match="item 3 of an iterable"):
-        DataLoader(iter([1]), bs=1).create_item(3)
-
-
 # -- the rest of the surface -----------------------------------------------------------------------
-
-
-def test_one_batch():
-    assert DataLoader(range(5), bs=2, num_workers=2).one_batch().tolist() == [0, 1]
-    # the original is an AssertionError
-    assert DataLoader(range(5), bs=2, timeout=1).one_batch().tolist() == [0, 1]
-    assert DataLoader(iter([]), bs=2).one_batch() is None
-    for empty in (DataLoader([], bs=1), DataLoader([1], bs=2, drop_last=True)):
-        with pytest.raises(ValueError, match="does not contain any batches"):
-            empty.one_batch()
 
 
 def test_attributes_are_those_of_the_dataset():
@@ -343,21 +247,6 @@ def test_new_keeps_what_it_was_given():
     assert type(loader.new(cls=Random)) is Random
 
 
-def test_the_fake_loader_says_how_many_workers_there_are():
-    loader = DataLoader(range(4), bs=2, num_workers=3)
-    fake = loader.fake_l
-    assert (loader.num_workers, fake.num_workers, loader.offs) == (1, 3, 0)
-    assert isinstance(fake, FakeLoader)
-    assert (fake.dataset is fake, fake.d is loader, fake.default is loader) == (True, True, True)
-    assert fake.multiprocessing_context is not None
-    with contextlib.suppress(KeyError), fake.no_multiproc() as same:
-        assert same is loader
-        assert (fake.num_workers, fake.multiprocessing_context) == (0, None)
-        assert lists(loader) == [[0, 1], [2, 3]]
-        raise KeyError
-    assert fake.num_workers == 3
-
-
 def test_the_device():
     class Transform:
         def to(self, device):
@@ -396,23 +285,6 @@ def test_the_device():
     ]
 
 
-def test_pinning_makes_a_tuple_of_a_list():
-    batch = next(iter(DataLoader([[1, 2.0]] * 2, bs=2, pin_memory=True)))
-    assert type(batch) is tuple
-
-
-def test_types_are_kept():
-    image = torch.zeros(2).as_subclass(Image)
-    assert type(DataLoader([image] * 2, bs=2).one_batch()) is Image
-    batch = DataLoader([(image, 1)] * 2, bs=2, after_batch=lambda b: b).one_batch()
-    assert [type(part) for part in batch] == [Image, torch.Tensor]
-
-
-def test_a_mismatch_is_explained():
-    with pytest.raises(RuntimeError, match=r"field 1 .*item 1 has shape"):
-        list(DataLoader([(1, torch.zeros(2)), (1, torch.zeros(3))], bs=2))
-
-
 def test_loops_within_loops():
     for dataset in (list(range(4)), Stream()):
         loader = DataLoader(dataset, bs=2)
@@ -420,11 +292,3 @@ def test_loops_within_loops():
         assert [(outer.tolist(), lists(loader)) for outer in loader] == [
             (batch, whole) for batch in whole
         ]
-
-
-def test_pickling_also_after_a_break():
-    for dataset in (list(range(4)), Stream()):
-        loader = DataLoader(dataset, bs=2, shuffle=False)
-        for _ in loader:
-            break
-        assert lists(pickle.loads(pickle.dumps(loader))) == lists(loader)

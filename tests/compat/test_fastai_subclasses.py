@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,23 +187,6 @@ def test_weighted_and_partial(number):
     assert len(loader) == 3
 
 
-class Table(DataLoader):
-    """Items that are indices, and a create_batch that slices the table once for all items."""
-
-    def do_item(self, s):
-        return 0 if s is None else s
-
-    def create_batch(self, b):
-        return torch.from_numpy(self.dataset[np.array(b)])
-
-
-def test_table():
-    table = np.arange(12).reshape(6, 2)
-    loader = Table(table, bs=4, num_workers=1, shuffle=True)
-    rows = torch.cat(list(loader))
-    assert sorted(rows.tolist()) == table.tolist()
-
-
 class Distributed(DataLoader):
     """A loader around another one that does not call the constructor of its class."""
 
@@ -259,11 +241,3 @@ def test_distributed(number):
     assert [lists(rank) for rank in ranks] == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
     assert [rank.ended for rank in ranks] == [True, True]
     assert ranks[0].shuffle is False
-
-
-def test_nothing_here_needs_fastai():
-    import async_loader.compat.fastai as module
-
-    text = "".join(path.read_text() for path in Path(module.__file__).parent.glob("*.py"))
-    assert "import fastai" not in text
-    assert "fastcore" not in text

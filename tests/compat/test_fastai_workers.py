@@ -6,22 +6,14 @@ import multiprocessing
 import os
 import random
 import signal
-import threading
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from async_loader.compat.fastai import DataLoader, stop
-from async_loader.compat.fastai.parts import Permutation
-from async_loader.errors import CannotSend
+from async_loader.compat.fastai import DataLoader
 from tests.waiting_rig import until
-
-
-class Image(torch.Tensor):
-    pass
 
 
 def lists(loader):
@@ -68,13 +60,6 @@ def test_batches_come_in_order_also_the_last_one(number, bs):
     assert lists(loader) == lists(loader) == whole
 
 
-def test_a_shuffled_epoch_is_a_permutation_and_differs_from_the_last():
-    loader = DataLoader(range(50), bs=32, shuffle=True, num_workers=2)
-    first, second = flat(loader), flat(loader)
-    assert sorted(first) == sorted(second) == list(range(50))
-    assert first != second
-
-
 @pytest.mark.parametrize(
     ("number", "drop_last", "batches"),
     [(2, False, [[0, 2, 3, 8], [4, 5, 7], [9, 10, 11]]), (2, True, [[0, 2, 3, 8]])],
@@ -101,34 +86,6 @@ def test_every_worker_goes_through_an_iterable_dataset_of_its_own():
     assert lists(DataLoader(Stream(), bs=2, n=6, num_workers=2)) == [[0, 1], [0, 1], [2, 3]]
 
 
-def test_a_queue_is_shared_by_all_workers():
-    class Queue:
-        def __init__(self, items):
-            self.queue = multiprocessing.Queue()
-            for item in items:
-                self.queue.put(item)
-
-        def __iter__(self):
-            while (item := self.queue.get()) is not None:
-                yield item
-
-    dataset = Queue([*range(20), None, None])
-    found = Counter(flat(DataLoader(dataset, bs=1, num_workers=2)))
-    dataset.queue.close()
-    dataset.queue.join_thread()
-    assert found == Counter(range(20))
-
-
-def test_each_worker_may_stop_for_itself():
-    class Random(DataLoader):
-        def create_item(self, s):
-            number = random.random()
-            return number if number < 0.9 else stop()
-
-    torch.manual_seed(0)
-    assert all(len(batch) == 2 for batch in Random(bs=2, num_workers=2, drop_last=True))
-
-
 def noise(i):
     return (i, random.random(), np.random.rand(), torch.rand(()).item())
 
@@ -144,42 +101,6 @@ def test_the_generators_of_workers_are_seeded_as_fastai_seeds_them():
         [3, 0.461832, 0.147635, 0.280845],
     ]
     assert [[round(value.item(), 6) for value in batch] for batch in loader] != rows
-
-
-def test_indices_are_evaluated_once_for_all_workers():
-    class Same(DataLoader):
-        def get_idxs(self):
-            return [random.randrange(self.n)] * self.n
-
-    assert len(set(flat(Same(range(50), bs=8, num_workers=2)))) == 1
-
-
-def test_wif_runs_in_every_worker_that_knows_its_number():
-    class Numbered(DataLoader):
-        def wif(self):
-            self.tag = (
-                self.num_workers,
-                self.offs,
-                get_worker_info().id,
-                get_worker_info().dataset.d is self,
-            )
-
-        def create_item(self, s):
-            return self.tag
-
-    loader = Numbered(range(2), bs=1, num_workers=2)
-    assert [tuple(part.item() for part in batch) for batch in loader] == [
-        (2, 0, 0, True),
-        (2, 1, 1, True),
-    ]
-    assert not hasattr(loader, "tag")
-
-
-def test_types_are_kept_on_the_way():
-    image = torch.zeros(2).as_subclass(Image)
-    batch = next(iter(DataLoader([(image, 1, "x", {"a": np.ones(1)})] * 2, bs=2, num_workers=1)))
-    assert (type(batch), type(batch[0]), batch[2]) == (tuple, Image, ("x", "x"))
-    assert batch[3]["a"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -198,28 +119,6 @@ def test_a_shuffled_epoch_is_the_same_with_workers_and_without(persistent):
         return found
 
     assert epochs(2, persistent_workers=persistent) == epochs(0)
-
-
-def test_a_permutation_drawn_one_by_one_is_that_of_a_sample():
-    for n in (0, 1, 5, 64, 1000):
-        rng = random.Random(n)
-        assert list(Permutation(rng, n)) == list(Permutation(rng, n)) == rng.sample(range(n), n)
-
-
-def test_a_callback_may_keep_batches():
-    class Mixing(DataLoader):
-        """Adds one kept batch to every batch made in a slot."""
-
-        def do_batch(self, b):
-            batch = super().do_batch(b)
-            self.kept = [*getattr(self, "kept", []), batch]
-            return batch + self.kept[-1 if len(self.kept) < 8 else 7]
-
-    arrays = [np.full(20_000, i + 0.5) for i in range(30)]
-    loader = Mixing(arrays, bs=1, num_workers=1)
-    assert [batch.unique().tolist() for batch in loader] == [
-        [i + 0.5 + min(i, 7) + 0.5] for i in range(30)
-    ]
 
 
 # -- workers that stay -----------------------------------------------------------------------------
@@ -254,25 +153,6 @@ def test_persistent_workers_see_each_epoch_and_every_changed_attribute():
     end(loader)
 
 
-def test_persistent_workers_serve_loops_within_loops():
-    loader = DataLoader(Stream(), bs=2, num_workers=2, persistent_workers=True, n=8)
-    outer = iter(loader)
-    first = [next(outer).tolist(), next(outer).tolist()]
-    inner = lists(loader)
-    assert first + [batch.tolist() for batch in outer] == inner == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    end(loader)
-
-
-def test_an_epoch_broken_off_leaves_persistent_workers_fit():
-    loader = DataLoader(range(100), bs=2, num_workers=2, persistent_workers=True)
-    for _ in loader:
-        break
-    before = pids(loader)
-    assert lists(loader)[-1] == [98, 99]
-    assert pids(loader) == before
-    end(loader)
-
-
 # -- errors ----------------------------------------------------------------------------------------
 
 
@@ -294,40 +174,9 @@ def test_an_error_ends_the_epoch_and_not_the_loader():
     assert len(list(loader)) == 4
 
 
-def test_a_batch_that_does_not_come_in_time_is_a_runtime_error():
-    loader = DataLoader(
-        [1], bs=1, num_workers=1, timeout=0.05, create_item=lambda i: threading.Event().wait(60)
-    )
-    with pytest.raises(RuntimeError, match=r"timed out after 0\.05 seconds"):
-        list(loader)
-
-
 def test_a_killed_worker_is_a_runtime_error():
     loader = DataLoader(
         [1], bs=1, num_workers=1, create_item=lambda i: os.kill(os.getpid(), signal.SIGKILL)
     )
     with pytest.raises(RuntimeError, match=r"worker \(pid\(s\) \d+\) exited unexpectedly.*SIGKILL"):
         list(loader)
-
-
-def test_an_iterable_dataset_whose_generator_cannot_be_pickled():
-    loader = DataLoader((i for i in range(4)), bs=2, num_workers=1)
-    if multiprocessing.get_start_method() == "fork":
-        assert lists(loader) == [[0, 1], [2, 3]]
-    else:
-        with pytest.raises(CannotSend, match="generator"):
-            lists(loader)
-
-
-def test_indices_without_end_are_evaluated_as_far_as_batches_are_wanted():
-    endless = iter(
-        DataLoader(
-            bs=1,
-            num_workers=1,
-            indexed=True,
-            create_item=lambda i: i,
-            get_idxs=lambda: iter(int, 1),
-        )
-    )
-    assert [next(endless).tolist() for _ in range(3)] == [[0]] * 3
-    endless.close()

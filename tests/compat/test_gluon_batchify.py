@@ -12,7 +12,6 @@ import torch
 
 from async_loader.compat import gluon
 from async_loader.compat.gluon.data.batchify import Append, AsList, Group, Pad, Stack
-from async_loader.errors import MissingExtra
 
 
 @pytest.fixture(autouse=True)
@@ -36,23 +35,6 @@ def test_numbers_keep_the_dtypes_that_numpy_gives_them():
     ] * 2
     expected = [torch.int64, torch.float64, torch.bool, torch.float32, torch.uint8, torch.bfloat16]
     assert [field.dtype for field in Stack()(samples)] == expected
-
-
-def test_the_older_default_takes_a_list_for_one_array():
-    for fn in (gluon.default_batchify_fn, gluon.default_mp_batchify_fn):
-        assert fn([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
-        batch = fn([(1, [2, 3]), (4, [5, 6])])
-        assert type(batch) is list
-        assert [field.tolist() for field in batch] == [[1, 4], [[2, 3], [5, 6]]]
-
-
-def test_shared_memory_where_it_is_asked_for():
-    samples = [np.arange(3.0)] * 2
-    assert gluon.default_mp_batchify_fn(samples).is_shared()
-    assert Stack(use_shared_mem=True)(samples).is_shared()
-    assert Pad(use_shared_mem=True)(samples).is_shared()
-    assert all(one.is_shared() for one in Append(use_shared_mem=True)(samples))
-    assert not Stack()(samples).is_shared()
 
 
 def test_what_does_not_stack_says_so_and_what_to_do():
@@ -79,32 +61,6 @@ def test_pad_fills_every_axis_to_the_longest():
     assert batch[1].tolist() == [[5, 8, -1, -1], [1, 2, -1, -1], [3, 3, -1, -1]]
 
 
-def test_pad_rounds_up_and_casts_when_told():
-    batch = Pad(val=9, dtype="float32", round_to=4)([[1, 2, 3, 4, 5], [6]])
-    assert batch.shape == (2, 8)
-    assert batch.dtype == torch.float32
-    assert batch[1].tolist() == [6] + [9] * 7
-
-
-def test_pad_takes_empty_samples_and_keeps_fractions():
-    assert Pad()([[1], []]).tolist() == [[1], [0]]  # a failed assertion in the original
-    assert Pad()([[1, 2], [0.5]]).tolist() == [[1, 2], [0.5, 0]]  # the original cuts to ints
-
-
-def test_pad_refuses_several_fields_and_ranks():
-    with pytest.raises(NotImplementedError, match=r"Group\(Pad\(\), ...\)"):
-        Pad()([([1], 2), ([1, 2], 3)])
-    with pytest.raises(ValueError, match="1 and 2 axes"):
-        Pad()([np.zeros(1), np.zeros((1, 1))])
-
-
-def test_pad_warns_of_tensors_once():
-    pad = Pad()
-    with pytest.warns(UserWarning, match="faster when samples are lists"):
-        assert pad([torch.ones(2), torch.ones(1)]).tolist() == [[1, 1], [1, 0]]
-    pad([torch.ones(2)])
-
-
 def test_append_keeps_samples_apart():
     batch = Append()([[1, 2], [3]])
     assert [one.tolist() for one in batch] == [[[1, 2]], [[3]]]
@@ -123,34 +79,6 @@ def test_group_gives_a_tuple_with_each_field_by_its_own_function():
         assert batch[0].tolist() == [[1, 2], [3, 0]]
         assert batch[1].tolist() == [7, 8]
         assert batch[2] == ["one", "two"]
-
-
-def test_group_refuses_what_does_not_fit():
-    with pytest.raises(AssertionError, match="callable"):
-        Group(Stack(), 3)
-    with pytest.raises(AssertionError, match="one list of them"):
-        Group([Stack()], Stack())
-    with pytest.raises(AssertionError, match="3 fields, Group has 2"):
-        Group(Stack(), Stack())([(1, 2), (1, 2, 3)])
-
-
-def test_arrays_come_as_numpys_for_one_function_or_for_all():
-    assert type(Stack(array_type="numpy")([1, 2])) is np.ndarray
-    gluon.set_array_type("numpy")
-    assert gluon.default_array_type() == "numpy"
-    for fn in (Stack(), Pad(), gluon.default_batchify_fn):
-        assert type(fn([np.array([1]), np.array([2])])) is np.ndarray
-    assert type(Append()([[1]])[0]) is np.ndarray
-    with pytest.raises(ValueError, match="array_type is 'jax'"):
-        gluon.set_array_type("jax")
-
-
-def test_mxnets_arrays_need_mxnet(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mxnet", None)  # as if it were not installed
-    with pytest.raises(MissingExtra, match="pip install mxnet"):
-        Stack(array_type="mxnet")
-    with pytest.raises(MissingExtra, match="pip install mxnet"):
-        gluon.data.DataLoader(range(3), 1, array_type="mxnet")
 
 
 def test_batches_as_mxnets_arrays(monkeypatch):
@@ -180,23 +108,6 @@ def test_arrays_are_those_that_gluon_of_this_mxnet_takes(monkeypatch, version, p
     assert next(iter(loader)) == (place, [1, 2])
 
 
-def _as_ndarrays(items):
-    return [NDArray(items), "a text"]
-
-
-def test_mxnets_arrays_from_workers_are_made_again_by_the_consumer(monkeypatch):
-    made = types.SimpleNamespace(array=lambda array, dtype: NDArray(np.asarray(array, dtype)))
-    monkeypatch.setitem(sys.modules, "mxnet", types.SimpleNamespace(nd=made))
-    monkeypatch.setattr(NDArray, "__reduce__", _cannot_travel)
-    loader = gluon.data.DataLoader(list(range(4)), 2, batchify_fn=_as_ndarrays, num_workers=1)
-    for (array, text), expected in zip(loader, ([0, 1], [2, 3]), strict=True):
-        assert (type(array), array.asnumpy().tolist(), text) == (NDArray, expected, "a text")
-
-
-def _cannot_travel(self):
-    raise TypeError("saved in np shape semantics")
-
-
 class NDArray:
     """The part of mxnet's array that the module uses."""
 
@@ -211,16 +122,3 @@ class NDArray:
 
     def __getitem__(self, i):
         return NDArray(self._array[i])
-
-
-def test_samples_may_be_mxnets_arrays():
-    assert Stack()([NDArray([1, 2]), NDArray([3, 4])]).tolist() == [[1, 2], [3, 4]]
-    dataset = gluon.data.ArrayDataset(NDArray([[1, 2], [3, 4]]), NDArray([5, 6]))
-    image, label = dataset[1]
-    assert isinstance(image, NDArray)
-    assert label == 6
-    assert not isinstance(label, NDArray)  # labels come as numbers
-    assert [field.tolist() for field in next(iter(gluon.data.DataLoader(dataset, 2)))] == [
-        [[1, 2], [3, 4]],
-        [5, 6],
-    ]

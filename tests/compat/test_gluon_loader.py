@@ -5,13 +5,11 @@ and what no longer goes wrong.
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import multiprocessing
 import os
 import signal
 import threading
-import weakref
 from itertools import chain
 
 import numpy as np
@@ -21,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader.compat import gluon
-from async_loader.compat.gluon.data import batchify, dataloader
+from async_loader.compat.gluon.data import batchify
 from async_loader.compat.gluon.data.dataloader import LoaderTimeout
 from async_loader.errors import WorkerDied
 
@@ -100,62 +98,6 @@ def test_arguments_that_exclude_each_other_are_value_errors(arguments, text):
         DataLoader(range(3), **arguments)
 
 
-def test_a_timeout_is_positive():
-    with pytest.raises(AssertionError, match="timeout is 0"):
-        DataLoader(range(3), 1, timeout=0)
-
-
-def test_fewer_than_no_workers_are_none():
-    loader = DataLoader(range(3), 2, num_workers=-4)
-    assert loader._num_workers == 0
-    assert loader._worker_pool is None
-    assert lists(loader) == [[0, 1], [2]]
-
-
-def test_the_attributes_that_scripts_look_at():
-    dataset, fn = SimpleDataset(range(4)), batchify.AsList()
-    loader = DataLoader(
-        dataset, 2, batchify_fn=fn, num_workers=1, thread_pool=True, timeout=7, pin_device_id=3
-    )
-    assert loader._dataset is dataset
-    assert loader._batchify_fn is fn
-    assert list(loader._batch_sampler) == [[0, 1], [2, 3]]
-    assert loader._worker_pool is not None
-    assert (loader._num_workers, loader._prefetch, loader._thread_pool, loader._timeout) == (
-        1,
-        2,
-        True,
-        7,
-    )
-    assert (loader._pin_memory, loader._pin_device_id) == (False, 3)
-
-
-def test_prefetch_is_a_total_and_may_be_nothing():
-    assert DataLoader(range(3), 1)._prefetch == 0
-    assert DataLoader(range(3), 1, prefetch=-3)._prefetch == 0
-    loader = DataLoader(range(9), 1, num_workers=3, thread_pool=True)
-    assert loader._prefetch == 6
-    read = []
-
-    def batches():
-        for i in range(9):
-            read.append(i)
-            yield [i]
-
-    class Batches:
-        __iter__ = staticmethod(batches)
-        __len__ = staticmethod(lambda: 9)
-
-    for prefetch, ahead in ((4, 4), (0, 1)):
-        read.clear()
-        loader = DataLoader(
-            range(9), batch_sampler=Batches(), num_workers=2, thread_pool=True, prefetch=prefetch
-        )
-        batches_of_it = iter(loader)
-        assert len(read) == ahead  # the sampler is read that far when the epoch begins
-        assert lists(batches_of_it) == [[i] for i in range(9)]
-
-
 # -- what comes out --------------------------------------------------------------------------------
 
 
@@ -174,16 +116,6 @@ def test_fields_and_rows_in_order_and_the_last_batch_as_it_is(kind):
         assert xs[0].dtype == torch.float64
         assert len(loader) == 2
     assert torch.cat([batch[1] for batch in batches]).equal(torch.from_numpy(y))
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_samples_that_are_lists_are_fields(workers):
-    loader = DataLoader([[i, [i + 0.5, -i]] for i in range(5)], 2, num_workers=workers)
-    assert lists(loader) == [
-        [[0, 1], [[0.5, 1.5], [0, -1]]],
-        [[2, 3], [[2.5, 3.5], [-2, -3]]],
-        [[4], [[4.5], [-4]]],
-    ]
 
 
 @every_kind
@@ -256,35 +188,6 @@ def test_a_batchify_fn_gives_what_it_likes(kind):
     assert lists(shared) == [[[0], [0]], [[0], [0]], [[0]]]
 
 
-@every_kind
-def test_arrays_of_numpys_kind_when_they_are_asked_for(kind):
-    images, labels = next(
-        iter(DataLoader(ArrayDataset(np.ones((4, 2)), np.arange(4)), 4, array_type="numpy", **kind))
-    )
-    assert type(images) is type(labels) is np.ndarray
-    padded = next(
-        iter(DataLoader([[1], [2, 3]], 2, batchify_fn=batchify.Pad(), array_type="numpy", **kind))
-    )
-    assert padded.tolist() == [[1, 0], [2, 3]]
-    assert type(padded) is np.ndarray
-
-
-def test_a_tuple_in_a_batch_is_an_index():
-    loader = DataLoader({(0, 1): 5, (1, 1): 6}, batch_sampler=[[(1, 1), (0, 1)]])
-    assert lists(loader) == [[6, 5]]
-
-
-def test_own_samplers_say_what_comes():
-    assert lists(DataLoader(np.arange(9), 2, sampler=gluon.data.IntervalSampler(9, 4))) == [
-        [0, 4],
-        [8, 1],
-        [5, 2],
-        [6, 3],
-        [7],
-    ]
-    assert lists(DataLoader(np.arange(9), batch_sampler=[[8, -1], [0]])) == [[8, 8], [0]]
-
-
 def test_pinned_batches_become_lists(monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -303,12 +206,6 @@ def test_pinned_batches_become_lists(monkeypatch):
     assert type(batch) is list
     assert batch[1] == ["a", "b"]
     assert len(pinned) == 1
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
-def test_pinning_without_an_accelerator_is_a_warning():
-    with pytest.warns(UserWarning, match="nothing is pinned"):
-        assert lists(DataLoader(range(2), 2, pin_memory=True)) == [[0, 1]]
 
 
 # -- in bulk ---------------------------------------------------------------------------------------
@@ -346,13 +243,6 @@ def test_the_bulk_loader_gives_exactly_what_the_python_loader_gives(
         assert all(a.equal(b) for a, b in zip(bulk, one_by_one, strict=True))
 
 
-def test_a_thread_gathers_large_batches_ahead_and_small_ones_are_made_on_request():
-    rows = np.zeros((64, 1 << 16), np.uint8)
-    kinds = [DataLoader(rows, size, num_workers=2)._engine.kind for size in (1, 32)]
-    assert kinds == ["inline", "thread"]
-    assert [len(batch) for batch in DataLoader(rows, 32, num_workers=2)] == [32, 32]
-
-
 def test_try_nopython_demands_forbids_or_finds_out():
     class Counting(np.ndarray):
         asked = 0
@@ -383,12 +273,6 @@ def test_try_nopython_demands_forbids_or_finds_out():
     assert next(iter(grouped))[1] == ["a"]  # the original fails to fall back from such a function
 
 
-def test_a_bad_index_raises_the_datasets_own_error_also_in_bulk():
-    for try_nopython in (None, False):
-        with pytest.raises(IndexError):
-            list(DataLoader(np.arange(3), batch_sampler=[[0, 3]], try_nopython=try_nopython))
-
-
 # -- iterators -------------------------------------------------------------------------------------
 
 
@@ -402,74 +286,6 @@ def test_several_live_iterators_share_the_workers(kind):
     assert list(chain.from_iterable(outer)) == list(range(12))
     both = zip(loader, loader, strict=True)
     assert all(a.equal(b) for a, b in both)
-
-
-@every_kind
-def test_an_iterator_outlives_its_temporary_loader_and_knows_its_length(kind):
-    batches = iter(DataLoader(SimpleDataset(range(9)), 2, **kind))
-    assert len(batches) == 5
-    assert iter(batches) is batches
-    assert batches.next().tolist() == [0, 1]
-    assert lists(batches) == [[2, 3], [4, 5], [6, 7], [8]]
-    with pytest.raises(StopIteration):
-        next(batches)
-
-
-@every_kind
-def test_create_take_one_and_drop_again_and_again(kind):
-    descriptors = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        batches = iter(DataLoader(SimpleDataset(list(range(100))), 4, **kind))
-        assert next(batches).tolist() == [0, 1, 2, 3]
-        del batches
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
-
-
-class Trainer:
-    """Keeps the loader whose items it makes: a reference cycle."""
-
-    def __init__(self, kind):
-        self.loader = DataLoader(SimpleDataset(range(6)).transform(self.augment), 2, **kind)
-
-    def augment(self, x):
-        return x + 1
-
-
-@every_kind
-def test_a_loader_whose_items_lead_back_to_it_can_be_dropped(kind):
-    trainer = Trainer(kind)
-    batches = iter(trainer.loader)
-    assert next(batches).tolist() == [1, 2]
-    gone = weakref.ref(trainer.loader._engine)
-    del trainer
-    gc.collect()
-    assert gone() is not None  # the iterator goes on
-    assert lists(batches) == [[3, 4], [5, 6]]
-    del batches
-    wait_until(lambda: gone() is None)
-
-
-def wait_until(what):
-    """Dropped workers end by themselves, without a thread that waits for them."""
-    waited = threading.Event()
-    for _ in range(3000):
-        gc.collect()
-        if what():
-            return
-        waited.wait(0.01)
-    raise AssertionError("still there after half a minute")
-
-
-def test_a_loader_can_be_made_in_any_thread():
-    batches = []
-    thread = threading.Thread(
-        target=lambda: batches.extend(
-            lists(DataLoader(Failing(), 3, sampler=range(3), num_workers=1))
-        )
-    )
-    thread.start()
-    thread.join()
-    assert batches == [[0, 1, 2]]
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
@@ -561,35 +377,3 @@ def test_random_numbers_in_workers_differ_and_follow_numpys_seed():
     order = np.random.permutation(8).tolist()
     np.random.seed(3)
     assert lists(DataLoader(range(8), 8, shuffle=True)) == [order]  # no number was drawn for it
-
-
-def test_the_older_loader_class():
-    loader = gluon.data.DataLoaderV1([([1, 2], 3), ([4, 5], 6)], 2, num_workers=1)
-    assert lists(loader) == [[[[1, 2], [4, 5]], [3, 6]]]
-    assert dataloader.DataLoader is DataLoader
-
-
-class Keeping:
-    """Adds the first batch that it made to every batch."""
-
-    def __init__(self):
-        self.stack, self.first = gluon.data.batchify.Stack(), None
-
-    def __call__(self, samples):
-        batch = self.stack(samples)
-        self.first = batch if self.first is None else self.first
-        return batch + self.first
-
-
-def test_a_batchify_function_may_keep_what_it_made_for_a_later_batch():
-    rows = [np.full(20_000, i, np.float32) for i in range(12)]
-    loader = gluon.data.DataLoader(rows, 1, batchify_fn=Keeping(), num_workers=1)
-    assert [batch.mean().item() for batch in loader] == [float(i) for i in range(12)]
-
-
-def test_slots_are_used_only_for_functions_known_to_keep_no_references():
-    batchify = gluon.data.batchify
-    assert batchify.forgets(batchify.Group(batchify.Stack(), batchify.Pad(dtype=np.float32)))
-    assert batchify.forgets(batchify.default_batchify_fn)
-    assert not batchify.forgets(batchify.Group(batchify.Stack(), Keeping()))
-    assert not batchify.forgets(lambda samples: samples)

@@ -56,12 +56,3 @@ def test_a_connection_shares_tensors_and_is_otherwise_itself():
     with pytest.raises(EOFError):
         theirs.recv()
     theirs.close()
-
-
-def test_a_queue_with_a_bound():
-    queue = gluon.data.Queue(1)
-    queue.put(1)
-    assert queue.full()
-    assert queue.get() == 1
-    queue.close()
-    queue.join_thread()

@@ -17,13 +17,6 @@ batch_sizes = st.integers(1, 12)
 modes = st.sampled_from(["keep", "discard", "rollover"])
 
 
-@given(sizes, st.integers(0, 20))
-def test_a_sequential_sampler_counts_from_its_start(length, start):
-    sampler = gluon.data.SequentialSampler(length, start)
-    assert list(sampler) == list(range(start, start + length))
-    assert len(sampler) == length
-
-
 @given(sizes)
 def test_a_random_sampler_gives_each_index_once(length):
     sampler = gluon.data.RandomSampler(length)
@@ -42,25 +35,6 @@ def test_numpys_seed_reproduces_a_random_sampler_and_each_pass_differs():
     np.random.shuffle(drawn)  # as in the original: the same seed gives the same order
     assert first == drawn.tolist()
     assert type(first[0]) is np.int64
-
-
-def test_a_filter_sampler_names_the_items_that_pass():
-    sampler = gluon.data.FilterSampler(
-        lambda x: x % 3 == 0, gluon.data.SimpleDataset(range(10, 20))
-    )
-    assert list(sampler) == [2, 5, 8]
-    assert len(sampler) == 3
-
-
-def test_a_filter_sampler_asks_for_as_many_items_as_there_are():
-    class Endless:
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, i):
-            return i % 4  # never an IndexError, which is what the original waits for
-
-    assert list(gluon.data.FilterSampler(lambda x: True, Endless())) == [0, 1, 2, 3]
 
 
 @given(st.integers(1, 60), st.data())
@@ -112,22 +86,6 @@ def test_len_is_the_number_of_batches_that_come_in_every_pass(length, batch_size
             left = (left + length) % batch_size
 
 
-@given(sizes, batch_sizes, modes)
-def test_bulk_batches_are_those_that_come_one_by_one(length, batch_size, mode):
-    one_by_one, bulk = (
-        gluon.data.BatchSampler(gluon.data.RandomSampler(length), batch_size, mode)
-        for _ in range(2)
-    )
-    for seed in range(3):
-        np.random.seed(seed)
-        expected = list(one_by_one)
-        np.random.seed(seed)
-        blocks = bulk.blocks()
-        assert blocks is not None
-        assert [block.tolist() for block in blocks] == expected
-        assert len(bulk) == len(one_by_one)
-
-
 def test_rollover_opens_the_next_pass_so_its_length_depends_on_the_pass():
     sampler = gluon.data.BatchSampler(gluon.data.SequentialSampler(10), 3, "rollover")
     lengths, first = [], []
@@ -139,13 +97,6 @@ def test_rollover_opens_the_next_pass_so_its_length_depends_on_the_pass():
     assert first == [[0, 1, 2], [9, 0, 1], [8, 9, 0], [0, 1, 2]]
 
 
-def test_a_pass_that_is_broken_off_loses_what_was_rolled_over():
-    sampler = gluon.data.BatchSampler(gluon.data.SequentialSampler(10), 3, "rollover")
-    list(sampler)
-    assert next(iter(sampler)) == [9, 0, 1]
-    assert next(iter(sampler)) == [0, 1, 2]
-
-
 def test_a_batch_sampler_takes_any_sampler_and_refuses_bad_arguments():
     assert list(gluon.data.BatchSampler("abcde", 2)) == [["a", "b"], ["c", "d"], ["e"]]
     with pytest.raises(
@@ -154,10 +105,3 @@ def test_a_batch_sampler_takes_any_sampler_and_refuses_bad_arguments():
         gluon.data.BatchSampler(range(3), 2, "drop")
     with pytest.raises(ValueError, match="batch_size is 0"):
         gluon.data.BatchSampler(range(3), 0)
-
-
-def test_a_base_class_says_what_is_missing():
-    with pytest.raises(NotImplementedError, match="no __iter__"):
-        iter(gluon.data.Sampler())
-    with pytest.raises(NotImplementedError, match="no __len__"):
-        len(gluon.data.Sampler())

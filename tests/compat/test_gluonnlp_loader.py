@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import collections
 import inspect
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ import torch
 from async_loader.compat import gluon
 from async_loader.compat import gluonnlp as nlp
 from async_loader.compat.gluonnlp.data import batchify as bf
-from async_loader.errors import WorkerDied
 
 ShardedDataLoader = nlp.data.ShardedDataLoader
 
@@ -58,14 +55,6 @@ def test_the_arguments_are_the_originals_in_the_originals_order():
 
 
 @every_kind
-def test_unsharded_fields_in_order(kind):
-    batches = list(ShardedDataLoader(gluon.data.ArrayDataset(X, Y), 20, **kind))
-    assert torch.cat([batch[0] for batch in batches]).equal(torch.from_numpy(X))
-    assert torch.cat([batch[1] for batch in batches]).tolist() == Y.tolist()
-    assert [type(batch) for batch in batches] == [list] * 3
-
-
-@every_kind
 @pytest.mark.parametrize("in_bulk", [True, False])
 def test_each_batch_is_a_list_of_shards_and_the_last_one_begins_earlier(kind, in_bulk):
     sampler = nlp.data.FixedBucketSampler([1] * 50, 4, num_buckets=1, num_shards=4)
@@ -86,23 +75,6 @@ def test_each_batch_is_a_list_of_shards_and_the_last_one_begins_earlier(kind, in
             assert x.equal(torch.from_numpy(X[y]))
 
 
-def test_a_tuple_in_a_batch_is_a_shard_and_batches_may_differ():
-    loader = ShardedDataLoader(Y, batch_sampler=[[(1, 2), (3,)], [4, 5], [[6], [7, 8]]])
-    batches = list(loader)
-    assert [
-        [shard.tolist() for shard in batch] if isinstance(batch, list) else batch.tolist()
-        for batch in batches
-    ] == [
-        [[1, 2], [3]],
-        [4, 5],
-        [[6], [7, 8]],
-    ]
-
-
-def test_a_list_as_a_sample_is_one_array():
-    assert next(iter(ShardedDataLoader([[1, 2], [3, 4]], 2))).tolist() == [[1, 2], [3, 4]]
-
-
 def test_a_batchify_fn_makes_each_shard():
     samples = [(list(range(1 + i % 3)), f"text {i}") for i in range(6)]
     fn = bf.Tuple(bf.Pad(pad_val=0, ret_length=True), bf.List())
@@ -113,44 +85,6 @@ def test_a_batchify_fn_makes_each_shard():
     assert padded.tolist() == [[0, 0], [0, 1]]
     assert length.tolist() == [1, 2]
     assert texts == ["text 0", "text 1"]
-
-
-def test_an_iterator_outlives_its_temporary_loader():
-    assert len(list(iter(ShardedDataLoader(Y, 10, num_workers=2, thread_pool=True)))) == 5
-
-
-def test_an_error_leaves_pool_and_iterator_whole():
-    class Failing:
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, i):
-            if i == 1:
-                raise KeyError("boom")
-            return i
-
-    batches = iter(
-        ShardedDataLoader(Failing(), batch_sampler=[[[0], [1]], [[2], [3]]], num_workers=1)
-    )
-    with pytest.raises(KeyError, match="boom"):
-        next(batches)
-    assert [shard.tolist() for shard in next(batches)] == [[2], [3]]
-
-
-def test_a_killed_worker_is_no_hang():
-    class Deadly:
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, i):
-            if i == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return i
-
-    batches = iter(ShardedDataLoader(Deadly(), batch_sampler=[[[0]], [[1]]], num_workers=1))
-    with pytest.raises(WorkerDied, match="SIGKILL"):
-        next(batches)
-    assert next(batches)[0].tolist() == [1]
 
 
 # -- batchify --------------------------------------------------------------------------------------
@@ -176,11 +110,6 @@ def test_pad_along_one_axis():
         bf.Pad(axis="0", pad_val=0)
 
 
-def test_stack_with_a_dtype():
-    assert bf.Stack("float32")([[1, 2], [3, 4]]).dtype == torch.float32
-    assert bf.Stack()([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
-
-
 def test_containers_of_fields():
     Sample = collections.namedtuple("Sample", "x name")
     samples = [Sample(1, "a"), Sample(2, "b")]
@@ -197,26 +126,3 @@ def test_containers_of_fields():
     assert batch["x"].tolist() == [1, 2]
     batch = bf.Tuple([bf.Stack(), bf.List()])(samples)
     assert (type(batch), batch[0].tolist(), batch[1]) == (tuple, [1, 2], ["a", "b"])
-
-
-def test_containers_that_do_not_fit_are_refused():
-    Sample = collections.namedtuple("Sample", "x name")
-    with pytest.raises(ValueError, match="one for each"):
-        bf.NamedTuple(Sample, {"x": bf.Stack()})
-    with pytest.raises(ValueError, match="samples are of tuple, not Sample"):
-        bf.NamedTuple(Sample, [bf.Stack(), bf.List()])([(1, "a")])
-    with pytest.raises(ValueError, match="a dict of functions"):
-        bf.Dict([bf.Stack()])
-    with pytest.raises(ValueError, match="callable"):
-        bf.Dict({"x": 3})
-    with pytest.raises(ValueError, match="or of pairs"):
-        bf.NamedTuple(Sample, [1, 2])
-    with pytest.raises(AssertionError, match="Tuple has 2 functions"):
-        bf.Tuple(bf.Stack(), bf.List())([(1,)])
-
-
-def test_the_bucket_schemes_are_where_the_original_has_them():
-    from async_loader.compat.gluonnlp import data
-
-    for name in ("ConstWidthBucket", "LinearWidthBucket", "ExpWidthBucket", "BucketScheme"):
-        assert getattr(data.sampler, name) is getattr(data, name, getattr(data.sampler, name))

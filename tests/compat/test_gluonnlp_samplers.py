@@ -4,7 +4,6 @@ the orders of the original.
 
 from __future__ import annotations
 
-import random
 import warnings
 from itertools import chain
 
@@ -69,13 +68,6 @@ def test_every_sample_comes_once_or_groups_are_full(
             )
 
 
-def test_the_last_group_begins_earlier_so_that_it_is_full():
-    sampler = FixedBucketSampler([1] * 50, 1, num_buckets=1, num_shards=4)
-    groups = [[batch[0] for batch in group] for group in sampler]
-    assert len(groups) == len(sampler) == 13
-    assert groups[-2:] == [[44, 45, 46, 47], [46, 47, 48, 49]]
-
-
 @given(st.integers(1, 8), st.integers(1, 9))
 def test_fewer_batches_than_shards_lose_none(batches, shards):
     sampler = FixedBucketSampler([1] * batches, 1, num_buckets=1, num_shards=shards)
@@ -83,29 +75,6 @@ def test_fewer_batches_than_shards_lose_none(batches, shards):
     # the original gives three batches to four devices as one
     assert all(len(group) == shards for group in groups)
     assert {batch[0] for group in groups for batch in group} == set(range(batches))
-
-
-def test_largest_bucket_first_and_samples_in_order():
-    sampler = FixedBucketSampler([1, 9, 2, 8, 3, 7, 5], 2, num_buckets=None, bucket_keys=[3, 9])
-    assert list(sampler) == [[1, 3], [5, 6], [0, 2], [4]]
-
-
-def test_buckets_of_two_lengths():
-    sampler = FixedBucketSampler(
-        [(1, 9), (9, 1), (2, 2)], 2, num_buckets=None, bucket_keys=[(9, 9), (2, 9), (2, 2)]
-    )
-    assert list(sampler) == [[1], [0], [2]]
-    assert sampler._bucket_keys == [(2, 2), (2, 9), (9, 9)]
-
-
-def test_a_sample_goes_where_it_needs_least_padding():
-    assert assigned([2, 4, 8], np.array([1, 2, 3, 8, 4])) == [[0, 1], [2, 4], [3]]
-    keys = [(4, 4), (4, 9), (9, 4)]
-    assert assigned(keys, np.array([(4, 1), (1, 5), (5, 1), (4, 9)])) == [[0], [1, 3], [2]]
-    with pytest.raises(ValueError, match="1 samples fit into no bucket, the first has length 9"):
-        assigned([2, 4], np.array([1, 9]))
-    with pytest.raises(ValueError, match=r"length \[9, 9\]"):
-        assigned(keys, np.array([(9, 9)]))
 
 
 @given(lengths, st.integers(1, 20))
@@ -120,35 +89,6 @@ def test_assigning_is_what_looking_at_every_bucket_would_say(of, count):
             assert min(fitting)[1] == number
 
 
-def test_the_schemes_widths():
-    assert nlp.data.ConstWidthBucket()(100, 1, 4) == [100, 75, 50, 25]
-    assert nlp.data.LinearWidthBucket()(100, 1, 4) == [12, 32, 61, 100]
-    assert nlp.data.ExpWidthBucket(2.0)(61, 1, 4) == [5, 13, 29, 61]
-    assert nlp.data.ConstWidthBucket()([10, 4], [1, 3], 2) == [(10, 4), (5, 3)]
-    with pytest.raises(NotImplementedError, match="ConstWidthBucket"):
-        nlp.data.BucketScheme()(3, 1, 2)
-
-
-def test_compact_batches_and_larger_ones_for_shorter_samples():
-    assert len(FixedBucketSampler([5] * 16, 8, num_buckets=1)) == 2
-    sampler = FixedBucketSampler(
-        [10] * 8 + [1] * 80, 4, num_buckets=None, bucket_keys=[1, 10], ratio=0.5
-    )
-    assert sampler._bucket_batch_sizes == [20, 4]
-    by_elements = FixedBucketSampler(
-        [10] * 8 + [1] * 80, 40, num_buckets=None, bucket_keys=[1, 10], use_average_length=True
-    )
-    assert by_elements._bucket_batch_sizes == [40, 4]
-
-
-def test_stats_tell_the_buckets():
-    sampler = FixedBucketSampler([1, 9, 2, 8, 3], 2, num_buckets=None, bucket_keys=[3, 9])
-    assert sampler.stats() == (
-        "FixedBucketSampler:\n  sample_num=5, batch_num=3\n  key=[3, 9]\n  cnt=[3, 2]\n  "
-        "batch_size=[2, 2]"
-    )
-
-
 def test_numpys_seed_gives_the_originals_order():
     np.random.seed(3)
     infos, samples = [(0, 0), (0, 2), (0, 4)], [0, 1, 2, 3, 4]
@@ -157,51 +97,6 @@ def test_numpys_seed_gives_the_originals_order():
     np.random.seed(3)
     sampler = FixedBucketSampler([1] * 5, 2, num_buckets=1, shuffle=True)
     assert list(sampler) == [samples[begin : begin + 2] for _, begin in infos]
-
-
-def test_a_pass_that_goes_on_is_not_disturbed_by_the_next():
-    sampler = FixedBucketSampler([1] * 40, 2, num_buckets=1, shuffle=True)
-    first = iter(sampler)
-    seen = [next(first) for _ in range(5)]
-    list(sampler)
-    assert sorted(i for batch in [*seen, *first] for i in batch) == list(range(40))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (([], 2), "lengths is empty"),
-        (([1], 0), "batch_size is 0"),
-        (([1, 0], 1), "the shortest length is 0"),
-        (([1], 1, 10, None, -1), "ratio is -1"),
-        (([1], 1, 0), "num_buckets is 0"),
-        (([1], 1, None, []), "bucket_keys is empty"),
-        (([1], 1, None, [(1, 2)]), "it is an int"),
-        (([(1, 2)], 1, None, [3]), "a tuple of 2 ints"),
-        (([[[1]]], 1), "3 axes"),
-    ],
-)
-def test_what_cannot_work_is_refused(arguments, text):
-    with pytest.raises(AssertionError, match=text):
-        FixedBucketSampler(*arguments)
-
-
-def test_what_is_ignored_is_said():
-    with pytest.warns(UserWarning, match="num_buckets is 10, and ignored"):
-        FixedBucketSampler([1], 1, bucket_keys=[1])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match=r"no sample falls into the buckets \[5\]"):
-            FixedBucketSampler([1], 1, num_buckets=None, bucket_keys=[1, 5])
-        with pytest.raises(UserWarning, match=r"ratio is 0\.5, and ignored"):
-            FixedBucketSampler([1], 1, 1, ratio=0.5, use_average_length=True)
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=70), st.booleans())
-def test_a_sorted_sampler_sorts(keys, reverse):
-    sampler = nlp.data.SortedSampler(keys, reverse=reverse)
-    assert [keys[i] for i in sampler] == sorted(keys, reverse=reverse)
-    assert sorted(sampler) == list(range(len(sampler)))
 
 
 @given(
@@ -221,14 +116,6 @@ def test_sorted_buckets_give_each_sample_once_and_know_their_length(
     assert len(batches) == len(sampler)
     for batch in batches:
         assert [keys[i] for i in batch] == sorted((keys[i] for i in batch), reverse=reverse)
-
-
-def test_samplers_of_nothing_are_refused():
-    for make in (nlp.data.SortedSampler, lambda keys: nlp.data.SortedBucketSampler(keys, 2)):
-        with pytest.raises(AssertionError, match="sort_keys is empty"):
-            make([])
-    with pytest.raises(AssertionError, match="mult is"):
-        nlp.data.SortedBucketSampler([1], 1, 0.5)
 
 
 @given(st.integers(1, 60), st.data(), st.booleans(), st.integers(1, 3))
@@ -258,26 +145,3 @@ def test_even_parts_are_equally_large_and_still_cover_everything(length, data):
         == {-(-length // parts)}
     )
     assert set(chain.from_iterable(drawn)) == set(range(length))
-
-
-def test_pythons_seed_reproduces_a_split():
-    sampler = SplitSampler(20, 2, 1)
-    random.seed(5)
-    first, second = list(sampler), list(sampler)
-    random.seed(5)
-    assert list(sampler) == first != second
-    random.seed(5)
-    part = list(range(10, 20))
-    random.shuffle(part)
-    assert first == part
-
-
-@pytest.mark.parametrize("index", [3, 5, -1])
-def test_a_part_that_there_is_not_is_refused(index):
-    with pytest.raises(ValueError, match=f"part_index is {index}: with 3 parts it is 0 to 2"):
-        SplitSampler(6, 3, index)
-
-
-def test_more_parts_than_samples_are_refused():
-    with pytest.raises(AssertionError, match="each part needs a sample"):
-        SplitSampler(2, 3)

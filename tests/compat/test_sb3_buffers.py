@@ -17,10 +17,7 @@ from gymnasium import spaces
 from stable_baselines3.common import buffers as theirs
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from async_loader import AsyncDataLoader
-from async_loader import ReplayBuffer as Table
 from async_loader.compat import sb3 as ours
-from async_loader.errors import Broken
 
 BOX = spaces.Box(-10, 10, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (2, 48, 48), np.uint8)
@@ -224,69 +221,6 @@ def test_with_observations_stored_once_every_sample_is_a_transition_that_was_add
         assert set(keys_of(drawn(lean, 200))) <= held
 
 
-def test_with_observations_stored_once_all_but_the_newest_are_drawn_while_there_is_room():
-    args = (BOX, ACTIONS["discrete"], "cpu", 2)
-    whole, lean = theirs.ReplayBuffer(400, *args), ours.ReplayBuffer(400, *args, True)
-    feed((whole, lean), Steps(BOX, ACTIONS["discrete"], 2, 1), 60)
-    held, shown = (set(keys_of(drawn(buffer, 6000))) for buffer in (whole, lean))
-    assert shown <= held
-    assert len(held) - len(shown) <= 2
-    assert whole.sample(5).dones.shape == lean.sample(5).dones.shape
-    with pytest.raises(AttributeError, match="optimize_memory_usage"):
-        lean.next_observations  # noqa: B018
-    same(whole.observations, lean.observations)
-    same(whole.dones, np.asarray(lean.dones))
-
-
-@pytest.mark.parametrize("unknown", [False, True], ids=["numbers", "NaN"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_an_observation_that_the_space_rounds_is_still_the_one_that_followed(dtype, unknown):
-    """An environment may give float64 where its space says float32, and NaN."""
-    buffer = ours.ReplayBuffer(50, BOX, ACTIONS["discrete"], "cpu", 1, True)
-    rng = np.random.default_rng(0)
-
-    def seen():
-        obs = rng.normal(size=(1, *BOX.shape)).astype(dtype)
-        if unknown:
-            obs[0, 0] = np.nan
-        return obs
-
-    obs = seen()
-    for _ in range(40):
-        after = seen()
-        buffer.add(obs, after, np.zeros(1, np.int64), np.zeros(1), np.zeros(1, np.bool_), [{}])
-        obs = after
-    assert len(buffer.table) == 39  # the newest waits for the one after it
-    assert not buffer.table.sample(200)["truncated"].any()
-
-
-def test_the_first_transition_can_be_drawn_at_once_and_later_ones_stay_right():
-    lean = ours.ReplayBuffer(50, BOX, ACTIONS["discrete"], "cpu", 1, True)
-    whole = theirs.ReplayBuffer(50, BOX, ACTIONS["discrete"], "cpu", 1)
-    steps = Steps(BOX, ACTIONS["discrete"], 1, 1)
-    for _ in range(10):
-        feed((whole, lean), steps, 1)
-        assert set(keys_of(lean.sample(30))) <= set(keys_of(whole.sample(300)))
-
-
-def test_with_observations_stored_once_there_is_about_half_the_memory():
-    args = (100, IMAGE, ACTIONS["discrete"], "cpu", 1)
-    twice, once = ours.ReplayBuffer(*args), ours.ReplayBuffer(*args, True)
-    assert once.table.nbytes < 0.55 * twice.table.nbytes
-
-
-def test_dict_observations_can_be_stored_once_too():
-    args = (60, GOALS, ACTIONS["discrete"], "cpu", 2)
-    whole, lean = theirs.DictReplayBuffer(*args), ours.DictReplayBuffer(*args, True)
-    feed((whole, lean), Steps(GOALS, ACTIONS["discrete"], 2, 1), 40, broken=0.2)
-
-    def keys(sample: Any) -> set[bytes]:
-        flat = [*sample.observations.values(), *sample.next_observations.values(), *sample[3:5]]
-        return set(keys_of(flat))
-
-    assert keys(lean.sample(300)) <= keys(whole.sample(5000))
-
-
 # -- beside the algorithms -------------------------------------------------------------------------
 
 
@@ -305,58 +239,6 @@ def test_a_pickle_goes_on_where_the_buffer_was(n_envs, once):
         else:
             same(drawn(whole, 50), drawn(again, 50))
         feed((again, whole), steps, 9)
-
-
-@pytest.mark.parametrize("once", [False, True], ids=["twice", "once"])
-def test_a_reset_empties_the_buffer(once):
-    buffer = ours.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", 1, once)
-    whole = theirs.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", 1)
-    steps = Steps(BOX, ACTIONS["discrete"], 1, 1)
-    feed((buffer,), steps, 33)
-    buffer.reset()
-    assert (buffer.pos, buffer.full, buffer.size(), len(buffer.table)) == (0, False, 0, 0)
-    feed((buffer, whole), steps, 5)
-    assert set(keys_of(buffer.sample(100))) <= set(keys_of(whole.sample(500)))
-
-
-def test_a_loader_reads_the_table_beside_the_algorithm():
-    buffer = ours.ReplayBuffer(100, BOX, ACTIONS["discrete"], "cpu", 2)
-    assert isinstance(buffer.table, Table)
-    feed((buffer,), Steps(BOX, ACTIONS["discrete"], 2, 1), 20)
-    with AsyncDataLoader(buffer.table, batch_size=16, num_workers=0) as loader:
-        batch = next(loader)
-    assert batch["obs"].shape == (16, 3)
-    assert not (batch["terminated"] & batch["truncated"]).any()
-
-
-def test_steps_of_others_in_the_table_are_an_error_that_says_so():
-    buffer = ours.ReplayBuffer(10, BOX, ACTIONS["discrete"], "cpu", 1)
-    steps = Steps(BOX, ACTIONS["discrete"], 1, 1)
-    feed((buffer,), steps, 5)
-    one = buffer.table.get([0])
-    del one["index"]
-    buffer.table.extend(one)
-    with pytest.raises(Broken, match="nothing else may write"):
-        feed((buffer,), steps, 1)
-
-
-def test_tensors_go_to_the_device_of_the_buffer():
-    buffer = ours.ReplayBuffer(10, BOX, ACTIONS["discrete"], "meta", 1)
-    feed((buffer,), Steps(BOX, ACTIONS["discrete"], 1, 1), 5)
-    assert {part.device.type for part in buffer.sample(4) if part is not None} == {"meta"}
-    buffer.device = torch.device("cpu")  # as load_replay_buffer does
-    assert buffer.sample(4).rewards.device.type == "cpu"
-
-
-def test_a_batch_is_not_changed_by_later_steps():
-    buffer = ours.ReplayBuffer(5, BOX, ACTIONS["discrete"], "cpu", 1)
-    steps = Steps(BOX, ACTIONS["discrete"], 1, 1)
-    feed((buffer,), steps, 5)
-    batch = buffer.sample(16)
-    kept = [None if part is None else part.clone() for part in batch]
-    feed((buffer,), steps, 50)
-    buffer.sample(16)
-    same(tuple(kept), tuple(batch))
 
 
 ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
@@ -413,25 +295,3 @@ def test_a_write_to_what_a_buffer_shows_is_not_lost_without_a_word(kind, once):
     buffer.rewards = 7.5
     if kind != "NStepReplayBuffer":
         assert set(buffer.sample(50).rewards.flatten().tolist()) == {7.5}
-
-
-def test_the_newest_transition_can_be_said_to_be_the_last_of_its_episode():
-    """As algorithms do before they begin anew."""
-    buffer = ours.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", 2, True, False)
-    steps = Steps(BOX, ACTIONS["discrete"], 2, 3)
-    feed((buffer,), steps, 4)
-    before, newest = buffer.dones, buffer.pos - 1
-    buffer.dones[newest] = True
-    assert buffer.dones[newest].tolist() == [1, 1]
-    assert buffer.dones[:newest].tolist() == before[:newest].tolist()
-    for place, value in ((newest, False), (0, 1 - before[0]), (slice(None), True)):
-        with pytest.raises(ValueError, match="read-only"):
-            buffer.dones[place] = value
-    last = buffer.table.sample(200)
-    assert set(buffer.table.get(last["index"])["truncated"].tolist()) == {False, True}
-
-
-def test_rewards_can_be_set_before_anything_was_added():
-    buffer = ours.ReplayBuffer(5, BOX, ACTIONS["discrete"], "cpu")
-    buffer.rewards = 1.0
-    assert not buffer.rewards.any()

@@ -5,8 +5,6 @@ else.
 from __future__ import annotations
 
 import pickle
-import sys
-import threading
 
 import pytest
 import torch
@@ -40,20 +38,6 @@ def test_batches_and_generators_are_torchs_after_each_pass(shuffle, generator, w
     assert found[0] == found[1]
 
 
-def test_a_batch_takes_few_calls():
-    """What stands around a gather of small rows takes as long as the gather."""
-    loader, calls = DataLoader(ROWS, 1, shuffle=True), []
-    epoch = iter(loader)
-    next(epoch)
-    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
-    try:
-        for _ in range(5):
-            next(epoch)
-    finally:
-        sys.setprofile(None)
-    assert len(calls) <= 5 * 10, calls
-
-
 def test_a_pass_is_that_of_torch_but_for_its_batches():
     loader = DataLoader(ROWS, 4)
     epoch = iter(loader)
@@ -72,14 +56,6 @@ def test_a_pass_is_that_of_torch_but_for_its_batches():
         next(epoch)
 
 
-def test_a_pass_that_is_closed_has_no_more_batches():
-    epoch = iter(DataLoader(ROWS, 4))
-    next(epoch)
-    epoch.close()
-    epoch.close()
-    assert list(epoch) == []
-
-
 def test_a_batch_that_fails_is_passed_over():
     epoch = iter(DataLoader(ROWS, 4))
     gather = epoch._gather
@@ -92,46 +68,3 @@ def test_a_batch_that_fails_is_passed_over():
         next(epoch)
     epoch._gather = gather
     assert plain(epoch) == plain(DataLoader(ROWS, 4))[1:]
-
-
-def test_rows_of_a_view_that_numpy_would_copy_come_in_the_usual_layout():
-    columns = torch.arange(60).reshape(3, 20).t()
-    batch = next(iter(DataLoader(TensorDataset(columns), 4)))[0]
-    assert batch.is_contiguous()
-    assert torch.equal(batch, columns[:4])
-
-
-def test_threads_that_share_a_pass_get_each_batch_once():
-    count, taken = 4000, []
-    batches = iter(DataLoader(TensorDataset(torch.arange(count)), 1))
-    before, switch = threading.Barrier(4), sys.getswitchinterval()
-
-    def take() -> None:
-        before.wait()
-        while True:
-            try:
-                (number,) = next(batches)
-            except ValueError:  # another one is in it, as with torch's generator
-                continue
-            except StopIteration:
-                return
-            taken.append(int(number))
-
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(switch)
-    assert sorted(taken) == list(range(count))
-
-
-def test_a_dataset_that_changed_before_the_first_batch_is_refused():
-    data = TensorDataset(torch.arange(6))
-    batches = iter(DataLoader(data, 2))
-    data.tensors = (torch.arange(9),)
-    with pytest.raises(RuntimeError, match="had 6 samples when this pass began, and has 9 now"):
-        next(batches)

@@ -112,14 +112,6 @@ def test_a_loader_goes_on_after_a_trainer_has_reset_it(make):
                     setattr(loader, name, None)
 
 
-def test_loaders_of_torch_are_prepared_as_ours_and_batches_can_be_skipped(installed):
-    prepared = installed.prepare_data_loader(torch.utils.data.DataLoader(Items(), batch_size=2))
-    assert type(prepared.base_dataloader) is DataLoader
-    skipped = installed.skip_first_batches(prepared, 3)
-    assert type(skipped.base_dataloader) is DataLoader
-    assert [batch.tolist() for batch in skipped] == [[6, 7], [8, 9]]
-
-
 @_needs("torchdata")
 @pytest.mark.parametrize("given", [1, 5])
 def test_a_prepared_loader_with_a_state_goes_on_where_it_was(installed, given):
@@ -137,10 +129,3 @@ def test_a_prepared_loader_with_a_state_goes_on_where_it_was(installed, given):
     whole = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     rest = whole[given:] or whole  # accelerate says of the last batch that the next epoch begins
     assert [batch.tolist() for batch in two] == rest
-
-
-def test_without_accelerate_the_error_names_the_extra(monkeypatch):
-    accelerate = importlib.import_module("async_loader.compat.accelerate")
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(accelerate.MissingExtra, match="integrations"):
-        accelerate.install()

@@ -7,25 +7,32 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
-import pickle
 import warnings
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from state_rig import (
+    Both,
+    Distributed,
+    Epochs,
+    N,
+    Noisy,
+    OfIterators,
+    OfSteps,
+    Own,
+    Sampler,
+    Stateless,
+)
 from torch.utils.data import (
     BatchSampler,
     Dataset,
-    IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
-    get_worker_info,
 )
 
 from async_loader.compat.torch import StatefulDataLoader
-
-N = 10
 
 
 @pytest.fixture(autouse=True)
@@ -34,157 +41,6 @@ def _few_cores():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         yield
-
-
-class Kept:
-    """Has the named attributes as its state."""
-
-    keeps: tuple[str, ...] = ()
-
-    def state_dict(self):
-        return {name: getattr(self, name) for name in self.keeps}
-
-    def load_state_dict(self, state):
-        for name in self.keeps:
-            setattr(self, name, state[name])
-
-
-def _share():
-    info = get_worker_info()
-    return (0, 1) if info is None else (info.id, info.num_workers)
-
-
-class Stateless(IterableDataset):
-    def __iter__(self):
-        first, step = _share()
-        return iter(range(first, N, step))
-
-
-class Epochs(Kept, IterableDataset):
-    """Starts over at its end, and counts that."""
-
-    keeps = ("at", "epoch")
-    at = epoch = 0
-
-    def __iter__(self):
-        first, step = _share()
-        while first + self.at * step < N:
-            self.at += 1
-            yield 100 * self.epoch + first + (self.at - 1) * step
-        self.at, self.epoch = 0, self.epoch + 1
-
-
-class Steps(Kept):
-    keeps = ("at",)
-
-    def __init__(self, stop):
-        self.first, self.step = _share()
-        self.at, self.stop = 0, stop
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        item = self.first + self.at * self.step
-        if item >= self.stop:
-            raise StopIteration
-        self.at += 1
-        return item
-
-
-class OfSteps(IterableDataset):
-    """The iterator has a state."""
-
-    def __iter__(self):
-        return Steps(N)
-
-
-class Both(Kept, IterableDataset):
-    """Dataset and iterator have states of different formats."""
-
-    keeps = ("stop",)
-    stop = N
-
-    def __iter__(self):
-        return Steps(self.stop)
-
-
-class Own(Kept, IterableDataset):
-    """Its own iterator, set up on access."""
-
-    keeps = ("place",)
-
-    def __iter__(self):
-        self.place = list(_share())
-        return self
-
-    def __next__(self):
-        item, step = self.place
-        if item >= N:
-            raise StopIteration
-        self.place[0] += step
-        return item
-
-
-class Noisy(Kept, Dataset):
-    """Items with numbers of a generator of its own."""
-
-    keeps = ("numbers",)
-
-    def __init__(self):
-        self.numbers = 7
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, i):
-        self.numbers = self.numbers * 75 % 65537
-        return 1000 * i + self.numbers % 1000
-
-
-class Sampler(Kept):
-    """Counts its epochs, and starts over after its last index."""
-
-    keeps = ("at", "epoch")
-    at = epoch = 0
-
-    def __iter__(self):
-        while self.at < N:
-            self.at += 1
-            yield (self.at - 1 + self.epoch) % N
-        self.at, self.epoch = 0, self.epoch + 1
-
-    def __len__(self):
-        return N
-
-
-class Distributed(Kept):
-    """As torchdata's StatefulDistributedSampler: it is set back by the next epoch,
-    not at the end of its own.
-    """
-
-    keeps = ("yielded",)
-    yielded, resumed = 0, None
-
-    def __iter__(self):
-        self.yielded, self.resumed = self.resumed or 0, None
-        for index in range(self.yielded, N):
-            self.yielded += 1
-            yield index
-
-    def load_state_dict(self, state):
-        self.resumed = state["yielded"]
-
-    def __len__(self):
-        return N
-
-
-class OfIterators:
-    def __iter__(self):
-        return Steps(N)
-
-    def __len__(self):
-        return N
 
 
 def _of_one_generator(sampler):
@@ -275,26 +131,11 @@ def _goes_on(name, epochs, at, *, later=2, **options):
     at=st.sampled_from([None, 0, 1, 2, 3, 4, 5, 10]),
     batch_size=st.sampled_from([None, 1, 3, 5]),
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_a_resumed_run_is_the_rest_of_the_first(name, epochs, at, batch_size):
     if at == 0 and epochs and name == "a distributed sampler":
         at = 1  # its generator has a state only after it has begun, as with torchdata
     _goes_on(name, epochs, at, batch_size=batch_size, later=3)
-
-
-WITH_WORKERS = [
-    name
-    for name in DATASETS
-    if name not in ("items", "arrays", "with replacement", "a distributed sampler")
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_WORKERS)
-@pytest.mark.parametrize("persistent", [False, True])
-def test_so_it_is_with_workers(name, persistent):
-    for epochs, at in ((1, None), (0, 1)) if persistent else ((0, 1), (1, 3)):
-        _goes_on(name, epochs, at, num_workers=2, persistent_workers=persistent)
 
 
 @pytest.mark.slow
@@ -305,22 +146,6 @@ def test_so_it_is_with_workers(name, persistent):
 @settings(max_examples=8, suppress_health_check=list(HealthCheck))
 def test_states_are_whole_before_every_worker_gave_a_batch(at, name):
     _goes_on(name, 0, at, num_workers=2, persistent_workers=True, batch_size=None)
-
-
-def test_a_state_of_a_resumed_pass_is_as_good_as_the_first():
-    for name in DATASETS:
-        first = _made(name, num_workers=0)
-        epoch = iter(first)
-        next(epoch)
-        state = first.state_dict()
-        rest = _numbers(epoch)
-        second = _made(name)
-        second.load_state_dict(state)
-        epoch = iter(second)
-        assert _numbers([next(epoch)]) == rest[:1]
-        third = _made(name)
-        third.load_state_dict(json.loads(json.dumps(second.state_dict())))
-        assert _numbers(third) == rest[1:]
 
 
 class Held(Dataset):
@@ -377,36 +202,6 @@ def test_out_of_order_nothing_is_lost_and_nothing_comes_twice(fails):
         )
 
 
-def test_shuffle_has_the_order_of_a_generator_that_is_made_with_the_loader():
-    torch.manual_seed(3)
-    loader = StatefulDataLoader(list(range(N)), batch_size=None, shuffle=True)
-    torch.manual_seed(3)
-    seed = int(torch.empty((), dtype=torch.int64).random_().item())
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(2):
-        assert list(loader) == torch.randperm(N, generator=generator).tolist()
-
-
-def test_a_generator_of_the_user_gives_the_order_first_and_then_the_seed():
-    generator = torch.Generator().manual_seed(4)
-    loader = StatefulDataLoader(list(range(N)), batch_size=None, shuffle=True, generator=generator)
-    same = torch.Generator().manual_seed(4)
-    for _ in range(2):
-        assert list(loader) == torch.randperm(N, generator=same).tolist()
-        torch.empty((), dtype=torch.int64).random_(generator=same)
-    assert torch.equal(generator.get_state(), same.get_state())
-
-
-def test_an_empty_state_is_that_of_a_loader_that_gave_nothing():
-    loader = _made("items")
-    next(iter(loader))
-    loader.load_state_dict({})
-    assert loader.state_dict()["yielded"] == 0
-    assert _numbers(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
-    with pytest.raises(ValueError, match="no state_dict"):
-        loader.load_state_dict({"something": "else"})
-
-
 @pytest.mark.parametrize("every", [0, 1, 17])
 def test_a_state_is_exact_whatever_snapshot_every_n_steps_is(every):
     one, two = (_made("stream of epochs", snapshot_every_n_steps=every) for _ in range(2))
@@ -414,27 +209,6 @@ def test_a_state_is_exact_whatever_snapshot_every_n_steps_is(every):
     next(epoch)
     two.load_state_dict(one.state_dict())
     assert _numbers(two) == _numbers(epoch)
-
-
-def test_a_mismatch_of_num_workers_is_found_by_iter():
-    state = _made("items").state_dict()
-    loader = _made("items", num_workers=2)
-    loader.load_state_dict(state)
-    for _ in range(2):
-        with pytest.raises(
-            AssertionError, match="0 workers, this loader has 2: num_workers must match"
-        ):
-            iter(loader)
-
-
-def _refuse(worker):
-    raise LookupError(f"worker {worker} has no licence")
-
-
-@pytest.mark.parametrize("name", ["items", "stateless stream"])
-def test_an_error_of_worker_init_fn_comes_from_iter(name):
-    with pytest.raises(LookupError, match="has no licence"):
-        iter(_made(name, num_workers=2, worker_init_fn=_refuse))
 
 
 @pytest.mark.parametrize("name", ["stateless stream", "stream of epochs", "items"])
@@ -451,41 +225,3 @@ def test_passing_over_a_stream_without_a_state_is_a_warning(name, caplog):
         text.startswith("neither the dataset nor its iterator") and "2 batches" in text
         for text in said
     ] == [True] * (name == "stateless stream")
-
-
-def test_a_pass_under_way_keeps_its_workers_when_a_state_is_loaded():
-    loader = _made("stream of epochs", num_workers=1, persistent_workers=True)
-    state = loader.state_dict()
-    epoch = iter(loader)
-    first = _numbers([next(epoch)])
-    loader.load_state_dict(state)
-    assert _numbers(loader)[:1] == first
-    assert len(_numbers(epoch)) == 3
-    loader.close()
-
-
-def test_a_loader_that_has_begun_can_be_pickled():
-    loader = _made("items")
-    next(iter(loader))
-    assert _numbers(pickle.loads(pickle.dumps(loader))) == _numbers(loader)
-
-
-def test_what_a_state_holds_does_not_change_with_the_pass():
-    class Grows(Kept, IterableDataset):
-        keeps = ("seen",)
-
-        def __init__(self):
-            self.seen = []
-
-        def __iter__(self):
-            for i in range(N):
-                self.seen.append(i)
-                yield i
-
-    loader = StatefulDataLoader(Grows(), batch_size=None)
-    epoch = iter(loader)
-    next(epoch)
-    state = loader.state_dict()
-    before = json.dumps(state)
-    assert next(epoch) == 1
-    assert json.dumps(state) == before

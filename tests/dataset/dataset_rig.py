@@ -30,22 +30,3 @@ def same(one, two, *, kinds=True):
             same(a, b)
     else:
         assert one == two
-
-
-class CountingIterator:
-    """Counts to a number; has a state. Its subclasses say what ``iter`` of it is."""
-
-    def __init__(self, n):
-        self.n, self.at = n, 0
-
-    def __next__(self):
-        if self.at == self.n:
-            raise StopIteration
-        self.at += 1
-        return self.at - 1
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]

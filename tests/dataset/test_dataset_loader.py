@@ -4,22 +4,18 @@ elsewhere.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import threading
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from dataset_rig import same
 from fake_device import FakeBackend
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 
 from async_loader import DataLoader
-from async_loader.compat.torch import DataLoader as TorchLoader
-from async_loader.compat.torch import StatefulDataLoader
 from async_loader.errors import ConfigError, Timeout
 
 KINDS = [(0, "process"), (2, "thread"), (2, "process")]
@@ -65,11 +61,6 @@ class Range(IterableDataset):
         info = get_worker_info()
         start, step = (0, 1) if info is None else (info.id, info.num_workers)
         return iter(range(start, self.n, step))
-
-
-class Sized(Range):
-    def __len__(self):
-        return self.n
 
 
 class Epochs:
@@ -152,12 +143,6 @@ def test_a_map_style_dataset_comes_in_order_and_batches_are_collated(dataset, wo
             same(batches[0]["x"], torch.arange(4).reshape(4, 1).expand(4, 3).contiguous())
 
 
-def test_items_are_fetched_in_bulk_where_the_dataset_can():
-    Bulk.asked = 0
-    list(DataLoader(Bulk(), 4))
-    assert Bulk.asked == 3
-
-
 @pytest.mark.parametrize("seed", [0, 1])
 def test_shuffling_depends_on_the_seed_and_the_epoch_alone(seed, workers):
     with DataLoader(Squares(30), 30, shuffle=True, seed=seed, **workers) as loader:
@@ -201,27 +186,6 @@ def test_samplers_and_batch_samplers_are_followed(workers):
         assert (one["y"].tolist(), two["y"].tolist()) == ([9], [1, 4])
 
 
-def test_without_a_batch_size_items_come_as_tensors(workers):
-    with DataLoader(Squares(3), None, **workers) as loader:
-        assert [(b["y"], b["x"].tolist()) for b in loader] == [
-            (0, [0] * 3),
-            (1, [1] * 3),
-            (4, [2] * 3),
-        ]
-
-
-def test_columns_of_lists_and_arrays_are_items():
-    loader = DataLoader({"x": np.arange(4), "name": ["a", "b", "c", "d"]}, 3)
-    assert [(b["x"].tolist(), b["name"]) for b in loader] == [
-        ([0, 1, 2], ["a", "b", "c"]),
-        ([3], ["d"]),
-    ]
-    assert drawn(DataLoader({"y": [1, 2, 3]}, 2)) == [[1, 2], [3]]
-    assert drawn(DataLoader({0: 5, 1: 6}, 2)) == [[5, 6]]  # a dataset whose items are its values
-    with pytest.raises(ConfigError, match="unequal length: 'x' has 4, 'y' has 3 rows"):
-        DataLoader({"x": np.arange(4), "y": np.arange(3)})
-
-
 # -- iterable datasets -----------------------------------------------------------------------------
 
 
@@ -237,44 +201,6 @@ def test_an_iterable_dataset_is_shared_among_processes(workers):
             len(loader)
 
 
-class _Whole(IterableDataset):
-    """Each worker gives all items."""
-
-    def __init__(self, make):
-        self.make = make
-
-    def __iter__(self):
-        return map(self.make, range(8))
-
-
-class _WholeSized(_Whole):
-    def __len__(self):
-        return 8
-
-    def __iter__(self):
-        info = get_worker_info()
-        return map(self.make, np.roll(range(8), 0 if info is None else info.id).tolist())
-
-
-@pytest.mark.parametrize("make", [int, str, lambda i: {"x": [torch.ones(2) * i], "t": (i,)}])
-@pytest.mark.parametrize("kind", [_Whole, _WholeSized])
-@pytest.mark.parametrize("door", [DataLoader, TorchLoader, StatefulDataLoader])
-@pytest.mark.parametrize("size", [None, 2])
-def test_workers_that_each_give_all_items_are_told_of(kind, make, door, size):
-    loader = door(kind(make), size, num_workers=2, multiprocessing_context="fork")
-    with contextlib.closing(loader) if door is DataLoader else contextlib.nullcontext():
-        length = len(loader) if kind is _WholeSized else None
-        with pytest.warns(UserWarning, match=r"get_worker_info\(\)"):
-            assert len([batch for batch in loader]) == 2 * (length or 8 // (size or 1))  # noqa: C416
-
-
-def test_the_length_of_an_iterable_dataset_is_its_own():
-    assert len(DataLoader(Sized(11), 2)) == 6
-    assert len(DataLoader(Sized(11), 2, last_batch="drop")) == 5
-    assert drawn(DataLoader(Sized(5), 2, last_batch="drop")) == [[0, 1], [2, 3]]
-    assert list(DataLoader(Sized(3), None)) == [0, 1, 2]
-
-
 # -- workers ---------------------------------------------------------------------------------------
 
 
@@ -287,17 +213,6 @@ def test_an_error_is_its_own_and_the_loader_goes_on(workers):
                 next(epoch)
             assert next(epoch)["y"].tolist() == [4]
             assert list(epoch) == []
-
-
-def test_nested_tensors_are_refused_in_torchs_words(workers):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, that nested tensors are a prototype
-        items = [torch.nested.nested_tensor([torch.ones(2)]) for _ in range(4)]
-    with (
-        DataLoader(items, 2, **workers) as loader,
-        pytest.raises(RuntimeError, match="Batches of nested tensors"),
-    ):
-        next(iter(loader))
 
 
 def test_iterations_may_be_nested_and_abandoned(workers):
@@ -318,27 +233,6 @@ def test_processes_live_as_long_as_the_loader():
     assert started == []  # it is called in the workers
 
 
-def test_worker_init_fn_is_called_once_in_each_worker():
-    with DataLoader(_Initialised(), 1, num_workers=2, worker_init_fn=_initialise) as loader:
-        for _ in range(2):
-            assert {tuple(batch[0].tolist()) for batch in loader} <= {(0, 1), (1, 1)}
-
-
-_calls: list[int] = []
-
-
-def _initialise(worker):
-    _calls.append(worker)
-
-
-class _Initialised:
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, i):
-        return np.array([_calls[0], len(_calls)])
-
-
 def test_random_numbers_do_not_depend_on_the_worker_that_draws_them():
     def numbers(count, seed):
         with DataLoader(Noisy(), 2, shuffle=True, seed=seed, num_workers=count) as loader:
@@ -356,15 +250,6 @@ def test_workers_follow_the_epoch():
         dataset.set_epoch(6)  # not told to the loader
         loader._dataset_epoch = None
         assert drawn(loader) == [[6, 6]] * 2
-
-
-def test_samplers_are_told_the_epoch():
-    sampler = DistributedSampler(Squares(), 2, 0, shuffle=True, seed=0)
-    loader = DataLoader(Squares(), 5, sampler=sampler)
-    first = drawn(loader)
-    loader.set_epoch(3)
-    assert sampler.epoch == 3
-    assert drawn(loader) != first
 
 
 def test_a_time_limit_names_the_workers_that_are_busy():
@@ -416,17 +301,6 @@ def test_a_loader_goes_on_where_another_was(at, options, count):
         assert drawn(two) == following
 
 
-def test_random_augmentation_goes_on_too():
-    with (
-        DataLoader(Noisy(), 2, num_workers=2, seed=1) as one,
-        DataLoader(Noisy(), 2, num_workers=1) as two,
-    ):
-        epoch = iter(one)
-        next(epoch)
-        two.load_state_dict(one.state_dict())
-        same(list(two), list(epoch))
-
-
 @pytest.mark.parametrize("finished", [False, True])
 def test_samplers_of_torch_and_with_a_state_go_on(finished):
     for make in (
@@ -464,16 +338,6 @@ def test_streams_go_on(dataset, workers):
             assert drawn(two) == rest
 
 
-def test_a_state_of_another_kind_is_refused():
-    with DataLoader(Range(4), 2, num_workers=2) as streams, DataLoader(Squares(), 2) as items:
-        with pytest.raises(ConfigError, match="another kind"):
-            items.load_state_dict(streams.state_dict())
-        with pytest.raises(ConfigError, match="2 workers, this loader has 1"):
-            DataLoader(Range(4), 2).load_state_dict(streams.state_dict())
-        with pytest.raises(ConfigError, match="no state_dict of a DataLoader"):
-            items.load_state_dict({"version": 99})
-
-
 # -- devices ---------------------------------------------------------------------------------------
 
 
@@ -494,28 +358,6 @@ def test_batches_are_streamed_to_a_device(dataset, workers):
     assert backend.violations == []
 
 
-def test_iterations_that_stream_to_a_device_may_be_nested_and_share_their_pages():
-    backend = FakeBackend()
-    data = {"x": np.arange(40 * 5000).reshape(40, 5000), "y": np.arange(40)}
-    with DataLoader(data, 8, num_workers=1, bulk=False, device=backend) as loader:
-        for outer in loader:
-            assert [batch["y"].cpu().tolist()[0] for batch in loader] == [0, 8, 16, 24, 32]
-            assert (outer["x"].cpu()[:, 0] == outer["y"].cpu() * 5000).all()
-    assert backend.violations == []
-
-
-def test_errors_and_streams_reach_the_consumer_of_a_device():
-    with DataLoader(Squares(), batch_sampler=[[1], [77], [2]], device=FakeBackend()) as loader:
-        epoch = iter(loader)
-        assert next(epoch)["y"].cpu().tolist() == [1]
-        with pytest.raises(LookupError, match="item 77"):
-            next(epoch)
-        assert next(epoch)["y"].cpu().tolist() == [4]
-        assert list(epoch) == []
-    with DataLoader(Range(5), 2, device=FakeBackend()) as loader:
-        assert [batch.cpu().tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
-
-
 def test_a_function_is_called_with_each_batch_ahead_in_a_thread_of_its_own(workers):
     names = []
 
@@ -533,44 +375,6 @@ def test_a_function_is_called_with_each_batch_ahead_in_a_thread_of_its_own(worke
     assert set(names) == {"async-loader-streamer"}
 
 
-def test_a_time_limit_is_for_the_consumer_also_with_a_device():
-    began, event = threading.Event(), threading.Event()
-
-    class Slow(Squares):
-        def __getitem__(self, i):
-            began.set()
-            event.wait(60)
-            return i
-
-    with DataLoader(
-        Slow(2), 2, num_workers=1, worker_type="thread", timeout_s=0.05, device=FakeBackend()
-    ) as loader:
-        epoch = iter(loader)
-        assert began.wait(60)
-        with pytest.raises(Timeout, match="thread 0 is at work on batch 0"):
-            next(epoch)
-        event.set()
-        epoch._iteration._timeout_s = None
-        assert next(epoch).cpu().tolist() == [0, 1]
-
-
-def test_pinning_without_an_accelerator_is_a_warning_and_nothing_else():
-    if torch.accelerator.is_available():
-        pytest.skip("there is one")
-    with pytest.warns(UserWarning, match="nothing is pinned"):
-        loader = DataLoader(Squares(), 4, pin_memory=True)
-    assert len(drawn(loader)) == 3
-
-
-def test_shards_go_to_their_devices():
-    shards = [[[0, 1], [2]]]
-    ((one, two),) = DataLoader(np.arange(4), batch_sampler=shards, device=["cpu", "meta"])
-    assert one.tolist() == [0, 1]
-    assert two.device.type == "meta"
-    with pytest.raises(ConfigError, match="2 shards and there are 1 devices"):
-        next(iter(DataLoader(np.arange(4), batch_sampler=shards, device=["cpu"])))
-
-
 # -- mistakes --------------------------------------------------------------------------------------
 
 
@@ -578,40 +382,16 @@ def test_shards_go_to_their_devices():
     ("options", "text"),
     [
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"shuffle": "yes"}, "shuffle is 'yes'"),
         ({"shuffle": True, "sampler": [1]}, "leave shuffle out"),
-        (
-            {"batch_sampler": [[1]], "batch_size": 3, "shuffle": True},
-            "what batch_size, shuffle would",
-        ),
         ({"sampler": 3}, "sampler is int"),
-        ({"last_batch": "discard"}, "last_batch is 'discard'"),
         ({"batch_size": None, "last_batch": "drop"}, "there are no batches"),
-        ({"num_workers": -1}, "num_workers is -1"),
         ({"worker_type": "fibres"}, "worker_type is 'fibres'"),
-        ({"prefetch": 0}, "prefetch is 0"),
         ({"timeout_s": -1}, "timeout"),
-        ({"collate_fn": 3}, "collate_fn is int"),
         ({"multiprocessing_context": "clone"}, "multiprocessing_context is 'clone'"),
-        ({"bulk": "yes"}, "bulk is 'yes'"),
         ({"dataset": Range(3), "shuffle": True}, "decides its order itself: leave shuffle out"),
-        ({"dataset": Range(3), "last_batch": "roll_over"}, "'keep' or 'drop'"),
         ({"dataset": 3}, "dataset is a int"),
-        ({"device": "abacus"}, "abacus"),
     ],
 )
 def test_what_cannot_work_is_refused(options, text):
     with pytest.raises(ConfigError, match=text):
         DataLoader(**{"dataset": Squares(), **options})
-
-
-def test_an_iterator_outlives_a_loader_that_is_dropped(workers):
-    assert len(list(iter(DataLoader(Squares(), 2, **workers)))) == 5
-
-
-def test_a_loader_says_what_it_is():
-    assert (
-        repr(DataLoader(np.arange(4), 2))
-        == "<DataLoader of <ndarray>, batch_size=2, gathered in bulk>"
-    )
-    assert "num_workers=0" in repr(DataLoader(Squares(), 2))

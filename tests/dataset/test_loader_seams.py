@@ -18,7 +18,6 @@ from async_loader import DataLoader
 from async_loader.compat.gluon.data import DataLoader as GluonLoader
 from async_loader.compat.gluon.data.batchify import Stack
 from async_loader.compat.torch import StatefulDataLoader
-from async_loader.errors import Broken
 from async_loader.pipeline.engine import Engine
 
 ROW = 4096
@@ -93,19 +92,6 @@ def _in_child(what):
     return os.waitpid(pid, 0)[1]
 
 
-def test_an_iteration_with_a_transfer_thread_says_in_a_forked_child_which_process_it_belongs_to():
-    def ask():
-        with pytest.raises(Broken, match="belongs to process"):
-            list(batches)
-
-    with Engine(Fives(), 1, kind="thread", transfer="pin") as engine:
-        batches = engine.iterate(range(9), transfer=engine.pinning(lambda batch: batch))
-        assert next(batches) == 0
-        assert _in_child(ask) == 0
-        assert list(batches) == [5 * n for n in range(1, 9)]
-        batches.close()
-
-
 def test_a_forked_child_drops_an_iteration_whose_lock_was_held():
     held, go = threading.Event(), threading.Event()
 
@@ -126,20 +112,6 @@ def test_a_forked_child_drops_an_iteration_whose_lock_was_held():
             thread.join()
         assert status == 0
         assert list(iteration) == [0, 5, 10]
-
-
-def test_no_batch_comes_of_a_worker_that_could_not_be_initialised():
-    def fail(worker):
-        raise OSError("no such device")
-
-    with DataLoader(
-        list(range(6)), 2, num_workers=1, worker_type="thread", worker_init_fn=fail
-    ) as loader:
-        epoch = iter(loader)
-        for _ in range(3):
-            with pytest.raises(OSError, match="no such device"):
-                next(epoch)
-        assert list(epoch) == []
 
 
 class Holed:

@@ -12,87 +12,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from dataset_rig import CountingIterator
-from fake_device import FakeBackend
 from hypothesis import given, settings
+from state_rig import Epochs, N, OfIterators, Own, Sampler, Stateless
 from torch.utils.data import get_worker_info
 
 from async_loader import DataLoader
-from async_loader.pipeline.batch import Failure
-from async_loader.pipeline.engine import Engine
-
-N = 9
-
-
-class Epochs:
-    """Begins anew when it is through, and counts that."""
-
-    def __init__(self):
-        self.at = self.epoch = 0
-
-    def __iter__(self):
-        worker = get_worker_info().id if get_worker_info() else 0
-        while self.at < N:
-            self.at += 1
-            yield 1000 * worker + 100 * self.epoch + self.at
-        self.at, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self):
-        return {"at": self.at, "epoch": self.epoch}
-
-    def load_state_dict(self, state):
-        self.at, self.epoch = state["at"], state["epoch"]
-
-
-class Stream:
-    """Iterable, without a state."""
-
-    def __iter__(self):
-        return iter(range(N))
-
-
-class Own:
-    """Its own iterator, set up when it is asked for."""
-
-    at = -1
-
-    def __iter__(self):
-        self.at = 0
-        return self
-
-    def __next__(self):
-        if self.at == N:
-            raise StopIteration
-        self.at += 1
-        return self.at
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-class Sampler:
-    """Counts its epochs."""
-
-    def __init__(self):
-        self.at = self.epoch = 0
-
-    def __len__(self):
-        return N
-
-    def __iter__(self):
-        while self.at < N:
-            self.at += 1
-            yield (self.at + self.epoch) % N
-        self.at, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self):
-        return {"at": self.at, "epoch": self.epoch}
-
-    def load_state_dict(self, state):
-        self.at, self.epoch = state["at"], state["epoch"]
 
 
 class Named:
@@ -185,7 +109,7 @@ class Numbered:
         lambda: {"dataset": list(range(N)), "shuffle": True},
         lambda: {"dataset": np.arange(N), "shuffle": True},
         lambda: {"dataset": list(range(N)), "sampler": Numbered()},
-        lambda: {"dataset": Stream()},
+        lambda: {"dataset": Stateless()},
     ],
     ids=["shuffled", "in bulk", "a sampler", "a stream"],
 )
@@ -211,12 +135,6 @@ def test_another_epoch_begins_at_the_front_whatever_was_loaded(made, at):
     assert _batches(two) == (_batches(one) if at is None else _batches(epoch))
 
 
-@pytest.mark.parametrize("name", [name for name in MAKERS if name.endswith("roll over")])
-def test_indices_that_roll_over_are_saved_whatever_their_type(name):
-    for epochs, at in ((0, None), (1, None), (1, 1), (2, 3)):
-        _goes_on(name, epochs, at)
-
-
 @given(
     name=st.sampled_from(list(MAKERS)),
     epochs=st.integers(0, 2),
@@ -236,26 +154,6 @@ def test_so_it_is_with_worker_processes(name, at):
     _goes_on(name, 1, at, num_workers=2)
 
 
-@pytest.mark.parametrize("at", [None, 0, 2])
-def test_so_it_is_when_batches_are_carried_to_a_device_ahead(at):
-    _goes_on("epochs", 1, at, device=FakeBackend())
-
-
-class Steps(CountingIterator):
-    """Of a sampler that has no state."""
-
-    def __iter__(self):
-        return self
-
-
-class OfSteps:
-    def __iter__(self):
-        return Steps(N)
-
-    def __len__(self):
-        return N
-
-
 @pytest.mark.parametrize("prefetch", [1, 20])
 @pytest.mark.parametrize("outer", [0, 1, 4])
 @pytest.mark.parametrize("last", ["keep", "roll_over"])
@@ -264,7 +162,8 @@ def test_an_older_epoch_that_goes_on_changes_nothing_in_the_states_of_the_latest
 ):
     how = {"batch_size": 2, "last_batch": last, "prefetch": prefetch, "num_workers": 1}
     one, two = (
-        DataLoader(list(range(N)), sampler=OfSteps(), worker_type="thread", **how) for _ in range(2)
+        DataLoader(list(range(N)), sampler=OfIterators(), worker_type="thread", **how)
+        for _ in range(2)
     )
     with one, two:
         older = iter(one)
@@ -347,49 +246,3 @@ def test_a_stream_that_goes_on_repeats_no_random_numbers_of_an_earlier_batch(at)
         expected, got = ([numbers.tolist() for _, numbers in rest] for rest in (epoch, two))
     assert len(expected) == 6 - at
     assert got == expected
-
-
-class Unfit:
-    """Cannot begin in worker 0."""
-
-    def __iter__(self):
-        if get_worker_info().id == 0:
-            raise LookupError("no share for worker 0")
-        return iter(range(4))
-
-
-def test_a_stream_that_cannot_begin_says_so_and_the_others_go_on():
-    with DataLoader(Unfit(), 2, num_workers=2) as loader:
-        for _ in range(2):
-            epoch = iter(loader)
-            with pytest.raises(LookupError, match="no share"):
-                next(epoch)
-            assert _batches(epoch) == [[0, 1], [2, 3]]
-
-
-class Greeting:
-    """A work whose tasks are of two sorts."""
-
-    def begin(self, here):
-        def do(task):
-            if task == "fail" or (task == "hello" and here.state == "unfit"):
-                raise KeyError("boom")
-            return here.worker if task == "hello" else task
-
-        return do
-
-
-@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
-@pytest.mark.parametrize("in_order", [True, False])
-def test_an_opening_is_done_by_every_worker_and_is_no_batch(kind, in_order):
-    with Engine(Greeting(), 3, kind=kind) as pool:
-        iteration = pool.iterate(range(5), in_order=in_order, opening="hello")
-        found = iteration.openings()
-        if kind == "process":
-            assert found == [0, 1, 2]
-        assert len(found) == max(1, pool.workers)
-        assert iteration.openings() == []
-        assert sorted(iteration) == list(range(5))
-        assert iteration.passed == 5
-        failed = pool.iterate(range(2), state="unfit", opening="hello").openings()
-        assert [type(one) for one in failed] == [Failure] * max(1, pool.workers)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import collections
 import re
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from dataset_rig import same
 from torch.utils.data import default_collate as theirs
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from async_loader import DataLoader
 from async_loader.compat.torch import DataLoader as TorchLoader
@@ -85,40 +83,6 @@ def test_it_fails_as_torch_fails_and_says_what_does_not_fit(batch):
 
 
 @pytest.mark.parametrize(
-    "batch",
-    [
-        [np.float32(1), np.float64(2)],
-        [np.zeros(2, "f4"), np.zeros(2, "f8")],
-        [torch.zeros(2), torch.zeros(2).double()],
-    ],
-)
-def test_mixed_dtypes_are_promoted_as_torch_does(batch):
-    with arena.within(arena.Arena(np.zeros(4096, np.uint8))):
-        same(default_collate(batch), theirs(batch))
-
-
-def test_a_rule_of_the_users_is_kept():
-    class Mine:
-        pass
-
-    before = dict(default_collate_fn_map)
-    default_collate_fn_map[Mine] = lambda batch, *, collate_fn_map=None: len(batch)
-    default_collate_fn_map[np.ndarray] = lambda batch, *, collate_fn_map=None: "arrays"
-    try:
-        assert default_collate([Mine(), Mine()]) == 2
-        assert default_collate([np.zeros(2)]) == "arrays"
-    finally:
-        default_collate_fn_map.clear()
-        default_collate_fn_map.update(before)
-    same(default_collate([np.zeros(2)]), torch.zeros(1, 2, dtype=torch.float64))
-
-
-def test_a_batch_too_large_for_its_slot_lies_elsewhere():
-    with arena.within(arena.Arena(np.zeros(64, np.uint8))):
-        same(default_collate([np.ones(100)] * 3), torch.ones(3, 100, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
     ("samples", "said"),
     [
         (
@@ -138,15 +102,3 @@ def test_the_field_that_does_not_fit_is_named(samples, said):
     for loader in (DataLoader, TorchLoader):
         with pytest.raises((RuntimeError, KeyError, TypeError), match=said):
             next(iter(loader(samples, batch_size=len(samples))))
-
-
-def test_a_key_that_is_left_out_is_told_once():
-    samples = [({"obs": 1, "at": {"t": 1}}, 0), ({"obs": 2, "at": {"t": 2, "late": 3}}, 0)]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        for _ in range(3):
-            batch = default_collate(samples)
-    same(batch, theirs(samples))
-    assert [str(one.message).split(":")[0] for one in caught] == [
-        "field '0.at.late' is not in the first sample of a batch, but in others"
-    ]

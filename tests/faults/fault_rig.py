@@ -96,20 +96,6 @@ class Loud(Exception):
         self.number = number
 
 
-class LoudByName(OSError):
-    def __init__(self, *, fact, number):
-        super().__init__(number, f"{fact} {number}", "some file")
-        self.number = number
-
-
-class LoudTwice(ValueError):
-    """Unpickles, with a text that is not the one that it had."""
-
-    def __init__(self, fact, number=0):
-        super().__init__(f"{fact} {number}")
-        self.number = number
-
-
 class Silent(Loud):
     """Pickles, and cannot be made from the arguments that it has."""
 

@@ -50,10 +50,6 @@ def test_close_when_the_consumer_stopped_pulling_and_all_queues_are_full(
     assert ring is None or ring.free == ring.count
 
 
-def test_close_before_the_first_batch(workers, start_method):
-    load(num_workers=workers, multiprocessing_context=start_method).close()
-
-
 def test_after_close_next_is_the_end(workers):
     loader = load(num_workers=workers)
     next(loader)
@@ -63,14 +59,6 @@ def test_after_close_next_is_the_end(workers):
     assert list(loader) == []
     with pytest.raises(StopIteration):
         next(loader)
-
-
-def test_close_from_another_thread_ends_a_waiting_next(workers, told):
-    loader = load(Batches({0: functools.partial(block, told.path)}), num_workers=2)
-    told.pid()
-    with thread(next, loader) as result:
-        loader.close()
-        assert isinstance(result(), StopIteration)
 
 
 def test_close_from_another_thread_ends_a_next_that_waits_for_a_blocked_source():
@@ -87,42 +75,6 @@ def test_close_from_another_thread_ends_a_next_that_waits_for_a_blocked_source()
         loader.close(0.1)
         assert isinstance(result(), StopIteration)
     let_go.set()
-
-
-def test_close_from_many_threads_at_once(workers):
-    loader = load(num_workers=workers)
-    next(loader)
-    barrier = threading.Barrier(4)
-
-    def close():
-        barrier.wait(SLACK_S)
-        loader.close()
-        return loader._engine.iteration.producer.join(0.0)
-
-    with thread(close) as a, thread(close) as b, thread(close) as c:
-        assert close()
-        assert a()
-        assert b()
-        assert c()
-
-
-def test_a_data_source_may_close_its_loader(workers):
-    def source(n):
-        if made:
-            loader.close()
-        made.append(n)
-        return [plain(i) for i in range(n)]
-
-    made, built = [], threading.Event()
-
-    def patient(n):
-        built.wait(SLACK_S)
-        return source(n)
-
-    loader = load(patient, num_workers=workers, prefetch=1)
-    built.set()
-    assert [first(b) for b in loader] in ([0], [])
-    loader.close()
 
 
 def test_close_meets_its_deadline_while_workers_are_busy_and_kills_them(told, caplog, monkeypatch):
@@ -238,97 +190,6 @@ def test_the_interpreter_ends_cleanly_without_close(tmp_path, ending, code, meth
         assert os.listdir(script.tmp) == []
 
 
-def test_the_interpreter_ends_while_a_user_thread_waits_in_next(tmp_path):
-    body = """\
-        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2,
-                multiprocessing_context="fork")
-        threading.Thread(target=lambda: list(loader), daemon=True).start()
-    """
-    with Script(tmp_path, body) as script:
-        assert script.end() == (0, "")
-        script.wait_until_gone()
-
-
-KEPT = {
-    "loader": "AsyncDataLoader(Batches(make=wide), 4, num_workers=number, "
-    "multiprocessing_context='fork')",
-    "epoch": "iter(DataLoader(list(range(64)), 4, num_workers=number, "
-    "multiprocessing_context='fork', bulk=False))",
-    "threads": "iter(DataLoader(list(range(64)), 4, num_workers=number, worker_type='thread', "
-    "bulk=False))",
-    "torch": "iter(async_loader.compat.torch.DataLoader(list(range(64)), 4, num_workers=number))",
-    "persistent": "iter(async_loader.compat.torch.DataLoader(list(range(64)), 4, num_workers=2, "
-    "persistent_workers=True))",
-    "ding": "async_loader.compat.ding.AsyncDataLoader(lambda n: [plain(i) for i in range(n)], 4, "
-    "'cpu', num_workers=number)",
-}
-KEPT_ELSE = {
-    "records": "async_loader.compat.gluon.data.RecordFileDataset(__file__)",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "make"),
-    [(0, KEPT["loader"])]
-    + [(2, make) for make in KEPT.values()]
-    + [(0, make) for make in KEPT_ELSE.values()],
-    ids=["loader-0", *KEPT, *KEPT_ELSE],
-)
-def test_what_outlives_the_modules_of_an_ending_interpreter_says_nothing(tmp_path, number, make):
-    body = f"""\
-        import async_loader.compat.ding
-        import async_loader.compat.gluon.data
-        import async_loader.compat.torch
-        from async_loader import DataLoader, ReplayBuffer
-
-        if __name__ == "__main__":
-            buffer, number = ReplayBuffer(100, {{"x": "int64"}}), {number}
-            open(os.path.splitext(__file__)[0] + ".idx", "w").close()
-            kept = {make}
-            batch = next(kept) if hasattr(kept, "__next__") else None
-            # Modules that are referred to are emptied one by one, the newest first, and os is
-            # older than the package.
-            os.kept = [kept, *(one for name,
-                    one in sys.modules.items() if name.startswith("async_loader"))]
-    """
-    with Script(tmp_path, body, fresh=True) as script:
-        assert script.end() == (0, "")
-        script.wait_until_gone()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize(
-    "make", [KEPT["loader"], KEPT["epoch"], KEPT["torch"]], ids=["loader", "epoch", "torch"]
-)
-def test_a_process_of_multiprocessing_that_fails_in_a_pass_says_that_alone(tmp_path, method, make):
-    body = f"""\
-        import multiprocessing
-        import async_loader.compat.torch
-        from async_loader import DataLoader
-
-        def train():
-            number = 2
-            batches = {make}
-            next(batches)
-            raise LookupError("mine")
-
-        if __name__ == "__main__":
-            process = multiprocessing.get_context({method!r}).Process(target=train)
-            process.start()
-            process.join()
-            sys.exit(process.exitcode)
-    """
-    with Script(tmp_path, body) as script:
-        code, err = script.end()
-        assert code == 1
-        assert err.splitlines()[-1] == "LookupError: mine"
-        assert err.count("Traceback") == 1
-        assert "worker" not in err, "a worker that ends with its process has not died"
-        script.wait_until_gone()
-
-
 # -- time ------------------------------------------------------------------------------------------
 
 
@@ -353,3 +214,11 @@ def test_close_leaves_a_data_source_that_blocks_behind_and_names_it(workers, cap
     assert len(caplog.records) == 2, "once while it waits, once when it gives up, and not again"
     assert re.search("close\\(\\) waits up to [0-5] s more for the data source", caplog.text)
     let_go.set()
+
+
+def test_close_from_another_thread_ends_a_waiting_next(workers, told):
+    loader = load(Batches({0: functools.partial(block, told.path)}), num_workers=2)
+    told.pid()
+    with thread(next, loader) as result:
+        loader.close()
+        assert isinstance(result(), StopIteration)

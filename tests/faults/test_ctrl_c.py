@@ -79,58 +79,6 @@ def test_ctrl_c_in_the_constructor_with_half_of_the_workers_born(tmp_path, metho
         assert_ended(script)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", ["os.kill(os.getpid(), signal.SIGINT)", "raise ImportError('no torch')"]
-)
-def test_what_interrupts_the_import_of_torch_leaves_no_worker_and_no_descriptor(tmp_path, how):
-    body = f"""\
-        import psutil
-
-        class Interrupts:
-            def find_spec(self, name, *_):
-                if name == "torch" and os.getpid() == main:
-                    sys.meta_path.remove(self)
-                    {how}
-
-        assert "torch" not in sys.modules
-        main, before = os.getpid(), set(os.listdir("/proc/self/fd"))
-        sys.meta_path.insert(0, Interrupts())
-        try:
-            AsyncDataLoader(Batches(), 4, num_workers=2, multiprocessing_context="fork")
-        except (KeyboardInterrupt, ImportError) as error:
-            say("caught", type(error).__name__)
-        gc.collect()
-        say("left", *(set(os.listdir("/proc/self/fd")) - before), *psutil.Process().children())
-    """
-    with Script(tmp_path, body, fresh=True) as script:
-        code, err = script.end_with_output()
-        assert (code, err) == (0, "")
-        assert script.said == {
-            "caught": ["KeyboardInterrupt" if "kill" in how else "ImportError"],
-            "left": [],
-        }
-        script.wait_until_gone()
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_close_while_a_data_source_blocks(tmp_path):
-    body = """\
-        def source(n):
-            say("busy")
-            threading.Event().wait()
-
-        loader = AsyncDataLoader(source, 4, num_workers=2, multiprocessing_context="fork")
-        say("ready")
-        loader.close(1e6)
-    """
-    with Script(tmp_path, body) as script:
-        script.read("busy")
-        script.read("ready")
-        interrupt(script)
-        assert_ended(script)
-
-
 def test_ctrl_c_that_is_caught_while_next_waits_loses_no_batch(tmp_path):
     body = """\
         gate = os.path.join(os.environ["TMPDIR"], "gate")

@@ -102,33 +102,3 @@ def test_backward_long_after_the_batch_was_dropped_uses_the_right_numbers(worker
             first(next(loader))
         loss.backward()
         assert torch.equal(weight.grad, expected)
-
-
-def test_when_slots_are_short_batches_are_copied_out_and_all_slots_come_back_in_the_end(workers):
-    with load(workers, prefetch=2) as loader:
-        held = [next(loader) for _ in range(10)]
-        stats = loader.stats()
-        assert stats.slots_lent == 3
-        assert stats.copied_out >= 5
-        assert [first(b) for b in held] == list(range(0, 40, 4))
-        ring = loader._engine.core.slots.ring
-        del held
-        gc.collect()
-        assert ring.lent == 0
-        loader.close()
-        assert ring.free == ring.count
-
-
-def test_small_batches_are_never_lent(workers):
-    with load(workers, Batches()) as loader:
-        held = [next(loader) for _ in range(10)]
-        assert loader.stats().slots_lent == 0
-        assert [first(b) for b in held] == list(range(0, 40, 4))
-
-
-def test_writing_into_a_batch_changes_no_other(workers):
-    with load(workers) as loader:
-        for _ in range(30):
-            batch = next(loader)
-            first(batch)
-            batch["x"].fill_(-1)

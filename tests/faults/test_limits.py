@@ -4,12 +4,11 @@ sentence each.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from fault_rig import SLACK_S, Batches, Script, first, plain, wide
+from fault_rig import SLACK_S, Batches, Script, first, wide
 
 from async_loader import AsyncDataLoader
-from async_loader.errors import ConfigError, OutOfMemory
+from async_loader.errors import OutOfMemory
 from async_loader.shm import segment
 
 
@@ -38,67 +37,12 @@ def test_64_descriptors_are_too_few_for_16_workers_and_nothing_is_started(tmp_pa
         assert script.end() == (0, "")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_what_is_counted_for_a_worker_is_enough(tmp_path, method):
-    """With as many descriptors as are asked for, workers start, fail, and are replaced."""
-    body = """\
-        import resource
-        from async_loader import validation as module
-        from async_loader.errors import WorkerDied
-
-        class Cursed(dict):
-            def get(self, number, default):
-                return functools.partial(fault_rig.die, 9) if number % 8 == 0 else default
-
-        if __name__ == "__main__":
-            import torch
-            workers = 8
-            with AsyncDataLoader(Batches(last=1), 4, num_workers=2,
-                    multiprocessing_context=sys.argv[1]) as first_one:
-                list(first_one)  # the fork server and whatever else stays open
-            del first_one
-            needed = module._FDS_PER_LOADER + workers * module._FDS_PER_WORKER
-            limit = len(os.listdir("/proc/self/fd")) + needed
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-            source = Batches(Cursed(), make=wide, last=12)
-            with AsyncDataLoader(source, 4, num_workers=workers,
-                    multiprocessing_context=sys.argv[1]) as loader:
-                died = got = 0
-                held = []
-                while True:
-                    try:
-                        held.append(next(loader))
-                        got += 1
-                    except WorkerDied:
-                        died += 1
-                    except StopIteration:
-                        break
-                say("got", got, died)
-    """
-    with Script(tmp_path, body, method) as script:
-        assert script.read("got") == ["6", "6"]
-        assert script.end()[0] == 0
-
-
 # -- memory ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def little_memory(monkeypatch):
     monkeypatch.setattr(segment, "available_bytes", lambda: 3 << 20)
-
-
-def test_a_batch_that_does_not_fit_is_refused_at_construction_where_the_rows_are_known(
-    little_memory,
-):
-    columns = {"x": np.zeros((4, 1 << 18), np.float32)}
-    with pytest.raises(
-        OutOfMemory,
-        match=r"batch slots of .* bytes: needs \d+\.\d MiB, 3\.0 MiB are available: lower",
-    ) as caught:
-        AsyncDataLoader(columns, 64, num_workers=2, multiprocessing_context="fork")
-    assert isinstance(caught.value, MemoryError)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -118,12 +62,6 @@ def test_a_batch_that_does_not_fit_is_refused_by_next_otherwise(little_memory, w
                 seen.append(error)
         assert "needs" in str(seen[-1])
         assert "3.0 MiB are available" in str(seen[-1])
-
-
-def test_a_hundred_gigabytes_are_refused_and_not_taken():
-    columns = {"x": np.zeros((4, 1 << 20), np.float64)}
-    with pytest.raises(OutOfMemory, match="GiB"):
-        AsyncDataLoader(columns, 1 << 16, num_workers=2, multiprocessing_context="fork")
 
 
 # -- how workers start -----------------------------------------------------------------------------
@@ -146,59 +84,3 @@ def test_an_unguarded_script_is_told_in_one_sentence_what_it_lacks(tmp_path):
             assert last.startswith("async_loader.errors.")
             assert 'under if __name__ == "__main__"' in last
             script.wait_until_gone()
-
-
-def test_a_loader_in_an_importing_worker_is_refused(monkeypatch):
-    import multiprocessing
-
-    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(ConfigError, match="__main__"):
-        AsyncDataLoader(Batches(), 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_function_that_was_defined_after_the_workers_started(tmp_path, method):
-    body = """\
-        if __name__ == "__main__":
-            defined = threading.Event()
-            calls = []
-
-            def source(n):
-                if calls:
-                    defined.wait()
-                calls.append(n)
-                return [functools.partial(globals().get("late", plain), i) for i in range(n)]
-
-            with AsyncDataLoader(source, 4, num_workers=2,
-                    multiprocessing_context=sys.argv[1]) as loader:
-                first(next(loader))
-
-                def late(i):
-                    return {"x": np.full(4, i + 100, np.float32), "i": i + 100}
-
-                defined.set()
-                say("got", *(first(next(loader)) for _ in range(3)))
-    """
-    with Script(tmp_path, body, method) as script:
-        assert script.read("got") == ["100", "100", "100"]
-        assert script.end() == (0, "")
-
-
-def test_nothing_is_left_of_a_worker_that_was_made_while_another_limit_was_hit(monkeypatch):
-    from multiprocessing import popen_fork
-
-    real, count = popen_fork.Popen._launch, iter(range(10))
-
-    def scarce(self, process):
-        if next(count) == 1:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return real(self, process)
-
-    from async_loader.errors import ResourceLimit
-
-    monkeypatch.setattr(popen_fork.Popen, "_launch", scarce)
-    with pytest.raises(
-        ResourceLimit, match=r"worker 1 could not be started: .*unavailable.*ulimit"
-    ):
-        AsyncDataLoader(Batches(make=plain), 4, num_workers=3, multiprocessing_context="fork")

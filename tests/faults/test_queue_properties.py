@@ -11,7 +11,7 @@ from fault_rig import SLACK_S, thread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_loader.errors import Closed, Timeout
+from async_loader.errors import Closed
 from async_loader.lifecycle import Deadline, EndFlag
 from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.producer import Credits
@@ -100,16 +100,6 @@ def test_close_at_any_moment_wakes_every_waiter_and_keeps_nothing(history, at, w
     assert queue.depth == 0
     with pytest.raises(Closed):
         queue.get(Deadline(None))
-
-
-def test_a_timeout_loses_nothing():
-    queue = TrainQueue()
-    queue.put(1, Batch(tree=1))
-    for _ in range(2):
-        with pytest.raises(Timeout, match="batch 0"):
-            queue.get(Deadline(0.01))
-    queue.put(0, Batch(tree=0))
-    assert [queue.get(Deadline(0.0)).tree for _ in range(2)] == [0, 1]
 
 
 @settings(deadline=None, max_examples=40)

@@ -4,25 +4,21 @@ could end.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
 
-import numpy as np
 import pytest
-from fault_rig import SLACK_S, Batches, Script, first, plain, thread, until
+from fault_rig import SLACK_S, first, plain, thread
 
-from async_loader import END, AsyncDataLoader
+from async_loader import AsyncDataLoader
 from async_loader.errors import (
-    AsyncLoaderError,
-    Closed,
     JobFailed,
     SchemaError,
     Timeout,
     WouldDeadlock,
 )
-from async_loader.pipeline import iteration, iterator
-from async_loader.source import Ready, Samples
+from async_loader.pipeline import iterator
+from async_loader.source import Samples
 
 
 @pytest.fixture(params=[0, 2])
@@ -76,19 +72,6 @@ def test_a_source_that_raises_what_would_end_the_loop_silently_fails_one_batch(w
         with pytest.raises(JobFailed, match=f"{error.__name__} was raised by"):
             next(loader)
         assert first(next(loader)) == 8
-
-
-def test_a_source_that_is_closed_is_not_the_end(workers):
-    with load(Moody(raising(Closed)), workers) as loader:
-        assert first(next(loader)) == 0
-        with pytest.raises(AsyncLoaderError, match="data source is closed"):
-            next(loader)
-
-
-def test_end_is_the_end_and_stays_it(workers):
-    with load(Moody(lambda n: END, at=3), workers) as loader:
-        assert [first(b) for b in loader] == [0, 4, 8]
-        assert list(loader) == []
 
 
 @pytest.mark.parametrize(
@@ -180,12 +163,6 @@ def test_without_a_timeout_the_wait_is_named_once(monkeypatch, workers):
         assert "timeout_s=" in str(warning.message)
 
 
-def test_without_a_timeout_nothing_is_said_while_all_is_well(monkeypatch):
-    with load(Batches(last=50), timeout_s=None) as loader, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(list(loader)) == 50
-
-
 class Thirsty:
     """Waits for `fill`, as an empty replay buffer does."""
 
@@ -211,65 +188,6 @@ class Thirsty:
 
     def waiting_for(self):
         return None if self.filled else "the cup is empty"
-
-
-class Remote(Thirsty):
-    """As a table of a feeder: other processes end the wait, and the caller of next() may draw."""
-
-    def waiting_for(self):
-        return None
-
-    def draw_now(self, batch_size):
-        if not self.filled:
-            return None
-        return Ready({"i": np.arange(batch_size), "x": np.zeros((batch_size, 3), np.float32)})
-
-
-class Drained(Remote):
-    """Says itself that its time is over, at the end of the loader's."""
-
-    def plan(self, batch_size, patience):
-        with contextlib.suppress(Timeout):
-            patience.wait(self.bell, "water")
-        raise Timeout("the well holds 1 of 4 cups")
-
-
-class OfThread(Remote):
-    draw_now = None
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        (Remote, "the source: it waits for water"),
-        (OfThread, "the source: it waits for water"),
-        (Drained, "the source: the well holds 1 of 4 cups"),
-    ],
-    ids=["caller", "thread", "its own words"],
-)
-def test_a_wait_for_another_process_is_named_with_the_words_of_the_source(source, text):
-    with load(source(), timeout_s=0.2) as loader:
-        assert (loader.stats().drawing_thread == "caller") == (source is not OfThread)
-        for _ in range(2):
-            with pytest.raises(Timeout, match=rf"no batch within 0\.2 s: {text}"):
-                next(loader)
-
-
-def test_a_loader_without_workers_names_none():
-    entered, let_go = threading.Event(), threading.Event()
-
-    def slow(batch):
-        entered.set()
-        let_go.wait(SLACK_S)
-        return batch
-
-    with load(Batches(), transform=slow, timeout_s=0.2) as loader:
-        try:
-            assert entered.wait(SLACK_S)
-            with pytest.raises(Timeout, match="a batch is being made in the producer thread"):
-                next(loader)
-        finally:
-            let_go.set()
 
 
 # pytest-timeout's own thread might add data, for all the loader knows; the signal method has no
@@ -318,84 +236,3 @@ def test_a_wait_that_another_thread_of_the_user_may_end_is_waited_for():
 
             source.waiting_for = waiting_for
             assert first(next(loader)) == 0
-
-
-@alone
-@pytest.mark.usefixtures("no_strangers")
-def test_a_thread_that_ends_the_wait_and_ends_itself_while_that_is_looked_into_is_no_deadlock():
-    source, asked = Thirsty(), []
-    with load(source, timeout_s=None) as loader:
-        until(lambda: loader._engine.iteration.producer.patience.waiting)
-
-        def fill():
-            source.filled = True
-
-        def waiting_for():
-            asked.append(Thirsty.waiting_for(source))
-            if len(asked) == 1:
-                # it has ended behind the block, and the producer does not know yet
-                with thread(fill):
-                    return asked[0]
-            source.bell.ring()
-            return asked[-1]
-
-        source.waiting_for = waiting_for
-        assert first(next(loader)) == 0
-    assert asked[:2] == ["the cup is empty", None]
-
-
-@pytest.mark.slow
-def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
-    body = """\
-        from async_loader import ReplayBuffer
-        from async_loader.errors import WouldDeadlock
-
-        for workers in (0, 2):
-            buffer = ReplayBuffer(100)
-            with AsyncDataLoader(buffer, 4, num_workers=workers,
-                    multiprocessing_context="fork") as loader:
-                for _ in range(2):
-                    try:
-                        next(loader)
-                    except WouldDeadlock as error:
-                        say(error)
-                for i in range(10):
-                    buffer.add(x=np.float32(i))
-                say("got", len(next(loader)["x"]))
-
-            buffer = ReplayBuffer(100)
-            with AsyncDataLoader(buffer, 4, num_workers=workers,
-                    multiprocessing_context="fork") as loader:
-                entered = threading.Event()
-
-                def collect():
-                    entered.wait()
-                    for i in range(10):
-                        buffer.add(x=np.float32(i))
-
-                collector = threading.Thread(target=collect)
-                collector.start()
-                entered.set()
-                say("got", len(next(loader)["x"]))
-                collector.join()
-    """
-    with Script(tmp_path, body) as script:
-        for _ in range(2):
-            for _ in range(2):
-                assert " ".join(script.read("steps:")).startswith(
-                    "the replay buffer holds 0 of the 1"
-                )
-            assert script.read("got") == ["4"]
-            assert script.read("got") == ["4"]
-        assert script.end() == (0, "")
-
-
-def test_closing_a_loader_whose_source_waits_through_patience_is_quick(caplog, monkeypatch):
-    # a moment that the machine stands still is not the source's
-    monkeypatch.setattr(iteration, "_TELL_AFTER_S", SLACK_S / 2)
-    source = Thirsty()
-    loader = load(source)
-    with thread(next, loader) as result:
-        loader.close(SLACK_S)
-        assert isinstance(result(), StopIteration)
-    assert not caplog.records

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,24 +17,6 @@ from fault_rig import SLACK_S, Batches, wide
 from storm_rig import count_points, some_points, strike
 
 from async_loader import AsyncDataLoader, DataLoader
-from async_loader.interrupts import SignalsDeferred, held_back
-
-
-def test_signals_that_come_while_they_are_held_back_are_handled_at_the_end():
-    done = []
-
-    def section():
-        with SignalsDeferred():
-            signal.raise_signal(signal.SIGINT)
-            with SignalsDeferred():
-                signal.raise_signal(signal.SIGINT)
-                assert held_back()
-            done.append("all of it")
-
-    with pytest.raises(KeyboardInterrupt):
-        section()
-    assert done == ["all of it"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def loader_of(**how):
@@ -71,24 +52,6 @@ def test_whichever_point_of_next_is_struck_the_loader_goes_on(make, workers, kin
             interrupted += strike(one, at).raised is not None
         one()
     storm_play.check([int(n) for batch in taken for n in batch["i"]], interrupted, 4)
-
-
-def test_a_sampler_that_a_signal_ended_is_not_taken_for_the_end_of_the_epoch():
-    class Sampler:
-        def __iter__(self):
-            for i in range(100):
-                if i == 8:
-                    signal.raise_signal(signal.SIGINT)
-                yield i
-
-    with DataLoader(list(range(100)), 4, sampler=Sampler(), bulk=False) as loader:
-        epoch = iter(loader)
-        got = [next(epoch).tolist(), next(epoch).tolist()]
-        with pytest.raises(KeyboardInterrupt):
-            next(epoch)
-        with pytest.raises(Exception, match="begin another"):
-            next(epoch)
-    assert got == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.mark.slow

@@ -137,20 +137,6 @@ def test_a_forked_child_may_build_a_loader_of_its_own(tmp_path):
     assert run(tmp_path, 2, body)["child"] == ["0"]
 
 
-def test_slots_that_many_forks_retire_are_made_up_for(tmp_path):
-    body = """\
-        for _ in range(6):
-            held = [next(loader) for _ in range(3)]
-            forked(lambda: 0)
-            [first(b) for b in held]
-        assert [first(next(loader)) for _ in range(5)] == [72, 76, 80, 84, 88]
-        stats = loader.stats()
-        say("lent", stats.slots_lent, stats.slots)
-        loader.close()
-    """
-    assert run(tmp_path, 2, body)["lent"][1] != "0"
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_daemonic_process_has_workers_which_end_with_it(tmp_path, method):
     body = """\

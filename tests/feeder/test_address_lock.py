@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from async_loader.errors import AddressInUse, ConfigError, InsecureBindError
-from async_loader.feeder import serving as claims
 from async_loader.feeder.addresses import parse
 from async_loader.feeder.serving import AddressLock
 
@@ -125,13 +124,6 @@ def test_a_second_server_is_refused_with_the_pid_of_the_first(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_server_in_this_process_is_refused_too(tmp_path):
-    with closing(AddressLock(parse(f"ipc://{tmp_path}/x"))):
-        with pytest.raises(AddressInUse, match=f"process {os.getpid()}: end that one"):
-            AddressLock(parse(f"ipc://{tmp_path}/x"))
-        assert (tmp_path / "x.lock").exists()
-
-
 def test_the_files_of_a_killed_server_are_cleaned(tmp_path):
     with holder(f"ipc://{tmp_path}/x") as (process, endpoint):
         process.send_signal(signal.SIGKILL)
@@ -147,43 +139,6 @@ def test_the_files_of_a_killed_server_are_cleaned(tmp_path):
         talk(sockets[0], endpoint)
         for one in sockets:
             one.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_is_no_socket_is_not_removed(tmp_path):
-    (tmp_path / "x").write_text("precious")
-    with pytest.raises(ConfigError, match="not a socket: name another"):
-        AddressLock(parse(f"ipc://{tmp_path}/x"))
-    assert {path.name for path in tmp_path.iterdir()} == {"x"}
-
-
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
-    (tmp_path / "target").write_text("precious")
-    (tmp_path / "x.lock").symlink_to(tmp_path / "target")
-    with pytest.raises(ConfigError, match="cannot be opened"):
-        AddressLock(parse(f"ipc://{tmp_path}/x"))
-    assert (tmp_path / "target").read_text() == "precious"
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere/x.lock cannot be opened: .*: make the folder"):
-        AddressLock(parse(f"ipc://{tmp_path}/nowhere/x"))
-
-
-def test_a_lock_that_was_removed_between_open_and_flock_is_taken_anew(tmp_path, monkeypatch):
-    asked = []
-
-    def leads_to(path: str, fd: int) -> bool:
-        if not asked:
-            Path(path).unlink()  # as its last holder does
-        asked.append(fd)
-        return real(path, fd)
-
-    real = claims._leads_to
-    monkeypatch.setattr(claims, "_leads_to", leads_to)
-    with closing(AddressLock(parse(f"ipc://{tmp_path}/x"))):
-        assert len(asked) == 2
-        assert (tmp_path / "x.lock").read_text() == f"{os.getpid()}\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -208,22 +163,6 @@ def test_an_address_that_cannot_be_bound_is_named_as_it_was_given(tmp_path, sche
                 claim.bind(plane)
 
 
-def test_ports_that_the_system_chose_are_named():
-    with closing(AddressLock(parse("tcp://127.0.0.1:*"))) as claim:
-        sockets, endpoints = bind_all(claim)
-        assert len({parse(endpoint).port for endpoint in endpoints.values()} - {0}) == 3
-        talk(sockets[2], endpoints["pull"])
-        for one in sockets:
-            one.close()
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "[2001:db8::1]"])
-def test_an_address_of_another_machine_cannot_be_bound(host):
-    with closing(AddressLock(parse(f"tcp://{host}:5555"), allow_insecure=True)) as claim:
-        with pytest.raises(ConfigError, match="cannot be bound"):
-            claim.bind("control")
-
-
 def test_an_insecure_bind_is_refused_or_logged_at_each_start(caplog):
     with pytest.raises(InsecureBindError):
         AddressLock(parse("tcp://*:5555"))
@@ -235,10 +174,3 @@ def test_an_insecure_bind_is_refused_or_logged_at_each_start(caplog):
     ] * 2
     AddressLock(parse("tcp://*:5555"), encrypted=True).close()
     assert len(caplog.records) == 2
-
-
-def test_the_errors_survive_pickling():
-    import pickle
-
-    error = pickle.loads(pickle.dumps(AddressInUse("taken", 7)))
-    assert (str(error), error.pid) == ("taken", 7)

@@ -11,10 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from async_loader import AsyncDataLoader
-from async_loader.errors import ConfigError, SchemaError, Timeout
+from async_loader.errors import ConfigError, Timeout
 from async_loader.feeder import connect
 from async_loader.feeder.curve_keys import make_keys
-from async_loader.feeder.server import insert_queue
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import SecuritySettings, ServerSettings
 
@@ -86,14 +85,6 @@ def test_keys_for_another_server_are_refused_within_the_deadline(server, tmp_pat
     assert "are the keys for another feeder" in str(refused.value)
 
 
-def test_keys_for_a_server_that_has_none_are_refused_at_once(tmp_path, folder):
-    with (
-        serving(tmp_path) as server,
-        pytest.raises(ConfigError, match="has no keys, and this client has"),
-    ):
-        connect(server.address, keys=folder / "alice.secret", timeout_s=PATIENCE_S)
-
-
 def append_and_flush(writer, x):
     """Either of them says what the feeder refuses."""
     writer.append(x=np.int64(x))
@@ -121,26 +112,3 @@ def test_a_producer_is_its_keys_alone(server, folder):
         assert alice.status()["tables"]["replay"]["inserted"] == 2
         with pytest.raises(ConfigError, match="belongs to another key"):
             bob.close()
-
-
-def test_owners_of_producers_are_not_remembered_for_longer_than_the_producers(
-    server, folder, monkeypatch
-):
-    monkeypatch.setattr(insert_queue, "GONE", 3)
-    monkeypatch.setattr(insert_queue, "CLOSED", 3)
-    owners = server._server_state.authenticator._owners
-    with connect(server.address, keys=folder / "alice.secret", timeout_s=PATIENCE_S) as client:
-        for i in range(10):
-            with client.table("replay").writer() as writer:
-                writer.append(x=np.int64(i))
-        assert len(owners) <= 4
-        with client.table("other").writer() as writer:  # the schema of another table
-            writer.append(y=np.float32(1))
-        known = len(owners)
-        wrong = client.table("other").writer(schema={"x": "int64"})
-        with pytest.raises(SchemaError, match="holds"):
-            wrong.append(x=np.int64(1), timeout_s=PATIENCE_S)
-        assert len(owners) == known
-        with pytest.raises(SchemaError):
-            wrong.close()
-        del wrong

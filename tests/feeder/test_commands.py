@@ -5,26 +5,18 @@ fakes.
 from __future__ import annotations
 
 import contextlib
-import io
-import json
 import logging
-import re
-import signal
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from async_loader import feeder
 from async_loader.cli import app
-from async_loader.errors import AddressInUse, Broken
 from async_loader.feeder import commands, reach
 from async_loader.feeder.curve_keys import load_server_keys
-from async_loader.feeder.status_view import status_view
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WIDE = {"COLUMNS": "200"}
@@ -188,50 +180,6 @@ def test_serve_takes_a_file_and_goes_before_it(server):
     assert settings.security.allow_insecure
 
 
-def test_serve_ends_with_the_servers_exit_code(server):
-    server.result = 70
-    assert invoke("serve", "--table", "replay:1000").exit_code == 70
-    server.result = None
-    assert invoke("serve", "--table", "replay:1000").exit_code == 0
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["--table", "replay"], ["--bind", "x", "--table", "a:1"], ["--config", "/nowhere.yaml"]],
-)
-def test_serve_refuses_what_cannot_work_before_it_starts(server, arguments):
-    result = invoke("serve", *arguments)
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1
-    assert server.made == []
-
-
-def test_serve_says_in_a_line_what_went_wrong(server):
-    server.result = AddressInUse("tcp://127.0.0.1:5555 is in use by process 12", 12)
-    result = invoke("serve", "--table", "replay:1000")
-    assert (result.exit_code, result.stderr) == (
-        1,
-        "tcp://127.0.0.1:5555 is in use by process 12\n",
-    )
-
-
-def test_serve_says_where_it_serves_in_the_log(server, caplog):
-    with caplog.at_level("INFO"):
-        invoke("serve", "--table", "replay:1000")
-    assert caplog.messages[0] == "serving replay at tcp://127.0.0.1:5555 (process 99)"
-    assert caplog.messages[-1] == "ended"
-
-
-def test_rates_are_those_between_two_statuses():
-    later = status_of(uptime_s=77.0)
-    later["tables"]["replay"].update(inserted=1200, sampled=4101)
-    before = status_of()
-    assert commands.rates_text(before, before) == "replay 1,000/5,000, 1 sessions"
-    said = "replay 1,000/5,000 (100/s in, 2.5/s out), 1 sessions"
-    assert commands.rates_text(later, before) == said
-    assert commands.rates_text(status_of(draining=True), before).startswith("draining: ")
-
-
 # -- status and drain ------------------------------------------------------------------------------
 
 
@@ -263,69 +211,6 @@ def test_status_shows_tables_clients_and_waiting_readers(client):
     assert address == "tcp://127.0.0.1:5555"
     assert options["on_disconnect"] == "raise"
     assert options["keys"] is None
-
-
-def many_clients(actors=16, **others):
-    """A feeder with two tables, actors with long names, a learner, and clients in trouble."""
-    base = status_of()["sessions"][0]
-    agent = "a-rather-long-name-of-an-actor-{} async_loader/0.1"
-    sessions = [
-        {**base, "id": i, "user_agent": agent.format(i), "host": "node7.cluster.example", **others}
-        for i in range(actors)
-    ]
-    sessions[3] = {**sessions[3], "connected": False, "silent_s": 4.0}
-    sessions[5] = {**sessions[5], "silent_s": 7.0}
-    sessions.append({**base, "id": 99, "writers": 0, "connected": False, "silent_s": 2.0})
-    tables = {name: status_of()["tables"]["replay"] for name in ("replay", "evaluation")}
-    return status_of(sessions=sessions, tables=tables, sessions_open=len(sessions))
-
-
-def shown(status, before=None, height=24, width=80):
-    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
-    console.print(*status_view(status, before, height), sep="\n")
-    return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue()).splitlines()
-
-
-def test_a_status_of_sixteen_actors_fits_a_terminal_of_80_by_24():
-    status = many_clients()
-    lines = shown({**status, "uptime_s": 77.0}, status)
-    assert len(lines) < 24
-    assert max(map(len, lines)) <= 80
-    text = "\n".join(lines)
-    for said in ("died 4.0 s", "silent 7.0 s", "17 clients", "more: see --json", "behind"):
-        assert said in text, text
-    for column in ("rows/s", "batches/s", "writers", "readers", "age", "out/in"):
-        assert column in text
-
-
-def test_clients_in_trouble_come_first_and_those_that_left_last():
-    states = [
-        re.split(" {2,}", line)[1].split()[0]
-        for line in shown(many_clients(), height=None, width=120)
-        if "node7" in line
-    ]
-    assert states[:2] == ["died", "silent"]
-    assert set(states[2:-1]) == {"connected"}
-    assert states[-1] == "left"
-
-
-def test_all_clients_are_shown_where_no_terminal_limits_them():
-    text = "\n".join(shown(many_clients(actors=40), height=None, width=120))
-    assert text.count("node7") == 41
-    assert "more" not in text
-
-
-def test_status_as_json_is_one_line(client):
-    client(status_of())
-    result = invoke("status", "tcp://127.0.0.1:5555", "--json")
-    assert result.stdout.count("\n") == 1
-    assert json.loads(result.stdout) == status_of()
-
-
-def test_status_passes_keys_on(client):
-    fake = client(status_of(), status_of())
-    invoke("status", "tcp://127.0.0.1:5555", "--keys", "alice.secret")
-    assert fake.asked[0][1]["keys"] == "alice.secret"
 
 
 def test_what_clients_call_themselves_cannot_command_a_terminal(client):
@@ -360,30 +245,10 @@ def test_watching_goes_on_until_it_is_interrupted(client, monkeypatch, options):
     assert "draining" in result.output
 
 
-def test_watching_a_server_that_dies_ends_with_an_error(client, monkeypatch):
-    monkeypatch.setattr(commands, "LIVE_S", 0.0)
-    client(status_of(), Broken("tcp://127.0.0.1:5555 was last heard 10 s ago"))
-    result = invoke("status", "x", "--watch", "--json")
-    assert result.exit_code == 1
-    assert result.stderr == "tcp://127.0.0.1:5555 was last heard 10 s ago\n"
-
-
-def test_an_empty_server_has_a_status_too(client):
-    empty = status_of(tables={}, sessions=[], weights={}, weights_waiting={})
-    client(empty, empty)
-    assert invoke("status", "x").exit_code == 0
-
-
 def test_drain_drains(client):
     fake = client()
     assert invoke("drain", "tcp://127.0.0.1:5555").exit_code == 0
     assert fake.drained == 1
-
-
-def test_drain_says_as_json_that_it_has_ended(client):
-    client()
-    result = invoke("drain", "tcp://127.0.0.1:5555", "--json")
-    assert json.loads(result.output) == {"address": "tcp://127.0.0.1:5555", "drained": True}
 
 
 @pytest.mark.parametrize("command", ["status", "drain"])
@@ -409,63 +274,3 @@ def test_keys_are_made_and_not_overwritten(tmp_path):
 
 
 # -- as processes ----------------------------------------------------------------------------------
-
-LIGHT = """
-import sys
-from typer.testing import CliRunner
-from async_loader.cli import app
-from async_loader import feeder
-import types
-module = types.ModuleType("async_loader.feeder.serving")
-class Server:
-    def __init__(self, settings): self.settings = settings
-    def status(self): return dict(tables={}, sessions=[], address="here", pid=1, uptime_s=1.0)
-    def ask_status(self, timeout_s): return self.status()
-    def close(self): pass
-    def run(self, ready): return 0
-module.FeederProcess = Server
-sys.modules["async_loader.feeder.serving"] = module
-for arguments in (["serve", "--table", "replay:1000"], ["keys", sys.argv[1], "alice"], ["serve"]):
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code in (0, 2), result.output
-heavy = {"torch", "ray", "gymnasium", "matplotlib", "numba"} & set(sys.modules)
-assert not heavy, heavy
-"""
-
-
-def test_the_commands_import_nothing_heavy(tmp_path):
-    subprocess.run([sys.executable, "-c", LIGHT, str(tmp_path / "keys")], check=True, timeout=100)
-
-
-SERVED = """
-import signal, sys, types
-from async_loader.cli import main
-module = types.ModuleType("async_loader.feeder.serving")
-TABLE = dict(size=0, capacity=9, inserted=0, sampled=0)
-class Server:
-    def __init__(self, settings): pass
-    def status(self): return dict(tables={"replay": TABLE}, sessions=[], address="here", pid=1,
-            uptime_s=1.0)
-    def ask_status(self, timeout_s): return self.status()
-    def close(self): pass
-    def run(self, ready):
-        ready()
-        signal.sigwait([signal.SIGTERM])
-        return 0
-module.FeederProcess = Server
-sys.modules["async_loader.feeder.serving"] = module
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-sys.argv = ["async-loader", "serve", "--table", "replay:1000"]
-main()
-"""
-
-
-def test_serve_logs_plain_lines_without_a_terminal():
-    process = subprocess.Popen([sys.executable, "-c", SERVED], stderr=subprocess.PIPE, text=True)
-    first = process.stderr.readline()
-    process.send_signal(signal.SIGTERM)
-    rest = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, rest
-    assert first.endswith("INFO async_loader.feeder: serving replay at here (process 1)\n")
-    assert rest.endswith("INFO async_loader.feeder: ended\n")
-    assert "\x1b" not in first + rest

@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from async_loader import Field, Fifo, Transitions
-from async_loader.errors import Broken, ConfigError, Timeout
+from async_loader import Field, Transitions
+from async_loader.errors import Broken, Timeout
 from async_loader.feeder import connect
 from async_loader.feeder.embedded import Embedded
 from async_loader.feeder.settings import ServerSettings
@@ -68,15 +68,6 @@ def test_a_step_that_is_done_ends_its_episode_in_the_feeder(way, other):
     assert batch["reward"].tolist() == np.where(t == 2, 1.0, 1.5).tolist()
 
 
-def test_a_client_can_have_a_feeder_of_its_own():
-    tables = {"replay": 1000, "queue": {"capacity": 50, "sampler": Fifo(), "max_times_sampled": 1}}
-    with connect("embedded", tables=tables) as client, connect(client.address) as other:
-        assert set(other.status()["tables"]) == {"replay", "queue"}
-        folder, pid = folder_of(client._embedded), client._embedded.pid
-    assert not folder.exists()
-    assert not psutil.pid_exists(pid)
-
-
 @pytest.mark.slow
 def test_what_waits_for_a_full_queue_does_not_hold_up_its_end():
     with connect("embedded", tables={"queue": {"queue": 2}}) as client:
@@ -89,13 +80,6 @@ def test_what_waits_for_a_full_queue_does_not_hold_up_its_end():
     assert not process.is_running()
 
 
-def test_what_its_tables_cannot_be_is_said_before_anything_starts():
-    with pytest.raises(ConfigError, match=r"tables\.replay"):
-        connect("embedded", tables={"replay": {"capcity": 5}})
-    with pytest.raises(ConfigError, match="has its own"):
-        connect("tcp://127.0.0.1:1", tables={"replay": 5})
-
-
 def test_nothing_is_left_of_it():
     embedded = Embedded(SETTINGS)
     folder, pid = folder_of(embedded), embedded.pid
@@ -104,18 +88,6 @@ def test_nothing_is_left_of_it():
     assert not folder.exists()
     assert not psutil.pid_exists(pid)
     embedded.close()
-
-
-def test_one_that_is_closed_while_its_kernels_are_loading_ends_in_order():
-    embedded = Embedded(SETTINGS)
-    embedded.close()
-    assert embedded._process.returncode == 0
-
-
-def test_its_last_words_are_told_when_it_cannot_start(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(Broken, match="ended with exit code 1"):
-        Embedded(SETTINGS)
 
 
 def test_a_feeder_that_died_is_no_trouble_to_close():

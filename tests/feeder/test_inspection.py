@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from async_loader import Field, ReplayBuffer, Sequences, connect
 from async_loader.cli import app
-from async_loader.feeder.server.call_handler import episodes_plain
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from tests.sequence_rig import LINKED, MOVES, PLAIN, Episodes, play
@@ -110,26 +109,6 @@ def test_inspect_shows_a_feeders_table_and_changes_nothing(client):
     assert (after.size, after.sampled) == (before.size, before.sampled)
 
 
-def test_returns_that_are_not_finite_are_counted_in_a_line(client):
-    with client.table("replay").writer() as writer:
-        for reward in (np.nan, np.inf):
-            obs = {"[red]obs": np.zeros(2)}
-            writer.append(**obs, reward=reward, terminated=True, final_obs=np.zeros(2))
-    shown = inspect(client.address, "replay")
-    assert "parts of 0 that began" in shown.output
-    assert shown.output.count("2 more are not finite: NaN or infinite") == 1
-
-
-def test_tables_without_a_schema_and_with_views_of_sequences_are_shown_too(client):
-    later = inspect(client.address, "later")
-    assert "it has no schema yet" in later.output
-    assert json.loads(inspect(client.address, "later", "--json").output)["newest"] is None
-    sequences = inspect(client.address, "sequences")
-    assert sequences.exit_code == 0, sequences.output
-    assert "the newest 9 steps" in sequences.output
-    assert "│ 8     │ 8" in sequences.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -141,18 +120,3 @@ def test_a_table_that_is_not_there_is_refused_with_those_that_are(client, argume
     refused = inspect(client.address, *arguments)
     assert refused.exit_code == 2
     assert message in refused.output
-
-
-def test_what_is_of_a_feeder_alone_is_refused_for_a_checkpoint(tmp_path):
-    refused = inspect(str(tmp_path), "replay")
-    assert refused.exit_code == 2
-    assert "is of a feeder" in refused.output
-
-
-def test_rewards_that_are_not_finite_are_left_out_of_a_histogram():
-    buffer = ReplayBuffer(100, {"reward": "float32", "terminated": "bool"}, seed=0)
-    for reward in (1.0, np.nan, np.inf, 2.0):
-        buffer.add(reward=reward, terminated=True)
-    found = episodes_plain(NonblockingTable(parts_of(buffer)).newest_episodes(10))
-    assert found["return"]["counts"] == [1, 1]
-    json.dumps(found, allow_nan=False)

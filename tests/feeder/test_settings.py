@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_loader import Field, ReplayBuffer, Schema, Transitions
+from async_loader import Field, Schema, Transitions
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.feeder.plain_values import (
     KINDS,
@@ -22,11 +21,11 @@ from async_loader.feeder.plain_values import (
     plain_of,
     sampler_from,
 )
-from async_loader.feeder.settings import LimitSettings, ServerSettings, table_of
+from async_loader.feeder.settings import ServerSettings, table_of
 from async_loader.feeder.settings_reader import settings_of
-from async_loader.feeder.table_settings import KEYWORDS, make_table
+from async_loader.feeder.table_settings import make_table
 from async_loader.replay import samplers
-from async_loader.replay.rate_limiter import MinSize, Queue, RateLimiter
+from async_loader.replay.rate_limiter import MinSize, RateLimiter
 from async_loader.scale.cluster_settings import ClusterSettings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -65,44 +64,6 @@ def test_the_configs_that_are_shipped_are_all_tested():
     ]
 
 
-def test_the_first_config_says_the_defaults():
-    settings = ServerSettings.load(CONFIGS / "feeder.yaml")
-    assert settings == ServerSettings(bind=settings.bind, tables=settings.tables)
-
-
-def test_atari_frames_are_stored_once_and_delivered_in_stacks():
-    with make_table(ServerSettings.load(CONFIGS / "atari.yaml").tables["replay"]) as table:
-        schema = table.schema
-    obs = schema.fields[0]
-    assert (obs.shape, obs.stack, obs.next, obs.padding) == ((84, 84), 4, "next_obs", "zero")
-    assert [field.name for field in schema.fields[1:]] == [
-        "action",
-        "reward",
-        "terminated",
-        "truncated",
-    ]
-
-
-def test_the_prioritized_config_anneals_beta():
-    table = ServerSettings.load(CONFIGS / "prioritized.yaml").tables["replay"]
-    assert repr(sampler_from(table["sampler"])) == repr(
-        samplers.Prioritized(0.6, samplers.Linear(0.4, 1.0, 500_000), 1e-6)
-    )
-
-
-def test_the_queue_config_is_a_queue():
-    table = ServerSettings.load(CONFIGS / "queue.yaml").tables["rollouts"]
-    with make_table(table) as buffer:
-        assert buffer.limiter == Queue(16_384)
-        assert buffer.capacity == 16_384
-
-
-def test_a_table_has_the_keywords_of_a_replay_buffer_and_of_a_queue():
-    assert set(KEYWORDS) == {*inspect.signature(ReplayBuffer).parameters, "queue", "stack"}
-    for make in (ReplayBuffer.queue, ReplayBuffer.stack):
-        assert inspect.signature(make).parameters.keys() - {"size"} <= set(KEYWORDS)
-
-
 def test_all_samplers_of_the_package_have_a_kind():
     assert set(SAMPLERS) == {
         "uniform",
@@ -116,17 +77,6 @@ def test_all_samplers_of_the_package_have_a_kind():
         "max_heap",
     }
     assert KINDS.keys() - SAMPLERS.keys() == {"linear", "rate_limiter", "transitions", "sequences"}
-
-
-@pytest.mark.parametrize(
-    "name", ["uniform", "prioritized", "rank_prioritized", "fifo", "lifo", "min_heap", "max_heap"]
-)
-def test_a_sampler_may_be_named_alone(tmp_path, name):
-    short = load_table(tmp_path, f"capacity: 10, sampler: {name}, remover: {name}")
-    assert short == load_table(
-        tmp_path, f"capacity: 10, sampler: {{kind: {name}}}, remover: {{kind: {name}}}"
-    )
-    assert isinstance(sampler_from(short["remover"]), samplers.Sampler)
 
 
 RATIO = "min_size_to_sample: 9, samples_per_insert: 2"
@@ -266,18 +216,6 @@ def test_a_schema_of_a_feeder_is_what_the_schema_of_a_replay_buffer_is(spec):
         assert buffer.schema == Schema.of(plain)
 
 
-def test_a_schema_in_a_file_may_nest(tmp_path):
-    table = load_table(
-        tmp_path,
-        "capacity: 9, schema: {obs: {pixels: {dtype: uint8, shape: 4}, speed: [[2], float32]}, "
-        "reward: float32}",
-    )
-    with make_table(table) as buffer:
-        schema = buffer.schema
-    assert [field.name for field in schema.fields] == ["obs.pixels", "obs.speed", "reward"]
-    assert schema.rebuild([1, 2, 3]) == {"obs": {"pixels": 1, "speed": 2}, "reward": 3}
-
-
 class Mine(samplers.Uniform):
     """A sampler of one's own."""
 
@@ -290,53 +228,19 @@ class Mine(samplers.Uniform):
             r"tables.t.sampler: (Mine|Uniform)\(.*: a feeder makes objects of",
         ),
         (
-            {"capacity": 9, "sampler": samplers.Prioritized},
-            "tables.t.sampler: <class .*Prioritized.*give one of these",
-        ),
-        (
             {"capacity": 9, "schema": spaces.Tuple((spaces.Discrete(2),))},
             "tables.t.schema: a step is a dict of fields",
         ),
-        ({"queue": 5, "stack": 5}, "a queue sets stack itself"),
         ({"queue": 5, "sampler": "lifo"}, "a queue sets sampler itself: leave it out"),
-        (
-            {"queue": 5, "max_times_sampled": 3, "limiter": MinSize(2)},
-            "a queue sets limiter, max_times_sampled itself",
-        ),
         ({"queue": 5, "capacity": 3}, "a queue of 5: the table keeps 3 steps"),
-        ({"stack": 5, "schema": {"a": Field(stack=2)}}, "field 'a' has a stack= or a next="),
         ({"queue": 0}, "size=0"),
-        (
-            {"capacity": 9, "view": {"n_step": 3}},
-            r"tables.t.view.n_step: there is no such setting: say n_steps",
-        ),
         ({"capacity": 9, "view": {"n_steps": 0}}, "tables.t.view: n_steps=0"),
-        ({"stack": 9, "view": Transitions(3)}, "a stack sets view itself"),
         ("1000", "capacity='1000' has no unit: text is bytes, as in '1000B'"),
-        ({"capacity": "1000"}, "'1000' has no unit"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_with_the_remedy(table, said):
     with pytest.raises((ConfigError, SchemaError), match=said):
         ServerSettings.from_plain({"t": table})
-
-
-def test_a_view_in_a_file_is_the_tables(tmp_path):
-    text = "capacity: 99, view: {n_steps: 3, gamma: 0.9}, schema: {reward: float32}"
-    table = load_table(tmp_path, text)
-    assert table == load_table(tmp_path, text.replace("{n_steps", "{kind: transitions, n_steps"))
-    with make_table(table) as buffer:
-        assert buffer.view == Transitions(3, 0.9)
-    with make_table(load_table(tmp_path, text.replace("capacity", "queue"))) as queue:
-        assert queue.view == Transitions(3, 0.9)
-
-
-def test_a_queue_is_a_size_and_a_schema():
-    table = ServerSettings.from_plain(
-        {"t": {"queue": 64, "schema": {"obs": Field((2,), next="next_obs")}, "seed": 3}}
-    ).tables["t"]
-    with make_table(table) as buffer, ReplayBuffer.queue(64, buffer.schema) as other:
-        assert (buffer.capacity, buffer.limiter) == (other.capacity, other.limiter)
 
 
 @pytest.mark.parametrize(
@@ -351,59 +255,7 @@ def test_a_size_may_be_said_in_short(tmp_path, short, full):
     assert load(tmp_path, f"tables: {{t: {short}}}") == load(tmp_path, f"tables: {{t: {full}}}")
 
 
-@pytest.mark.parametrize("size", ["1000", "10_000", "8GiB", "900 GiB"])
-def test_a_size_means_the_same_in_a_file_and_on_the_command_line(tmp_path, size):
-    in_file = load(tmp_path, f"tables: {{t: {size}}}").tables
-    assert in_file == load_capacity(tmp_path, size) == ServerSettings.of([f"t:{size}"]).tables
-
-
-def load_capacity(tmp_path: Path, size: str) -> dict[str, dict]:
-    return load(tmp_path, f"tables: {{t: {{capacity: {size}}}}}").tables
-
-
-def test_a_misspelt_tables_is_named_by_the_command_line_as_well(tmp_path):
-    (tmp_path / "feeder.yaml").write_text("table: {replay: {capacity: 10}}")
-    for tables in ([], ["more:10"]):
-        with pytest.raises(
-            ConfigError, match="table: there is no such setting: did you mean 'tables'"
-        ):
-            ServerSettings.of(tables, config=tmp_path / "feeder.yaml")
-
-
-def test_memory_may_bound_a_table(tmp_path):
-    for text in ("capacity: 1MiB", "capacity: 99_000_000, max_bytes: 1MiB"):
-        with make_table(load_table(tmp_path, f"{text}, schema: {{x: float32}}")) as buffer:
-            assert 0 < buffer.nbytes <= 1 << 20
-
-
-def test_keys_are_relative_to_their_file(tmp_path):
-    settings = load(tmp_path, "tables: {t: {capacity: 9}}\nsecurity: {keys: mine}")
-    assert settings.security.keys == str(tmp_path / "mine")
-
-
-def test_numbers_without_a_dot_are_numbers(tmp_path):
-    table = load_table(tmp_path, "capacity: 10_000, sampler: {kind: prioritized, eps: 1e-3}")
-    assert (table["capacity"], table["sampler"]["eps"]) == (10_000, 0.001)
-
-
-def test_the_limits_that_the_wire_is_told():
-    wire = LimitSettings(message_bytes=1 << 20).wire()
-    assert (wire.message_bytes, wire.control_bytes, wire.in_flight_bytes) == (
-        1 << 20,
-        64 << 10,
-        256 << 20,
-    )
-
-
 # -- from the command line -------------------------------------------------------------------------
-
-
-def test_tables_and_an_address_are_enough():
-    settings = ServerSettings.of(["replay:1000000", "eval:1GiB"], bind="tcp://127.0.0.1:5555")
-    assert settings.tables["replay"]["capacity"] == 1_000_000
-    assert settings.tables["eval"]["capacity"] == "1GiB"
-    assert str(settings.address()) == "tcp://127.0.0.1:5555"
-    assert not settings.security.allow_insecure
 
 
 def test_the_command_line_goes_before_the_file():
@@ -429,11 +281,6 @@ def test_the_command_line_goes_before_the_file():
 def test_what_is_no_table_is_refused(text):
     with pytest.raises(ConfigError, match=r"as in|positive|characters|capacity"):
         ServerSettings.of([text])
-
-
-def test_no_table_at_all_is_refused():
-    with pytest.raises(ConfigError, match="--table replay:1000000"):
-        ServerSettings.of()
 
 
 @given(
@@ -463,10 +310,6 @@ MISTAKES = [
         "tables.r.samplr: there is no such setting: did you mean 'sampler'?",
     ),
     (
-        "tables: {r: {capacity: 10, zzz: 1}}",
-        "tables.r.zzz: there is no such setting: it takes capacity, schema",
-    ),
-    (
         "tables: {r: {capacity: 10, sampler: unifom}}",
         "tables.r.sampler: there is no kind 'unifom': did you mean 'uniform'?",
     ),
@@ -478,121 +321,50 @@ MISTAKES = [
         "tables: {r: {capacity: 10, sampler: {kind: prioritized, alpha: 9}}}",
         "tables.r.sampler: alpha=9: it must be a number from 0 to 2",
     ),
-    (
-        "tables: {r: {capacity: 10, sampler: {kind: rank_prioritized, beta: {start: 0, end: 1, "
-        "draws: 0}}}}",
-        "tables.r.sampler.beta: draws=0",
-    ),
     ("tables: {r: {capacity: ten}}", "'ten': a size is a number and a unit, as in '8GiB'"),
-    ("tables: {r: {capacity: 10.5}}", "tables.r: capacity=10.5: it must be a positive integer"),
     (
         "tables: {r: {capacity: 8GiB, max_bytes: 9GiB}}",
         "tables.r: capacity='8GiB' and max_bytes='9GiB': give bytes once",
     ),
     ("tables: {r: true}", "tables.r: expected a map, got True"),
-    ("tables: {r: many}", "'many': a size is a number and a unit, as in '8GiB'"),
-    ("tables: {r: {capacity: 0}}", "tables.r: capacity=0: it must be a positive integer"),
-    (
-        "tables: {r: {capacity: 99999999999999999999999999}}",
-        "tables.r: capacity=99999999999999999999999999: it must be at most 9,007,199,254,740,992",
-    ),
-    (
-        "tables: {r: {queue: 99999999999999999999999999}}",
-        "tables.r: size=99999999999999999999999999: it must be at most 9,007,199,254,740,992",
-    ),
-    (
-        "tables: {r: {capacity: 9999999999TiB}}",
-        "tables.r: capacity=10995116276660488372224: it must be at most 9,007,199,254,740,992",
-    ),
     (
         "tables: {r: {capacity: 10, schema: {obs: {dtype: floot32}}}}",
         "schema.obs: dtype 'floot32' of a Field is unknown",
-    ),
-    ("tables: {r: {capacity: 10, schema: {obs: object}}}", "tables.r.schema.obs: "),
-    (
-        "tables: {r: {capacity: 10, schema: {obs: {dtype: int8, shape: [2, x]}}}}",
-        "schema.obs: a Field has shape [2, 'x']",
-    ),
-    (
-        "tables: {r: {capacity: 10, schema: {obs: {dtype: int8, stak: 2}}}}",
-        "schema.obs.stak: there is no such setting",
     ),
     (
         "tables: {r: {capacity: 10, schema: {index: int8}}}",
         "tables.r.schema: a step has the field 'index'",
     ),
-    ("tables: {r: {capacity: 10, schema: {}}}", "tables.r.schema: a schema has at least one field"),
     (
         "tables: {r: {capacity: 10, sampler: prioritized, limiter: min_size}}",
         "tables.r.limiter: there is no kind 'min_size': say rate_limiter, with min_size_to_sample",
-    ),
-    (
-        "tables: {r: {capacity: 10, sampler: rank}}",
-        "tables.r.sampler: there is no kind 'rank': say rank_prioritized",
-    ),
-    (
-        "tables: {r: {capacity: 10, sampler: {kind: prioritized, beta: {start: 0, end: 1}}}}",
-        "tables.r.sampler.beta: it needs 'draws', as in {kind: linear, draws: ...}",
     ),
     (
         "tables: {r: {capacity: 10}}\nsessions: 5",
         "sessions: there is no such setting: did you mean 'limits.sessions'?",
     ),
     (
-        "tables: {r: {capacity: 10}}\nkeys: mine",
-        "keys: there is no such setting: did you mean 'security.keys'?",
-    ),
-    (
-        "tables: {r: {capacity: 10, limiter: {size: 10}}}",
-        "tables.r.limiter.size: there is no such setting",
-    ),
-    (
         "tables: {r: {capacity: 10, sampler: {alpha: 1}}}",
         "tables.r.sampler: it needs a 'kind': one of balanced, fifo",
     ),
-    ("tables: {r: {capacity: 10, limiter: 3}}", "tables.r.limiter: expected a map, got 3"),
-    (
-        "tables: {r: {capacity: 10, limiter: {min_size_to_sample: 0}}}",
-        "tables.r.limiter: min_size_to_sample=0",
-    ),
-    ("tables: {r: '1000'}", "tables.r: capacity='1000' has no unit: text is bytes, as in '1000B'"),
     ("tables: {r: {}}", "tables.r: it needs a capacity, as in 1000000 or 8GiB"),
-    (
-        "tables: {r: {capacity: 1, max_bytes: 10 parsecs}}",
-        "tables.r: max_bytes='10 parsecs': a size is a number and a unit",
-    ),
-    ("tables: {}", "tables: it is empty: give one"),
     ("tables: [1]", "tables: expected a map, got a list"),
     ("tables:", "tables: expected a map, got nothing"),
-    ("tables: {1: {capacity: 10}}", "tables.1: expected a name, got 1"),
-    ("table: {r: {capacity: 10}}", "table: there is no such setting: did you mean 'tables'?"),
     ("", "tables: it is empty: give one"),
-    ("tables: {a: {capacity: 10}, a: {capacity: 1}}", "line 1: 'a' is there twice"),
     (
         "tables: {a: {capacity: 10}}\nlimits: {message_bytes: 64GiB}",
         "limits: message_bytes=68719476736 is above in_flight_bytes",
-    ),
-    (
-        "tables: {a: {capacity: 10}}\nlimits: {control_bytes: 1MiB}",
-        "limits: control_bytes=1048576: the wire allows",
-    ),
-    (
-        "tables: {a: {capacity: 10}}\nlimits: {sessions: 0}",
-        "limits.sessions: expected int >= 1, got 0",
     ),
     ("tables: {a: {capacity: 10}}\nheartbeat_s: 20", "silence_s=10 is less than two heartbeats"),
     (
         "tables: {a: {capacity: 10}}\nheartbeat_s: .nan",
         "heartbeat_s: expected float > 0.0, got nan",
     ),
-    ("tables: {a: {capacity: 10}}\nbind: 5555", "bind: expected str, got 5555"),
-    ("tables: {a: {capacity: 10}}\nbind: udp://x", "it begins with tcp:// or ipc://"),
     (
         "tables: {a: {capacity: 10}}\nsecurity: {key: x}",
         "security.key: there is no such setting: did you mean 'keys'?",
     ),
     ("tables: !!python/object/apply:os.getcwd []", "it is not YAML"),
-    ("a: [", "it is not YAML"),
     ("- 1", "expected a map, got a list"),
 ]
 
@@ -654,16 +426,6 @@ limits: {sessions: 0,
     assert "line 4: feeder.tables.replay.sampler: it needs" in said[1]
     with pytest.raises(ConfigError, match=r"(?s)tables.a: capacity='lots'.*tables.b: capacity='x'"):
         ServerSettings.of(["a:lots", "b:x"])
-
-
-def test_a_tab_is_named_with_its_line(tmp_path):
-    with pytest.raises(ConfigError, match="line 2: it is not YAML"):
-        load(tmp_path, "tables:\n\treplay: 3\n")
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere.yaml: it cannot be read"):
-        ServerSettings.load(tmp_path / "nowhere.yaml")
 
 
 def test_a_table_that_does_not_fit_is_named_and_the_others_are_closed(tmp_path):

@@ -100,44 +100,6 @@ def test_memory_goes_with_the_last_array(feeder):
     assert mapped_kb("Size") == 0
 
 
-def test_small_weights_and_those_of_other_hosts_come_in_messages(feeder, mappings, monkeypatch):
-    feeder.publish("small", {"w": np.arange(1000)}, 1)
-    np.testing.assert_array_equal(feeder.latest("small").tensors["w"], np.arange(1000))
-    monkeypatch.setattr(weights, "_memory_of", lambda connection: "/there/is/no/such/socket")
-    feeder.publish("policy", values(5), 5)
-    np.testing.assert_array_equal(feeder.latest("policy").tensors["w"], values(5)["w"])
-    assert mappings == []
-
-
-def test_what_was_replaced_is_refused_and_the_newest_comes(feeder, monkeypatch):
-    """The version is replaced between its first part and the request for its memory."""
-    feeder.publish("policy", values(6), 6)
-
-    def late(path, request, nbytes, timeout_s):
-        monkeypatch.undo()
-        feeder.publish("policy", values(7), 7)
-        with pytest.raises(Malformed, match="version 6 were replaced"):
-            map_weights(path, request, nbytes, timeout_s)
-        return map_weights(path, request, nbytes, timeout_s)
-
-    monkeypatch.setattr(weights, "map_weights", late)
-    found = feeder.latest("policy")
-    assert found.version == 7
-    np.testing.assert_array_equal(found.tensors["w"], values(7)["w"])
-
-
-def test_requests_that_are_none_are_refused_with_a_reason(feeder):
-    path = feeder._connection.session.welcome.memory_endpoint
-    session = feeder._connection.session.number
-    for request, why in (
-        (WeightsRequest(session + 99, "policy", 1, bytes(16)), f"no session {session + 99}"),
-        (WeightsRequest(session, "other", 1, bytes(16)), "'other' of version 1 were replaced"),
-        (WeightsRequest(session, "", 1, bytes(16)), "ends with the name"),
-    ):
-        with pytest.raises(Malformed, match=why):
-            map_weights(path, request, SHARED_FROM, PATIENCE_S)
-
-
 @pytest.mark.parametrize(
     ("answer", "fault"), [(None, Timeout), (b"", Broken), (b"\0", Broken), (b"\1no", Malformed)]
 )

@@ -8,21 +8,17 @@ from collections import Counter
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from status_rig import (
     COUNTS,
     RATES,
     cluster_status,
     clusters,
     feeder_status,
-    session_status,
-    shard_status,
     table_status,
 )
 
 from async_loader.observe.cluster_status import merged, paired
 from async_loader.observe.dashboard.frame import frame_of
-from async_loader.observe.dashboard.server import History
 
 
 def answered(cluster):
@@ -82,15 +78,6 @@ def test_no_client_is_lost_and_none_counts_twice(cluster):
 
 
 @pytest.mark.slow
-@given(clusters(), st.randoms())
-def test_the_order_in_which_shards_are_named_does_not_matter(cluster, random):
-    names = list(cluster["shards"])
-    random.shuffle(names)
-    shuffled = {**cluster, "shards": {name: cluster["shards"][name] for name in names}}
-    assert json.dumps(merged(shuffled)) == json.dumps(merged(cluster))
-
-
-@pytest.mark.slow
 @given(clusters())
 def test_merging_changes_nothing_and_every_shard_has_a_row(cluster):
     before = copy.deepcopy(cluster)
@@ -103,45 +90,7 @@ def test_merging_changes_nothing_and_every_shard_has_a_row(cluster):
     )
 
 
-def test_of_a_feeder_nothing_is_merged():
-    status = feeder_status()
-    assert paired(status, None) == (status, None)
-    assert frame_of(status, None)["shards"] == []
-
-
 # -- clients ---------------------------------------------------------------------------------------
-
-
-def test_a_client_is_with_the_shards_that_it_writes_or_reads():
-    learner = session_status(1, readers=1, writers=0)
-    idle = session_status(2, writers=0)
-    whole = merged(
-        cluster_status(
-            feeder_status(sessions=[learner, idle]),
-            feeder_status(sessions=[{**learner, "id": 9}, session_status(2, id=4)]),
-        )
-    )
-    assert [one["shards"] for one in whole["sessions"]] == [["shard-0", "shard-1"], ["shard-1"]]
-    assert [one["readers"] for one in whole["sessions"]] == [2, 0]
-
-
-def test_a_client_that_one_of_its_shards_has_lost_has_died():
-    whole = merged(
-        cluster_status(
-            feeder_status(sessions=[session_status(1)]),
-            feeder_status(sessions=[session_status(1, connected=False, silent_s=4.0)]),
-        )
-    )
-    (client,) = frame_of(whole, None)["clients"]
-    assert (client["state"], client["silent_s"]) == ("died", 4.0)
-
-
-def test_a_client_without_writers_there_may_leave_a_shard():
-    gone = session_status(1, writers=0, connected=False)
-    whole = merged(
-        cluster_status(feeder_status(sessions=[session_status(1)]), feeder_status(sessions=[gone]))
-    )
-    assert frame_of(whole, None)["clients"][0]["state"] == "connected"
 
 
 # -- rates, and who waits --------------------------------------------------------------------------
@@ -165,32 +114,6 @@ def test_rates_are_sums_over_the_shards():
     assert [row["in_per_s"] for row in frame["shards"]] == [50.0, 10.0]
 
 
-def test_a_shard_that_comes_back_makes_no_rate_of_what_it_holds():
-    now = [shard(12.0, inserted=110), shard(502.0, inserted=10**9)]
-    for before in (None, shard(500.0, "b", inserted=7)):
-        frame = frame_between([shard(10.0, inserted=10), before], now)
-        assert frame["tables"][0]["in_per_s"] == 50.0
-        assert frame["tables"][0]["inserted"] == 10**9 + 110
-
-
-def test_a_load_makes_no_rate_of_what_it_brings():
-    before, now = shard(10.0, inserted=10), shard(12.0, inserted=10**6, inserted_total=110)
-    frame = frame_between([before], [now])
-    assert frame["tables"][0]["in_per_s"] == 50.0
-    assert [row["in_per_s"] for row in frame["shards"]] == [50.0]
-
-
-def test_a_shard_that_goes_leaves_the_rates_of_the_others():
-    frame = frame_between(
-        [shard(10.0, inserted=10), shard(500.0, inserted=10**9)], [shard(12.0, inserted=110), None]
-    )
-    assert frame["tables"][0]["in_per_s"] == 50.0
-    said = frame["headlines"][0]
-    assert said["tone"] == "bad"
-    assert said["text"].startswith("shard-1 (silent, tcp://node1:5555) does not answer")
-    assert [row["state"] for row in frame["shards"]] == ["serving", "silent"]
-
-
 def test_a_headline_names_the_shards_in_which_learners_wait_and_why():
     why = "reader 1: 5 items, and a batch needs 32"
     waiting = {"readers": 1, "waiting": [why]}
@@ -209,46 +132,3 @@ def test_a_headline_names_the_shards_in_which_learners_wait_and_why():
             f"10%): shard-1 {why}",
         }
     ]
-
-
-def test_a_learner_with_a_reader_at_each_shard_is_one_learner():
-    shards = [shard(10.0, readers=2) for _ in range(3)]
-    (table,) = frame_between(shards, shards)["tables"]
-    assert (table["readers"], table["learners"]) == (6, 2)
-
-
-def test_a_headline_names_the_shard_in_which_actors_wait_also_one_of_many():
-    frame = frame_between(
-        [shard(10.0, writers=1) for _ in range(40)],
-        [
-            shard(12.0, writers=1, writers_blocked_s=2.0 * (i == 7), queued_rows=5 * (i == 7))
-            for i in range(40)
-        ],
-    )
-    (said,) = frame["headlines"]
-    assert said["text"] == (
-        "Actors wait for learners in replay, 2% of the time (shard-7 100%): 5 rows are queued"
-    )
-
-
-def test_the_state_of_a_shard_is_what_it_answers():
-    cluster = {
-        "shards": {
-            "shard-0": shard_status(0, feeder_status(draining=True)),
-            "shard-1": shard_status(1, None),
-            "shard-2": shard_status(2, feeder_status()),
-        },
-    }
-    assert [one["state"] for one in merged(cluster)["shards"]] == [
-        "draining", "silent", "serving",
-    ]  # fmt: skip
-
-
-def test_a_history_goes_on_when_no_shard_answers():
-    statuses = iter([cluster_status(shard(1.0)), cluster_status(None), cluster_status(shard(3.0))])
-    history = History(lambda: next(statuses))
-    for _ in range(3):
-        history.note()
-    points = json.loads(history.points())
-    assert [list(one["tables"]) for one in points] == [["replay"], [], ["replay"]]
-    assert json.loads(history.newest())["address"] == "cluster, 1 of 1 shards answer"

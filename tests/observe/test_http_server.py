@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from async_loader.errors import AddressInUse, ConfigError
 from async_loader.observe import Dashboard, http_server
 from async_loader.observe.exporter import MetricsServer
 
@@ -95,17 +94,3 @@ def test_the_head_of_a_request_has_one_deadline(serve, monkeypatch):
     finally:
         trickle.close()
         server.close()
-
-
-def test_an_address_in_use_is_told_from_one_that_cannot_be(serve):
-    server = serve()
-    try:
-        with pytest.raises(AddressInUse, match=f":{port_of(server)} .*give another port"):
-            serve(port_of(server))
-    finally:
-        server.close()
-    for address in ("foo.invalid", "192.0.2.1", "", "a" * 70):
-        with pytest.raises(ConfigError, match=r"give (an|the) address of") as said:
-            serve(0, address).close()
-        assert address in str(said.value)
-        assert not isinstance(said.value, AddressInUse)

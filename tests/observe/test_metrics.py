@@ -6,10 +6,7 @@ import contextlib
 import json
 import math
 import re
-import shutil
 import socket
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -19,9 +16,7 @@ import numpy as np
 import pytest
 
 from async_loader import AsyncDataLoader, ReplayBuffer, connect
-from async_loader.errors import AddressInUse, Closed, ConfigError, MissingExtra, Timeout
-from async_loader.feeder.server.background_jobs import LoopCalls
-from async_loader.feeder.server.policy_lag import LAG_BOUNDS, Publications, ReceivedLags
+from async_loader.errors import ConfigError
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 from async_loader.observe import Exporter
@@ -153,20 +148,6 @@ def test_the_lag_of_received_steps_is_a_histogram(tmp_path):
     assert total == 0 + 1 + 4
 
 
-def test_lags_count_from_the_first_publication_on():
-    published = Publications()
-    lags = ReceivedLags(published)
-    lags.add("policy", 3, 10)
-    assert lags.snapshot() == {}
-    published.add("policy", 100, 0.0)
-    for version, steps in ((100, 1), (98, 2), (30, 3), (101, 4)):
-        lags.add("policy", version, steps)
-    counts = lags.snapshot()["policy"]["counts"]
-    assert len(counts) == len(LAG_BOUNDS) + 1
-    assert (counts[0], counts[2], counts[-1], sum(counts)) == (5, 2, 3, 10)
-    assert lags.snapshot()["policy"]["sum"] == 2 * 2 + 3 * 70
-
-
 def test_an_exporter_shows_a_loader_and_a_table():
     with ReplayBuffer(capacity=100, schema={"x": np.float32}) as buffer:
         buffer.extend(x=np.zeros(50, np.float32))
@@ -181,26 +162,6 @@ def test_an_exporter_shows_a_loader_and_a_table():
     assert 0 <= found["async_loader_loader_wait_fraction"][(("name", "0"),)] <= 1
     counted = found["async_loader_loader_batch_latency_seconds_count"][(("name", "0"),)]
     assert counted == 5
-
-
-def test_objects_that_are_closed_are_left_out():
-    with ReplayBuffer(capacity=10, schema={"x": np.float32}) as buffer:
-        exporter = Exporter(buffer, port=0)
-    with exporter:
-        assert "process_cpu_seconds_total" in scrape(exporter.port)
-
-
-def test_names_follow_the_conventions(tmp_path):
-    port = free_port()
-    with feeder(tmp_path, port) as address:
-        used_feeder(address)
-        names = set(scrape(port))
-    ours = {name for name in names if name.startswith("async_loader_")}
-    assert ours
-    for name in ours:
-        assert re.fullmatch(r"[a-z][a-z0-9_]*", name), name
-        assert not name.endswith(("_s", "_ms", "_us")), name
-        assert not name.endswith("bytes_total_total"), name
 
 
 def names_in(text: str) -> set[str]:
@@ -225,77 +186,6 @@ def test_every_metric_of_the_board_and_the_alerts_occurs_in_a_scrape(tmp_path):
             with Exporter(loader, port=0) as exporter:
                 found = set(scrape(port)) | set(scrape(exporter.port))
     assert wanted - found == set()
-
-
-def test_the_rules_pass_promtool():
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: it comes with Prometheus")
-    for what, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
-        command = [promtool, "check", what, str(CONFIGS / "prometheus" / name)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert run.returncode == 0, run.stdout + run.stderr
-
-
-def test_a_port_in_use_is_named():
-    with socket.socket() as taken, ReplayBuffer(10, {"x": np.float32}) as buffer:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(AddressInUse, match=f":{port} .*give another port"):
-            Exporter(buffer, port=port)
-
-
-@pytest.mark.parametrize(
-    ("objects", "port", "said"),
-    [((), 0, "nothing to export"), ((3,), 0, "is a int"), ((np.zeros(1),), 0, "ndarray")],
-)
-def test_what_cannot_be_exported_is_refused(objects, port, said):
-    with pytest.raises(ConfigError, match=said):
-        Exporter(*objects, port=port)
-
-
-def test_a_port_out_of_range_is_refused():
-    with ReplayBuffer(10, {"x": np.float32}) as buffer:
-        with pytest.raises(ConfigError, match="from 0 to 65535"):
-            Exporter(buffer, port=70_000)
-
-
-def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with ReplayBuffer(10, {"x": np.float32}) as buffer:
-        with pytest.raises(MissingExtra, match=r"async_loader\[metrics\]"):
-            Exporter(buffer, port=0)
-
-
-def test_a_scrape_of_a_feeder_that_has_ended_fails():
-    calls = LoopCalls(lambda: None)
-    calls.close()
-    with pytest.raises(Closed):
-        calls.ask(dict, 1.0)
-
-
-def test_a_status_that_is_not_made_in_time_is_a_timeout():
-    calls = LoopCalls(lambda: None)
-    with pytest.raises(Timeout, match="did not answer within 0 s"):
-        calls.ask(dict, 0.0)
-    calls.make()  # its thread has given up: nothing happens
-
-
-def test_all_waiting_calls_are_made_in_one_round():
-    woken = threading.Semaphore(0)
-    calls, got = LoopCalls(woken.release), []
-    threads = [
-        threading.Thread(target=lambda: got.append(calls.ask(lambda: 1, 60.0))) for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        assert woken.acquire(timeout=60)
-    calls.make()
-    for thread in threads:
-        thread.join(60)
-    assert got == [1, 1]
 
 
 class Clock:
@@ -343,14 +233,3 @@ def test_stats_are_written_to_tensorboard_and_to_wandb():
         assert (data["replay/size"], step) == (50.0, 8)
         with pytest.raises(ConfigError, match="neither add_scalar"):
             stats.log_to({})
-
-
-def test_a_failing_status_is_the_error_of_a_scrape(tmp_path):
-    from async_loader.observe.exporter import MetricsServer
-
-    def fails():
-        raise Closed("the server has ended")
-
-    with contextlib.closing(MetricsServer(fails, 0)) as server:
-        with pytest.raises(urllib.error.HTTPError, match="500"):
-            scrape(server.port)

@@ -9,9 +9,7 @@ import pytest
 from rich.console import Console, Group
 from status_rig import cluster_status, feeder_status, session_status, table_status
 
-from async_loader.errors import Broken
-from async_loader.observe import top as top_module
-from async_loader.observe.top import redraw, top_view
+from async_loader.observe.top import top_view
 
 TABLES = ("replay", "rollouts", "evaluation")
 
@@ -89,20 +87,6 @@ def test_64_actors_fit_a_terminal_of_80_by_24_and_the_worst_come_first():
     assert int(left_out) == 68 - shown, text
 
 
-def test_on_a_higher_terminal_actors_that_are_behind_come_next():
-    lines = screen(busy_feeder(77.0), busy_feeder(), height=40)
-    check_fits(lines, 40)
-    assert clients_of(lines)[3] == "actor-50"
-    assert "connected, 12 behind" in "\n".join(lines)
-
-
-def test_clients_that_the_status_does_not_list_are_counted():
-    status = {**busy_feeder(), "sessions_open": 300}
-    assert "more: see --json" in "\n".join(screen(status, height=200))
-    check_fits(lines := screen(status))
-    assert any(re.search(r"and 29\d clients", line) for line in lines)
-
-
 @pytest.mark.parametrize("shards", [1, 8])
 def test_a_cluster_fits_a_terminal_of_80_by_24(shards):
     before = [busy_feeder(number=i) for i in range(shards)]
@@ -119,35 +103,3 @@ def test_a_cluster_fits_a_terminal_of_80_by_24(shards):
         assert "shard-2 (silent, tcp://node2:5555) does not answer" in text
         assert re.search(r"^shard-2 +silent", text, re.MULTILINE)
         assert re.search(r"and \d+ clients more", text)
-
-
-def test_of_64_shards_those_in_trouble_are_shown():
-    before = [busy_feeder(actors=51, number=i) for i in range(64)]
-    now = [busy_feeder(77.0, 0.5 * (i == 60), 51, i) for i in range(64)]
-    now[33] = None
-    lines = screen(cluster_status(*now), cluster_status(*before))
-    check_fits(lines)
-    begin = next(i for i, line in enumerate(lines) if line.startswith("shard "))
-    assert [line.split()[0] for line in lines[begin + 1 : begin + 3]] == ["shard-33", "shard-60"]
-    assert any(re.fullmatch(r"and \d+ shards more", line.strip()) for line in lines)
-
-
-def test_a_feeder_at_rest_has_a_screen_too():
-    check_fits(screen(feeder_status(tables={})))
-    check_fits(screen(cluster_status(None, None)))
-
-
-def test_the_screen_is_redrawn_until_the_status_fails(monkeypatch):
-    monkeypatch.setattr(top_module, "LIVE_S", 0.0)
-    monkeypatch.setattr(top_module, "RATE_S", 0.0)
-    answers = iter([busy_feeder(), busy_feeder(77.0), busy_feeder(79.0)])
-
-    def status():
-        for found in answers:
-            return found
-        raise Broken("the feeder has gone")
-
-    console = Console(file=io.StringIO(), width=80, height=24)
-    with pytest.raises(Broken, match="has gone"):
-        redraw(status, console)
-    assert "actor-17" in console.file.getvalue()

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from async_loader import AsyncDataLoader
-from async_loader.errors import ConfigError, MissingExtra, Unsupported
-from async_loader.lifecycle import Patience
 from async_loader.offline import BadData
 from async_loader.source import Window
 
 pytest.importorskip("av")
 pytest.importorskip("pyarrow")
 
-
-from pyarrow import parquet
 
 from async_loader.offline.lerobot import LeRobotSource
 from tests.offline import lerobot_rig as rig
@@ -96,15 +91,6 @@ def test_a_window_shows_frames_around_the_one_that_is_drawn_and_says_what_is_bey
     np.testing.assert_array_equal(batch["action_is_pad"], after > last[:, None])
 
 
-def test_only_the_frames_of_the_episodes_are_drawn(dataset):
-    source = LeRobotSource(dataset, episodes=[2, 0], fields=["action"], seed=0)
-    assert len(source) == 19
-    drawn = source.plan(500, Patience(None, None)).index
-    assert sorted(set(drawn.tolist())) == [*range(12), *range(32, 39)]
-    with pytest.raises(Unsupported):
-        source.update_priorities(drawn, drawn)
-
-
 def _rewrite(root: Path, **entries: object) -> None:
     path = root / "meta/info.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
@@ -117,21 +103,16 @@ VIDEO = f"videos/{rig.KEYS[0]}/chunk-000/file-000.mp4"
     ("spoil", "said"),
     [
         (lambda root: (root / "meta/info.json").unlink(), "name the folder of a LeRobot dataset"),
-        (lambda root: (root / "meta/info.json").write_text("{"), "cannot be read"),
         (lambda root: _rewrite(root, codebase_version="v2.1"), "convert_dataset_v21_to_v30"),
-        (lambda root: _rewrite(root, total_frames=50), "files are missing"),
         (lambda root: (root / "meta/tasks.parquet").unlink(), "tasks.parquet: there is no such"),
-        (lambda root: (root / "data/chunk-000/file-001.parquet").unlink(), "there is no such file"),
         (
             lambda root: (root / "data/chunk-000/file-001.parquet").write_bytes(b"PAR1junk"),
             "cannot be read as parquet",
         ),
-        (lambda root: (root / VIDEO).unlink(), "file-000.mp4: there is no such file"),
         (
             lambda root: os.truncate(root / VIDEO, (root / VIDEO).stat().st_size // 2),
             "cannot be read as video",
         ),
-        (lambda root: rig.write_video(root / VIDEO, 0, list(range(20)), 6), "20 frames"),
     ],
 )
 def test_what_is_missing_or_damaged_is_named_with_its_file_before_anything_starts(
@@ -140,63 +121,3 @@ def test_what_is_missing_or_damaged_is_named_with_its_file_before_anything_start
     spoil(copy)
     with pytest.raises(BadData, match=said):
         LeRobotSource(copy)
-
-
-def test_a_video_that_is_cut_off_later_is_an_error_of_the_batch_with_file_and_frame(copy):
-    source = LeRobotSource(copy, fields=[rig.KEYS[0]])
-    content = (copy / VIDEO).read_bytes()
-    data = content.index(b"mdat")
-    spoiled = content[: data + 600] + bytes(len(content) - data - 600)
-    index = content.rindex(b"moov")
-    (copy / VIDEO).write_bytes(spoiled[:index] + content[index:])
-    with pytest.raises(BadData, match=r"file-000\.mp4: frame \d+ "):
-        read(source, range(32))
-    source.reader().close()
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"fields": ["nothing"]}, "there is no such feature"),
-        ({"fields": "action"}, "it is a list of features"),
-        ({"windows": {"action": [0.05]}}, "no multiple of 1 / 10 s"),
-        ({"windows": {"actions": [0.0]}}, "there is no feature 'actions'"),
-        ({"windows": {"action": []}}, "a list of seconds"),
-        ({"episodes": [3]}, "the dataset has 3, 0 to 2"),
-        ({"episodes": []}, "a list of whole numbers"),
-    ],
-)
-def test_arguments_that_cannot_work_are_refused_with_the_remedy(dataset, settings, said):
-    with pytest.raises((ConfigError, BadData), match=said):
-        LeRobotSource(dataset, **settings)
-
-
-@pytest.mark.parametrize("library", ["pyarrow", "av"])
-def test_without_a_library_the_extra_is_named(dataset, monkeypatch, library):
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingExtra, match=r"async_loader\[lerobot\]"):
-        LeRobotSource(dataset)
-
-
-def _shift(root: Path, episode: int, frame: int, by: float) -> None:
-    """Have the frames of an episode from ``frame`` on come later."""
-    path = sorted((root / "data").glob("*/*.parquet"))[0]
-    table = parquet.read_table(path)
-    names = table.column_names
-    of, at = (table.column(name).to_numpy() for name in ("episode_index", "frame_index"))
-    times = table.column("timestamp").to_numpy() + np.where((of == episode) & (at >= frame), by, 0)
-    where = names.index("timestamp")
-    parquet.write_table(table.set_column(where, "timestamp", [times.astype(np.float32)]), path)
-
-
-@pytest.mark.parametrize("fields", [None, ["action"]])
-@pytest.mark.parametrize("by", [1.0, -0.05, 0.001, np.nan])
-def test_windows_of_seconds_need_frames_that_lie_as_far_apart_as_fps_says(copy, fields, by):
-    windows = {"action": [-0.1, 0.0]}
-    LeRobotSource(copy, fields=fields, windows=windows)
-    _shift(copy, 1, 5, by)
-    said = "episode 1, field 'timestamp': frame 5 comes .* windows count on 1 / fps = 0.1 s"
-    with pytest.raises(BadData, match=said):
-        LeRobotSource(copy, fields=fields, windows=windows)
-    LeRobotSource(copy, fields=fields, windows=windows, episodes=[0, 2])
-    LeRobotSource(copy, fields=fields, windows={"action": [0.0]})

@@ -10,11 +10,9 @@ from unittest.mock import MagicMock, call
 import numpy as np
 import pytest
 import torch
-from fake_device import FakeBackend
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError
-from async_loader.pipeline.device.backend import DeviceBackend
 from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for, pieces
 from async_loader.pipeline.device.torch_backend import BlockViews
 from async_loader.schema import Schema
@@ -62,33 +60,10 @@ def test_views_of_a_block_are_the_arrays_of_the_batch(make):
             assert np.array_equal(view.numpy(), array), dtype
 
 
-def test_a_field_may_be_changed_in_place_before_backward_goes_through_another():
-    layout = BatchLayout.contiguous(Schema.of({"obs": ((3,), "float32"), "reward": "float32"}), 4)
-    block = torch.ones(layout.nbytes // 4).view(torch.uint8)
-    obs, reward = BlockViews.of(layout.regions).on(block)
-    weight = torch.ones(3, requires_grad=True)
-    value = (obs * weight).sum(1)
-    reward.clamp_(-0.5, 0.5)
-    (value * reward).sum().backward()
-    assert weight.grad.tolist() == [2.0, 2.0, 2.0]
-
-
 @pytest.mark.parametrize("device", ["cuda:99", "xpu:99", "no such thing", object()])
 def test_a_device_that_is_not_there_is_refused_before_anything_starts(device):
     with pytest.raises(ConfigError, match="use"):
         backend_for(device)
-
-
-def test_the_fake_and_backends_of_ones_own_are_devices():
-    assert isinstance(backend_for("fake"), FakeBackend)
-    mine: DeviceBackend = FakeBackend()
-    assert backend_for(mine) is mine
-
-
-def test_registrations_are_cut_between_slots_and_never_empty():
-    assert pieces(0, 4096) == []
-    assert pieces(3 * 4096, 4096, largest=2 * 4096) == [(0, 8192), (8192, 4096)]
-    assert pieces(3 * 4096, 3 * 4096, largest=4096) == [(0, 12288)]
 
 
 class Runtime:
@@ -157,16 +132,6 @@ def test_a_piece_that_fails_undoes_the_others_drains_the_error_and_is_told_once(
         "batches are copied to cuda:0 from pageable memory, which is slower: "
         "cudaHostRegister of 8192 bytes failed with CUDA error 2"
     ]
-
-
-@pytest.mark.usefixtures("_small_pieces")
-def test_memory_that_other_code_page_locked_is_used_and_stays_page_locked():
-    backend = Stubbed(Runtime(712))
-    assert backend.register(MEMORY, 4096)
-    assert backend.drained == 1
-    assert len(backend.runtime.held) == 1
-    backend.unregister(MEMORY)
-    assert not backend.runtime.held
 
 
 def test_the_cuda_backend_uses_streams_and_events_of_torch_cuda_only(monkeypatch):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_device import FakeBackend
 
-from async_loader import AsyncDataLoader, ReplayBuffer
+from async_loader import AsyncDataLoader
 from async_loader.errors import Broken
 from async_loader.pipeline import source_engine
 from async_loader.pipeline.producer import DrawCosts
@@ -88,30 +88,6 @@ class Slow:
         raise NotImplementedError
 
 
-def test_the_first_next_waits_until_the_device_is_open():
-    device = Device()
-    device.may_open.clear()
-    with AsyncDataLoader(columns(), BATCH, device, seed=1, timeout_s=LIMIT_S) as loader:
-        assert device.begun.wait(LIMIT_S)
-        threading.Timer(0.05, device.may_open.set).start()
-        for _ in range(5):
-            batch = next(loader)
-            assert (batch["x"].cpu() == batch["index"]).all()
-        assert loader.stats().drawing_thread == "caller"
-    assert not device.violations
-
-
-def test_a_device_that_cannot_be_opened_is_an_error_at_once_though_the_table_is_empty():
-    device = Device()
-    device.refused = OSError("no such device")
-    with (
-        ReplayBuffer(ROWS, {"x": "int64"}) as buffer,
-        AsyncDataLoader(buffer, BATCH, device) as loader,
-        pytest.raises(Broken, match="no such device"),
-    ):
-        next(loader)
-
-
 @pytest.mark.parametrize("on_error", ["raise", "skip", "fatal"])
 def test_a_copy_that_fails_is_a_batch_that_fails(on_error):
     device = Device()
@@ -133,52 +109,6 @@ def test_a_copy_that_fails_is_a_batch_that_fails(on_error):
     with AsyncDataLoader(columns(), BATCH, FakeBackend(), seed=1, timeout_s=LIMIT_S) as loader:
         all_ = [next(loader)["index"] for _ in range(7)]
     assert [one.tolist() for one in given] == [one.tolist() for one in all_[:3] + all_[4:]]
-
-
-class Leased:
-    """Its batches have leases, and it notes which of them were used."""
-
-    def __init__(self) -> None:
-        self.drawn = 0
-        self.used: list[int] = []
-
-    def plan(self, batch_size, patience):
-        self.drawn += 1
-        return Ready({"x": np.arange(batch_size)}, lease=self.drawn - 1)
-
-    def reader(self):
-        return None
-
-    def update_priorities(self, index, priority):
-        raise NotImplementedError
-
-    def hand_out(self, lease):
-        return True
-
-    def settle(self, lease):
-        self.used.append(lease)
-
-    def release(self, timeout_s):
-        pass
-
-
-class LeasedAnyThread(Leased):
-    def draw_now(self, batch_size):
-        return self.plan(batch_size, None)
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-@pytest.mark.parametrize("kind", [LeasedAnyThread, Leased], ids=["caller", "thread"])
-def test_a_leased_batch_whose_copy_failed_is_used_as_any_other(kind, on_error):
-    device, source = Device(), kind()
-    device.uploads_fail = {1}
-    with AsyncDataLoader(source, BATCH, device, on_error=on_error, timeout_s=LIMIT_S) as loader:
-        next(loader)
-        if on_error == "raise":
-            with pytest.raises(MemoryError, match="device memory is full"):
-                next(loader)
-        next(loader)
-        assert source.used == [0, 1]
 
 
 def test_a_device_that_is_lost_breaks_the_loader_for_good():
@@ -206,32 +136,3 @@ def test_a_loader_that_is_closed_while_its_caller_draws_ends():
     source = Slow(lambda: (next(turns) or (lambda: None))())
     loaders.append(AsyncDataLoader(source, BATCH, Device(), timeout_s=LIMIT_S))
     assert len(list(loaders[0])) == 2
-
-
-def test_slots_come_back_after_the_producer_has_taken_over():
-    device = Device()
-    with AsyncDataLoader(columns(), BATCH, device, seed=1, timeout_s=LIMIT_S) as loader:
-        for _ in range(4):
-            next(loader)
-        iteration = loader._engine.iteration
-        iteration._costs = DrawCosts(0.0)
-        for _ in range(40):
-            device.drain(device.side)
-            next(loader)
-        assert loader.stats().drawing_thread == "producer"
-        assert not iteration.transfer._by_consumer
-    assert not device.violations
-
-
-def test_ctrl_c_during_a_copy_leaves_a_loader_that_goes_on():
-    device = Device()
-    with AsyncDataLoader(columns(), BATCH, device, seed=1, timeout_s=LIMIT_S) as loader:
-        given = [next(loader)["index"].tolist()]
-        device.interrupts = True
-        with pytest.raises(KeyboardInterrupt):
-            next(loader)
-        given += [next(loader)["index"].tolist() for _ in range(3)]
-    with AsyncDataLoader(columns(), BATCH, FakeBackend(), seed=1, timeout_s=LIMIT_S) as loader:
-        all_ = [next(loader)["index"].tolist() for _ in range(5)]
-    assert given == [all_[0], *all_[2:]]
-    assert not device.violations

@@ -7,26 +7,17 @@ import threading
 
 import numpy as np
 import pytest
-from fake_device import FakeBackend, FakeStream
+from fake_device import FakeBackend
 
 from async_loader import AsyncDataLoader, ReplayBuffer, Transitions
-from async_loader.errors import Broken, Timeout, WouldDeadlock
-from async_loader.feeder import connect
+from async_loader.errors import Timeout, WouldDeadlock
 from async_loader.pipeline import source_engine
 from async_loader.pipeline.producer import DrawCosts
 from async_loader.replay.samplers import Prioritized
 
-CHEAP, DEAR = 10e-6, 1e-3
 ROWS = 600
 NEVER, ALWAYS = 0.0, 1e9
 """What a hand-over costs, so that the caller draws never, or always."""
-
-
-def test_the_producer_takes_over_where_all_batches_but_one_cost_more_than_a_hand_over():
-    costs = DrawCosts()
-    assert not any(costs.note(CHEAP) for _ in range(100))
-    assert not any(costs.note(CHEAP if n % 5 == 0 else DEAR) for n in range(100))
-    assert any(costs.note(DEAR) for _ in range(40))
 
 
 def table(**settings) -> ReplayBuffer:
@@ -120,105 +111,6 @@ def test_on_a_device_the_thread_that_draws_does_not_change_what_arrives(make, ha
     for one, other in zip(here, there, strict=True):
         assert one.keys() == other.keys()
         assert all((one[name] == other[name]).all() for name in one)
-
-
-def wide() -> ReplayBuffer:
-    """Its batches are too large to be staged."""
-    buffer = ReplayBuffer(ROWS, {"x": np.int64, "obs": ((1200,), np.float32)}, seed=1)
-    numbers = np.arange(ROWS)
-    buffer.extend(x=numbers, obs=np.repeat(numbers[:, None], 1200, 1).astype(np.float32))
-    return buffer
-
-
-def test_a_caller_that_draws_copies_to_the_device_itself_from_page_locked_slots(hand_over):
-    hand_over(ALWAYS)
-    _, fake = on_device(wide(), 40, keeps_up=True)
-    assert fake.copies == 40
-    assert fake.pageable_copies == 0
-    assert fake.registrations == fake.unregistrations == 1
-
-
-def test_a_small_batch_that_the_caller_draws_is_copied_on_its_own_stream_and_takes_no_slot(
-    hand_over,
-):
-    hand_over(ALWAYS)
-    _, fake = on_device(uniform(), 40)
-    assert fake.copies == 40
-    assert fake.pageable_copies >= 39  # the first may come before the device is open
-    assert not {name for name in fake.host_syncs if not name.startswith("async-loader")}
-    assert not fake.violations
-
-
-def test_a_device_that_is_lost_breaks_a_loader_of_small_batches_for_good(hand_over):
-    hand_over(ALWAYS)
-
-    class Lost(FakeBackend):
-        lost = False
-
-        def _copy(self, *arguments):
-            if self.lost:
-                raise OSError("the device fell off the bus")
-            return super()._copy(*arguments)
-
-        def record(self, stream=None):
-            if self.lost:
-                raise OSError("the device fell off the bus")
-            return super().record(stream)
-
-    fake = Lost()
-    with AsyncDataLoader(uniform(), 16, device=fake, seed=7, timeout_s=60) as loader:
-        for _ in range(3):
-            next(loader)
-        fake.lost = True
-        for _ in range(3):
-            with pytest.raises(Broken, match="fell off the bus"):
-                next(loader)
-        fake.lost = False
-
-
-def test_a_caller_that_draws_does_not_wait_for_a_device_that_is_late(hand_over):
-    hand_over(ALWAYS)
-    fake = FakeBackend()
-    with AsyncDataLoader(columns(), 16, device=fake, seed=7, timeout_s=60) as loader:
-        for _ in range(40):
-            next(loader)
-        assert not {name for name in fake.host_syncs if not name.startswith("async-loader")}
-        assert fake.pageable_copies  # the slots are taken by copies that are pending
-    assert not fake.violations
-
-
-def test_a_caller_on_another_stream_copies_on_that_stream(hand_over):
-    hand_over(ALWAYS)
-    fake = FakeBackend()
-    stream = FakeStream("own")
-    with AsyncDataLoader(columns(), 16, device=fake, seed=7, timeout_s=60) as loader:
-        for _ in range(5):
-            with fake.stream(stream):
-                batch = next(loader)
-                assert (batch["x"].numpy() == batch["index"].numpy()).all()
-    assert not fake.violations
-
-
-@pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("device", ["cpu", "fake"])
-def test_statistics_say_which_thread_draws(make, device, hand_over):
-    for cost, thread in ((ALWAYS, "caller"), (NEVER, "producer")):
-        hand_over(cost)
-        source = make()
-        with AsyncDataLoader(source, 16, device, seed=7, timeout_s=60) as loader:
-            for _ in range(20):
-                next(loader)
-            assert loader.stats().drawing_thread == thread
-
-
-def test_a_table_of_a_feeder_is_drawn_by_the_caller_too():
-    with connect("embedded", tables={"replay": ROWS}) as client:
-        with client.table("replay").writer(schema={"x": "int64"}) as writer:
-            writer.extend({"x": np.arange(ROWS)})
-        with AsyncDataLoader(client.table("replay"), 16, timeout_s=60) as loader:
-            for _ in range(30):
-                next(loader)
-            assert loader.stats().drawing_thread == "caller"
 
 
 def test_functions_of_the_user_are_called_by_the_producer_thread_alone():

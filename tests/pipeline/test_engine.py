@@ -5,8 +5,6 @@ leave it usable.
 from __future__ import annotations
 
 import collections
-import gc
-import multiprocessing
 import os
 import signal
 import threading
@@ -17,9 +15,6 @@ import torch
 
 from async_loader.errors import (
     Broken,
-    CannotSend,
-    Closed,
-    ConfigError,
     JobFailed,
     Timeout,
     WorkerDied,
@@ -76,11 +71,6 @@ class Whatever:
 
     def begin(self, here: WorkContext):
         return lambda task: globals()[task]()
-
-
-class Failing:
-    def begin(self, here: WorkContext):
-        raise OSError("no dataset here")
 
 
 class Waiting:
@@ -140,38 +130,6 @@ def test_an_error_is_its_own_and_the_next_batch_comes(pool, kind):
     assert firsts(pool.iterate(tasks(3))) == [0, 1, 2]
 
 
-def test_iterations_share_the_workers(pool):
-    outer = pool.iterate(tasks(6))
-    assert firsts([next(outer)]) == [0]
-    abandoned = pool.iterate([(50, 1)] * 20)
-    next(abandoned)
-    del abandoned
-    assert [firsts(pool.iterate(tasks(4))) for _ in outer] == [[0, 1, 2, 3]] * 5
-
-
-def test_an_iteration_that_is_closed_ends(pool):
-    iteration = pool.iterate(tasks(9))
-    next(iteration)
-    iteration.close()
-    iteration.close()
-    assert list(iteration) == []
-    assert not iteration.exhausted
-    assert iteration.yielded == 1
-
-
-def test_what_makes_the_tasks_may_fail_in_its_turn(pool):
-    def made():
-        yield (0, 1)
-        yield (1, 1)
-        raise LookupError("the sampler")
-
-    iteration = pool.iterate(made())
-    assert firsts([next(iteration), next(iteration)]) == [0, 1]
-    with pytest.raises(LookupError, match="the sampler"):
-        next(iteration)
-    assert list(iteration) == []
-
-
 def test_tasks_are_read_ahead_and_no_further(kind):
     read = []
 
@@ -187,27 +145,6 @@ def test_tasks_are_read_ahead_and_no_further(kind):
         assert len(read) == (1 if kind == "inline" else 4)
 
 
-def test_a_pool_that_is_closed_says_so(pool):
-    iteration = pool.iterate(tasks(3))
-    pool.close()
-    pool.close()
-    assert list(iteration) == []
-    with pytest.raises(Closed):
-        pool.iterate(tasks(3))
-
-
-def test_an_iteration_outlives_the_pool_that_is_dropped(kind):
-    iteration = Engine(Numbers(), 2, kind=kind).iterate(tasks(8))
-    gc.collect()
-    assert firsts(iteration) == list(range(8))
-
-
-def test_streams_take_turns(kind):
-    with Engine(Counting(), 2, kind=kind) as pool:
-        for _ in range(2):
-            assert list(pool.streams()) == ([0, 100, 1, 101, 102] if kind == "process" else [0, 1])
-
-
 def test_a_stream_that_fails_has_ended_and_others_go_on(kind):
     with Engine(Counting(), 2, kind=kind) as pool:
         iteration, got = pool.streams(state="fail"), []
@@ -219,15 +156,6 @@ def test_a_stream_that_fails_has_ended_and_others_go_on(kind):
             except ValueError as error:
                 got.append(str(error))
         assert got == ([0, 100, "no more", "no more"] if kind == "process" else [0, "no more"])
-
-
-def test_work_that_cannot_begin_fails_its_tasks(kind):
-    with Engine(Failing(), 2, kind=kind) as pool:
-        iteration = pool.iterate(tasks(2))
-        for _ in range(2):
-            with pytest.raises(OSError, match="no dataset here"):
-                next(iteration)
-        assert list(iteration) == []
 
 
 def test_a_time_limit_passes_and_nothing_is_lost():
@@ -249,49 +177,6 @@ def test_a_time_limit_passes_and_nothing_is_lost():
 def processes():
     with Engine(Numbers(), 2, seed=5) as pool:
         yield pool
-
-
-def test_a_work_knows_where_it_is_and_torch_does_too(processes):
-    places = list(processes.iterate(["where"] * 4, state={"epoch": 7}, seed=40, static=True))
-    for n, (here, info) in enumerate(places):
-        assert (here.worker, here.workers, here.kind, here.state, here.seed) == (
-            n % 2,
-            2,
-            "process",
-            {"epoch": 7},
-            40 + n % 2,
-        )
-        assert info == (n % 2, 2, 40 + n % 2, "the dataset")
-    assert torch.utils.data.get_worker_info() is None
-
-
-def test_the_same_seed_gives_the_same_numbers_in_every_worker(processes):
-    one, two = (list(processes.iterate(["random"] * 8, seed=3, in_order=True)) for _ in range(2))
-    assert one == two
-    assert len(set(one)) == 8
-    assert list(processes.iterate(["random"] * 5, seed=3, first=3)) == one[3:]
-    assert list(processes.iterate(["random"] * 8, seed=4)) != one
-
-
-def test_seeds_of_workers_are_those_of_torch():
-    class Draws(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            yield torch.initial_seed(), torch.rand(1).item(), np.random.rand()
-
-    torch.manual_seed(9)
-    theirs = list(
-        torch.utils.data.DataLoader(
-            Draws(), batch_size=None, num_workers=2, multiprocessing_context="fork"
-        )
-    )
-    base = theirs[0][0]
-
-    class Work:
-        def begin(self, here):
-            return lambda task: (torch.initial_seed(), torch.rand(1).item(), np.random.rand())
-
-    with Engine(Work(), 2, seeding="iteration") as pool:
-        assert list(pool.iterate([0, 1], seed=base, static=True)) == [tuple(x) for x in theirs]
 
 
 def test_a_killed_worker_is_named_and_replaced(caplog):
@@ -326,19 +211,6 @@ def test_a_stream_ends_with_its_worker():
         # what it had sent may be lost with it or not
         assert sorted(got) in ([0, 100, 101, 102], [100, 101, 102])
         assert list(pool.streams()) == [0, 100, 1, 101, 102]
-
-
-def test_a_stream_whose_worker_died_between_two_batches_says_so():
-    with Engine(Counting(), 1, prefetch=1) as pool:
-        iteration = pool.streams(state="slow")
-        assert next(iteration) == 0
-        assert pool._core.pool.handles[0].iterations
-        (victim,) = pool.pids
-        assert victim > 0
-        os.kill(victim, signal.SIGKILL)
-        with pytest.raises(WorkerDied, match="SIGKILL"):
-            collections.deque(iteration, maxlen=0)
-        assert list(iteration) == []
 
 
 def nested():
@@ -416,56 +288,6 @@ def same(one, two):
         assert one == two
 
 
-def test_a_task_that_cannot_travel_fails_alone(processes):
-    iteration = processes.iterate([(0, 1), threading.Lock(), (2, 1)])
-    next(iteration)
-    with pytest.raises(CannotSend, match="lock"):
-        next(iteration)
-    assert firsts(iteration) == [2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn"])
-def test_workers_that_are_not_forked_are_sent_the_work(method):
-    offset = 5
-
-    class Local:
-        def begin(self, here):
-            return lambda task: task + offset + here.state
-
-    with Engine(Local(), 1, context=method) as pool:
-        assert list(pool.iterate(range(3), state=10)) == [15, 16, 17]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_what_is_sent_by_value_may_hold_what_processes_share(method):
-    context = multiprocessing.get_context(method)
-    # locks and connections, which travel to a process that is being started alone
-    numbers = context.Queue()
-
-    class Local:
-        def begin(self, here):
-            return lambda task: task + numbers.get(timeout=60)
-
-    for number in (10, 20):
-        numbers.put(number)
-    with Engine(Local(), 1, context=method) as pool:
-        assert list(pool.iterate([1, 2])) == [11, 22]
-    numbers.close()
-    numbers.join_thread()
-
-
-def test_a_work_that_cannot_travel_is_refused_before_anything_starts():
-    work = Numbers()
-    work.lock = threading.Lock()
-    with (
-        Engine(work, 1, context="spawn") as pool,
-        pytest.raises(CannotSend, match=r"Numbers.*lock.*use multiprocessing_context=\"fork\""),
-    ):
-        pool.start()
-
-
 def test_a_forked_child_makes_workers_of_its_own():
     # a forked child cannot ask its parent's forkserver for processes
     with Engine(Numbers(), 2, context="fork") as pool:
@@ -482,17 +304,3 @@ def test_a_forked_child_makes_workers_of_its_own():
                 os._exit(code)
         assert os.waitpid(pid, 0)[1] == 0
         assert firsts(iteration) == [0, 1, 2]
-
-
-def test_arguments_that_cannot_work_are_refused():
-    for wrong in (
-        {"kind": "fibres"},
-        {"seeding": "never"},
-        {"prefetch": -1},
-        {"workers": -1},
-        {"context": "clone"},
-    ):
-        with pytest.raises(ConfigError):
-            Engine(Numbers(), **{"workers": 1, **wrong})
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        __import__("pickle").dumps(Engine(Numbers()))

@@ -7,10 +7,8 @@ from __future__ import annotations
 import gc
 
 import numpy as np
-import pytest
 
 from async_loader import Schema
-from async_loader.errors import ConfigError
 from async_loader.pipeline.batches.slot_allocator import COPY_BELOW, SlotAllocator
 
 
@@ -20,22 +18,6 @@ def schema(nbytes: int) -> Schema:
 
 def slots(prefetch=2, spare=1, slot_bytes=None, *, always_slots=False) -> SlotAllocator:
     return SlotAllocator(prefetch, spare, slot_bytes, always_slots=always_slots)
-
-
-def test_small_batches_lie_in_fresh_memory():
-    p = slots()
-    buffer = p.buffer_here(COPY_BELOW - 64)
-    assert buffer.ring is None
-    assert buffer.root.nbytes == COPY_BELOW - 64
-    assert p.ring is None
-
-
-def test_small_batches_lie_in_slots_for_a_device_and_for_workers():
-    p = slots(always_slots=True)
-    assert p.buffer_here(64).ring is p.ring
-    q = slots()
-    assert q.shared_slot(64).ring is q.ring
-    assert q.ring is not None
 
 
 def test_there_are_as_many_slots_as_batches_under_way_and_lent():
@@ -79,33 +61,6 @@ def test_a_batch_that_outgrows_the_ring_gets_a_new_one_and_the_old_goes_with_its
     assert (large.root == 2).all()
 
 
-def test_reserving_makes_room_before_it_is_needed():
-    p = slots()
-    assert p.spare_slot() is None
-    p.reserve(100_000)
-    ring = p.ring
-    assert ring.slot_bytes >= 100_000
-    assert p.spare_slot().ring is ring
-    p.reserve(50_000)
-    assert p.ring is ring
-
-
-@pytest.mark.parametrize("slot_bytes", [100_000, 4096 * 30, 4096 * 30 + 1, 1])
-def test_slots_of_a_fixed_size_hold_what_they_say(slot_bytes):
-    p = slots(slot_bytes=slot_bytes)
-    p.reserve(1)
-    assert p.ring.slot_bytes >= slot_bytes
-    buffer = p.spare_slot()
-    assert buffer.root.nbytes == p.ring.slot_bytes
-    ring = p.ring
-    assert p.shared_slot(ring.slot_bytes).ring is ring
-    with pytest.raises(
-        ConfigError, match=r"a batch needs [\d.]+ [KM]iB, a slot holds [\d.]+ KiB: raise slot_bytes"
-    ):
-        p.buffer_here(max(COPY_BELOW, ring.slot_bytes) + 1)
-    assert p.ring is ring
-
-
 def test_slots_retired_by_a_fork_are_not_used_again_and_a_worn_ring_is_replaced():
     p = slots(prefetch=2, spare=1)
     ring = None
@@ -120,11 +75,3 @@ def test_slots_retired_by_a_fork_are_not_used_again_and_a_worn_ring_is_replaced(
         assert slot not in [p.buffer_here(COPY_BELOW).slot for _ in range(1)]
     assert ring.retired == 2
     assert p.buffer_here(COPY_BELOW).ring is not ring
-
-
-def test_the_layout_is_remembered_until_schema_or_rows_change():
-    p = slots()
-    one = p.layout(schema(5), 3)
-    assert p.layout(schema(5), 3) is one
-    assert p.layout(schema(5), 4) is not one
-    assert p.layout(schema(6), 3).nbytes >= 18

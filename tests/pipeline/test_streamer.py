@@ -4,15 +4,13 @@ test_streamer_faults.py.
 
 from __future__ import annotations
 
-import threading
-import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from device_rig import SCHEMA, Rig, filled, new_ring
-from fake_device import FakeArray, FakeBackend
+from fake_device import FakeBackend
 from waiting_rig import LIMIT_S
 
 from async_loader import AsyncDataLoader
@@ -22,8 +20,6 @@ from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.device.streamer import MAX_IN_FLIGHT, Streamer
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.schema import Schema
-from async_loader.source import END
 
 NOW = Deadline(0.0)
 LAYOUT = BatchLayout.contiguous(SCHEMA, 4)
@@ -41,31 +37,6 @@ def test_a_batch_in_a_slot_is_one_copy_and_one_block(form):
     obs = rig.held[0]["obs"]
     assert obs["pixels"].block is obs["speed"].block is rig.held[0]["done"].block
     assert rig.problems() == []
-
-
-def test_index_stays_on_the_cpu_and_owns_its_memory():
-    rig = Rig(slots=1)
-    rig.send()
-    rig.receive()
-    index = rig.held[0]["index"]
-    before = index.clone()
-    assert index.device.type == "cpu"
-    assert index.dtype == torch.int64
-    rig.run_side()
-    rig.finish()
-    assert rig.ring.free == 1
-    assert torch.equal(index, before)
-
-
-def test_index_within_a_nested_field_goes_to_the_device():
-    layout = BatchLayout.contiguous(Schema.of({"info": {"index": ((), "int64")}}), 2)
-    rig = Rig()
-    rig.inbox.items.append(Batch(filled(rig.ring, np.random.default_rng(0), layout), layout))
-    rig.step()
-    with rig.fake.stream(rig.consumers[0]):
-        batch = rig.streamer.receive(rig.queue.get(NOW))
-    assert isinstance(batch["info"]["index"], FakeArray)
-    rig.finish()
 
 
 def test_a_loose_batch_is_copied_tensor_by_tensor_and_the_rest_stays():
@@ -94,30 +65,6 @@ def test_a_loose_batch_is_copied_tensor_by_tensor_and_the_rest_stays():
     rig.finish()
 
 
-def test_a_batch_outside_the_ring_is_copied_from_pageable_memory():
-    rig = Rig(slots=1)
-    rig.send()
-    rig.send()
-    assert (rig.fake.copies, rig.fake.pageable_copies) == (2, 1)
-    assert rig.problems() == []
-
-
-def test_failures_keep_their_turn_and_urgent_ones_overtake():
-    rig = Rig()
-    plain, urgent = Failure(ValueError(), seq=0), Failure(ValueError(), urgent=True, seq=1)
-    for item in (plain, urgent, END):
-        rig.inbox.items.append(item)
-        rig.step()
-    assert [rig.queue.get(NOW) for _ in range(4)] == [urgent, plain, END, END]
-
-
-def test_the_consumer_never_waits_for_the_device_to_take_a_batch():
-    rig = Rig()
-    rig.send()
-    rig.receive()
-    assert not rig.fake.host_syncs
-
-
 # -- slots and pages -------------------------------------------------------------------------------
 
 
@@ -127,15 +74,6 @@ def test_copies_in_flight_are_few_and_each_holds_its_slot():
         rig.send()
         assert rig.ring.count - rig.ring.free <= MAX_IN_FLIGHT
     assert rig.fake.host_syncs.total() == 4 - MAX_IN_FLIGHT
-    assert rig.problems() == []
-
-
-def test_finished_copies_are_let_go_without_waiting():
-    rig = Rig(slots=5)
-    for _ in range(4):
-        rig.send()
-        rig.run_side()
-    assert not rig.fake.host_syncs
     assert rig.problems() == []
 
 
@@ -217,38 +155,6 @@ def test_the_thread_ends_with_the_train_queue_and_leaves_nothing_locked_or_lease
     del arrival
 
 
-def test_the_thread_ends_with_end_and_its_batches_stay_good():
-    fake, ring = FakeBackend(), new_ring()
-    train, cuda, streamer = _threaded(fake)
-    buffer = filled(ring, np.random.default_rng(0), LAYOUT)
-    written = LAYOUT.views(buffer.root)[0].copy()
-    train.put(0, Batch(buffer, LAYOUT))
-    train.end(1)
-    del buffer
-    assert streamer.join(LIMIT_S)
-    batch = streamer.receive(cuda.get(NOW))
-    assert np.array_equal(batch["obs"]["pixels"], written)
-    assert cuda.get(NOW) is END
-
-
-def test_a_slot_comes_back_although_no_other_batch_follows():
-    fake, ring, back = FakeBackend(), new_ring(), threading.Event()
-    train, _, streamer = _threaded(fake)
-    buffer = filled(ring, np.random.default_rng(0), LAYOUT)
-    weakref.finalize(buffer.root, back.set).atexit = False
-    train.put(0, Batch(buffer, LAYOUT))
-    del buffer
-    assert back.wait(LIMIT_S)
-    train.close()
-    assert streamer.join(LIMIT_S)
-
-
-def test_join_before_start_and_twice_is_harmless():
-    streamer = Streamer(TrainQueue(), TrainQueue(), FakeBackend())
-    assert streamer.join(0.0)
-    assert streamer.join(0.0)
-
-
 @pytest.mark.parametrize("step", ["open", "record", "synchronize", "unregister"])
 def test_what_ends_the_thread_breaks_the_cuda_queue_with_the_reason(step):
     def fail(*_: Any) -> None:
@@ -263,20 +169,6 @@ def test_what_ends_the_thread_breaks_the_cuda_queue_with_the_reason(step):
     with pytest.raises(Broken, match="fell off the bus") as raised:
         cuda.get(NOW)
     assert isinstance(raised.value.__cause__, OSError)
-
-
-@pytest.mark.parametrize("step", ["record", "synchronize"])
-def test_slots_of_a_lost_device_are_not_used_again(step):
-    fake, ring = FakeBackend(), new_ring()
-
-    def fail(*_: Any) -> None:
-        raise OSError("lost")
-
-    setattr(fake, step, fail)
-    train, _, streamer = _threaded(fake)
-    train.put(0, Batch(filled(ring, np.random.default_rng(0), LAYOUT), LAYOUT))
-    assert streamer.join(LIMIT_S)
-    assert (ring.free, fake.unregistrations) == (2, 0)
 
 
 # -- in a loader -----------------------------------------------------------------------------------

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from async_loader.errors import Broken, Closed
+from async_loader.errors import Broken
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, Failure
-from async_loader.pipeline.job_queue import Job
 from async_loader.pipeline.producer import NO_WAIT, Credits, Supply
 from async_loader.pipeline.task_supplier import IterableTasks, StreamTasks
 from async_loader.pipeline.train_queue import TrainQueue
@@ -37,14 +36,6 @@ def drained(ready: TrainQueue, supply: Supply) -> list[object]:
     return found
 
 
-def test_as_many_tasks_are_sent_as_there_are_credits():
-    ready = TrainQueue()
-    supply = Supply(IterableTasks(range(5)), Here(), Credits(2), ready)
-    supply.fill()
-    assert (supply.out, ready.depth) == (2, 2)
-    assert drained(ready, supply) == [(n, None) for n in range(5)]
-
-
 def test_a_task_that_a_signal_ends_is_passed_over():
     ready = TrainQueue()
     supply = Supply(IterableTasks(range(5)), Here({1, 3}), Credits(9), ready)
@@ -52,20 +43,6 @@ def test_a_task_that_a_signal_ends_is_passed_over():
         with pytest.raises(KeyboardInterrupt):
             supply.fill()
     assert [task for task, _ in drained(ready, supply)] == [0, 2, 4]
-
-
-def test_an_error_of_the_iterable_comes_in_its_turn_and_is_no_task():
-    def numbers():
-        yield from range(2)
-        raise LookupError("no third")
-
-    ready = TrainQueue()
-    supply = Supply(IterableTasks(numbers()), Here(), Credits(9), ready)
-    supply.fill()
-    first, second, error = drained(ready, supply)
-    assert (first, second) == ((0, None), (1, None))
-    assert isinstance(error, LookupError)
-    assert supply.failed_draw == 2
 
 
 def test_a_signal_that_ends_a_generator_is_told():
@@ -81,13 +58,6 @@ def test_a_signal_that_ends_a_generator_is_told():
         tasks.draw(NO_WAIT)
 
 
-def test_static_tasks_go_to_their_worker():
-    ready = TrainQueue()
-    supply = Supply(IterableTasks("abcd", workers=3, first=2), Here(), Credits(9), ready)
-    supply.fill()
-    assert drained(ready, supply) == [("a", 2), ("b", 0), ("c", 1), ("d", 2)]
-
-
 def test_streams_take_turns_and_one_that_has_ended_is_left_out():
     streams, turns = StreamTasks(3, turn=1), []
     while streams.draw(NO_WAIT) is not END:
@@ -98,21 +68,3 @@ def test_streams_take_turns_and_one_that_has_ended_is_left_out():
             streams.stream_ended(1)
             streams.stream_ended(2)
     assert turns == [1, 2, 0, 1, 2, 1]
-
-
-def test_out_of_order_the_worker_with_the_fewest_jobs_is_next():
-    def job(worker):
-        return Job(0, 1, None, True, TrainQueue(), worker=worker)
-
-    streams = StreamTasks(2, under_way=[job(0), job(0), job(1)])
-    assert streams.draw(NO_WAIT) is None
-    assert streams.worker(0, None) == 1
-
-
-def test_credits_that_are_closed_end_a_wait():
-    credits = Credits(1)
-    assert credits.room(0)
-    assert not credits.room(1)
-    credits.close()
-    with pytest.raises(Closed):
-        credits.wait(1)

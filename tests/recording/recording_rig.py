@@ -61,21 +61,6 @@ class Counter(gymnasium.Env[Any, Any]):
         return obs, float(before % 7), over, cut, {}
 
 
-class Clipping(gymnasium.Env[Any, Any]):
-    """Clips the action that it is given in place."""
-
-    observation_space = spaces.Box(-9, 9, (1,), np.float32)
-    action_space = spaces.Dict({"turn": spaces.Box(-5, 5, (2,), np.float32)})
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        np.clip(action["turn"], -1, 1, out=action["turn"])
-        return np.zeros(1, np.float32), 0.0, False, False, {}
-
-
 def made(*games: Counter) -> list[Step]:
     """The steps of environments, with those truncated after which they were reset or closed."""
     found = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,10 +13,10 @@ gymnasium = pytest.importorskip(
     "gymnasium", reason='gymnasium is not installed: pip install "async_loader[demo]"'
 )
 from gymnasium import spaces  # noqa: E402
-from recording_rig import Clipping, Counter, empty, held, made  # noqa: E402
+from recording_rig import Counter, empty, held, made  # noqa: E402
 
-from async_loader import Field, RateLimiter, ReplayBuffer, connect  # noqa: E402
-from async_loader.errors import Closed, ConfigError, SchemaError, Timeout  # noqa: E402
+from async_loader import RateLimiter, ReplayBuffer, connect  # noqa: E402
+from async_loader.errors import ConfigError, SchemaError, Timeout  # noqa: E402
 from async_loader.recording import Recorder, schema_of  # noqa: E402
 
 KINDS = ("table", "writer", "feeder's table", "feeder's writer")
@@ -99,25 +98,6 @@ def test_the_table_equals_that_of_a_loop_that_adds_its_steps_itself():
     assert kept[True]["obs"].shape[1:] == (3, 4)
 
 
-def test_an_action_that_the_environment_changes_is_recorded_as_it_was_given():
-    table = empty()
-    with Recorder(Clipping(), table) as env:
-        env.reset()
-        for t in range(3):
-            env.step({"turn": np.array([3 + t, -4], np.float32)})
-    turns = table.get(np.arange(3))["action"]["turn"]
-    assert turns.tolist() == [[3 + t, -4] for t in range(3)]
-
-
-def test_next_obs_may_be_a_field_of_its_own():
-    game = Counter(lengths=[3, -2])
-    obs = Field((2,), "int64")
-    table = ReplayBuffer(100, schema_of(game, fields={"obs": obs, "next_obs": obs}))
-    with Recorder(game, table) as env:
-        play(env, 12)
-    assert held(table) == made(game)
-
-
 def test_dicts_and_tuples_are_nested_as_the_spaces_are():
     class Nested(gymnasium.Env):
         observation_space = spaces.Dict(
@@ -151,44 +131,6 @@ def test_dicts_and_tuples_are_nested_as_the_spaces_are():
             np.testing.assert_array_equal(found[name]["b"][1][t], now["b"][1])
         np.testing.assert_array_equal(found["action"][0][t], done[t][0])
         np.testing.assert_array_equal(found["action"][1][t], done[t][1])
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        spaces.Text(5),
-        spaces.Sequence(spaces.Discrete(3)),
-        spaces.Graph(spaces.Box(-1, 1, (2,)), None),
-        spaces.OneOf((spaces.Discrete(2), spaces.Discrete(3))),
-    ],
-    ids=lambda space: type(space).__name__,
-)
-def test_a_space_without_arrays_of_one_shape_is_refused_by_its_field(space):
-    game = Counter()
-    game.observation_space = spaces.Dict({"a": spaces.Discrete(2), "b": space})
-    with pytest.raises(SchemaError, match=rf"'obs.b' is a {type(space).__name__} space.*use Box"):
-        Recorder(game, empty())
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"obs": ((3,), "int64")}, r"'obs' is int64\[2\] in the env.*int64\[3\] in the table"),
-        ({"action": "bool"}, r"'action'.*bool\[\] in the table: make the table with"),
-        ({"obs": {"a": "int64"}}, "'obs' is .*not there in the table"),
-        ({"action": Field((), "int64", next="next_action")}, "'action' has a next="),
-    ],
-)
-def test_a_table_that_does_not_fit_is_refused_before_the_first_step(fields, message):
-    table = ReplayBuffer(100, schema_of(Counter(), fields=fields))
-    with pytest.raises(SchemaError, match=message):
-        Recorder(Counter(), table)
-
-
-def test_a_table_without_one_of_the_fields_is_refused():
-    table = ReplayBuffer(100, {"obs": Field((2,), "int64", next="next_obs"), "action": "int64"})
-    with pytest.raises(SchemaError, match="no field 'reward'"):
-        Recorder(Counter(), table)
 
 
 def test_values_that_only_the_actor_knows_are_recorded_with_their_step():
@@ -243,52 +185,6 @@ def test_a_step_that_found_no_room_is_added_when_the_call_is_made_again():
     assert held(table) == made(game)
 
 
-def test_a_step_that_found_no_room_is_given_up_by_a_reset():
-    limiter = RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=4)
-    game = Counter(lengths=[50])
-    table = ReplayBuffer(100, schema_of(game), limiter=limiter)
-    env = Recorder(game, table, timeout_s=0)
-    env.reset()
-    lost = until_refused(env)
-    table.sample(4)
-    env.reset()
-    env.step(7)
-    env.close()
-    steps = made(game)
-    *before, cut, after = steps[lost - 1]
-    assert cut is False
-    steps[lost - 1] = (*before, True, after)  # where the step that was given up began
-    assert held(table) == [step for step in steps if step[1] != lost]
-
-
-def test_what_cannot_be_recorded_says_why():
-    game = Counter()
-    env = Recorder(game, empty())
-    with pytest.raises(ConfigError, match=r"call reset\(\) before step"):
-        env.step(0)
-    env.close()
-    env.close()
-    with pytest.raises(Closed):
-        env.reset()
-    with pytest.raises(ConfigError, match="no schema yet"):
-        Recorder(game, empty().writer())
-    with pytest.raises(ConfigError, match="list is no table and no writer"):
-        Recorder(game, [])
-    with pytest.raises(ConfigError, match="VectorRecorder"):
-        Recorder(object(), empty())
-
-
-def test_a_writer_that_was_given_stays_open():
-    game = Counter()
-    table = ReplayBuffer(100, schema_of(game))
-    with table.writer() as writer:
-        for _ in range(2):
-            env = Recorder(game, writer)
-            play(env, 5)
-            env.close()
-    assert held(table) == made(game)
-
-
 @pytest.mark.parametrize("kind", [one for one in KINDS if "writer" in one])
 @pytest.mark.parametrize("named", [False, True])
 def test_recorders_that_take_turns_on_one_writer_link_no_steps_of_each_other(kind, named):
@@ -313,58 +209,6 @@ def test_recorders_that_take_turns_on_one_writer_link_no_steps_of_each_other(kin
         for env in envs:
             env.close()
         assert held(table, before) == made(*games)
-
-
-def test_a_step_that_found_no_room_is_added_though_another_recorder_has_added_since():
-    limiter = RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=4)
-    games = [Counter(lengths=[50]), Counter(1_000, lengths=[50])]
-    table = ReplayBuffer(100, schema_of(games[0]), limiter=limiter)
-    with table.writer() as writer:
-        one, two = (Recorder(game, writer, timeout_s=0) for game in games)
-        two.reset()
-        one.reset()
-        until_refused(one)
-        table.sample(1)
-        two.step(7)
-        table.sample(2)
-        one.step(99)
-        table.sample(3)
-        one.close()
-        two.close()
-    assert held(table) == made(*games)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps", [0, 4])
-def test_a_recorder_closes_without_an_error_after_its_table_or_writer(kind, steps):
-    game = Counter(lengths=[9])
-    with opened(kind) as (_, writes):
-        env = Recorder(game, writes)
-        env.reset()
-        for t in range(steps):
-            env.step(t)
-    env.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_recorder_that_is_closed_in_a_fork_leaves_the_steps_to_its_parent(kind):
-    game = Counter(lengths=[9])
-    with opened(kind) as (table, writes):
-        env = Recorder(game, writes)
-        env.reset()
-        env.step(0)
-        if not (child := os.fork()):
-            try:
-                env.close()
-            except BaseException:
-                os._exit(1)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        env.step(1)
-        env.close()
-        assert held(table) == made(game)
 
 
 def test_ctrl_c_in_a_step_breaks_the_episode_off_and_a_reset_goes_on(monkeypatch):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from async_loader import Field, ReplayBuffer, Transitions
-from async_loader.replay.checkpoint.folder import Disk
+from async_loader.replay.checkpoint import writing
 from async_loader.testing.debug import debug_state
 
 PLAIN = {"obs": ((3,), "float32"), "reward": "float32", "done": "bool"}
@@ -122,28 +124,46 @@ def copy_of(folder: Path, name: str) -> Path:
     return Path(shutil.copytree(folder, folder.parent / name))
 
 
-CALLS = [name for name in vars(Disk) if not name.startswith("_")]
+class Disk:
+    """What a save changes the file system by. Counts the calls, and does something else at one."""
 
+    CALLS = ("makedirs", "mkdir", "rename", "fsync", "rmtree", "write", "open")
 
-class CountingDisk(Disk):
-    """Counts every call that changes the file system, and does something else at one of them."""
-
-    def __init__(self, at: int = -1, instead: Any = None, half: bool = False) -> None:
+    def __init__(self, patch: Any, at: int = -1, instead: Any = None, half: bool = False) -> None:
         self.calls: list[str] = []
-        self.at, self.instead, self.half = at, instead, half
+        self._at, self._instead, self._half = at, instead, half
+        fake_os = SimpleNamespace(**vars(os))
+        for name in ("makedirs", "mkdir", "rename", "fsync"):
+            setattr(fake_os, name, self._counted(name, getattr(os, name)))
+        patch.setattr(writing, "os", fake_os)
+        rmtree = self._counted("rmtree", shutil.rmtree)
+        patch.setattr(writing, "shutil", SimpleNamespace(rmtree=rmtree))
+        patch.setattr(writing, "open", self._counted("open", self._open), raising=False)
+
+    def _counted(self, name: str, function: Any) -> Any:
+        def call(*arguments: Any, **given: Any) -> Any:
+            self.calls.append(name)
+            if len(self.calls) - 1 == self._at:
+                if self._half and name == "write":
+                    function(arguments[0][: len(arguments[0]) // 2])
+                self._instead()
+            return function(*arguments, **given)
+
+        return call
+
+    def _open(self, path: Path, mode: str) -> Any:
+        file = open(path, mode, buffering=0)  # noqa: SIM115
+        written = SimpleNamespace(write=self._counted("write", file.write))
+        written.flush, written.fileno = file.flush, file.fileno
+        return _Closing(file, written)
 
 
-def _counted(name: str) -> Any:
-    def call(self: CountingDisk, *arguments: Any) -> Any:
-        self.calls.append(name)
-        if len(self.calls) - 1 == self.at:
-            if self.half and name == "write":
-                Disk.write(self, arguments[0], arguments[1][: len(arguments[1]) // 2])
-            self.instead()
-        return getattr(Disk, name)(self, *arguments)
+class _Closing:
+    def __init__(self, file: Any, written: Any) -> None:
+        self._file, self._written = file, written
 
-    return call
+    def __enter__(self) -> Any:
+        return self._written
 
-
-for _name in CALLS:
-    setattr(CountingDisk, _name, _counted(_name))
+    def __exit__(self, *_: object) -> None:
+        self._file.close()

@@ -86,15 +86,6 @@ def test_a_kernel_is_compiled_once_and_then_loaded(home, told):
     assert told() == []
 
 
-def test_kernels_of_a_program_that_serves_nothing_are_not_all_that_a_served_table_calls(home):
-    """Who takes them for that compiles the others while its clients wait for an answer."""
-    assert doubled()(4) == 8
-    assert any(home.iterdir())
-    assert not compiled.is_kept()
-    compiled.note_kept()
-    assert compiled.is_kept()
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT])
 def test_a_disk_that_takes_nothing_costs_one_warning_with_the_remedy(
     home, told, monkeypatch, number
@@ -110,13 +101,6 @@ def test_a_disk_that_takes_nothing_costs_one_warning_with_the_remedy(
     assert "set NUMBA_CACHE_DIR" in said
 
 
-def test_a_folder_that_goes_away_costs_no_error(home, told):
-    kernel = doubled()
-    home.rmdir()
-    assert kernel(4) == 8
-    assert len(told()) == 1
-
-
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 @pytest.mark.parametrize("content", [b"", b"cut sho", bytes(100)])
 def test_a_file_that_is_cut_short_is_compiled_again(home, told, suffix, content):
@@ -127,51 +111,6 @@ def test_a_file_that_is_cut_short_is_compiled_again(home, told, suffix, content)
         path.write_bytes(content)
     assert doubled()(4) == 8
     assert len(told()) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # it compiles every kernel
-def test_without_a_folder_that_can_be_written_a_process_says_once_what_it_costs(
-    bare: Path, tmp_path: Path
-):
-    blocked = tmp_path / "file"
-    blocked.write_text("")  # a folder below a file can be made by no user, root included
-    done = run(at=bare, NUMBA_CACHE_DIR=str(blocked / "cache"))
-    assert done.stdout.endswith("5\n")
-    assert done.stderr.count("set NUMBA_CACHE_DIR") == 1
-    assert str(blocked) in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_folder_without_space_for_all_kernels_is_passed_over(tmp_path: Path, monkeypatch, told):
-    full, roomy = tmp_path / "full", tmp_path / "roomy"
-
-    class Full:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            return None
-
-        def write(self, data):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    real = compiled.tempfile.TemporaryFile
-    monkeypatch.setattr(
-        compiled.tempfile,
-        "TemporaryFile",
-        lambda dir: Full() if str(dir).startswith(str(full)) else real(dir=dir),
-    )
-    with pytest.raises(OSError, match="No space"):
-        compiled._prepared(full, "kernels")
-    assert compiled._prepared(roomy, "kernels") == roomy / "kernels"
-
-
-def test_a_filled_folder_on_a_full_disk_is_still_read(tmp_path: Path, monkeypatch):
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "write.nbi").write_bytes(b"compiled")
-    monkeypatch.setattr(compiled, "_ALL_KERNELS", 1 << 62)  # more than any disk takes
-    assert compiled._prepared(tmp_path, "kernels") == tmp_path / "kernels"
 
 
 @pytest.mark.slow
@@ -195,21 +134,6 @@ def test_kernels_that_the_build_compiles_are_loaded_wherever_the_package_is_move
         done = run("-c", IS_KEPT, at=installed, **environment)
         assert done.stdout == "True\n"
     assert kernels_in(tmp_path) == built
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # as above
-def test_kernels_of_other_sources_are_not_loaded(bare: Path, tmp_path: Path):
-    run(at=bare)
-    (before,) = bare.glob("async_loader/replay/__pycache__/async_loader-*")
-    changed = bare / "async_loader/replay/kernels/row_address.py"
-    changed.write_text(changed.read_text() + "# another state\n")
-    run(at=bare)
-    folders = set(bare.glob("async_loader/replay/__pycache__/async_loader-*"))
-    assert before in folders
-    assert len(folders) == 2
-    (after,) = folders - {before}
-    assert kernels_in(after) == kernels_in(before) != set()
 
 
 def test_what_takes_seconds_is_announced_once(home, told, monkeypatch, caplog):

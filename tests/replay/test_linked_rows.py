@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from async_loader import (
     Field,
     Prioritized,
-    RankPrioritized,
     ReplayBuffer,
     Transitions,
-    Uniform,
 )
-from async_loader.replay.base.row_format import ID
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.testing.debug import debug_state
 
@@ -51,26 +47,3 @@ def test_the_loader_and_a_target_of_ones_own_get_discounts_too() -> None:
         drawn = buffer.source().draw_now(12)
         assert drawn is not None
         np.testing.assert_array_equal(drawn.batch["discount"], np.full(12, 0.125, np.float32))
-
-
-@pytest.mark.parametrize("sampler", [Uniform, Prioritized, RankPrioritized])
-def test_an_item_whose_successor_is_missing_is_drawn_again(sampler: Any) -> None:
-    schema, data = steps(20)
-    with ReplayBuffer(64, schema, view=Transitions(n_steps=2), sampler=sampler(), seed=0) as buffer:
-        buffer.extend(data, stream=0)
-        storage = debug_state(buffer).state.table.storage
-        storage.heads()[10, ID // 8] = 0
-        batch = buffer.sample(64)
-        assert set(batch["index"].tolist()) <= set(range(18)) - {8, 9, 10}
-        np.testing.assert_array_equal(batch["after"][:, 0], batch["obs"][:, 0] + 2)
-
-
-def test_a_long_return_is_read_as_well() -> None:
-    schema, data = steps(200)
-    n_steps = 65
-    with ReplayBuffer(256, schema, view=Transitions(n_steps=n_steps, gamma=1.0), seed=0) as buffer:
-        buffer.extend(data, stream=0)
-        batch = buffer.sample(32)
-        np.testing.assert_array_equal(batch["after"][:, 0], batch["obs"][:, 0] + n_steps)
-        expected = [data["reward"][i : i + n_steps].sum(dtype=np.float64) for i in batch["index"]]
-        np.testing.assert_allclose(batch["reward"], expected, rtol=1e-5, atol=1e-5)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from async_loader import AsyncDataLoader, Field, ReplayBuffer, Sequences, Transitions
+from async_loader import AsyncDataLoader, ReplayBuffer, Sequences
 from async_loader.errors import ConfigError, Timeout
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.samplers import Fifo, MaxHeap, Prioritized, RankPrioritized, Uniform
@@ -46,24 +46,6 @@ def test_steps_too_far_behind_the_newest_are_left_out_and_counted():
     assert buffer.stats().stale == 41
 
 
-def test_a_version_that_was_told_counts_as_stored():
-    buffer = ReplayBuffer(100, SCHEMA, seed=0)
-    buffer.extend(x=np.arange(4), policy_version=np.array([1, 2, 3, 3]))
-    source = buffer.source(max_lag=2)
-    assert versions(source) == {1, 2, 3}
-    source.published(5)
-    source.published(2)
-    assert versions(source) == {3}
-    source.published(9)
-    with pytest.raises(Timeout):
-        source.plan(4, NOW)
-    assert "steps more than 2 versions behind 9 are left out, 4 so far" in source.waiting_for()
-    buffer.add(x=5, policy_version=7)
-    assert source.plan(3, NOW).index.tolist() == [4, 4, 4]
-    with pytest.raises(ConfigError, match="without max_lag"):
-        buffer.source().published(3)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_with_workers_gets_recent_steps_alone(workers):
     buffer = ReplayBuffer(500, SCHEMA, seed=0, sampler=Prioritized())
@@ -89,37 +71,6 @@ def test_any_sampler_draws_within_the_lag(sampler):
     if sampler is not None and not sampler.repeats:
         with pytest.raises(Timeout):
             source.plan(21, NOW)
-
-
-def test_a_view_shows_the_steps_after_those_that_are_drawn():
-    schema = {"x": Field((), "int64", next="next_x"), "reward": "float32", "policy_version": "i4"}
-    buffer = ReplayBuffer(200, schema, seed=0, view=Transitions(3))
-    buffer.extend(x=np.arange(50), reward=np.ones(50), policy_version=np.arange(50) // 5, stream=0)
-    batch = buffer.source(max_lag=0).draw_now(100).batch
-    assert set(batch["x"].tolist()) == {45, 46}
-    assert (batch["next_x"] == batch["x"] + 3).all()
-
-
-def test_equal_seeds_draw_equal_batches():
-    def draws(seed):
-        buffer = ReplayBuffer(100, SCHEMA, seed=0, sampler=Prioritized(stratified=False))
-        buffer.extend(x=np.arange(60), policy_version=np.arange(60) // 10)
-        return buffer.source(max_lag=2, seed=seed).draw_now(30).batch["index"].tolist()
-
-    assert draws(3) == draws(3)
-    assert draws(3) != draws(4)
-
-
-def test_a_load_begins_with_the_versions_of_the_save(tmp_path):
-    saved = ReplayBuffer(100, SCHEMA, seed=0)
-    saved.extend(x=np.arange(40), policy_version=np.arange(40) // 10)
-    saved.save(tmp_path)
-    buffer = ReplayBuffer(100, SCHEMA, seed=0)
-    buffer.extend(x=np.arange(10), policy_version=np.full(10, 70))
-    source = buffer.source(max_lag=1)
-    assert versions(source) == {70}
-    buffer.load(tmp_path)
-    assert versions(source) == {2, 3}
 
 
 @settings(
@@ -179,12 +130,6 @@ class LagAgainstADict(RuleBasedStateMachine):
 
 
 test_what_is_drawn_is_what_a_dict_says = LagAgainstADict.TestCase
-
-
-def test_the_field_may_be_named_after_other_weights():
-    buffer = ReplayBuffer(10, {"x": "int64", "actor_version": "uint32"}, seed=0)
-    buffer.extend(x=np.arange(1, 3), actor_version=np.array([1, 5], np.uint32))
-    assert buffer.source(max_lag=0).draw_now(9).batch["x"].tolist() == [2] * 9
 
 
 @pytest.mark.parametrize("make", [ReplayBuffer.queue, ReplayBuffer.stack])

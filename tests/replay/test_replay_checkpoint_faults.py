@@ -9,14 +9,12 @@ import os
 import shutil
 import signal
 
-import numpy as np
 import pytest
-from checkpoint_rig import PLAIN, CountingDisk, Run, contents, copy_of, same
+from checkpoint_rig import PLAIN, Disk, Run, contents, copy_of, same
 
 from async_loader import Prioritized, ReplayBuffer
 from async_loader.errors import ConfigError, CorruptCheckpoint
-from async_loader.replay.checkpoint import folder, manifest
-from async_loader.testing.debug import debug_state
+from async_loader.replay.checkpoint import manifest, writing
 
 
 def full_disk() -> None:
@@ -29,23 +27,17 @@ def kill() -> None:
 
 @pytest.fixture
 def saved(tmp_path):
-    """A folder with a full save and an increment, and a buffer that goes on from it."""
+    """A folder with a save."""
     buffer = ReplayBuffer(200, PLAIN, sampler=Prioritized(), seed=0)
     Run(buffer, 1).step(800)
     root = tmp_path / "saved"
     buffer.save(root)
-    Run(buffer, 2).step(10)
-    assert buffer.save(root).kind in ("full", "incremental")
     return root
 
 
-def whole(root, kind: str) -> tuple[ReplayBuffer, ReplayBuffer]:
-    """A buffer that has changed since it was loaded, so that its next save is of that kind; and as
-    it was saved.
-    """
+def changed(root) -> tuple[ReplayBuffer, ReplayBuffer]:
+    """A buffer that has changed since it was loaded; and as it was saved."""
     buffer, before = ReplayBuffer.from_checkpoint(root), ReplayBuffer.from_checkpoint(root)
-    if kind == "full":
-        debug_state(buffer).saver.last = None
     Run(buffer, 7).step(60)
     return buffer, before
 
@@ -55,34 +47,31 @@ def left(root) -> list[str]:
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["before", "half-way"])
-@pytest.mark.parametrize("kind", ["full", "incremental"])
-def test_a_save_that_fails_at_any_call_leaves_the_one_before_it(kind, half, saved, tmp_path):
-    buffer, _ = whole(saved, kind)
-    counting = debug_state(buffer).saver.disk = CountingDisk()
-    buffer.save(copy_of(saved, "counted"))
-    fails = list(counting.calls)
-    assert {"make_folder", "create", "write", "sync", "close", "sync_folder", "rename"} <= set(
-        fails
-    )
+def test_a_save_that_fails_at_any_call_leaves_the_one_before_it(half, saved, monkeypatch):
+    buffer, _ = changed(saved)
+    with monkeypatch.context() as patch:
+        fails = (counting := Disk(patch)).calls
+        buffer.save(copy_of(saved, "counted"))
+    assert {"mkdir", "open", "write", "fsync", "rename", "rmtree"} <= set(fails)
+    counting.calls = []
+    renamed = fails.index("rename")
     for at, name in enumerate(fails):
         if half and name != "write":
             continue
         root = copy_of(saved, f"at {at}")
-        buffer, before = whole(root, kind)
-        debug_state(buffer).saver.disk = CountingDisk(at, full_disk, half)
-        removing = name.startswith("remove") or (name == "rename" and at > fails.index("rename"))
-        if removing:  # the new one is in place: what it replaces is removed next time
-            buffer.save(root)
-        else:
-            with pytest.raises(OSError, match="No space left"):
+        buffer, before = changed(root)
+        removing = at > renamed + 1  # the new one is in place: the old one is removed next time
+        with monkeypatch.context() as patch:
+            Disk(patch, at, full_disk, half)
+            if removing:
                 buffer.save(root)
+            else:
+                with pytest.raises(OSError, match="No space left"):
+                    buffer.save(root)
         found = contents(ReplayBuffer.from_checkpoint(root))
-        assert same(
-            found, contents(buffer) if removing or at > fails.index("rename") else contents(before)
-        )
+        assert same(found, contents(buffer if at > renamed else before))
         if not removing:
             assert left(root) == []
-        debug_state(buffer).saver.disk = CountingDisk()
         Run(buffer, 8).step(10)
         buffer.save(root)
         assert left(root) == []
@@ -90,38 +79,30 @@ def test_a_save_that_fails_at_any_call_leaves_the_one_before_it(kind, half, save
         shutil.rmtree(root)
 
 
-def test_an_error_of_the_disk_names_the_file(saved):
-    buffer, _ = whole(saved, "full")
-    debug_state(buffer).saver.disk = CountingDisk(3, full_disk)
-    with pytest.raises(OSError, match=r"No space left.*data\.bin"):
-        buffer.save(saved)
-
-
-def child(root, kind: str, at: int, half: bool) -> int:
+def child(root, at: int, half: bool) -> int:
     """A process that goes on from the newest save, and is killed at one call of its own; how it
     ended.
     """
     pid = os.fork()
     if pid == 0:
         try:
-            buffer, _ = whole(root, kind)
-            debug_state(buffer).saver.disk = CountingDisk(at, kill, half)
+            buffer, _ = changed(root)
+            disk = Disk(pytest.MonkeyPatch(), at, kill, half)
             buffer.save(root)
         finally:
-            os._exit(len(debug_state(buffer).saver.disk.calls))
+            os._exit(len(disk.calls))
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["full", "incremental"])
-def test_a_process_that_is_killed_at_any_call_leaves_the_save_before_it(kind, saved):
-    calls = child(copy_of(saved, "counted"), kind, -1, False)
+def test_a_process_that_is_killed_at_any_call_leaves_the_save_before_it(saved):
+    calls = child(copy_of(saved, "counted"), -1, False)
     assert calls > 10
     renamed = False
     for at in range(calls):
         root = copy_of(saved, f"at {at}")
-        buffer, before = whole(root, kind)
-        assert child(root, kind, at, half=at % 2 == 1) == -signal.SIGKILL
+        buffer, before = changed(root)
+        assert child(root, at, half=at % 2 == 1) == -signal.SIGKILL
         loaded = ReplayBuffer.from_checkpoint(root)
         new, old = (
             same(contents(loaded), contents(buffer)),
@@ -138,57 +119,9 @@ def test_a_process_that_is_killed_at_any_call_leaves_the_save_before_it(kind, sa
     assert renamed
 
 
-def test_what_a_failed_save_took_is_in_the_next_one(saved):
-    buffer, _ = whole(saved, "incremental")
-    for at in (2, 4, 5):
-        debug_state(buffer).saver.disk = CountingDisk(at, full_disk)
-        with pytest.raises(OSError, match="No space left"):
-            buffer.save(saved)
-        buffer.add(obs=np.zeros(3, np.float32), reward=0, done=False)
-    debug_state(buffer).saver.disk = CountingDisk()
-    buffer.save(saved)
-    assert same(contents(ReplayBuffer.from_checkpoint(saved)), contents(buffer))
-
-
-def test_ctrl_c_in_the_middle_of_a_save_loses_nothing(saved):
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    buffer, _ = whole(saved, "incremental")
-    debug_state(buffer).saver.disk = CountingDisk(3, interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        buffer.save(saved)
-    assert left(saved) == []
-    buffer.save(saved)
-    assert same(contents(ReplayBuffer.from_checkpoint(saved)), contents(buffer))
-
-
 # -- corruption ------------------------------------------------------------------------------------
 
-
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory):
-    """A folder with a full save and two increments."""
-    root = tmp_path_factory.mktemp("chain") / "saved"
-    buffer = ReplayBuffer(8000, PLAIN, sampler=Prioritized(), seed=0)
-    for _ in range(3):
-        buffer.extend(
-            obs=np.ones((6000, 3), np.float32),
-            reward=np.arange(6000, dtype=np.float32),
-            done=np.zeros(6000, np.bool_),
-        )
-    buffer.sample(10)
-    kinds = [buffer.save(root).kind]
-    for turn in range(2):
-        Run(buffer, turn).step(20)
-        kinds.append(buffer.save(root).kind)
-    assert kinds == ["full", "incremental", "incremental"]
-    return root
-
-
-FILES = [
-    f"save-{number:08}/{name}" for number in (1, 2, 3) for name in ("manifest.json", "data.bin")
-]
+FILES = [f"save-00000001/{name}" for name in ("manifest.json", "data.bin")]
 
 
 def flip(file, place: int) -> None:
@@ -198,8 +131,8 @@ def flip(file, place: int) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_not_as_it_was_written_is_refused_by_name(name, chain):
-    size = (chain / name).stat().st_size
+def test_a_file_that_is_not_as_it_was_written_is_refused_by_name(name, saved):
+    size = (saved / name).stat().st_size
     damages = {
         "deleted": lambda file: file.unlink(),
         "cut off": lambda file: os.truncate(file, size - 1),
@@ -211,92 +144,54 @@ def test_a_file_that_is_not_as_it_was_written_is_refused_by_name(name, chain):
         },
     }
     for what, damage in damages.items():
-        root = copy_of(chain, f"{what}")
+        root = copy_of(saved, f"{what}")
         damage(root / name)
-        with pytest.raises(CorruptCheckpoint, match=name) as raised:
+        with pytest.raises(CorruptCheckpoint, match=name):
             ReplayBuffer.from_checkpoint(root)
-        number = int(name[5:13])
-        if number > 1:
-            assert f"load it with number={number - 1})" in str(raised.value)
-            assert len(ReplayBuffer.from_checkpoint(root, number=number - 1)) > 0
-        else:
-            assert "no older save in the same folder is whole" in str(raised.value)
-        shutil.rmtree(root)
+        buffer = ReplayBuffer(200, PLAIN, sampler=Prioritized())
+        Run(buffer, 2).step(5)
+        before = contents(buffer)
+        with pytest.raises(CorruptCheckpoint, match=name):
+            buffer.load(root)
+        assert same(contents(buffer), before)
 
 
-def test_every_byte_of_a_manifest_counts(chain):
-    file = chain / FILES[-2]
-    raw = file.read_bytes()
-    for place in range(0, len(raw), 7):
-        changed = bytearray(raw)
-        changed[place] ^= 0x01
-        with pytest.raises(CorruptCheckpoint, match=r"manifest\.json"):
-            manifest.Manifest.of(bytes(changed), file)
-
-
-def test_a_manifest_of_another_format_or_byte_order_is_refused(chain, monkeypatch):
-    file = chain / FILES[-2]
-    found = manifest.Manifest.of(file.read_bytes(), file)
-    monkeypatch.setattr(manifest, "FORMAT", manifest.FORMAT + 1)
-    newer = found.text().encode()
-    monkeypatch.undo()
-    with pytest.raises(
-        CorruptCheckpoint, match=r"manifest.json: is of format 4, and this version reads 3"
-    ):
-        manifest.Manifest.of(newer, file)
-    monkeypatch.setattr(manifest.sys, "byteorder", "big")
-    other = found.text().encode()
-    monkeypatch.undo()
-    with pytest.raises(CorruptCheckpoint, match=r"written on a big-endian machine"):
-        manifest.Manifest.of(other, file)
+def test_a_manifest_of_another_format_or_byte_order_is_refused(saved, monkeypatch):
+    file = saved / FILES[0]
+    found = manifest.Manifest.read(file)
+    refused = {
+        ("FORMAT", 5): r"manifest.json: is of format 5, and this version reads 4",
+        ("sys.byteorder", "big"): r"written on a big-endian machine",
+    }
+    for (name, value), message in refused.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{manifest.__name__}.{name}", value)
+            other = found.text()
+        file.write_text(other)
+        with pytest.raises(CorruptCheckpoint, match=message):
+            manifest.Manifest.read(file)
     for text in ("[]", "{}", "3", "{"):
-        body = f'{{"crc32":"{manifest.zlib.crc32(text.encode()):08x}","manifest":{text}}}\n'
+        file.write_text(
+            f'{{"crc32":"{manifest.zlib.crc32(text.encode()):08x}","manifest":{text}}}\n'
+        )
         with pytest.raises(CorruptCheckpoint, match="this is no manifest"):
-            manifest.Manifest.of(body.encode(), file)
+            manifest.Manifest.read(file)
 
 
-def test_saves_that_were_moved_about_are_refused(chain):
-    root = copy_of(chain, "moved")
-    os.rename(root / "save-00000003", root / "save-00000009")
-    with pytest.raises(CorruptCheckpoint, match=r"save-00000009/manifest.json: is that of save 3"):
-        ReplayBuffer.from_checkpoint(root)
-    other = copy_of(chain, "other")
-    buffer = ReplayBuffer.from_checkpoint(other, number=2)
-    buffer.save(other)
-    shutil.rmtree(root)
-    root = copy_of(chain, "mixed")
-    shutil.rmtree(root / "save-00000002")
-    buffer = ReplayBuffer(10, PLAIN)
-    buffer.save(root.parent / "alien")
-    with pytest.raises(CorruptCheckpoint, match=r"save-00000002/manifest.json: is missing"):
-        ReplayBuffer.from_checkpoint(root)
+def test_a_save_that_was_renamed_is_refused(saved):
+    os.rename(saved / "save-00000001", saved / "save-00000009")
+    with pytest.raises(CorruptCheckpoint, match=r"save-00000009/manifest.json: is that of save 1"):
+        ReplayBuffer.from_checkpoint(saved)
 
 
-def test_an_older_save_is_loaded_by_its_number(chain):
-    root = copy_of(chain, "older")
-    lengths = [
-        ReplayBuffer.from_checkpoint(root, number=number).stats().inserted for number in (1, 2, 3)
-    ]
-    assert lengths == sorted(lengths)
-    assert lengths[0] < lengths[2]
-    older = ReplayBuffer.from_checkpoint(root, number=2)
-    report = older.save(root)
-    assert (report.kind, report.number) == ("full", 4)
-    assert folder.saves(root) == [4]
-    assert same(contents(ReplayBuffer.from_checkpoint(root)), contents(older))
-    with pytest.raises(ConfigError, match=r"there is no save 2 in this folder, only 4"):
-        ReplayBuffer.from_checkpoint(root, number=2)
-
-
-def test_a_folder_without_a_save_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="there is no checkpoint in this folder"):
-        ReplayBuffer.from_checkpoint(tmp_path)
-    with pytest.raises(ConfigError, match="there is no checkpoint in this folder"):
-        ReplayBuffer.from_checkpoint(tmp_path / "nowhere")
-
-
-def test_a_save_beneath_the_next_one_that_was_lost_is_made_up_for(saved):
-    buffer, _ = whole(saved, "incremental")
-    (saved / folder.name_of(folder.saves(saved)[0]) / folder.DATA).unlink()
-    assert buffer.save(saved).kind == "full"
-    assert same(contents(ReplayBuffer.from_checkpoint(saved)), contents(buffer))
+def test_the_newest_save_replaces_the_one_before_it(saved):
+    buffer, _ = changed(saved)
+    report = buffer.save(saved)
+    assert (report.kind, report.number) == ("full", 2)
+    assert writing.saves(saved) == [2]
+    assert same(
+        contents(ReplayBuffer.from_checkpoint(saved, number=2)),
+        contents(ReplayBuffer.from_checkpoint(saved)),
+    )
+    with pytest.raises(ConfigError, match=r"there is no save 1 in this folder, only 2"):
+        ReplayBuffer.from_checkpoint(saved, number=1)

@@ -61,16 +61,6 @@ def test_rows_of_a_linked_table_need_a_stream(kind: str) -> None:
     assert buffer.stats().streams == 4
 
 
-def test_rows_that_stand_alone_need_none() -> None:
-    buffer = ReplayBuffer(50)
-    buffer.extend(x=np.arange(3), reward=np.zeros(3))
-    buffer.sample(2, view=Transitions(1))
-    buffer.extend(x=np.arange(3), reward=np.zeros(3))
-    buffer.sample(2, view=Transitions(2))  # from here on steps are read through their neighbours
-    with pytest.raises(ConfigError, match="links each step"):
-        buffer.extend(x=np.arange(3), reward=np.zeros(3))
-
-
 @pytest.mark.parametrize("kind", LINKED)
 def test_two_threads_do_not_share_an_episode_of_the_default_stream(kind: str) -> None:
     buffer = LINKED[kind]()
@@ -82,28 +72,3 @@ def test_two_threads_do_not_share_an_episode_of_the_default_stream(kind: str) ->
     step(buffer, 2)
     assert isinstance(in_thread(lambda: step(buffer, 100, stream="mine")), int)
     assert isinstance(in_thread(lambda: step(buffer, 3, stream=0)), int), "said is said"
-
-
-def test_a_thread_may_take_over_between_episodes() -> None:
-    buffer = LINKED["next"]()
-    step(buffer, 0)
-    step(buffer, 1, done=True)
-    assert isinstance(in_thread(lambda: step(buffer, 10)), int)
-    with pytest.raises(ConfigError, match="another thread has begun the open episode"):
-        step(buffer, 2)
-    buffer.end_episode()
-    step(buffer, 2)
-
-
-def test_threads_share_what_is_not_linked() -> None:
-    buffer = ReplayBuffer(50)
-    buffer.add(x=1)
-    assert in_thread(lambda: buffer.add(x=2)) == 1
-
-
-def test_a_loaded_table_belongs_to_no_thread_yet(tmp_path: Any) -> None:
-    buffer = LINKED["next"]()
-    step(buffer, 0)
-    buffer.save(tmp_path)
-    buffer.load(tmp_path)
-    assert isinstance(in_thread(lambda: step(buffer, 10)), int)

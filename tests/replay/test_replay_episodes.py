@@ -5,7 +5,6 @@ resume, refusals.
 from __future__ import annotations
 
 import itertools
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,11 @@ from hypothesis import strategies as st
 
 from async_loader import Field, RateLimiter, ReplayBuffer, Sequences, Transitions, Uniform
 from async_loader.errors import (
-    AsyncLoaderError,
     Closed,
     ConfigError,
     SchemaError,
     Timeout,
-    WouldDeadlock,
 )
-from async_loader.testing.debug import debug_state
 
 OBS = {"obs": Field((), np.int64, next="next_obs"), "reward": np.float32}
 ENDS = {"terminated": np.bool_, "truncated": np.bool_}
@@ -117,22 +113,6 @@ def test_an_end_field_may_have_a_shape_of_ones(
             assert right[name].shape == column.shape + (shape if name in ends else ())
 
 
-@pytest.mark.parametrize("shape", [(2,), (0,), (1, 3)])
-def test_an_end_field_of_several_numbers_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(SchemaError, match=r"field 'done' has shape .*: it ends the episode"):
-        ReplayBuffer(9, {"x": np.float32, "done": Field(shape, np.bool_)})
-    buffer = ReplayBuffer(9)
-    with pytest.raises(SchemaError, match="give what ends for a part of a step"):
-        buffer.add(x=1.0, terminated=np.zeros(shape, np.bool_))
-    buffer.add(x=1.0, agent_terminated=np.zeros(shape, np.bool_))
-
-
-def test_done_of_a_truncated_step_is_truncated() -> None:
-    buffer = ReplayBuffer(100, {**OBS, **ENDS, "done": np.bool_}, seed=0)
-    buffer.add(obs=1, reward=0.0, terminated=False, truncated=True, done=True, final_obs=2)
-    assert buffer.sample(1, view=Transitions(n_steps=1, gamma=0.5))["discount"].tolist() == [0.5]
-
-
 @pytest.mark.parametrize(
     "stream",
     [[0, 1], (0, 1), range(2), np.array([0, 1]), torch.tensor([0, 1])],
@@ -143,74 +123,6 @@ def test_a_sequence_of_names_is_one_for_each_row(stream: Any) -> None:
     for t in range(5):
         buffer.extend(obs=np.array([t, 100 + t]), reward=np.zeros(2), stream=stream)
     assert pairs(buffer) == {(t + k, t + k + 1) for t in range(4) for k in (0, 100)}
-
-
-def test_the_name_of_a_writer_is_one_stream_and_a_name_that_could_be_many_is_refused() -> None:
-    buffer = ReplayBuffer(100, OBS, seed=0)
-    writer = buffer.writer()
-    writer.append(obs=0, reward=0.0)
-    buffer.extend(obs=np.array([1, 2]), reward=np.zeros(2), stream=writer.stream)
-    writer.extend(obs=np.array([3, 4]), reward=np.zeros(2))
-    assert pairs(buffer) == {(0, 1), (1, 2), (2, 3), (3, 4)}
-    assert writer.steps == 3
-    buffer.add(obs=10, reward=0.0, stream=("actor", 1))
-    with pytest.raises(ConfigError, match="could be one name for each of the 2 rows"):
-        buffer.extend(obs=np.array([11, 12]), reward=np.zeros(2), stream=("actor", 1))
-    with pytest.raises(SchemaError, match="2 streams are given for 3 rows"):
-        buffer.extend(obs=np.arange(3), reward=np.zeros(3), stream=("actor", 1))
-    for wrong in ([1], {1: 2}, iter("ab"), np.zeros(2)):
-        with pytest.raises(ConfigError, match="stream="):
-            buffer.add(obs=1, reward=0.0, stream=wrong)  # type: ignore[arg-type]
-    assert (
-        buffer.add(obs=11, reward=0.0, stream=torch.tensor(7))
-        == buffer.add(obs=12, reward=0.0, stream=7) - 1
-    )
-    assert (11, 12) in pairs(buffer)
-
-
-def test_one_stream_for_each_episode_costs_nothing_once_it_has_ended(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(1000, {"x": np.int64, "terminated": np.bool_}, seed=0)
-    for n in range(20_000):
-        buffer.add(x=n, terminated=True, stream=("episode", n))
-        buffer.writer().append(x=n)  # never ends, and leaves the table
-    table = debug_state(buffer).state.table
-    assert len(table.streams) <= 4 * 1000
-    assert len(table.last) <= 8 * 1000
-    assert buffer.stats().streams <= 1000
-    buffer.save(tmp_path)
-    assert (next(tmp_path.glob("save-*")) / "manifest.json").stat().st_size < 100_000
-
-
-def test_with_stacks_a_stream_is_known_until_its_episode_ends() -> None:
-    schema = {"x": Field((), np.int64, stack=3, next="after")}
-    buffer = ReplayBuffer(100, schema, seed=0)
-    buffer.add(x=-5, stream="goes on")
-    for n in range(5_000):
-        buffer.add(x=2 * n, stream=n)
-        buffer.add(x=2 * n + 1, stream=n)
-        buffer.end_episode(stream=n, final_obs=0)
-    assert len(debug_state(buffer).state.table.streams) <= 1000
-    # Its past has left: no stack of it begins as that of a new episode does.
-    ids = [buffer.add(x=-4 + n, stream="goes on") for n in range(4)]
-    buffer.end_episode(stream="goes on", final_obs=0)
-    assert buffer.get(ids)["x"].tolist() == [[-4, -3, -2], [-3, -2, -1]]
-
-
-def test_streams_whose_numbers_were_given_out_again_are_not_linked() -> None:
-    buffer, rng = ReplayBuffer(5000, {**OBS, **ENDS}, seed=0), np.random.default_rng(0)
-    for n in range(400):
-        names, length = [("e", n, k) for k in range(3)], int(rng.integers(1, 5))
-        for t in range(length):
-            ends = np.full(3, t == length - 1)
-            obs = 1000 * n + 100 * np.arange(3) + t
-            buffer.extend(
-                obs=obs,
-                reward=np.zeros(3),
-                terminated=ends,
-                truncated=np.zeros(3, bool),
-                stream=names,
-            )
-    assert all(after - before in (0, 1) for before, after in pairs(buffer))
 
 
 def test_the_first_step_after_a_load_does_not_follow_the_last_one_before(tmp_path: Path) -> None:
@@ -245,48 +157,6 @@ def test_the_first_step_after_a_load_does_not_follow_the_last_one_before(tmp_pat
     assert all(after == before + 1 for before, after in found.items())
     assert 103 in found
     assert not {3, 203} & set(found)
-
-
-def test_a_refused_first_step_fixes_no_schema() -> None:
-    for refused in (
-        lambda b: b.add(obs=np.zeros(3), reward=1e300),
-        lambda b: b.add(obs=np.zeros(3), priority=1.0),
-        lambda b: b.add(obs=np.zeros(3), final_obs=np.zeros(3)),
-        lambda b: b.extend(obs=np.zeros((3, 2)), priority=np.ones(3)),
-        lambda b: b.add(obs=np.zeros(3), stream=[1]),
-    ):
-        buffer = ReplayBuffer(100)
-        with pytest.raises(AsyncLoaderError):
-            refused(buffer)
-        assert (buffer.schema, buffer.nbytes) == (None, None)
-        buffer.add(other=1)
-
-
-def test_a_refused_first_extend_fixes_no_schema() -> None:
-    buffer = ReplayBuffer(9)
-    with pytest.raises(SchemaError, match="2 streams are given for 3 rows"):
-        buffer.extend(x=np.zeros((3, 2)), stream=[0, 1])
-    with pytest.raises(ConfigError, match="a stream is named by"):
-        buffer.extend(x=np.zeros((3, 2)), stream={})
-    assert buffer.schema is None
-    assert len(buffer.extend(x=np.zeros((3, 4), np.float32), stream=[0, 1, 2])) == 3
-
-
-def test_extend_under_a_limiter_says_how_many_rows_are_in_whatever_refuses_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
-    buffer = ReplayBuffer(
-        100,
-        {"x": np.int64},
-        limiter=RateLimiter(min_size_to_sample=3, samples_per_insert=1.0, error_buffer=2.0),
-    )
-    writer = buffer.writer()
-    with pytest.raises(WouldDeadlock, match="5 of 20 steps are in"):
-        writer.extend(x=np.arange(20))
-    with pytest.raises(Timeout, match="0 of 20 steps are in"):
-        buffer.extend(x=np.arange(20), timeout_s=0)
-    assert (buffer.stats().inserted, writer.steps) == (5, 5)
 
 
 def test_a_vector_is_in_as_a_whole_or_not_at_all_under_a_limiter() -> None:
@@ -370,51 +240,6 @@ def test_reset_ends_the_open_episodes_of_a_vector_without_a_link() -> None:
         writer.append(obs=obs, reward=np.zeros(2), next_obs=obs, terminated=NO, truncated=NO)
 
 
-class Envs:
-    """As much of a vector of environments as a writer asks for."""
-
-    num_envs = 2
-
-    def __init__(self, mode: str | None) -> None:
-        self.metadata = {} if mode is None else {"autoreset_mode": mode}
-
-
-def test_environments_say_how_many_they_are_and_how_they_reset() -> None:
-    buffer = ReplayBuffer(100, {**OBS, **ENDS}, seed=0)
-    writer = buffer.vector_writer(Envs("SameStep"))
-    finals = np.array([None, np.int64(7)], object)
-    info = {"final_obs": finals, "_final_obs": np.array([False, True])}
-    obs = np.array([1, 6])
-    writer.append(
-        obs=obs,
-        reward=NO,
-        next_obs=np.array([2, 0]),
-        terminated=NO,
-        truncated=~NO & [False, True],
-        info=info,
-    )
-    assert pairs(buffer) == {(6, 7)}
-    with pytest.raises(ConfigError, match="does not say how it resets"):
-        buffer.vector_writer(Envs(None))
-    with pytest.raises(ConfigError, match="these environments say 'SameStep'"):
-        buffer.vector_writer(Envs("SameStep"), autoreset="next_step")
-    late = buffer.vector_writer(2, autoreset="next_step")
-    with pytest.raises(
-        SchemaError, match="environment 1 was reset in the step that ended its episode"
-    ):
-        late.append(
-            obs=obs,
-            reward=NO,
-            next_obs=obs,
-            terminated=~NO & [False, True],
-            truncated=NO,
-            info=info,
-        )
-    late.append(obs=obs, reward=NO, next_obs=obs, terminated=~NO, truncated=NO)
-    with pytest.raises(SchemaError, match="environment 0 ended twice in a row"):
-        late.append(obs=obs, reward=NO, next_obs=obs, terminated=~NO, truncated=NO)
-
-
 LISTED: dict[str, Any] = {
     "of Stable-Baselines3": [
         {},
@@ -445,13 +270,6 @@ def test_last_observations_are_found_in_what_vectors_call_info(info: Any) -> Non
     assert not buffer.sample(1)["terminated"].any()
 
 
-@pytest.mark.parametrize("info", [[{}], [{}, 3], "nothing", 5, [[], []]])
-def test_an_info_of_another_kind_is_refused_at_the_first_call(info: Any) -> None:
-    writer = ReplayBuffer(100, {**OBS, **ENDS}).vector_writer(2, autoreset="same_step")
-    with pytest.raises(SchemaError, match=r"info is .*a list of dicts with one for each of the 2"):
-        writer.append(obs=NO, reward=NO, next_obs=NO, terminated=NO, truncated=NO, info=info)
-
-
 @pytest.mark.parametrize("shown", ["linked", "stored", "learned", "neither"])
 @pytest.mark.parametrize("info", [None, {}, [{}, {}]])
 def test_a_vector_without_last_observations_may_terminate(shown: str, info: Any) -> None:
@@ -480,36 +298,6 @@ def test_a_vector_without_last_observations_may_terminate(shown: str, info: Any)
     assert {1, 6} >= set(batch["obs"].tolist()) >= {6}
 
 
-def test_final_observations_may_be_tensors() -> None:
-    buffer = ReplayBuffer(100, {**OBS, **ENDS}, seed=0)
-    no, obs = torch.zeros(2, dtype=torch.bool), torch.tensor([1, 11])
-    writer = buffer.vector_writer(2, autoreset="disabled")
-    writer.append(obs=obs, reward=torch.zeros(2), next_obs=obs + 1, terminated=~no, truncated=no)
-    buffer.extend(
-        obs=obs + 20, reward=no, terminated=no, truncated=~no, final_obs=obs + 21, stream=[1, 2]
-    )
-    assert pairs(buffer) == {(1, 2), (11, 12), (21, 22), (31, 32)}
-
-
-def test_a_vector_without_a_schema_stores_rewards_as_networks_take_them() -> None:
-    buffer = ReplayBuffer(100)
-    buffer.vector_writer(2, autoreset="next_step").append(
-        obs=np.zeros(2), reward=np.zeros(2), next_obs=np.zeros(2), terminated=NO, truncated=NO
-    )
-    assert {field.name: field.dtype.name for field in buffer.schema.fields}["reward"] == "float32"  # type: ignore[union-attr]
-
-
-def test_a_late_value_reaches_a_step_that_is_an_item_no_more() -> None:
-    buffer = ReplayBuffer(
-        10, {"x": np.int64, "reward": np.float32}, sampler=Uniform(replacement=False), seed=0
-    )
-    buffer.extend(x=np.arange(4), reward=np.zeros(4))
-    buffer.delete([1])
-    assert buffer.update([1], reward=np.array([5.0])).applied == 1
-    batch = buffer.sample(2, view=Transitions(n_steps=2, gamma=1.0))
-    assert batch["reward"][batch["x"] == 0].tolist() == [5.0]
-
-
 class TensorDict(dict[str, Any]):
     """As the package of that name has it: a mapping that iterates over its rows."""
 
@@ -533,34 +321,3 @@ def test_a_tensordict_is_taken_as_what_it_holds() -> None:
         buffer.add(TensorDict({"x": torch.arange(2.0)}, 2))
     with pytest.raises(SchemaError, match="add\\(\\) adds one step"):
         buffer.extend(TensorDict({"x": torch.tensor(1.0)}))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda b: b.update_priorities([0], torch.ones(2, 1)),
-        lambda b: b.update_priorities([[0]], [1.0]),
-        lambda b: b.update_priorities([0], torch.ones(1, dtype=torch.bfloat16)),
-        lambda b: b.delete([[0]]),
-        lambda b: b.add(x=1, priority=np.array([1.0])),
-        lambda b: b.add(x=1, priority="a"),
-        lambda b: b.add(x=1, priority=float("nan")),
-        lambda b: b.extend(x=np.array(1)),
-        lambda b: b.add(x=torch.zeros((), device="meta")),
-        lambda b: b.sample(1, view="n"),
-        lambda b: Transitions(gamma="1"),  # type: ignore[arg-type]
-        lambda b: ReplayBuffer(5, {"x": None}),
-        lambda b: ReplayBuffer(5, {"x": ((2.5,), "f4")}),
-        lambda b: ReplayBuffer(5, {"x": Field(next=3)}),  # type: ignore[arg-type]
-        lambda b: Field(*("obs", (4,))),  # type: ignore[arg-type]
-        lambda b: ReplayBuffer(5, {"x": Field((), "float32", name="y")}),
-    ],
-)
-def test_wrong_input_is_refused_by_an_error_of_the_package(call: Any) -> None:
-    from async_loader import Prioritized
-
-    buffer = ReplayBuffer(10, {"x": np.int64}, sampler=Prioritized(), seed=0)
-    buffer.add(x=0)
-    with pytest.raises((ConfigError, SchemaError)):
-        call(buffer)
-    assert buffer.stats().inserted == 1

@@ -84,20 +84,6 @@ def test_stacks_returns_and_weights_arrive_whole(workers: int, method: str | Non
             assert (applied.applied, applied.stale) == (32, 0)
 
 
-def test_a_device_gets_everything_but_the_ids() -> None:
-    buffer = ReplayBuffer(500, SCHEMA, sampler=Prioritized(), seed=0)
-    episodes(buffer, 300)
-    with AsyncDataLoader(
-        buffer.source(view=Transitions(n_steps=4, gamma=0.5)), 16, device="fake", timeout_s=60
-    ) as loader:
-        batch = next(loader)
-        assert isinstance(batch["index"], torch.Tensor)
-        assert not any(
-            isinstance(batch[key], torch.Tensor) for key in ("obs", "weight", "discount")
-        )
-        check({key: value.cpu() for key, value in batch.items()}, 4)
-
-
 def test_actors_write_while_workers_read() -> None:
     buffer = ReplayBuffer(200, SCHEMA, sampler=Prioritized(), seed=0)
     episodes(buffer, 200)

@@ -4,19 +4,17 @@ one.
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from async_loader import Field, ReplayBuffer, Transitions
-from async_loader.errors import ConfigError, SchemaError, Timeout, WouldDeadlock
+from async_loader.errors import SchemaError, Timeout, WouldDeadlock
 from async_loader.replay.base.row_format import FINAL, SHOWN, TERMINATED, TRUNCATED
 from async_loader.replay.buffer import parts_of
-from async_loader.replay.rate_limiter import Queue, RateLimiter
-from async_loader.replay.samplers import Fifo, Prioritized, Uniform
+from async_loader.replay.rate_limiter import RateLimiter
+from async_loader.replay.samplers import Prioritized
 from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.testing.debug import debug_state
@@ -268,85 +266,6 @@ def test_a_message_that_lies_is_refused_whole(lie):
     with pytest.raises(SchemaError, match=r"row [2-9] is a final observation"):
         sides.served.check(sides.message(0, len(sides.rows)))
     np.testing.assert_array_equal(debug_state(sides.buffer).state.table.storage.heads(), before)
-
-
-def test_priorities_that_a_table_does_not_allow_are_refused():
-    sides = Sides(FLAT, prioritized=True)
-    sides.rows = [(0, 0, np.inf, row(FLAT, 1))]
-    with pytest.raises(ConfigError):
-        sides.served.check(sides.message(0, 1))
-
-
-def test_one_learner_alone_draws_as_the_buffer_does_and_ranks_draw_others():
-    sides = Sides(FLAT, capacity=1000)
-    for i in range(500):
-        sides.add("step", i % 4, "", 0)
-    for _, call in sides.calls:
-        call()
-    sides.served.insert(sides.message(0, 500), 0)
-    alone = sides.served.drawing(None, 0, 1, None)
-    for _ in range(5):
-        plain = sides.plain.sample(32)
-        arrays = dict(
-            zip((field.name for field in alone.schema.fields), alone.arrays(32), strict=True)
-        )
-        np.testing.assert_array_equal(plain["index"], arrays["index"])
-    ranks = [sides.served.drawing(None, rank, 2, seed) for rank in (0, 1) for seed in (None, 7)]
-    drawn = {tuple(one.arrays(32)[-1].tolist()) for one in ranks}
-    assert len(drawn) == 4
-    for one in ranks:
-        one.close()
-    assert len(debug_state(sides.buffer).state.table.samplers) == 1
-
-
-@pytest.mark.parametrize(
-    "sampler", [Uniform, lambda: Uniform(replacement=False), lambda: Prioritized(0.6)]
-)
-def test_a_batch_of_many_rows_is_drawn_into_memory_as_by_the_table_itself(sampler):
-    buffers = [
-        ReplayBuffer(4000, {"a": ((100,), np.float64)}, sampler=sampler(), seed=5) for _ in "ab"
-    ]
-    for one in buffers:
-        one.extend(a=np.arange(390_000, dtype=np.float64).reshape(3900, 100))
-    drawing = NonblockingTable(parts_of(buffers[0])).drawing(None, 0, 1, None)
-    for count in (3000, 1, 3000):
-        arrays = [np.zeros((count, *field.shape), field.dtype) for field in drawing.schema.fields]
-        target = drawing.target(arrays)
-        assert drawing.why_not(count) is None
-        drawing.fill(target)
-        for array, wanted in zip(arrays, buffers[1].sample(count).values(), strict=True):
-            np.testing.assert_array_equal(array, wanted)
-    assert buffers[0].stats().sampled == buffers[1].stats().sampled == 6001
-
-
-def test_what_uses_something_up_says_so():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        queue = NonblockingTable(
-            parts_of(
-                ReplayBuffer(
-                    10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1
-                )
-            )
-        )
-    assert queue.leased
-    assert queue.uses_up
-    table = NonblockingTable(parts_of(ReplayBuffer(10, {"a": "float32"})))
-    assert not table.leased
-    assert not table.uses_up
-
-
-def test_how_many_can_be_drawn_now_is_what_a_queue_holds():
-    queue = ReplayBuffer(
-        10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1
-    )
-    drawing = NonblockingTable(parts_of(queue)).drawing(None, 0, 1, None)
-    assert drawing.most(4) == 0
-    queue.extend(a=np.arange(3, dtype=np.float32))
-    assert drawing.most(4) == 3
-    assert drawing.why_not(4) is not None
-    drawing.arrays(3)
-    assert drawing.most(4) == 0
 
 
 @pytest.mark.parametrize("prioritized", [False, True])

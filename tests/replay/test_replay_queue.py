@@ -5,7 +5,6 @@ rows hold.
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -23,18 +22,17 @@ from async_loader import (
     MaxHeap,
     MinHeap,
     MinSize,
-    Prioritized,
     RateLimiter,
     ReplayBuffer,
     Transitions,
     Uniform,
 )
-from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
+from async_loader.errors import ConfigError, Timeout
 from async_loader.feeder.settings import ServerSettings
 from async_loader.replay.queues import OPEN_EPISODES
 from async_loader.replay.rate_limiter import Queue
 from async_loader.testing.debug import debug_state
-from tests.replay.test_replay_waiters import Doing, until
+from tests.replay.test_replay_waiters import Doing
 
 OBS = Field((), "int64", next="next_obs")
 
@@ -168,77 +166,6 @@ def test_every_item_of_a_queue_is_drawn_exactly_once(
     program.check()
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 1000])
-@pytest.mark.parametrize("stack", [1, 3])
-def test_a_queue_as_large_as_its_table_loses_nothing(length: int, stack: int) -> None:
-    schema = {"obs": Field((), "int64", stack=stack, next="next_obs"), "truncated": "bool"}
-    capacity = 8 if stack == 1 else 12
-    buffer = ReplayBuffer(capacity, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
-    got: list[int] = []
-    for t in range(200):
-        end = t % length == length - 1
-        while True:
-            try:
-                buffer.add(
-                    obs=t, truncated=end, final_obs=np.int64(-t) if end else None, timeout_s=0
-                )
-                break
-            except Timeout:
-                got += (
-                    buffer.sample(min(4, len(buffer)), timeout_s=0)["obs"]
-                    .reshape(-1, stack)[:, -1]
-                    .tolist()
-                )
-    got += buffer.sample(len(buffer), timeout_s=0)["obs"].reshape(-1, stack)[:, -1].tolist()
-    assert got == list(range(200 if 200 % length == 0 else 199))
-
-
-def test_a_full_queue_of_linked_steps_is_drawn_in_one_batch() -> None:
-    buffer = ReplayBuffer(8, {"obs": OBS}, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
-    actor = Doing(lambda: [buffer.add(obs=t, timeout_s=60) for t in range(41)])
-    got = [int(x) for _ in range(5) for x in buffer.sample(8, timeout_s=60)["obs"]]
-    actor.done()
-    assert got == list(range(40))
-
-
-def test_a_batch_that_full_rows_never_hold_is_refused_with_numbers() -> None:
-    schema = {"obs": OBS, "truncated": "bool"}
-    buffer = ReplayBuffer(8, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
-    actor = Doing(
-        lambda: [
-            buffer.add(obs=t, truncated=True, final_obs=np.int64(0), timeout_s=60) for t in range(9)
-        ]
-    )
-    until(lambda: buffer.stats().waiting)
-    with pytest.raises(
-        ConfigError,
-        match=r"8 can never be drawn at once: 10 rows are full with 5 items .* raise the capacity",
-    ):
-        buffer.sample(8, timeout_s=60)
-    for _ in range(3):
-        buffer.sample(3, timeout_s=60)
-    assert len(actor.done()) == 9
-
-
-def test_a_wait_names_the_stream_whose_open_episode_keeps_the_rows() -> None:
-    buffer = ReplayBuffer(6, {"obs": OBS}, sampler=Fifo(), limiter=Queue(6), max_times_sampled=1)
-    buffer.add(obs=0, stream="idle")
-    for t in range(4):
-        buffer.add(obs=t, stream="busy")
-    buffer.sample(3, timeout_s=0)
-    buffer.add(obs=4, stream="busy", timeout_s=0)
-    with pytest.raises(
-        Timeout,
-        match=r"the open episode of stream 'idle': add its next step, "
-        r"or end_episode\(\) lets it go",
-    ):
-        buffer.add(obs=5, stream="busy", timeout_s=0)
-    buffer.add(obs=1, stream="idle", timeout_s=0)  # for which two rows were kept
-    assert buffer.sample(2, timeout_s=0)["obs"].tolist() == [3, 0]
-    for t in range(5, 7):
-        buffer.add(obs=t, stream="busy", timeout_s=0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 3, 50])
 def test_episodes_that_take_turns_in_any_order_never_stop_each_other(length: int) -> None:
@@ -354,57 +281,12 @@ def test_as_many_items_as_its_size_can_wait_in_a_queue_however_episodes_end(
     assert len(set(got)) == len(got), "an item came twice"
 
 
-def test_a_queue_hands_out_each_item_once_and_in_order() -> None:
-    with ReplayBuffer.queue(64, {"x": "int64"}) as queue:
-        queue.extend(x=np.arange(40))
-        assert queue.sample(8)["x"].tolist() == list(range(8))
-        assert queue.sample(32)["x"].tolist() == list(range(8, 40))
-        assert queue.capacity == 64
-        with pytest.raises(Timeout):
-            queue.sample(1, timeout_s=0)
-
-
-def test_a_stack_hands_out_the_newest_first_and_each_once() -> None:
-    with ReplayBuffer.stack(64, {"x": "int64"}) as stack:
-        stack.extend(x=np.arange(40))
-        assert stack.sample(3)["x"].tolist() == [39, 38, 37]
-        stack.add(x=40)
-        assert stack.sample(38)["x"].tolist() == [40, *range(36, -1, -1)]
-
-
-@pytest.mark.parametrize("linked", [False, True])
-def test_a_queue_of_returns_has_room_for_the_steps_that_wait(linked: bool) -> None:
-    schema = {"obs": OBS if linked else "int64", "reward": "float32", "terminated": "bool"}
-    with ReplayBuffer.queue(16, schema, view=Transitions(n_steps=5, gamma=1.0)) as queue:
-        for t in range(16 + (5 if linked else 4)):
-            # all but one stand still after four steps
-            for stream in range(OPEN_EPISODES if t < 4 else 1):
-                queue.add(obs=t, reward=1.0, terminated=False, stream=stream, timeout_s=0)
-        batch = queue.sample(16)
-        assert (batch["obs"].tolist(), batch["reward"].tolist()) == (list(range(16)), [5.0] * 16)
-
-
-def test_a_queue_takes_more_capacity_and_names_ours_for_other_words() -> None:
-    with ReplayBuffer.queue(8, {"obs": OBS}, capacity=1000, seed=1) as queue:
-        assert (queue.capacity, queue.limiter) == (1000, Queue(8))
-    with pytest.raises(TypeError, match=r"queue\(\) has no max_size: say size"):
-        ReplayBuffer.queue(max_size=8)  # type: ignore[call-arg]
-
-
 # -- settings that can never be served -------------------------------------------------------------
 
 REFUSED = {
     "min_size beyond the capacity": (
         lambda: ReplayBuffer(1000, limiter=MinSize(5000)),
         "min_size_to_sample=5,000",
-    ),
-    "a queue beyond the capacity": (
-        lambda: ReplayBuffer(1000, limiter=Queue(5000), max_times_sampled=1),
-        "a queue of 5,000",
-    ),
-    "a stack beyond the capacity": (
-        lambda: ReplayBuffer.stack(1001, capacity=1000),
-        "a size of 1,000",
     ),
     "a stack of linked steps": (
         lambda: ReplayBuffer.stack(10, {"obs": OBS}),
@@ -413,18 +295,6 @@ REFUSED = {
     "the limiter of a queue where items are drawn again": (
         lambda: ReplayBuffer(64, limiter=Queue(64)),
         r"max_times_sampled=0 says otherwise: use ReplayBuffer.queue\(64, schema\)",
-    ),
-    "the limiter of a queue where items are drawn twice": (
-        lambda: ReplayBuffer(64, limiter=Queue(64), max_times_sampled=2),
-        "max_times_sampled=2 says otherwise",
-    ),
-    "the limiter of a queue that is set later": (
-        lambda: setattr(ReplayBuffer(64), "limiter", Queue(64)),
-        "max_times_sampled=0 says otherwise",
-    ),
-    "a queue with a view of another type": (
-        lambda: ReplayBuffer.queue(9, view="n_steps"),
-        "view='n_steps'",
     ),
     "a queue of no items": (lambda: ReplayBuffer.queue(0), "size=0: it must be a positive integer"),
     "what is no limiter": (
@@ -435,14 +305,6 @@ REFUSED = {
         lambda: ReplayBuffer(50, {"obs": OBS}, limiter=MinSize(50)),
         "50 steps, of which 49 can be drawn while an episode is open.* use 49 or less, or raise "
         "the capacity by 1",
-    ),
-    "a stack of frames beyond the capacity": (
-        lambda: ReplayBuffer(3, {"x": Field((), "int64", stack=4)}),
-        "3 before it, and the table keeps 3 steps: raise the capacity to 4",
-    ),
-    "min_size of a source": (
-        lambda: ReplayBuffer(50, {"obs": OBS}).source(min_size=50),
-        "min_size=50.*49 can be drawn",
     ),
     "n beyond the capacity": (
         lambda: ReplayBuffer(100, {"reward": "float32"}).source(view=Transitions(n_steps=1000)),
@@ -464,14 +326,6 @@ REFUSED = {
         lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "limiter": MinSize(5000)}}),
         "min_size_to_sample=5,000",
     ),
-    "tables of a feeder, queue": (
-        lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "queue": 5000}}),
-        "a queue of 5,000",
-    ),
-    "a limiter that is set later": (
-        lambda: setattr(ReplayBuffer(10), "limiter", MinSize(11)),
-        "min_size_to_sample=11",
-    ),
 }
 
 
@@ -480,31 +334,6 @@ def test_what_a_table_can_never_serve_is_refused_when_it_is_made(name: str) -> N
     make, match = REFUSED[name]
     with pytest.raises(ConfigError, match=match):
         make()
-
-
-def test_a_refused_view_leaves_the_table_as_it_was() -> None:
-    buffer = ReplayBuffer(100, {"reward": "float32"}, seed=0)
-    buffer.extend(reward=np.ones(100, np.float32))
-    with pytest.raises(ConfigError, match="use n_steps of 99 or less"):
-        buffer.sample(4, view=Transitions(n_steps=1000))
-    assert len(buffer) == 100
-    buffer.extend(reward=np.ones(500, np.float32))
-    assert len(buffer.sample(4)["index"]) == 4
-
-
-def test_a_batch_without_replacement_that_the_limiter_stops_short_of_is_refused() -> None:
-    buffer = ReplayBuffer(
-        1000,
-        {"x": "int64"},
-        sampler=Uniform(replacement=False),
-        limiter=RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=100),
-        seed=0,
-    )
-    buffer.extend(x=np.arange(20))
-    with pytest.raises(
-        ConfigError, match=r"100 can never be sampled at once.*stop inserting at 60 items"
-    ):
-        buffer.sample(100, timeout_s=0)
 
 
 # -- limiter and n-step ends -----------------------------------------------------------------------
@@ -557,92 +386,17 @@ def test_ends_of_episodes_leave_the_cursor_within_its_bounds(
 # -- one batch, several draws ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normalize", ["batch", "buffer"])
-def test_weights_of_a_batch_that_is_drawn_in_pieces_have_one_scale(normalize: str) -> None:
-    for seed in range(20):
-        sampler = Prioritized(alpha=1, beta=1, eps=0, normalize=normalize)
-        buffer = ReplayBuffer(8, {"x": "int64"}, sampler=sampler, max_times_sampled=1, seed=seed)
-        priority = 2.0 ** np.arange(8)
-        buffer.extend(x=np.arange(8), priority=priority)
-        batch = buffer.sample(6)
-        want = 1 / priority[batch["x"]]
-        want /= want.max() if normalize == "batch" else 1.0
-        assert np.allclose(batch["weight"], want, rtol=1e-4)
-
-
 # -- sources that are gone -------------------------------------------------------------------------
-
-
-def test_samplers_of_sources_that_are_gone_are_told_of_nothing() -> None:
-    buffer = ReplayBuffer(100, {"x": "int64"}, seed=0)
-    buffer.extend(x=np.arange(50))
-    kept = buffer.source(sampler=Prioritized())
-    for _ in range(3):
-        buffer.source(sampler=Prioritized())
-    closed = buffer.source(sampler=Uniform())
-    closed.close()
-    closed.close()
-    buffer.add(x=1)
-    assert len(debug_state(buffer).state.table.samplers) == 2
-    assert buffer.update_priorities([1], [2.0]).applied == 1
-    with AsyncDataLoader(kept, 4) as loader:
-        assert len(next(loader)["x"]) == 4
-    kept.close()
-    buffer.add(x=1)
-    assert len(debug_state(buffer).state.table.samplers) == 1
-    with pytest.raises(AsyncLoaderError, match="no priorities"):
-        buffer.update_priorities([1], [2.0])
-    with (
-        AsyncDataLoader(kept, 4) as loader,
-        pytest.raises(AsyncLoaderError, match="source was closed"),
-    ):
-        next(loader)
 
 
 # -- waits that nothing ends -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "as_source", [lambda buffer: buffer.source(), lambda buffer: buffer], ids=["source", "buffer"]
-)
-@pytest.mark.parametrize(
-    "settings_",
-    [
-        {"sampler": Uniform},
-        {
-            "limiter": lambda: RateLimiter(
-                min_size_to_sample=10, samples_per_insert=2, error_buffer=100
-            )
-        },
-    ],
-    ids=["each once", "limited"],
-)
-def test_a_loader_of_a_buffer_itself_says_that_it_would_wait_for_ever(
-    as_source, settings_, monkeypatch
-) -> None:
-    monkeypatch.setattr("threading.enumerate", lambda: [threading.current_thread()])
-    made = {
-        name: make(replacement=False) if make is Uniform else make()
-        for name, make in settings_.items()
-    }
-    buffer = ReplayBuffer(1000, {"x": "int64"}, seed=0, **made)
-    buffer.extend(x=np.arange(20))
-    with (
-        AsyncDataLoader(as_source(buffer), batch_size=64, timeout_s=60) as loader,
-        pytest.raises(AsyncLoaderError, match="would wait for ever"),
-    ):
-        [next(loader) for _ in range(3)]
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_loaded_queue_has_the_free_place_of_a_deleted_item(tmp_path, in_place):
-    queue = ReplayBuffer.queue(3, {"x": "int64"})
-    queue.delete([[queue.add(x=i) for i in range(3)][2]])
-    queue.save(tmp_path)
-    if in_place:
-        loaded = ReplayBuffer.queue(3, {"x": "int64"})
-        loaded.load(tmp_path)
-    else:
-        loaded = ReplayBuffer.from_checkpoint(tmp_path)
-    loaded.add(x=9, timeout_s=0)
-    assert loaded.sample(3)["x"].tolist() == [0, 1, 9]
+def test_a_queue_hands_out_each_item_once_and_in_order() -> None:
+    with ReplayBuffer.queue(64, {"x": "int64"}) as queue:
+        queue.extend(x=np.arange(40))
+        assert queue.sample(8)["x"].tolist() == list(range(8))
+        assert queue.sample(32)["x"].tolist() == list(range(8, 40))
+        assert queue.capacity == 64
+        with pytest.raises(Timeout):
+            queue.sample(1, timeout_s=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +22,8 @@ from async_loader import (
     Transitions,
     Uniform,
 )
-from async_loader.errors import AsyncLoaderError, ConfigError, Timeout, WouldDeadlock
+from async_loader.errors import AsyncLoaderError, Timeout, WouldDeadlock
 from async_loader.lifecycle import Deadline
-from async_loader.replay.table.waiters import Waiters
 
 PATIENCE_S = 60.0
 
@@ -66,18 +64,6 @@ def filled(limiter: RateLimiter | None, count: int, **options: Any) -> ReplayBuf
     buffer = ReplayBuffer(1000, {"x": np.int64}, limiter=limiter, seed=0, **options)
     buffer.extend(x=np.arange(count))
     return buffer
-
-
-def test_sampling_waits_for_the_least_size_and_says_so() -> None:
-    buffer = filled(MinSize(10), 4)
-    learner = Doing(lambda: buffer.sample(3))
-    until(lambda: buffer.stats().waiting)
-    (waiting,) = buffer.stats().waiting
-    assert (waiting.what, waiting.who) == ("sample", "actor")
-    assert waiting.reason == "sampling 3 needs the table to hold 10 items, it holds 4: add 6 more"
-    buffer.extend(x=np.arange(6))
-    assert learner.done()["x"].shape == (3,)
-    assert not buffer.stats().waiting
 
 
 def test_inserting_waits_for_samples_in_reverbs_proportion() -> None:
@@ -137,42 +123,6 @@ def test_a_wait_that_only_this_thread_could_end_raises_at_once(
         buffer.add(x=1, timeout_s=math.inf)
 
 
-@pytest.mark.parametrize("timeout_s", [0, 0.05])
-def test_a_wait_with_a_bound_ends_with_timeout_also_in_the_only_thread(
-    timeout_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("threading.active_count", lambda: 1)
-    queue = ReplayBuffer.queue(1, {"x": np.int64})
-    begun = time.monotonic()
-    with pytest.raises(Timeout):
-        queue.sample(1, timeout_s=timeout_s)
-    queue.add(x=1)
-    with pytest.raises(Timeout):
-        queue.add(x=2, timeout_s=timeout_s)
-    assert time.monotonic() - begun >= 2 * timeout_s
-
-
-def test_without_a_limit_an_empty_table_raises_or_waits_as_it_is_told() -> None:
-    buffer = ReplayBuffer(10)
-    with pytest.raises(ConfigError, match="the table holds 0"):
-        buffer.sample(1)
-    with pytest.raises(Timeout, match="no step has been added yet"):
-        # another thread, so that waiting is not pointless
-        Doing(lambda: Doing(lambda: buffer.sample(1, timeout_s=0.01)).done()).done()
-    learner = Doing(lambda: buffer.sample(2, timeout_s=PATIENCE_S))
-    until(lambda: buffer.stats().waiting)
-    buffer.add(x=7)
-    assert learner.done()["x"].tolist() == [7, 7]
-
-
-def test_a_batch_that_the_window_never_holds_is_refused_not_waited_for() -> None:
-    buffer = filled(
-        RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4
-    )
-    with pytest.raises(ConfigError, match="can never be sampled at once"):
-        buffer.sample(5)
-
-
 def test_the_limiter_changes_while_others_wait() -> None:
     buffer = filled(
         RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4
@@ -188,15 +138,6 @@ def test_the_limiter_changes_while_others_wait() -> None:
     assert buffer.limiter is None
     buffer.limiter = MinSize(2)
     assert buffer.sample(2)["x"].shape == (2,)
-
-
-def test_deletions_make_room_and_count_for_the_size() -> None:
-    buffer = filled(MinSize(10), 10)
-    buffer.delete(np.arange(3))
-    with pytest.raises(Timeout, match="it holds 7"):
-        buffer.sample(1, timeout_s=0.01)
-    buffer.extend(x=np.arange(3))
-    buffer.sample(1)
 
 
 def test_a_warning_comes_once_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,68 +162,6 @@ def test_a_warning_comes_once_after_a_while(monkeypatch: pytest.MonkeyPatch) -> 
         "add 6 more. "
         "The call goes on waiting; with timeout_s= it raises Timeout instead"
     ]
-
-
-def test_a_warning_comes_also_where_the_table_changes_all_the_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("async_loader.replay.table.waiters.WARN_AFTER_S", 0.3)
-    waiters, deadline = Waiters(threading.Lock()), Deadline(PATIENCE_S)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-
-        def change() -> None:
-            while not caught and not deadline.expired:
-                waiters.ring()
-                threading.Event().wait(0.001)
-
-        actor = Doing(change)
-        waiters.until(lambda: bool(caught) or deadline.expired, "sample", lambda: "reasons", None)
-    actor.done()
-    assert [str(one.message) for one in caught] == [
-        "waiting to sample for 0.3 s: reasons. The call goes on waiting; with timeout_s= it raises "
-        "Timeout instead"
-    ]
-
-
-def test_a_queue_hands_out_every_item_once_in_order() -> None:
-    buffer = ReplayBuffer.queue(5, {"x": np.int64})
-    actor = Doing(lambda: [buffer.add(x=n) for n in range(40)])
-    drawn = [int(x) for _ in range(20) for x in buffer.sample(2, timeout_s=PATIENCE_S)["x"]]
-    actor.done()
-    assert drawn == list(range(40))
-    assert len(buffer) == 0
-
-
-def test_a_stack_hands_out_the_newest_first_and_its_room_again() -> None:
-    buffer = ReplayBuffer.stack(5, {"x": np.int64})
-    for n in range(5):
-        buffer.add(x=n)
-    assert buffer.sample(3)["x"].tolist() == [4, 3, 2]
-    for n in range(5, 8):
-        buffer.add(x=n)
-    assert buffer.sample(5)["x"].tolist() == [7, 6, 5, 1, 0]
-    assert len(buffer) == 0
-
-
-def test_a_loader_waits_for_the_limiter_too() -> None:
-    buffer = filled(
-        RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)), 4
-    )
-    with AsyncDataLoader(buffer, 4, prefetch=1, timeout_s=PATIENCE_S) as loader:
-        assert next(loader)["x"].shape == (4,)
-        learner = Doing(lambda: next(loader))
-        until(lambda: any("samples further ahead" in one.reason for one in buffer.stats().waiting))
-        buffer.extend(x=np.arange(40))
-        learner.done()
-
-
-def test_a_loader_that_the_window_cannot_serve_is_warned_of() -> None:
-    buffer = filled(
-        RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)), 4
-    )
-    with pytest.warns(UserWarning, match="batches of 16 with 4 ahead are 80 samples"):
-        AsyncDataLoader(buffer, 16, prefetch=4).close()
 
 
 def test_three_actors_and_a_learner_never_leave_the_window() -> None:

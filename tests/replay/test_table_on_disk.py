@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 
 from async_loader import (
-    AsyncDataLoader,
     Field,
     Prioritized,
     ReplayBuffer,
     Sequences,
     Transitions,
-    connect,
 )
-from async_loader.errors import ConfigError, OutOfMemory
+from async_loader.errors import OutOfMemory
 from async_loader.shm import segment
 
 SCHEMA = {
@@ -80,21 +78,6 @@ def test_the_same_calls_give_the_same_batches_as_in_memory(tmp_path, view, prior
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_reads_it(tmp_path, workers):
-    memory, disk = pair(tmp_path)
-    for table in (memory, disk):
-        table.extend(**episode(0, 250), stream=0)
-    batches = []
-    for table in (memory, disk):
-        with AsyncDataLoader(
-            table.source(view=Transitions(2), seed=5), 32, num_workers=workers, batch_format="numpy"
-        ) as loader:
-            batches.append([{k: v.copy() for k, v in next(loader).items()} for _ in range(5)])
-    for one, other in zip(*batches, strict=True):
-        assert_equal(one, other)
-
-
 def test_a_checkpoint_goes_from_memory_to_a_disk_and_back(tmp_path):
     memory, disk = pair(tmp_path)
     memory.extend(**episode(0, 400), stream=0)
@@ -108,29 +91,6 @@ def test_a_checkpoint_goes_from_memory_to_a_disk_and_back(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["one", "two"]
 
 
-def test_a_feeder_takes_it_as_a_setting(tmp_path):
-    with connect("embedded", tables={"replay": {"capacity": 50, "disk": str(tmp_path)}}) as client:
-        table = client.table("replay")
-        with table.writer() as writer:
-            for step in range(30):
-                writer.append(x=np.float32(step))
-        # 5,000 draws: 200 leave a step out in a run of 30
-        assert sorted(set(table.sample(5000)["x"])) == list(range(30))
-
-
-@pytest.mark.parametrize(
-    ("disk", "said"), [(7, "give a path"), ("", "disk is empty"), ("/none/such", "no folder")]
-)
-def test_what_is_no_folder_is_refused_at_once(disk, said):
-    with pytest.raises(ConfigError, match=said):
-        ReplayBuffer(10, disk=disk)
-
-
-def test_a_table_larger_than_the_disk_is_refused_with_both_numbers(tmp_path):
-    with pytest.raises(OutOfMemory, match=r"needs [0-9.]+ GiB on the disk of .* are free"):
-        ReplayBuffer(10**12, SCHEMA, disk=tmp_path)
-
-
 def test_a_disk_that_fills_up_meanwhile_is_an_error_and_no_signal(tmp_path, monkeypatch):
     def full(fd: int, offset: int, count: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -138,21 +98,6 @@ def test_a_disk_that_fills_up_meanwhile_is_an_error_and_no_signal(tmp_path, monk
     monkeypatch.setattr(segment.os, "posix_fallocate", full)
     with pytest.raises(OutOfMemory, match="could not be taken"):
         ReplayBuffer(10, SCHEMA, disk=tmp_path)
-
-
-def test_a_file_system_without_nameless_files_leaves_nothing_either(tmp_path, monkeypatch):
-    real = os.open
-
-    def refuses(path, flags, *mode, **more):
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        return real(path, flags, *mode, **more)
-
-    monkeypatch.setattr(segment.os, "open", refuses)
-    _, table = pair(tmp_path)
-    assert not os.listdir(tmp_path)
-    table.extend(**episode(0, 10), stream=0)
-    assert table.sample(4)["reward"].shape == (4,)
 
 
 def test_a_killed_process_leaves_no_file(tmp_path):

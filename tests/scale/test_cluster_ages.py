@@ -6,7 +6,6 @@ from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
-from cluster_rig import cluster_of, drawn, filled, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,16 +86,6 @@ def test_rows_are_as_old_as_promised_and_none_that_is_younger_is_dropped(ahead, 
             used.add(asked)
 
 
-def test_a_shard_that_is_asked_seldom_gives_no_rows_of_its_opening_for_long():
-    source = FakeSource(ahead=8)
-    rows = rows_of(source)
-    source.open()
-    rows.fill(0, 0)
-    for _ in range(100):
-        source.now += 3
-        assert source.now - took(rows, source, 1)[0] <= MOST_AGE
-
-
 def test_rows_that_come_after_a_reconnect_are_fresh():
     source = FakeSource(ahead=4)
     rows = rows_of(source)
@@ -106,26 +95,3 @@ def test_rows_that_come_after_a_reconnect_are_fresh():
     source.open()
     assert took(rows, source, 1) == [100]
     assert source.gave == [0] * 6 + [100]
-
-
-def test_updated_rows_of_a_small_shard_are_seen_as_soon_as_those_of_a_large_one(tmp_path):
-    with cluster_of(tmp_path, [filled(0, 4000), filled(1, 40)]) as (_, _, client):
-        table = client.table("t")
-        source = table.source(seed=1)
-        drawn(source, 32)
-
-        def drew_ahead():
-            """Whether all that the small shard was asked for is here."""
-            credit = source._shards[1].source._channel.deliveries.credit
-            return 0 < credit.told == credit.received
-
-        until(drew_ahead)
-        ids = np.arange(40) + (1 << 56)
-        assert table.update(ids, x=np.full(40, 5000)).applied == 40
-        for _ in range(64):
-            drawn(source, 32)
-        seen = [drawn(source, 32) for _ in range(300)]
-        small = np.concatenate([batch["x"][batch["shard"] == 1] for batch in seen])
-        assert len(small)
-        assert (small == 5000).all()
-        source.close()

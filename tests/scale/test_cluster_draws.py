@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 
 import numpy as np
 import pytest
 from cluster_rig import (
     PATIENCE_S,
-    SCHEMA,
-    add,
     chi_square,
     cluster_of,
     drawn,
@@ -18,8 +15,8 @@ from cluster_rig import (
     until,
 )
 
-from async_loader import Prioritized, ReplayBuffer, Uniform
-from async_loader.errors import Closed, ConfigError, NotEnoughData, Timeout, Unsupported
+from async_loader import Prioritized, Uniform
+from async_loader.errors import Closed, ConfigError, Timeout, Unsupported
 from async_loader.replay.samplers import Recency
 
 SIZES = (20, 40, 80, 260)
@@ -134,32 +131,6 @@ def _check_prioritized(source, masses, beta, normalize):
     assert chi_square(counts[items], expected) < 5
 
 
-def test_a_shard_that_grows_gives_more_at_once_also_if_it_was_asked_seldom(tmp_path):
-    tables = [filled(0, 1000), filled(1, 2)]
-    with cluster_of(tmp_path, tables) as (_, _, client):
-        source = client.table("t").source(seed=1)
-        assert sum((drawn(source, 100)["shard"] == 1).sum() for _ in range(20)) < 30
-        with client.shard("shard-1").table("t").writer() as writer:
-            for x in range(2, 1001):
-                writer.append(x=x, shard=1)
-        until(lambda: len(client.table("t")) > 1990)
-
-        def told():
-            """Whether the source has heard of the new rows, while it is drawn from."""
-            drawn(source, 100)
-            newest = source._shards[1].totals()
-            return newest is not None and newest.items > 990
-
-        until(told)
-        for _ in range(SETTLED):
-            drawn(source, 100)
-        late = [drawn(source, 100) for _ in range(40)]
-        shares = np.mean([(batch["shard"] == 1).mean() for batch in late])
-        assert 0.4 < shares < 0.6
-        assert any((batch["x"][batch["shard"] == 1] > 900).any() for batch in late)
-        source.close()
-
-
 def test_the_same_seed_gives_the_same_batches_and_ranks_have_streams_of_their_own(tmp_path):
     tables = [filled(i, size) for i, size in enumerate(SIZES)]
     with cluster_of(tmp_path, tables) as (_, _, client):
@@ -205,22 +176,6 @@ def test_ranks_draw_together_and_each_by_itself_as_one_learner_does(tmp_path, pr
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.3
 
 
-def test_a_sample_is_of_all_shards_and_of_now(tmp_path):
-    tables = [filled(0, 0), filled(1, 0)]
-    with cluster_of(tmp_path, tables) as (_, _, client):
-        table = client.table("t")
-        with pytest.raises(NotEnoughData, match="the shards hold none"):
-            table.sample(4)
-        for number, one in enumerate(tables):
-            add(one, number, 50)
-        batch = table.sample(64)
-        assert {*batch["shard"].tolist()} == {0, 1}
-        assert np.array_equal(batch["index"] >> 56, batch["shard"])
-        table.delete(np.unique(batch["index"]))
-        again = table.sample(64)
-        assert not np.isin(again["index"], batch["index"]).any()
-
-
 def test_a_sample_that_waits_stops_no_other_call_and_ends_with_the_client(tmp_path):
     with cluster_of(tmp_path, [filled(0, 0), filled(1, 0)]) as (_, _, client):
         table, raised = client.table("t"), []
@@ -246,64 +201,6 @@ def test_a_sample_that_waits_stops_no_other_call_and_ends_with_the_client(tmp_pa
             table.sample(4)
         with pytest.raises(Closed):
             table.source()
-
-
-def test_ctrl_c_ends_the_call_that_it_interrupts_and_the_client_goes_on(tmp_path):
-    tables = [filled(0, 0), filled(1, 0)]
-    with cluster_of(tmp_path, tables) as (_, _, client):
-        table = client.table("t")
-        calls = (
-            lambda: table.sample(4, timeout_s=PATIENCE_S),
-            lambda: client.latest("policy", timeout_s=PATIENCE_S),
-        )
-        for call in calls:
-            timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
-            timer.start()
-            with pytest.raises(KeyboardInterrupt):
-                call()
-            timer.join()
-        for number, one in enumerate(tables):
-            add(one, number, 50)
-        assert {*table.sample(64, timeout_s=PATIENCE_S)["shard"].tolist()} == {0, 1}
-        assert client.publish("policy", {"w": np.zeros(1)}, 1)
-
-
-def test_sources_of_samples_are_used_again_and_few_are_kept(tmp_path):
-    with cluster_of(tmp_path, [filled(0, 50), filled(1, 50)]) as (_, _, client):
-        table, kept = client.table("t"), 8
-        for size in (*range(1, 13), 12, 12):
-            assert len(table.sample(size)["x"]) == size
-        assert [size for size, _ in table._idle] == list(range(5, 13))
-        sources = list(table._idle.values())
-        assert not any(one.closed for one in sources)
-        assert len(sources) == kept
-    assert all(one.closed for one in sources)
-
-
-def test_samples_of_a_queue_give_each_row_once(tmp_path):
-    tables = [ReplayBuffer.queue(100, schema=SCHEMA) for _ in range(2)]
-    for number, one in enumerate(tables):
-        add(one, number, 55)
-    with cluster_of(tmp_path, tables) as (_, _, client):
-        table, seen = client.table("t"), []
-        for _ in range(10):
-            batch = table.sample(11, timeout_s=PATIENCE_S)
-            assert not batch["redelivered"].any()
-            seen += zip(batch["shard"].tolist(), batch["x"].tolist(), strict=True)
-        assert sorted(seen) == [(number, x) for number in range(2) for x in range(55)]
-
-
-def test_a_sample_of_a_queue_that_has_ended_times_out_as_that_of_one_feeder(tmp_path):
-    tables = [ReplayBuffer.queue(100, schema=SCHEMA) for _ in range(2)]
-    for number, one in enumerate(tables):
-        add(one, number, 5)
-    with cluster_of(tmp_path, tables) as (_, _, client):
-        table = client.table("t")
-        assert len(table.sample(5, timeout_s=PATIENCE_S)["x"]) == 5
-        client.drain()
-        for limit in (0.1, 0.0):
-            with pytest.raises(Timeout):
-                table.sample(10, timeout_s=limit)
 
 
 def test_rows_are_read_updated_and_deleted_by_their_ids(tmp_path):

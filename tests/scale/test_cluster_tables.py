@@ -13,7 +13,6 @@ from async_loader.feeder.embedded import Embedded
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.settings_reader import settings_of
 from async_loader.scale import Cluster
-from async_loader.source import Applied
 
 pytestmark = pytest.mark.slow
 
@@ -89,20 +88,6 @@ def test_nested_steps_and_sequences_of_all_shards_are_whole(transport):
                     assert len(set(batch["obs"]["speed"][row][mask].tolist())) == 1
                 seen |= set(batch["action"][:, 0].tolist())
             assert seen == {0, 1}
-
-
-def test_update_takes_the_ids_of_sequences_with_fields_of_several_axes():
-    with cluster() as client:
-        fill(client)
-        table = client.table("t")
-        with contextlib.closing(table.source(view=Sequences(6), seed=1)) as source:
-            index = drawn(source, 16)["step_index"]
-        index[:, -1] = -1  # as of padding
-        image = (index % 251).astype(np.uint8)[..., None, None] * np.ones((4, 4), np.uint8)
-        assert table.update(index, obs={"image": image}) == Applied(16 * 5, 16)
-        ids = np.unique(index[index >= 0])
-        assert set(ids >> 56) == {0, 1}
-        assert np.array_equal(table.get(ids)["obs"]["image"][:, 2, 1], ids % 251)
 
 
 def test_each_shard_is_saved_in_its_own_folder_and_loaded_from_it(tmp_path, monkeypatch):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-import pytest
 from cluster_rig import PATIENCE_S, cluster_of, drawn, filled, until
 
-from async_loader import ReplayBuffer, connect
+from async_loader import ReplayBuffer
 
 WEIGHTS = {"w": np.zeros(3)}
 STEPS = {"x": "int64", "policy_version": "int64"}
@@ -50,22 +49,6 @@ def test_steps_of_a_version_that_one_shard_does_not_have_yet_are_drawn_once_it_h
             writer.close()
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, PATIENCE_S])
-def test_another_shard_is_asked_for_newer_weights_where_the_nearest_has_none_at_all(
-    tmp_path, timeout_s
-):
-    with cluster_of(tmp_path, [filled(0, 1), filled(1, 1)]) as (_, _, client):
-        near, far = (client.shard(name) for name in client.shards)
-        far.publish("policy", WEIGHTS, 5)  # the nearest was started anew
-        found = client.latest("policy", newer_than=3, timeout_s=timeout_s)
-        assert found.version == 5
-        # it has them now, and they are not newer: the others are not asked any more
-        near.publish("policy", WEIGHTS, 5)
-        far.publish("policy", WEIGHTS, 6)
-        assert client.latest("policy", newer_than=found) is None
-        assert client.latest("policy", newer_than=5, timeout_s=0.01) is None
-
-
 def test_newer_weights_are_waited_for_in_the_shard_that_has_some(tmp_path):
     with cluster_of(tmp_path, [filled(0, 1), filled(1, 1)]) as (_, _, client):
         far = client.shard("shard-1")
@@ -85,34 +68,6 @@ def test_newer_weights_are_waited_for_in_the_shard_that_has_some(tmp_path):
 
 def waits(call):
     return getattr(call.body, "timeout_s", None) is not None
-
-
-def test_the_first_weights_are_found_in_whichever_shard_they_are(tmp_path):
-    with cluster_of(tmp_path, [filled(0, 1), filled(1, 1)]) as (_, _, client):
-        found = []
-        thread = threading.Thread(
-            target=lambda: found.append(client.latest("policy", 5, timeout_s=PATIENCE_S))
-        )
-        thread.start()
-        pending = client._connections.find(0).connection._calls.pending
-        until(lambda: any(waits(one) for one in list(pending.values())))
-        client.shard("shard-1").publish("policy", WEIGHTS, 6)
-        thread.join()
-        assert found[0].version == 6
-
-
-def test_a_number_is_of_the_run_that_was_had_last_from_whichever_shard(tmp_path):
-    with (
-        cluster_of(tmp_path / "a", [filled(0, 1), filled(1, 1)]) as (shards, _, client),
-        connect(shards[1].address) as later,
-    ):
-        client.publish("policy", WEIGHTS, 5)
-        assert client.latest("policy").version == 5
-        assert client.latest("policy", newer_than=5) is None
-        shards[0].die()
-        until(lambda: not client._connections.find(0).is_open)
-        later.publish("policy", WEIGHTS, 1)  # another run
-        assert client.latest("policy", newer_than=5).version == 1
 
 
 def test_of_threads_that_publish_one_version_to_a_cluster_one_has_published_it(tmp_path):

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 
 import numpy as np
 import pytest
 from cluster_rig import (
-    PATIENCE_S,
     SCHEMA,
-    HandMade,
     ThreadShard,
-    add,
     cluster_of,
     drawn,
     filled,
@@ -21,14 +17,10 @@ from cluster_rig import (
 )
 
 from async_loader import AsyncDataLoader, ReplayBuffer
-from async_loader.errors import Broken, ConfigError, Timeout
-from async_loader.lifecycle import Deadline, Patience
+from async_loader.errors import Broken
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
-from async_loader.scale import Cluster
-from async_loader.scale.client import ClusterClient
-from async_loader.scale.shards import Shard, StaticShards, own_host
-from async_loader.source import END
+from async_loader.scale.shards import Shard
 
 
 def test_writers_are_spread_by_load_and_their_streams_stay_together(tmp_path):
@@ -47,20 +39,6 @@ def test_writers_are_spread_by_load_and_their_streams_stay_together(tmp_path):
             assert sorted(np.bincount(wrote[wrote >= 0], minlength=6)) == [0, 0, 0, 0, 4, 4]
         for writer in writers:
             writer.close()
-
-
-def test_a_writer_takes_the_shard_of_its_own_host_however_loaded_it_is(tmp_path):
-    tables = [filled(0, 0), filled(1, 300)]
-    shards = [ThreadShard(tmp_path / str(i), table) for i, table in enumerate(tables)]
-    directory = HandMade([one.address for one in shards])
-    directory.change(1, host=own_host())
-    with ClusterClient(directory, timeout_s=PATIENCE_S) as client:
-        for _ in range(2):
-            with client.table("t").writer() as writer:
-                writer.append(x=1, shard=1)
-        assert [len(one) for one in tables] == [0, 302]
-    for one in shards:
-        one.close()
 
 
 @pytest.mark.filterwarnings("ignore:the feeder lost .* rows:UserWarning")
@@ -103,22 +81,6 @@ def test_a_learner_goes_on_without_a_lost_shard_and_with_its_successor(tmp_path)
             late = [next(loader) for _ in range(40)]
             x = np.concatenate([batch["x"][batch["shard"] == 1] for batch in late])
             assert x.min() >= 500  # nothing of the one that is lost
-        successor.close()
-
-
-def test_the_end_of_a_shard_is_not_taken_for_that_of_its_successor(tmp_path):
-    """A learner that draws seldom takes the END when the next process is connected already."""
-    tables = [filled(0, 40), filled(1, 40)]
-    with cluster_of(tmp_path, tables) as (shards, directory, client):
-        source = client.table("t").source()
-        drawn(source, 16)
-        connection = client._connections.find(1).connection
-        shards[1].close()  # says END
-        successor = ThreadShard(tmp_path / "successor", filled(1, 40, first=500))
-        directory.change(1, address=successor.address)
-        until(lambda: connection.servers == 1 and connection.is_open)
-        until(lambda: (drawn(source, 16)["x"] >= 500).any())
-        source.close()
         successor.close()
 
 
@@ -200,24 +162,6 @@ def test_a_queue_gives_each_step_to_one_learner_of_two(tmp_path):
             one.close()
 
 
-def test_a_queue_ends_with_the_last_of_its_shards(tmp_path):
-    tables = [
-        ReplayBuffer(64, schema=SCHEMA, sampler=Fifo(), remover=Fifo(), max_times_sampled=1)
-        for _ in range(2)
-    ]
-    for number, one in enumerate(tables):
-        add(one, number, 5)
-    with cluster_of(tmp_path, tables) as (_, _, client):
-        source = client.table("t").source()
-        assert len(drawn(source, 4)["x"]) == 4
-        client.drain()
-        sizes, patience = [], Patience(deadline=Deadline(PATIENCE_S))
-        while (plan := source.plan(4, patience)) is not END:
-            sizes.append(len(plan.batch["x"]))
-        assert sum(sizes) == 6
-        source.close()
-
-
 def test_weights_go_to_all_shards_and_come_from_one(tmp_path):
     with cluster_of(tmp_path, [filled(0, 1), filled(1, 1)]) as (shards, _, client):
         assert client.latest("policy") is None
@@ -231,29 +175,6 @@ def test_weights_go_to_all_shards_and_come_from_one(tmp_path):
         assert client.latest("policy", first).version == 2
 
 
-def test_calls_without_a_limit_wait_longer_than_the_clients_of_the_shards_were_told(tmp_path):
-    with cluster_of(tmp_path, [filled(0, 1), filled(1, 1)]) as (shards, _, client):
-        for one in client._connections.all:
-            one.client._timeout_s = 0.0
-        assert client.publish("policy", {"w": np.arange(3)}, 1, timeout_s=math.inf)
-        writer = client.table("t").writer(linger_ms=1e6)
-        writer.append(x=7, shard=7, timeout_s=PATIENCE_S)
-        client.close(math.inf)
-        assert sum(one.table.stats().inserted for one in shards) == 3
-    with cluster_of(tmp_path, [filled(0, 1), filled(1, 1)]) as (_, _, client):
-        for one in client._connections.all:
-            one.client._timeout_s = 0.0
-        client.drain(timeout_s=math.inf)
-
-
-def test_all_shards_are_told_at_once_to_drain(tmp_path, monkeypatch):
-    told = threading.Barrier(2, timeout=PATIENCE_S)
-    with cluster_of(tmp_path, [filled(0, 1), filled(1, 1)]) as (_, _, client):
-        for one in client._connections.all:
-            monkeypatch.setattr(one.client, "_drain", lambda limit: told.wait())
-        client.drain()
-
-
 def test_status_says_which_shards_answer(tmp_path):
     with cluster_of(tmp_path, [filled(0, 3), filled(1, 4)]) as (shards, _, client):
         said = client.status()["shards"]
@@ -263,17 +184,3 @@ def test_status_says_which_shards_answer(tmp_path):
         said = client.status()["shards"]["shard-1"]
         assert (said["connected"], said["status"]) == (False, None)
         assert "2 shards, 1 of them connected" in repr(client)
-
-
-def test_a_static_list_is_checked_and_an_unreachable_cluster_is_a_timeout(tmp_path):
-    with pytest.raises(ConfigError, match="no list of addresses"):
-        Cluster.static("tcp://127.0.0.1:5555")
-    with pytest.raises(ConfigError, match="0 shards"):
-        Cluster.static([])
-    with pytest.raises(ConfigError, match="no such file or folder"):
-        Cluster.static(["tcp://127.0.0.1:5555"], keys=tmp_path / "none")
-    twice = Shard(name="a", number=1, address="ipc:///x", host="")
-    with pytest.raises(ConfigError, match="2 shards have the name 'a'"):
-        StaticShards([twice, twice])
-    with pytest.raises(Timeout, match="no shard of 2 answered"):
-        Cluster.static([f"ipc://{tmp_path}/a", f"ipc://{tmp_path}/b"], timeout_s=0.2)

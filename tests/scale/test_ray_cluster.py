@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -295,11 +294,6 @@ def config(machine: Machine, shards: int = 2) -> str:
     return str(path)
 
 
-def test_a_cluster_that_is_not_there_is_named_with_those_that_are(machine):
-    with pytest.raises(ConfigError, match="no cluster 'other' in this Ray \\(there are: test\\)"):
-        RayShards(cluster="other")
-
-
 def test_no_call_of_ray_is_on_the_path_of_data(machine, monkeypatch):
     calls: Counter[str] = Counter()
 
@@ -415,14 +409,3 @@ def test_shards_are_added_and_removed_while_learners_go_on(machine):
     assert said["shard"] == "shard-2"
     assert Path(said["saves"]).is_dir()
     assert machine.operator().status()["removed"] == [2]
-
-
-def test_more_shards_than_there_is_room_for_are_refused_in_numbers(machine):
-    plain = machine.plain(40)
-    plain["placement"] = {"cpus": 2.0}
-    operator = Operator(ClusterSettings.from_plain(plain))
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.setattr("async_loader.scale.operations._ROOM_S", 0.5)
-        with pytest.raises(ConfigError, match=r"38 shards of \{'CPU': 2.0\} each.* no room"):
-            operator.up()
-    assert len(wait_serving(machine)) == 2

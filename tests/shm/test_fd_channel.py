@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from async_loader.shm.fd_channel import FdChannel, from_fd
+from async_loader.shm.fd_channel import FdChannel
 from async_loader.shm.segment import Segment
 
 
@@ -66,37 +66,3 @@ def test_descriptors_travel_beside_the_payload(ends, nbytes):
     again = [Segment.attach(fd, 4096) for fd in record.fds]
     assert [s.bytes()[0] for s in again] == [0, 1, 2]
     assert all(not os.get_inheritable(s.fileno()) for s in again)
-
-
-def test_receiving_returns_none_once_the_other_side_has_ended(ends):
-    one, two = ends
-    one.send(("last",))
-    one.close()
-    assert two.receive().message == ("last",)
-    assert two.receive() is None
-    with pytest.raises(BrokenPipeError):
-        two.send(("late",))
-
-
-def test_a_channel_that_does_not_block_says_so_both_ways(ends):
-    one, two = ends
-    one.set_blocking(False)
-    with pytest.raises(BlockingIOError):
-        one.receive()
-    sent = 0
-    try:
-        while sent < 10_000:
-            one.send(("more",), b"x" * 10_000)
-            sent += 1
-    except BlockingIOError:
-        pass
-    assert 0 < sent < 10_000
-    assert two.receive().message == ("more",)  # complete
-
-
-def test_an_end_can_be_taken_over_by_its_descriptor(ends):
-    one, two = ends
-    taken = from_fd(two.detach())
-    one.send(("hello",))
-    assert taken.receive().message == ("hello",)
-    taken.close()

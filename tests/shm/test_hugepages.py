@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,32 +22,6 @@ def fd():
     os.ftruncate(fd, 8 * MIB + 12345)
     yield fd
     os.close(fd)
-
-
-def is_mapped(address):
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    spans = (line.split()[0].split("-") for line in lines)
-    return any(int(first, 16) <= address < int(last, 16) for first, last in spans)
-
-
-def test_a_mapping_begins_where_a_huge_page_can(fd):
-    array = np.frombuffer(hugepages.aligned(fd, 8 * MIB + 12345), np.uint8)
-    assert array.ctypes.data % hugepages.HUGE == 0
-    array[-1] = 7
-    assert os.pread(fd, 1, 8 * MIB + 12344) == b"\x07"
-
-
-def test_it_is_unmapped_with_the_last_view_of_it(fd):
-    array = np.frombuffer(hugepages.aligned(fd, 8 * MIB), np.uint8)
-    view, address = array[100:200], array.ctypes.data
-    del array
-    assert is_mapped(address)
-    del view
-    assert not is_mapped(address)
-
-
-def test_what_does_not_fit_a_huge_page_is_left_to_mmap(fd):
-    assert hugepages.aligned(fd, hugepages.HUGE - 1) is None
 
 
 def test_huge_pages_change_no_byte(fd):
@@ -85,23 +58,6 @@ def on_memory(nbytes):
     room = np.zeros(nbytes + hugepages.HUGE, np.uint8)
     begin = -room.ctypes.data % hugepages.HUGE
     return room, hugepages.HugePages(room.ctypes.data + begin, nbytes)
-
-
-def test_each_part_is_seen_to_once(kernel):
-    room, pages = on_memory(8 * MIB)
-    for end in (1, 100, 2 * MIB, 2 * MIB + 1, 8 * MIB, 8 * MIB):
-        pages.under(0, end)
-    assert len(kernel.asked) == len(set(kernel.asked)) == 4
-    del room
-
-
-def test_where_the_kernel_refuses_it_is_not_asked_again(kernel):
-    kernel.answer = False
-    room, pages = on_memory(8 * MIB)
-    pages.under(0, 8 * MIB)
-    assert len(kernel.asked) == 1
-    assert not pages.wanted
-    del room
 
 
 def test_where_it_takes_long_it_is_given_up(kernel, monkeypatch):

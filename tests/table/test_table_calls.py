@@ -4,30 +4,25 @@ and is there after `flush`.
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
 from table_rig import Making
 
-from async_loader import AsyncDataLoader, Field, Fifo, MinSize, Prioritized, Transitions
+from async_loader import AsyncDataLoader, Fifo, MinSize, Prioritized, Transitions
 from async_loader.errors import (
     ConfigError,
     NotEnoughData,
-    OutOfMemory,
     SchemaError,
     Timeout,
-    Unsupported,
 )
 from async_loader.feeder.wire import MOST_AHEAD
-from async_loader.source import Applied, Source
+from async_loader.source import Applied
 from async_loader.table import Table
 
-LONG, FAR = Transitions(2, 0.5, reward="x" * 300), Transitions(1 << 40, 0.5)
 LINKED = {"obs": "float32", "reward": "float32", "terminated": "bool"}
 
 
@@ -49,81 +44,6 @@ def x_of(table: Table, ids: Any) -> list[int]:
 
 
 # -- what it is ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_table_is_one(make: Making) -> None:
-    assert isinstance(make.table(), Table)
-    assert not isinstance(make.table(), Source)
-
-
-@pytest.mark.slow
-def test_a_statistic_that_is_not_known_yet_equals_none(make: Making) -> None:
-    table = make.table(50, None)
-    assert (table.capacity, table.schema, table.nbytes, len(table)) == (50, None, None, 0)
-    fill(make, table, 3)
-    assert (table.capacity, len(table)) == (50, 3)
-    assert table.schema is not None
-    assert {field.name for field in table.schema.fields} >= {"x", "reward"}
-    assert table.nbytes is not None
-    assert table.nbytes > 0
-
-
-def test_a_capacity_in_bytes_is_not_known_before_the_schema_is(make: Making) -> None:
-    table = make.table("1MiB", None)
-    assert table.capacity is None
-    fill(make, table, 3)
-    assert table.capacity is not None
-    assert table.capacity > 100
-
-
-@pytest.mark.slow
-def test_its_limiter_can_be_asked_for(make: Making) -> None:
-    assert make.table().limiter is None
-    assert make.table(limiter=MinSize(7)).limiter == MinSize(7)
-
-
-@pytest.mark.slow
-def test_it_says_what_it_is(make: Making) -> None:
-    said = repr(filled(make, 3, sampler=Fifo()))
-    for part in ("size=3", "capacity=100", "Fifo()", "open"):
-        assert part in said
-
-
-@pytest.mark.slow
-def test_stats_are_numbers_of_now(make: Making) -> None:
-    table = filled(make, 5)
-    table.sample(3)
-    table.delete([0])
-    stats = table.stats()
-    assert (stats.size, stats.capacity, stats.inserted, stats.sampled, stats.deleted) == (
-        4,
-        100,
-        5,
-        3,
-        1,
-    )
-    assert stats.nbytes == table.nbytes
-    assert stats.waiting == ()
-
-
-def test_a_table_is_full_when_items_leave_also_where_ends_of_episodes_take_rows(
-    make: Making,
-) -> None:
-    schema = {"obs": Field((), "float32", next="next_obs"), "terminated": "bool"}
-    table = make.table(20, schema)
-    with table.writer() as writer:
-        for t in range(40):
-            assert not table.stats().full or t >= 16
-            ended = t % 4 == 3
-            writer.append(obs=t, terminated=ended, final_obs=t if ended else None)
-            writer.flush()
-    stats = table.stats()
-    assert stats.full
-    assert stats.size < 20
-    assert "(full)" in str(stats)
-    table.clear()
-    assert not table.stats().full
 
 
 # -- sampling --------------------------------------------------------------------------------------
@@ -153,15 +73,6 @@ def test_too_few_items_are_waited_for_where_that_was_said(make: Making) -> None:
     assert len(drawn[0]["x"]) == 2
 
 
-def test_a_batch_has_the_steps_fields_and_its_ids(make: Making) -> None:
-    batch = filled(make, 9, sampler=Fifo()).sample(4)
-    assert sorted(batch) == ["index", "reward", "x"]
-    assert batch["x"].tolist() == batch["index"].tolist() == [0, 1, 2, 3]
-    assert batch["index"].dtype == batch["x"].dtype == np.int64
-    batch["x"][:] = 7  # its own memory
-    assert batch["x"].tolist() == [7] * 4
-
-
 def test_a_batch_comes_in_the_format_that_was_asked_for(make: Making) -> None:
     table = filled(make, 9, sampler=Fifo())
     for batch in (table.sample(4, batch_format="torch"), table.sample(4, device="cpu")):
@@ -171,56 +82,6 @@ def test_a_batch_comes_in_the_format_that_was_asked_for(make: Making) -> None:
         with pytest.raises(ConfigError):
             table.sample(4, **wrong)
     assert table.stats().sampled == 8
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [np.int8(2), np.array(2), torch.tensor(2)])
-def test_a_batch_size_may_be_any_integer(make: Making, size: Any) -> None:
-    assert len(filled(make, 3).sample(size)["x"]) == 2
-
-
-@pytest.mark.slow
-def test_a_batch_size_is_no_array_of_them(make: Making) -> None:
-    with pytest.raises(ConfigError, match="batch_size"):
-        filled(make, 3).sample(np.array([2, 2]))  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [0, -1, True, 2.0, "2"])
-def test_a_batch_size_is_a_positive_integer(make: Making, size: Any) -> None:
-    with pytest.raises(ConfigError, match="batch_size"):
-        filled(make, 3).sample(size)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", [None, Fifo])
-@pytest.mark.parametrize("size", [1 << 40, 1 << 63, 1 << 70])
-def test_a_batch_that_can_never_be_is_refused_at_once(
-    make: Making, size: int, sampler: Any
-) -> None:
-    table = filled(make, 3, sampler=None if sampler is None else sampler())
-    with pytest.raises((ConfigError, OutOfMemory), match=r"batch_size=|draws no item twice"):
-        table.sample(size, timeout_s=60)
-    assert table.stats().sampled == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "view",
-    [
-        Transitions(2, 0.5, reward="nothing"),
-        Transitions(500, 0.5),
-        Transitions(5000, 0.5),
-        LONG,
-        FAR,
-    ],
-)
-def test_a_view_that_can_never_be_is_refused_as_one(make: Making, view: Transitions) -> None:
-    table = filled(make, 3)
-    for call in (lambda: table.sample(1, view=view), lambda: table.get([0], view=view)):
-        with pytest.raises(ConfigError, match=r"the view (sums up|names)|n_steps"):
-            call()
-    assert len(table) == 3
 
 
 def test_the_tables_view_is_that_of_every_batch(make: Making) -> None:
@@ -241,10 +102,6 @@ def test_the_tables_view_is_that_of_every_batch(make: Making) -> None:
 # -- sources and loaders ---------------------------------------------------------------------------
 
 
-def test_a_table_makes_sources(make: Making) -> None:
-    assert isinstance(filled(make, 3).source(), Source)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", [None, Prioritized])
 def test_equal_seeds_draw_the_same_from_equal_tables(make: Making, sampler: Any) -> None:
@@ -255,31 +112,6 @@ def test_equal_seeds_draw_the_same_from_equal_tables(make: Making, sampler: Any)
 
     first = drawn(3)
     assert first == drawn(3) != drawn(4)
-
-
-@pytest.mark.slow
-def test_what_others_draw_does_not_matter_to_a_seed(make: Making) -> None:
-    def drawn(others: int) -> list[list[int]]:
-        table = filled(make, 50)
-        with AsyncDataLoader(table.source(seed=3), 8, timeout_s=60) as loader:
-            batches = []
-            for _ in range(5):
-                for _ in range(others):
-                    table.sample(3)
-                batches.append(next(loader)["index"].tolist())
-            return batches
-
-    assert drawn(0) == drawn(2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "wrong",
-    [{"rank": 2, "world_size": 2}, {"rank": -1}, {"seed": -1}, {"seed": "a"}, {"min_size": 0}],
-)
-def test_a_source_that_cannot_be_is_refused_at_once(make: Making, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        filled(make, 3).source(**wrong)
 
 
 # -- by id -----------------------------------------------------------------------------------------
@@ -308,22 +140,6 @@ def test_priorities_may_have_any_shape_with_as_many_elements(make: Making) -> No
     assert set(table.sample(50)["x"].tolist()) == {2}
 
 
-@pytest.mark.slow
-def test_priorities_that_cannot_be_are_refused(make: Making) -> None:
-    table = filled(make, 5, sampler=Prioritized())
-    for ids, priority in (
-        ([0, 1], [1.0]),
-        ([0], [math.nan]),
-        ([0], [-1.0]),
-        ([0], [math.inf]),
-        ([0], ["a"]),
-    ):
-        with pytest.raises(ConfigError):
-            table.update_priorities(ids, priority)
-    with pytest.raises(Unsupported):
-        filled(make, 5).update_priorities([0], [1.0])
-
-
 def test_fields_are_changed_by_id(make: Making) -> None:
     table = filled(make, 30, capacity=20)
     assert table.update([29, 28, 2], reward=np.array([[7.0], [8.0], [9.0]], np.float32)) == Applied(
@@ -333,33 +149,6 @@ def test_fields_are_changed_by_id(make: Making) -> None:
     for wrong in ({"nothing": [1.0]}, {"reward": np.zeros(2)}, {"reward": np.array(["a"])}):
         with pytest.raises(SchemaError):
             table.update([29], **wrong)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [">i8", "i1", "u8", "?"])
-def test_new_values_may_be_of_any_dtype_that_fits_the_field(make: Making, dtype: str) -> None:
-    table = filled(make, 5)
-    assert table.update(
-        [4, 2], x=np.array([1, 0], dtype), reward=np.array([1, 0], dtype)
-    ) == Applied(2, 0)
-    assert table.get([2, 4])["x"].tolist() == [0, 1]
-    assert table.get([2, 4])["reward"].tolist() == [0.0, 1.0]
-
-
-def test_an_update_of_no_field_says_which_steps_are_there(make: Making) -> None:
-    table = filled(make, 5)
-    assert table.update([0, 4, 77]) == Applied(2, 1)
-
-
-def test_a_field_that_has_the_name_of_an_argument_is_refused_as_any_other(make: Making) -> None:
-    with pytest.raises(SchemaError, match="'index' cannot be updated"):
-        filled(make, 5).update([0], index=[1])
-
-
-def test_how_an_episode_ended_is_not_changed_afterwards(make: Making) -> None:
-    table = make.table(100, LINKED)
-    with pytest.raises(SchemaError, match="cannot be updated"):
-        table.update([0], terminated=np.ones(1, np.bool_))
 
 
 def test_items_are_taken_out_by_id(make: Making) -> None:
@@ -383,41 +172,6 @@ def test_a_cleared_table_is_empty_and_goes_on(make: Making) -> None:
     batch = table.get([5, 6])
     assert batch["x"].tolist() == [50, 51]  # ids go on
     make.table(10, None).clear()
-
-
-def test_clearing_ends_open_episodes(make: Making) -> None:
-    table = make.table(100, LINKED, view=Transitions(2, 0.5))
-    writer = make.writer(table)
-    for reward in (1.0, 2.0):
-        writer.append(obs=0.0, reward=reward, terminated=False)
-    writer.flush()
-    table.clear()
-    for reward in (4.0, 8.0, 16.0):
-        writer.append(obs=1.0, reward=reward, terminated=reward == 16.0)
-    writer.flush()
-    assert sorted(table.get(range(5))["reward"].tolist()) == [4.0 + 8.0 / 2, 8.0 + 16.0 / 2, 16.0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
-def test_an_invalid_timeout_is_refused_before_anything_is_done(
-    make: Making, value: Any, folder: Any
-) -> None:
-    table = filled(make, 5, sampler=Prioritized())
-    table.save(folder)
-    for call in (
-        lambda: table.sample(2, timeout_s=value),
-        lambda: table.update_priorities([0], [1.0], timeout_s=value),
-        lambda: table.update([0], reward=[1.0], timeout_s=value),
-        lambda: table.delete([0], timeout_s=value),
-        lambda: table.clear(timeout_s=value),
-        lambda: table.save(folder, timeout_s=value),
-        lambda: table.load(folder, timeout_s=value),
-    ):
-        with pytest.raises(ConfigError, match="timeout_s="):
-            call()
-    assert len(table) == 5
-    assert table.stats().sampled == 0
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -451,59 +205,6 @@ def test_an_older_save_is_loaded_by_its_number(make: Making, folder: Any) -> Non
         table.load(folder, number=9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, -1, True, 2.0, "a", 1 << 70])
-def test_a_number_that_no_save_has_is_refused(make: Making, folder: Any, number: Any) -> None:
-    table = filled(make, 3)
-    table.save(folder)
-    with pytest.raises(ConfigError, match=r"number=|there is no save"):
-        table.load(folder, number=number)
-    assert x_of(table, range(9)) == [0, 1, 2]
-
-
-@pytest.mark.slow
-def test_a_table_that_knows_no_step_yet_learns_it_from_what_is_loaded(
-    make: Making, folder: Any
-) -> None:
-    filled(make, 8).save(folder)
-    table = make.table(100, None)
-    table.load(folder)
-    assert x_of(table, range(10)) == list(range(8))
-
-
-@pytest.mark.slow
-def test_less_capacity_takes_the_newest_steps(make: Making, folder: Any) -> None:
-    filled(make, 80).save(folder)
-    table = filled(make, 7, capacity=20)
-    table.load(folder)
-    assert table.capacity == 20
-    assert x_of(table, range(100)) == list(range(60, 80))
-
-
-@pytest.mark.slow
-def test_what_cannot_be_loaded_changes_nothing(make: Making, folder: Any) -> None:
-    table = filled(make, 5)
-    with pytest.raises(ConfigError, match="there is no checkpoint"):
-        table.load(folder / "nowhere")
-    other = make.table(100, {"y": "float32"})
-    writer = make.writer(other)
-    writer.append(y=1.0)
-    writer.flush()
-    other.save(folder / "other")
-    with pytest.raises(SchemaError, match="the checkpoint's steps are"):
-        table.load(folder / "other")
-    assert x_of(table, range(9)) == list(range(5))
-
-
-def test_priorities_come_back(make: Making, folder: Any) -> None:
-    table = filled(make, 5, sampler=Prioritized(1.0, eps=0.0))
-    table.update_priorities(range(5), [0, 0, 1, 0, 0])
-    table.save(folder)
-    table.update_priorities(range(5), [1, 0, 0, 0, 0])
-    table.load(folder)
-    assert set(table.sample(50)["x"].tolist()) == {2}
-
-
 def test_a_loader_goes_on_with_what_was_loaded(make: Making, folder: Any) -> None:
     table = filled(make, 30)
     table.save(folder)
@@ -535,16 +236,6 @@ def test_a_writer_goes_on_after_a_load_with_a_new_episode(make: Making, folder: 
         8.0 + 16.0 / 2,
         16.0,
     ]
-
-
-@pytest.mark.parametrize("spec", [Box(-1, 1, (3,)), Discrete(2), np.zeros(3), "float32", object()])
-def test_a_schema_of_one_thing_is_refused_with_the_form(make: Making, spec: Any) -> None:
-    with pytest.raises((SchemaError, ConfigError), match=r"schema|'obs': env.observation_space"):
-        make.table(10, spec)
-    if hasattr(make.table(10), "from_checkpoint"):
-        return
-    with pytest.raises(SchemaError, match=r"'obs': env.observation_space, .*'reward': 'float32'"):
-        make.table(10).writer(schema=spec)
 
 
 def test_every_batch_of_a_table_says_how_next_observations_come(make: Making) -> None:

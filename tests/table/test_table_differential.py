@@ -702,13 +702,3 @@ def test_a_feeders_table_answers_every_call_as_a_table_of_this_process_does() ->
             play(pool, CONFIGS[config], program)
 
         programs()
-
-
-def test_odd_arguments_can_be_made() -> None:
-    """What fails in the making fails for both tables, and would pass for the same error."""
-    for kind in ODD:
-        made_odd(kind, {"x": np.arange(3)})
-    for make in IDS.values():
-        make([1, 2, 3])
-    for make in PRIORITIES.values():
-        make(3)

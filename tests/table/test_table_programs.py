@@ -34,16 +34,6 @@ def test_a_loaded_table_goes_on_as_the_saved_one(first: int, monkeypatch) -> Non
         programs.saves(SEED, number, points=1, sizes=1)
 
 
-def test_a_count_that_is_wrong_is_found() -> None:
-    with ReplayBuffer(9, {"x": "int64"}) as buffer:
-        buffer.add(x=1)
-        items = debug_state(buffer).state.table.items
-        items.count = 2
-        with pytest.raises(Drift, match=r"items: the table carries \(1, 2, 1\)"):
-            len(buffer)
-        items.count = 1
-
-
 @pytest.mark.parametrize(
     ("sampler", "count", "left"),
     [(Uniform(), 1, 0), (Uniform(replacement=False), 2, 1), (Uniform(replacement=False), 6, 1)],
@@ -93,3 +83,13 @@ def test_whole_episodes_are_read_by_their_first_steps_alone() -> None:
         for x in range(11):
             buffer.add(x=x, terminated=x in (2, 8))  # of 3 steps, of 6, and an open one
         assert buffer.get(np.arange(11), view=view)["index"].tolist() == [0]
+
+
+def test_a_count_that_is_wrong_is_found() -> None:
+    with ReplayBuffer(9, {"x": "int64"}) as buffer:
+        buffer.add(x=1)
+        items = debug_state(buffer).state.table.items
+        items.count = 2
+        with pytest.raises(Drift, match=r"items: the table carries \(1, 2, 1\)"):
+            len(buffer)
+        items.count = 1

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import schema_programs
-import torch
 from table_rig import Making
 
-from async_loader import Field, ReplayBuffer, Sequences, Transitions, connect
+from async_loader import Field, ReplayBuffer, Sequences, connect
 from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory, SchemaError
 from async_loader.feeder.curve_keys import load_client_keys, make_keys
 from async_loader.feeder.settings import CheckpointSettings, SecuritySettings, ServerSettings
 from async_loader.offline import from_hdf5, from_minari, from_npz, to_npz
 from async_loader.offline.lerobot import LeRobotSource
-from async_loader.schema import AXES
 from async_loader.shm import segment
 
 MASKED = np.ma.masked_array(np.array([1, 999], np.float32), [False, True])
@@ -51,67 +49,6 @@ def test_a_masked_array_is_refused_with_the_call_that_fills_it(make: Making, val
 
 
 @pytest.mark.parametrize(
-    ("dtype", "device", "call"),
-    [
-        (torch.complex32, "cpu", r"\.to\(torch\.complex64\)"),
-        (torch.bfloat16, "cpu", r"\.float\(\)"),
-        (torch.complex64, "meta", "a tensor with data"),
-    ],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
-def test_the_call_that_is_recommended_keeps_the_numbers_of_a_tensor(
-    dtype: torch.dtype, device: str, call: str
-) -> None:
-    tensor = torch.zeros(2, dtype=dtype, device=device)
-    for table in (ReplayBuffer(5), ReplayBuffer(5, {"x": Field((2,), "complex64")})):
-        with pytest.raises(SchemaError, match=f"'x' is a tensor of .*give (its )?{call}"):
-            table.add(x=tensor)
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        {"a.b": 1, "a": {"b": 2}},
-        {"a": {"b.c": 1, "b": {"c": 2}}},
-        {"a": {1: 1, "1": 2}},
-        {"a": (1, 2), "a.0": 3},
-    ],
-    ids=str,
-)
-def test_two_fields_that_are_called_alike_are_refused(writing: Making, step: Any) -> None:
-    with pytest.raises(SchemaError, match=r"give every field a name|cannot travel"):
-        writing.writer(writing.table(10, None)).append(step)
-
-
-def test_a_field_may_not_be_called_as_what_follows_another() -> None:
-    fields = {"obs": {"a": Field((), "int8", next="then")}, "then.a": "int8"}
-    with pytest.raises(SchemaError, match=r"'then\.a' is there more than once"):
-        ReplayBuffer(10, fields)
-
-
-def test_a_name_with_a_dot_may_be_followed() -> None:
-    table = ReplayBuffer(10, {"obs.a": Field((), "int8", next="then"), "terminated": "bool"})
-    for i in range(3):
-        table.add({"obs.a": i, "terminated": False})
-    assert table.get([0, 1])["then"].tolist() == [1, 2]
-
-
-@pytest.mark.parametrize(("axes", "more"), [(AXES, {}), (AXES - 1, {"stack": 2})])
-def test_a_field_without_room_for_the_axis_of_a_batch_is_refused(axes: int, more: Any) -> None:
-    with pytest.raises(SchemaError, match=f"'x' has {AXES + 1} axes"):
-        ReplayBuffer(10, {"x": Field((1,) * axes, **more)})
-
-
-def test_as_many_axes_as_fit_are_taken_and_a_view_that_adds_one_more_is_refused() -> None:
-    table = ReplayBuffer(10, {"x": Field((1,) * (AXES - 1)), "terminated": "bool"})
-    table.extend(x=np.zeros((2,) + (1,) * (AXES - 1), np.float32), terminated=np.ones(2, bool))
-    assert table.sample(2)["x"].ndim == AXES
-    with pytest.raises(SchemaError, match=f"'x' has {AXES + 1} axes"):
-        table.sample(1, view=Sequences(1))
-
-
-@pytest.mark.parametrize(
     "field",
     [Field((1 << 40,)), Field((1 << 70,)), Field((1 << 40, 0)), Field((0, 1 << 62), "int8")],
     ids=str,
@@ -123,31 +60,10 @@ def test_a_field_of_absurd_size_is_refused_before_anything_starts(field: Field) 
         ServerSettings.from_plain({"t": {"capacity": 10, "schema": {"x": field}}})
 
 
-@pytest.mark.parametrize("number", [1 << 64, 10**400])
-@pytest.mark.parametrize("name", ["length", "burn_in", "stride", "bootstrap", "dilation"])
-def test_a_view_of_absurd_length_is_refused(name: str, number: int) -> None:
-    with pytest.raises(ConfigError, match="at most"):
-        Sequences(**{"length": 2, name: number})
-    with pytest.raises(ConfigError, match="at most"):
-        Transitions(number, 0.5)
-    with pytest.raises(ConfigError, match="at most"):
-        Sequences(1 << 40, dilation=1 << 40)
-
-
 def episodes(**settings: Any) -> ReplayBuffer:
     table = ReplayBuffer(100, {"x": "int64", "terminated": "bool"}, seed=0, **settings)
     table.extend(x=np.arange(100), terminated=np.arange(100) % 5 == 4, stream=0)
     return table
-
-
-def test_whole_episodes_take_the_memory_of_their_steps_whatever_their_length_may_be() -> None:
-    view = Sequences(10**9, whole="ragged")
-    assert episodes().sample(4, view=view)["x"].shape == (20,)
-    assert episodes(view=view).sample(4)["offsets"].tolist() == [0, 5, 10, 15, 20]
-    table = episodes()
-    table.sample(1, view=view)
-    found = table.get([0, 1, 5], view=view)  # an episode begins at 0 and at 5
-    assert len(found["x"]) == 5 * 2
 
 
 @pytest.mark.parametrize("times", [0, 5])

@@ -4,7 +4,6 @@ for all, as an actor is.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -23,19 +22,6 @@ def rows(table: Table, most: int = 40) -> dict[str, Any]:
     return table.get(range(most))
 
 
-def test_a_writer_is_one(writing: Making) -> None:
-    writer = writing.writer(writing.table())
-    assert isinstance(writer, Writer)
-
-
-def test_it_says_its_stream_and_what_a_step_is(writing: Making) -> None:
-    table = writing.table()
-    assert writing.writer(table, ("left", 3)).stream == ("left", 3)
-    writer = writing.writer(table)
-    assert writer.stream != writing.writer(table).stream
-    assert writer.schema == table.schema
-
-
 def test_an_actor_moves_by_one_line(writing: Making) -> None:
     def act(writer: Writer) -> None:
         for n in range(3):
@@ -47,17 +33,6 @@ def test_an_actor_moves_by_one_line(writing: Making) -> None:
     table = writing.table(100, PLAIN)
     act(writing.writer(table))
     assert rows(table)["x"].tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_ids_come_back_where_the_table_gives_them(writing: Making) -> None:
-    writer = writing.writer(writing.table())
-    one, many = writer.append(x=1, reward=0.5), writer.extend(x=np.arange(3), reward=np.zeros(3))
-    if writing.kind.gives_ids:
-        assert isinstance(one, int)
-        assert many is not None
-        assert many.tolist() == [one + 1, one + 2, one + 3]
-    else:
-        assert one is many is None
 
 
 def test_a_step_is_a_dict_or_keywords(writing: Making) -> None:
@@ -112,39 +87,6 @@ def test_ends_are_false_unless_given(writing: Making) -> None:
     ]
 
 
-def test_ends_end_episodes_also_where_they_are_not_stored(writing: Making) -> None:
-    table = writing.table(100, {"reward": "float32"}, view=Transitions(3, 1.0))
-    writer = writing.writer(table)
-    writer.extend(reward=np.array([1.0, 2.0], np.float32), terminated=[False, True])
-    writer.extend(reward=np.array([4.0, 8.0], np.float32), truncated=np.array([False, True]))
-    writer.append(reward=16.0, terminated=True)
-    writer.flush()
-    assert rows(table)["reward"].tolist() == [3.0, 2.0, 12.0, 8.0, 16.0]
-
-
-@pytest.mark.slow
-def test_the_first_step_says_what_a_step_is_with_its_ends(writing: Making) -> None:
-    for first in ("append", "extend"):
-        table = writing.table(100, None)
-        writer = writing.writer(table)
-        one, many = {"x": 1}, {"x": np.array([1])}
-        writer.append(one) if first == "append" else writer.extend(many)
-        writer.append(one, terminated=True)
-        writer.extend(many, truncated=True)
-        writer.flush()
-        assert rows(table)["terminated"].tolist() == [False, True, False]
-        assert rows(table)["truncated"].tolist() == [False, False, True]
-
-
-def test_ends_of_another_number_of_rows_are_refused(writing: Making) -> None:
-    table = writing.table(100, PLAIN)
-    writer = writing.writer(table)
-    with pytest.raises(SchemaError, match=r"terminated has shape \[3\] for 2 rows"):
-        writer.extend(x=np.arange(2), terminated=np.zeros(3, np.bool_))
-    writer.flush()
-    assert len(table) == 0
-
-
 def test_the_observation_after_an_episode_is_a_keyword(writing: Making) -> None:
     table = writing.table(100, FOLLOWED)
     writer = writing.writer(table)
@@ -187,19 +129,6 @@ def test_numbers_strings_and_tuples_of_these_name_a_stream(writing: Making, name
     assert linked == {0.0: 1.0, 1.0: 2.0, 10.0: 11.0, **({} if name is None else {2.0: 50.0})}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [[1], {"a": 1}, np.arange(2), frozenset({1})], ids=repr)
-def test_what_names_no_stream_is_refused(writing: Making, name: Any) -> None:
-    table = writing.table()
-    writer = writing.writer(table)
-    with pytest.raises(ConfigError, match="stream="):
-        writer.append(x=1, reward=0.0, stream=name)
-    with pytest.raises(ConfigError, match="stream="):
-        writer.end_episode(stream=name)
-    writer.flush()
-    assert len(table) == 0
-
-
 def test_rows_of_a_batch_may_have_a_stream_each(writing: Making) -> None:
     table = writing.table(100, FOLLOWED)
     writer = writing.writer(table)
@@ -225,33 +154,6 @@ def test_rows_of_a_batch_may_have_a_stream_each(writing: Making) -> None:
         writer.extend(obs=np.zeros(3, np.float32), stream=["a", "b"])
 
 
-def test_the_episode_of_any_stream_is_ended_by_its_name(writing: Making) -> None:
-    table = writing.table(100, {"reward": "float32"}, view=Transitions(3, 1.0))
-    writer = writing.writer(table, "mine")
-    for reward in (1.0, 2.0):
-        writer.append(reward=reward)
-        writer.append(reward=10 * reward, stream="another")
-    writer.end_episode(stream="another", terminated=True)
-    writer.end_episode(stream="of no writer")
-    writer.flush()
-    assert sorted(rows(table)["reward"].tolist()) == [20.0, 30.0]
-    with pytest.raises(ConfigError, match="an episode ends in one way"):
-        writer.end_episode(terminated=True, truncated=True)
-
-
-def test_a_last_observation_that_nothing_shows_is_refused_whatever_the_stream(
-    writing: Making,
-) -> None:
-    table = writing.table()
-    writer = writing.writer(table)
-    writer.append(x=1, reward=0.5)
-    for stream in (None, "of no writer"):
-        with pytest.raises(SchemaError, match="final_obs is given"):
-            writer.end_episode(final_obs=1.0, stream=stream)
-    writer.flush()
-    assert len(table) == 1
-
-
 def test_close_ends_every_episode_that_the_writer_has_open(writing: Making) -> None:
     table = writing.table(100, {"reward": "float32"}, view=Transitions(3, 1.0))
     writer = writing.writer(table)
@@ -273,16 +175,6 @@ def test_close_ends_every_episode_that_the_writer_has_open(writing: Making) -> N
             call()
     with pytest.raises(ConfigError, match="timeout_s="):
         writer.close(timeout_s=-1)
-
-
-def test_an_end_of_several_values_is_refused_by_name(writing: Making) -> None:
-    table = writing.table(100, PLAIN)
-    writer = writing.writer(table)
-    writer.append(x=0)
-    with pytest.raises(SchemaError, match="field 'terminated' has shape"):
-        writer.append({"x": 1, "terminated": np.array([True, False])})
-    writer.flush()
-    assert rows(table)["x"].tolist() == [0]
 
 
 @pytest.mark.slow
@@ -308,49 +200,12 @@ def test_a_step_that_does_not_fit_is_refused_by_name(
     assert len(table) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
-def test_an_invalid_timeout_is_refused_and_nothing_is_written(writing: Making, value: Any) -> None:
-    table = writing.table()
-    writer = writing.writer(table)
-    for call in (
-        lambda: writer.append(x=1, reward=0.0, timeout_s=value),
-        lambda: writer.extend(x=np.arange(2), reward=np.zeros(2), timeout_s=value),
-        lambda: writer.end_episode(timeout_s=value),
-        lambda: writer.flush(timeout_s=value),
-        lambda: writer.close(timeout_s=value),
-    ):
-        with pytest.raises(ConfigError, match="timeout_s="):
-            call()
-    writer.flush()
-    assert len(table) == 0
-
-
 # -- vectors of environments -----------------------------------------------------------------------
 
 
 class Envs:
     num_envs = 2
     metadata = {"autoreset_mode": "next_step"}  # noqa: RUF012 - as Gymnasium has it
-
-
-def test_a_vector_of_environments_says_how_many_there_are(writing: Making) -> None:
-    table = writing.table(100, FOLLOWED)
-    with table.vector_writer(Envs()) as writer:
-        assert len(writer.streams) == 2
-    with pytest.raises(
-        ConfigError, match=r"a number does not say how .* give autoreset='next_step'"
-    ):
-        table.vector_writer(2)
-    with table.vector_writer(2, autoreset="next_step", streams=["a", ("b", 1)]) as writer:
-        assert writer.streams == ["a", ("b", 1)]
-    for wrong in (0, "2", object()):
-        with pytest.raises(ConfigError, match="envs="):
-            table.vector_writer(wrong, autoreset="next_step")
-    with pytest.raises(ConfigError, match="these environments say"):
-        table.vector_writer(Envs(), autoreset="same_step")
-    with pytest.raises(ConfigError, match="3 streams for 2 environments"):
-        table.vector_writer(2, autoreset="next_step", streams=[1, 2, 3])
 
 
 def test_each_environment_is_a_stream_and_resets_are_no_steps(writing: Making) -> None:

@@ -1,8 +1,8 @@
-"""A count that outlives its process: rows that went into a table, in a file that is mapped.
+"""A count that outlives its process: rows that went into a table, in a file.
 
 # NOTE [counts that outlive a kill]
-A process that is killed says nothing more. What it wrote to a shared mapping stays with the kernel,
-so the next process reads how far the killed one was, and names what its checkpoint does not have.
+A process that is killed says nothing more. What it wrote to a file stays with the kernel, so the
+next process reads how far the killed one was, and names what its checkpoint does not have.
 The count is written before rows are acknowledged, so it is never too small: rows whose
 acknowledgement was on its way are in it. After a power cut it may be an older one.
 
@@ -14,10 +14,8 @@ killed before its status is read.
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import struct
-import sys
 from pathlib import Path
 
 from async_loader.errors import ConfigError
@@ -52,38 +50,28 @@ class RowCount:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             _lock(self._fd, path)
-            there = os.pread(self._fd, _FORMAT.size + 1, 0)
-            self.before, self.lost = _read(there, path)
-            os.ftruncate(self._fd, _FORMAT.size)
-            self._map = mmap.mmap(self._fd, _FORMAT.size)
+            self.before, self.lost = _read(os.pread(self._fd, _FORMAT.size + 1, 0), path)
         except BaseException:
             os.close(self._fd)
             raise
-        # Each is one store of 8 bytes: a kill finds the old number or the new one.
-        self._words = memoryview(self._map).cast("Q")
-        self._words[0] = int.from_bytes(_MAGIC, sys.byteorder)
         self._said = -1
 
     def note(self, rows: int) -> None:
         """Write the count, if it has changed. Cheap."""
         if rows != self._said:
-            self._words[1] = self._said = rows
+            os.pwrite(self._fd, _FORMAT.pack(_MAGIC, rows, self.lost), 0)
+            self._said = rows
 
     def begin(self, rows: int, lost: int) -> None:
-        """Write what this process begins with, and what it has found to be ``lost``.
-
-        A kill in between has a loss counted twice rather than forgotten.
-        """
+        """Write what this process begins with, and what it has found to be ``lost``."""
         self.lost += lost
-        self._words[2] = self.lost
-        self._words[1] = self._said = rows
+        self.note(rows)
 
     def close(self) -> None:
         """Release the file. May be called again."""
-        if not self._map.closed:
-            self._words.release()
-            self._map.close()
-            os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def _lock(fd: int, path: Path) -> None:

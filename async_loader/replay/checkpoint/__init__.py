@@ -4,10 +4,9 @@
 
     TableState ──snapshot.py──▶ blocks ──writing.py──▶ tmp-.../data.bin, manifest.json
                                                          └──rename──▶ save-00000007/
-    TableState ◀──loading.py── blocks ◀──reading.py── folder.py: the saves, and their order
+    TableState ◀──loading.py── blocks ◀──reading.py── save-00000007/
 
-Nothing is pickled: manifests are JSON, everything else is arrays of numbers. Only disk.py changes
-the file system.
+Nothing is pickled: manifests are JSON, everything else is arrays of numbers.
 """
 
 from async_loader.replay.checkpoint.loading import load, load_into

@@ -9,22 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.errors import ConfigError, CorruptCheckpoint, SchemaError
-from async_loader.replay.array_types import Bytes, Ids
+from async_loader.errors import ConfigError, SchemaError
+from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
-from async_loader.replay.checkpoint import manifest, settings
-from async_loader.replay.checkpoint.compressed import put_back
-from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_remedy
-from async_loader.replay.checkpoint.snapshot import columns, index_type, row_parts
-from async_loader.replay.checkpoint.writing import PreviousSave, Saver
+from async_loader.replay.checkpoint import settings
+from async_loader.replay.checkpoint.manifest import name_of, schema_of
+from async_loader.replay.checkpoint.reading import Checkpoint
+from async_loader.replay.checkpoint.snapshot import assigned_in, columns, row_parts
+from async_loader.replay.checkpoint.writing import Saver
 from async_loader.replay.samplers.random_numbers import seeds_of
+from async_loader.replay.samplers.sampler import Sampler
 from async_loader.replay.stream_names import pass_over
+from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.rebuild import tell_again
 from async_loader.replay.table.sample import TableSampler
-from async_loader.replay.table.storage import StorageLayout
+from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.views import Sequences
 from async_loader.schema import Schema
 
 
@@ -35,11 +36,8 @@ def load(
     overrides: dict[str, Any],
 ) -> Any:
     """See `ReplayBuffer.from_checkpoint`. ``make`` is called as ReplayBuffer is."""
-    with open_chain(path, number) as checkpoint:
-        try:
-            return _Loading(checkpoint, overrides).into(make)
-        except CorruptCheckpoint as error:
-            raise with_remedy(error, checkpoint.root, checkpoint.newest.number) from None
+    with contextlib.closing(Checkpoint.find(path, number)) as checkpoint:
+        return _Loading(checkpoint, overrides).into(make)
 
 
 def load_into(
@@ -50,20 +48,27 @@ def load_into(
     number: int | None,
     timeout_s: float | None,
 ) -> None:
-    """See `ReplayBuffer.load`."""
+    """See `ReplayBuffer.load`.
+
+    Whatever can be refused is refused before any change. The files have been verified; one that
+    changes afterwards leaves the table empty, and so may Ctrl-C.
+    """
     try:
-        with saver.alone(path, timeout_s), open_chain(path, number) as checkpoint:
+        with (
+            saver.alone(path, timeout_s),
+            contextlib.closing(Checkpoint.find(path, number)) as checkpoint,
+        ):
             table_state.check_open()
-            try:
-                checkpoint.verify()
-                _Loading(
-                    checkpoint, {"sampler": table_state.sampler, "remover": table_state.remover}
-                ).replace(table_state, table_sampler, saver)
-            except CorruptCheckpoint as error:
-                found = with_remedy(error, checkpoint.root, checkpoint.newest.number)
-                for note in getattr(error, "__notes__", ()):
-                    found.add_note(note)
-                raise found from None
+            for _ in checkpoint.blocks("rows", "column", "ring"):
+                continue
+            loading = _Loading(
+                checkpoint, {"sampler": table_state.sampler, "remover": table_state.remover}
+            )
+            loading.samplers()
+            with table_state.lock:
+                table_state.own_alone()
+                loading.replace(table_state)
+                table_sampler.forget()
     finally:
         saver.ended()
 
@@ -71,21 +76,29 @@ def load_into(
 class _Loading:
     def __init__(self, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
         self._from, self._given = checkpoint, overrides
-        self._saved = checkpoint.newest.settings
+        self._saved, self._table = checkpoint.manifest.settings, checkpoint.manifest.table
         self._kept: dict[str, bool] = {}  # by role: whether the sampler goes on where it was
+
+    def samplers(self) -> dict[str, Any]:
+        """Return the sampler and the remover of the loaded table."""
+        found = {}
+        for role in ("sampler", "remover"):
+            saved, given = self._saved[role], self._given.get(role)
+            found[role] = settings.settings_of(saved, role) if given is None else given
+            self._kept[role] = given is None or settings.settings_json(given) == saved
+        return found
 
     def into(self, make: Callable[..., Any]) -> Any:
         given, saved = self._given, self._saved
-        samplers = {role: self._sampler(role) for role in ("sampler", "remover")}
         capacity = given.get("capacity", saved["capacity"])
         max_bytes: Any = given.get("max_bytes", None if "capacity" in given else saved["max_bytes"])
         buffer = make(
             f"{max_bytes}B" if capacity is None else capacity,
-            **samplers,
+            **self.samplers(),
             limiter=given["limiter"]
             if "limiter" in given
             else settings.limiter_of(saved["limiter"]),
-            view=given["view"] if "view" in given else settings.view_of(saved.get("view")),
+            view=given["view"] if "view" in given else settings.settings_of(saved["view"], "view"),
             max_times_sampled=given.get("max_times_sampled", saved["max_times_sampled"]),
             seed=given.get("seed"),
             disk=given.get("disk"),
@@ -95,22 +108,14 @@ class _Loading:
         if "seed" not in given:
             # The samplers get the seeds that they had, and later sources get new ones.
             table_state.seeds = seeds_of(saved["seeds"], 0)
-        if self._from.newest.table is not None:
+        if self._table is not None:
             with table_state.lock:
-                self._fill(table_state, buffer._saver, "capacity" in given or "max_bytes" in given)
+                self._fill(table_state, "capacity" in given or "max_bytes" in given)
         if "seed" not in given:
             table_state.seeds = seeds_of(saved["seeds"])
         return buffer
 
-    def _sampler(self, role: str) -> Any:
-        saved = self._saved[role]
-        if role not in self._given:
-            self._kept[role] = True
-            return settings.sampler_of(saved, role)
-        self._kept[role] = settings.sampler_json(self._given[role]) == saved
-        return self._given[role]
-
-    def _fill(self, table_state: TableState, saver: Saver, other_size: bool) -> None:
+    def _fill(self, table_state: TableState, other_size: bool) -> None:
         """Allocate the table, and fill it. Under the lock."""
         schema, was = self._schema_and_layout()
         layout = table_state.layout_of(schema) if other_size else was
@@ -119,49 +124,29 @@ class _Loading:
             layout = StorageLayout.of(schema, was.capacity, was.spare, layout.ring[1])
         table_state.allocate(schema, layout)
         self._check(table_state, same)
-        self._put(table_state, saver, was, same)
+        self._put(table_state, was)
         table_state.go_on(0)
         self._follow(table_state)
 
-    def replace(self, table_state: TableState, table_sampler: TableSampler, saver: Saver) -> None:
-        """Replace the table's contents.
-
-        Whatever can be refused is refused before any change. The files have been verified; one that
-        changes afterwards leaves the table empty, and so may Ctrl-C.
-        """
-        for role in ("sampler", "remover"):
-            self._sampler(role)
-        with table_state.lock:
-            table_state.own_alone()
-            if not table_state.ready:
-                if self._from.newest.table is not None:
-                    self._fill(table_state, saver, other_size=True)
-            else:
-                self._replace(table_state, saver)
-            table_state.seeds = seeds_of(self._saved["seeds"])
-            table_sampler.forget()
+    def replace(self, table_state: TableState) -> None:
+        """Replace the table's contents. Under the lock."""
+        if table_state.ready:
+            self._replace(table_state)
+        elif self._table is not None:
+            self._fill(table_state, other_size=True)
+        table_state.seeds = seeds_of(self._saved["seeds"])
 
     def _schema_and_layout(self) -> tuple[Schema, StorageLayout]:
         saved = self._table
-        schema = manifest.schema_of(saved["schema"])
-        return schema, StorageLayout.of(
-            schema,
-            self._saved["capacity"],
-            saved["rows"] - self._saved["capacity"],
-            saved["ring"][2] if "ring" in saved else None,
-        )
-
-    @property
-    def _table(self) -> dict[str, Any]:
-        saved = self._from.newest.table
         assert saved is not None
-        return saved
+        schema, capacity = schema_of(saved["schema"]), self._saved["capacity"]
+        ring = saved["ring"][2] if "ring" in saved else None
+        return schema, StorageLayout.of(schema, capacity, saved["rows"] - capacity, ring)
 
-    def _replace(self, table_state: TableState, saver: Saver) -> None:
+    def _replace(self, table_state: TableState) -> None:
         table = table_state.table
         lookahead, layout = int(table.g[LOOKAHEAD]), table.storage.layout
-        saver.last = None
-        if self._from.newest.table is None:  # it was saved before its first step
+        if self._table is None:  # it was saved before its first step
             table_state.begin_again()
             table_state.go_on(lookahead)
             return
@@ -171,15 +156,13 @@ class _Loading:
                 f"the checkpoint's steps are ({schema}), and the table's are "
                 f"({table_state.schema}): use ReplayBuffer.from_checkpoint"
             )
-        same = (layout.capacity, layout.rows) == (was.capacity, was.rows)
-        self._check(table_state, same)
+        self._check(table_state, (layout.capacity, layout.rows) == (was.capacity, was.rows))
         table.storage.loading = True  # readers of other processes wait
         try:
             table_state.begin_again()
-            self._put(table_state, saver, was, same)
+            self._put(table_state, was)
         except BaseException as error:
             table_state.begin_again()
-            saver.last = None
             error.add_note(
                 "this came after the table's own steps had been taken out: the table is empty now"
             )
@@ -189,31 +172,33 @@ class _Loading:
             table_state.go_on(lookahead)
         self._follow(table_state)
 
-    def _put(self, table_state: TableState, saver: Saver, was: StorageLayout, same: bool) -> None:
+    def _put(self, table_state: TableState, was: StorageLayout) -> None:
         """Fill an empty table. Under the lock."""
         table, saved = table_state.table, self._table
-        targets, first = self._rows(table, was)
-        there = targets >= 0
-        known = self._from.columns()
-        for name, array in columns(table).items():
-            if (raw := known.get(name)) is not None:
-                array[targets[there]] = raw.view(array.dtype)[there]
-        streams = {manifest.name_of(name): last for name, last in saved["streams"]}
+        assert saved is not None
+        self._targets, first = self._rows(table, was)
+        self._columns = {about["name"]: raw for about, raw in self._from.blocks("column")}
+        for name, array in columns(table_state).items():
+            self._fill_column(name, array)
+        streams = {name_of(name): last for name, last in saved["streams"]}
         pass_over(streams)
-        roles = [("sampler", table_state.sampler), ("remover", table_state.remover)]
-        for role, one in roles:
-            state = self._state(role, self._from.newest.samplers.get(role))
+        known: list[tuple[Sampler, dict[str, Any]]] = []
+        for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
+            state = self._state(role, self._from.manifest.samplers.get(role))
             if state is not None and (role == "sampler" or table.free is not None):
                 one.restore(state)
+                known.append((one, state))
         table.restore(saved, streams, first)
+        for one, state in known:  # what it gave by itself is not the largest that was given
+            one.restore(state)
         if table_state.limits is not None:
             table_state.limits.needed = saved["needed"]
         table_state.carry_account(settings.limiter_of(self._saved["limiter"]))
-        saver.last = (
-            PreviousSave(self._from.root, self._from.newest)
-            if same and self._kept["remover"] and table.ring is None  # which has other positions
-            else None
-        )
+
+    def _fill_column(self, name: str, array: Array) -> None:
+        there = self._targets >= 0
+        if (raw := self._columns.get(name)) is not None:
+            array[self._targets[there]] = raw.view(array.dtype)[there]
 
     def _state(self, role: str, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the state that a sampler goes on with, if it is made as the saved one was."""
@@ -223,25 +208,26 @@ class _Loading:
 
     def _follow(self, table_state: TableState) -> None:
         """Make the samplers of views of sequences that the table lacks. Under the lock."""
-        for saved, state in self._from.newest.samplers.get("sequences", ()):
-            view = settings.view_of(saved)
-            assert isinstance(view, Sequences)
-            known = table_state.sequence_samplers.get(view)
+        for saved, state in self._from.manifest.samplers["sequences"]:
+            view = settings.settings_of(saved, "view")
+            one = table_state.sequence_samplers.get(view)
             state = self._state("sampler", state)
-            if known is None:
+            if one is None:
                 with contextlib.suppress(ConfigError):  # with another capacity it cannot show them
-                    table_state.follow(view, state)
-            elif state is not None:
-                known.restore(state)
-                tell_again(table_state.table, known)
+                    one = table_state.follow(view, state)
+                    self._fill_column(assigned_in(view), one.assigned)
+            if one is not None and state is not None:
+                one.restore(state)
+                tell_again(table_state.table, one)
+                one.restore(state)
 
     def _check(self, table_state: TableState, same: bool) -> None:
         table, saved = table_state.table, self._table
+        assert saved is not None
         if not saved["ordered"] and table.free is None:
             raise ConfigError(
-                "this checkpoint's rows were taken out of order by "
-                f"{self._saved['remover']['$class']}, and {table_state.remover!r} "
-                "overwrites them in order: pass another remover"
+                "this checkpoint's rows were taken out of order by its remover, and "
+                f"{table_state.remover!r} overwrites them in order: pass another remover"
             )
         if not saved["ordered"] and not same:
             raise ConfigError(
@@ -268,26 +254,34 @@ class _Loading:
         written, and later versions than readers have seen: see kernels, NOTE [row lock].
         """
         storage, saved = table.storage, self._table
+        assert saved is not None
         layout, parts = storage.layout, row_parts(storage)
         names = np.full(layout.rows, -1, np.int64)
         flags = storage.heads()[:, FLAGS // 8].copy()
         targets = np.full(was.rows, -1, np.int64)
-        for block in self._from.rows([part.shape[1] for part in parts], was.rows, index_type(was)):
-            ids = np.ascontiguousarray(block.parts[0][:, :8]).view(np.int64)[:, 0] - 1
-            found = np.where(ids >= 0, block.rows, -1)
-            if saved["ordered"]:
-                kept = (ids >= 0) & (ids >= saved["cursor"] - min(was.rows, layout.rows))
-                found = np.where(kept, ids % layout.rows, -1)
-            targets[block.rows] = found
-            there = found >= 0
-            where = found[there]
-            names[where] = ids[there]
-            block.parts[0] = _without_ids(block.parts[0], flags[np.maximum(found, 0)])
-            for part, values in zip(parts, block.parts, strict=True):
-                part[where] = values if there.all() else values[there]
+        for about, raw in self._from.blocks("rows"):
+            count, start = about["count"], about["start"]
+            if start is None:
+                rows, raw = raw[: 8 * count].view(np.int64), raw[8 * count :]
+            else:
+                rows = np.arange(start, start + count)
+            end, ids, found = 0, rows, rows
+            for part in parts:
+                begin, end = end, end + count * part.shape[1]
+                values = raw[begin:end].reshape(count, part.shape[1])
+                if begin == 0:
+                    ids = np.ascontiguousarray(values[:, :8]).view(np.int64)[:, 0] - 1
+                    found = np.where(ids >= 0, rows, -1)
+                    if saved["ordered"]:
+                        kept = ids >= max(0, saved["cursor"] - min(was.rows, layout.rows))
+                        found = np.where(kept, ids % layout.rows, -1)
+                    values = _without_ids(values, flags[np.maximum(found, 0)])
+                there = found >= 0
+                part[found[there]] = values[there]
+            targets[rows], names[found[there]] = found, ids[there]
         first = 0
         if table.ring is not None:
-            first = put_back(storage, table.ring, self._from, saved["ring"][:2], names)
+            first = _put_values(storage, table.ring, self._from, saved["ring"][:2], names)
         table.publish(names)
         return targets, first
 
@@ -303,3 +297,54 @@ def _without_ids(packed: Bytes, before: Ids) -> Bytes:
     version = (np.maximum(flags, before) // (2 * VERSION_ONE) + 1) * (2 * VERSION_ONE)
     words[:, FLAGS // 8] = flags % VERSION_ONE + version
     return made
+
+
+def _put_values(
+    storage: Storage, ring: CompressedRing, checkpoint: Checkpoint, saved: list[int], ids: Ids
+) -> int:
+    """Put the compressed values of loaded rows into the ring one behind the other, whatever its
+    size, and point the rows to them.
+
+    A save holds the bytes of the ring by their positions; the values of steps that have left the
+    table meanwhile may be among them, and torn.
+
+    Parameters
+    ----------
+    saved : [int, int]
+        The floor and the head of the saved ring.
+    ids : int64 array [rows]
+        Of the rows, -1 for those that hold nothing. Rows that are being read have none yet.
+
+    Returns
+    -------
+    int
+        The first id whose values, and those of all later ones, have room; 0 if all have.
+    """
+    floor, head = saved
+    found = np.zeros(head - floor, np.uint8)
+    for about, data in checkpoint.blocks("ring"):
+        start = about["start"] - floor
+        low = max(0, -start)
+        found[start + low : max(0, start + len(data))] = data[low:]
+    rows = np.argsort(ids, kind="stable")
+    rows = rows[ids[rows] >= 0]
+    coded = [(i, one) for i, one in enumerate(storage.layout.schema.fields) if one.codec]
+    cells, limits = [storage.cell(i) for i, _ in coded], [one.nbytes for _, one in coded]
+    places = np.stack([cell[rows] for cell in cells], axis=1)  # [rows, fields, 2]
+    counts = places[:, :, 1]
+    there = (places[:, :, 0] >= floor) & (counts > 0) & (counts <= limits)
+    there &= places[:, :, 0] + counts <= head
+    room = np.where(there, (counts + 7) // 8 * 8, 0)
+    after = room.sum(axis=1)[::-1].cumsum()[::-1]  # of a row and all later ones
+    fits = after <= ring.most
+    there &= fits[:, None]
+    room = np.where(there, room, 0)
+    base = ring.begin_above(head)
+    positions = np.where(there, base + (room.cumsum() - room.reshape(-1)).reshape(room.shape), -1)
+    ring.put_back(found, positions[there], places[:, :, 0][there] - floor, counts[there])
+    first = np.where(there, positions, base + int(room.sum())).min(axis=1)
+    ring.note(rows, np.where(there.any(axis=1), first, base), base + int(room.sum()))
+    for at, cell in enumerate(cells):  # a position below the floor says that a value is gone
+        cell[rows, 0] = positions[:, at]
+        cell[rows, 1] = np.where(there, counts, 1)[:, at]
+    return 0 if fits.all() else int(ids[rows[int(np.argmax(fits))]])

@@ -6,9 +6,10 @@ import collections
 import json
 import sys
 import zlib
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,19 +21,8 @@ from async_loader.schema import Field, Schema
 _KINDS: dict[str, type] = {"dict": dict, "list": list, "tuple": tuple}
 
 
-def names_json(names: Iterable[Hashable]) -> list[Any]:
-    """Convert the names of streams to JSON.
-
-    Raises
-    ------
-    ConfigError
-        For one that JSON does not hold: streams are found again by their names.
-    """
-    return [lasting_json(name) for name in names]
-
-
 def name_of(saved: object) -> Hashable:
-    """Convert one name of `names_json` back."""
+    """Convert the name of a stream back from JSON, see `lasting_json`."""
     return tuple(name_of(one) for one in saved) if isinstance(saved, list) else saved
 
 
@@ -50,7 +40,7 @@ def _node(node: tree.Structure) -> Any:
         return None
     kind = node.kind.__name__
     known = kind if node.kind in (dict, list, tuple) else f"namedtuple {kind}"
-    return [known, names_json(node.keys), [_node(child) for child in node.children]]
+    return [known, list(map(lasting_json, node.keys)), list(map(_node, node.children))]
 
 
 def schema_of(saved: dict[str, Any]) -> Schema:
@@ -76,22 +66,19 @@ def _node_of(saved: Sequence[Any] | None) -> tree.Structure:
     if saved is None:
         return None
     known, keys, children = saved
-    names = tuple(name_of(key) for key in keys)
-    below = tuple(_node_of(child) for child in children)
-    if known in _KINDS:
-        return tree.Node(_KINDS[known], names, below)
-    return tree.Node(
-        collections.namedtuple(known.removeprefix("namedtuple "), map(str, names)), names, below
+    names = tuple(map(name_of, keys))
+    kind = _KINDS.get(known) or collections.namedtuple(
+        known.removeprefix("namedtuple "), map(str, names)
     )
+    return tree.Node(kind, names, tuple(map(_node_of, children)))
 
 
-FORMAT = 3
+FORMAT = 4
+MANIFEST, DATA = "manifest.json", "data.bin"
 _HEAD, _TAIL = '{"crc32":"%08x","manifest":', "}\n"
-_HEAD_BYTES = len(_HEAD % 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """A block of a data file.
 
     Attributes
@@ -118,13 +105,6 @@ class Manifest:
     ----------
     number : int
         Counts up within a folder.
-    kind : "full" | "incremental"
-    token : str
-        No other save has it.
-    chain : list of [int, int]
-        Saves that this one rests on, the full one first: number, and checksum of the manifest.
-    nbytes : int
-        Of the data file.
     settings : dict
         What the table was made with.
     table : dict | None
@@ -136,70 +116,55 @@ class Manifest:
     """
 
     number: int
-    kind: str
-    token: str
-    chain: list[list[int]]
-    nbytes: int
     settings: dict[str, Any]
     table: dict[str, Any] | None
     samplers: dict[str, Any]
     blocks: list[Block]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data file."""
+        return sum(block.nbytes for block in self.blocks)
+
     def text(self) -> str:
         """Return the text of manifest.json."""
-        body = self._body()
+        values = {name: getattr(self, name) for name in self.__slots__}
+        body = json.dumps({"format": FORMAT, "byteorder": sys.byteorder, **values})
         return _HEAD % zlib.crc32(body.encode()) + body + _TAIL
 
-    def _body(self) -> str:
-        body = {
-            "format": FORMAT,
-            "byteorder": sys.byteorder,
-            **{name: getattr(self, name) for name in self.__slots__},
-        }
-        body["blocks"] = [list(asdict(block).values()) for block in self.blocks]
-        return json.dumps(body, separators=(",", ":"))
-
-    @property
-    def crc32(self) -> int:
-        """Return the checksum of the text."""
-        return zlib.crc32(self._body().encode())
-
     @classmethod
-    def of(cls, raw: bytes, file: object) -> Manifest:
-        """Parse the bytes of manifest.json.
+    def read(cls, file: Path) -> Manifest:
+        """Read a manifest.json.
 
         Raises
         ------
         CorruptCheckpoint
-            Names ``file`` and says what is wrong with it.
+            Names the file and says what is wrong with it.
+        FileNotFoundError
         """
-        body = raw[_HEAD_BYTES : -len(_TAIL)]
+        raw = file.read_bytes()
+        body = raw[len(_HEAD % 0) : -len(_TAIL)]
         if raw != (_HEAD % zlib.crc32(body)).encode() + body + _TAIL.encode():
             raise CorruptCheckpoint(
                 f"{file}: its text does not have the checksum that it states: it was changed or "
                 "cut off"
             )
         try:
-            read = json.loads(body)
-            version, order = read.pop("format"), read.pop("byteorder")
+            saved = json.loads(body)
+            version, order = saved.pop("format"), saved.pop("byteorder")
+            if version != FORMAT:
+                raise CorruptCheckpoint(
+                    f"{file}: is of format {version}, and this version reads {FORMAT}: load it "
+                    "with the version that wrote it"
+                )
+            if order != sys.byteorder:
+                raise CorruptCheckpoint(
+                    f"{file}: was written on a {order}-endian machine, and this one is "
+                    f"{sys.byteorder}-endian"
+                )
+            saved["blocks"] = [Block(*block) for block in saved["blocks"]]
+            return cls(**saved)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CorruptCheckpoint(
-                f"{file}: this is no manifest of a checkpoint: {error!r}"
-            ) from error
-        if version != FORMAT:
-            raise CorruptCheckpoint(
-                f"{file}: is of format {version}, and this version reads {FORMAT}: load it with "
-                "the version that wrote it"
-            )
-        if order != sys.byteorder:
-            raise CorruptCheckpoint(
-                f"{file}: was written on a {order}-endian machine, and this one is "
-                f"{sys.byteorder}-endian"
-            )
-        try:
-            read["blocks"] = [Block(*block) for block in read["blocks"]]
-            return cls(**read)
-        except (KeyError, TypeError) as error:
             raise CorruptCheckpoint(
                 f"{file}: this is no manifest of a checkpoint: {error!r}"
             ) from error

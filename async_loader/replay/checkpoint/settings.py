@@ -2,129 +2,56 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from async_loader.errors import ConfigError
 from async_loader.replay import samplers
-from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.rate_limiter import Queue, RateLimiter
-from async_loader.replay.views import Sequences, Transitions, View
+from async_loader.replay.views import Sequences, Transitions
 
-if TYPE_CHECKING:
-    from async_loader.replay.table.table_state import TableState
-
-_CLASS = "$class"
+_KNOWN: dict[str, Any] = {name: getattr(samplers, name) for name in samplers.__all__}
+_KNOWN |= {"Transitions": Transitions, "Sequences": Sequences}
 
 
-def lasting_json(table_state: TableState) -> dict[str, Any]:
-    """Convert the fixed settings of a table to JSON."""
-    return {
-        "capacity": table_state.capacity,
-        "max_bytes": None if table_state.ready else table_state.max_bytes,
-        "max_times_sampled": table_state.max_times_sampled,
-        "sampler": sampler_json(table_state.sampler),
-        "remover": sampler_json(table_state.remover),
-        "view": view_json(table_state.view),
-    }
-
-
-def view_json(view: View | None) -> Any:
-    """Convert a view's settings to JSON."""
-    if view is None:
-        return None
-    if isinstance(view, Hindsight):
-        return {"hindsight": _hindsight_text(view)}
-    if isinstance(view, Sequences):
-        settings = dataclasses.asdict(view)
-        if view.whole:
-            del settings["stride"]
-        return {"sequences": settings}
-    return {"n_steps": view.n_steps, "gamma": float(view.gamma), "reward": view.reward}
-
-
-def view_of(saved: Mapping[str, Any] | None) -> View | None:
-    """Make the view of `view_json`.
-
-    Raises
-    ------
-    ConfigError
-        For one that has functions: then a view has to be passed.
-    """
-    if saved is None:
-        return None
-    if "hindsight" in saved:
-        raise ConfigError(
-            "the checkpoint's table shows hindsight goals, whose functions are not saved: pass "
-            f"view={saved['hindsight']}, or another view"
-        )
-    if "sequences" in saved:
-        return Sequences(**saved["sequences"])
-    return Transitions(saved["n_steps"], saved["gamma"], reward=saved["reward"])
-
-
-def _hindsight_text(view: Hindsight) -> str:
-    """Return the call that makes the view, with its functions by their names."""
-    settings = []
-    for field in dataclasses.fields(view):
-        value = getattr(view, field.name)
-        text = getattr(value, "__name__", type(value).__name__) if callable(value) else repr(value)
-        settings.append(f"{field.name}={text}")
-    return f"Hindsight({', '.join(settings)})"
-
-
-def sampler_json(sampler: object) -> dict[str, Any]:
-    """Convert the class of a sampler and its settings to JSON; ``None`` for settings that cannot
-    be.
+def settings_json(value: object) -> dict[str, Any]:
+    """Convert the class of a sampler or a view and its settings to JSON; what cannot be converted,
+    to its text.
     """
     try:
-        made: dict[str, Any] = _encoded(sampler)
-        return made
+        return {"value": _encoded(value)}
     except ConfigError as error:
-        kind = type(sampler)
-        return {
-            _CLASS: f"{kind.__module__}.{kind.__qualname__}",
-            "settings": None,
-            "why": str(error),
-        }
+        return {"text": repr(value), "why": str(error)}
 
 
-def sampler_of(saved: dict[str, Any], role: str) -> Any:
-    """Make a new sampler of the saved class and settings.
+def settings_of(saved: dict[str, Any], role: str) -> Any:
+    """Make what `settings_json` has converted.
 
     Raises
     ------
     ConfigError
-        If the class is not one of the package: then a sampler has to be passed.
+        If the class is not one of the package, or has functions: then one has to be passed.
     """
-    if saved["settings"] is None:
+    if "text" in saved:
         raise ConfigError(
-            f"the checkpoint was saved with the {role} {saved[_CLASS]}, and {saved['why']}: pass "
+            f"the checkpoint was saved with the {role} {saved['text']}, and {saved['why']}: pass "
             f"{role}=..., made as it was then"
         )
-    return _decoded(saved)
+    return _decoded(saved["value"])
 
 
 def _encoded(value: object) -> Any:
-    """Convert a value to JSON. Objects of the package become the settings
-    that make an equal one.
-    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
         return [_encoded(one) for one in value]
     kind = type(value)
-    if getattr(samplers, kind.__name__, None) is not kind:
-        raise ConfigError(f"{kind.__qualname__} is no class of async_loader.replay.samplers")
-    settings = {}
-    for name in inspect.signature(kind).parameters:
-        if not hasattr(value, name):
-            raise ConfigError(f"a {kind.__qualname__} does not say what its {name} was")
-        settings[name] = _encoded(getattr(value, name))
-    return {_CLASS: kind.__name__, "settings": settings}
+    if _KNOWN.get(kind.__name__) is not kind:
+        raise ConfigError(f"{kind.__qualname__} is no class that a checkpoint can name")
+    names = inspect.signature(kind).parameters
+    return {"$class": kind.__name__, **{name: _encoded(getattr(value, name)) for name in names}}
 
 
 def _decoded(value: object) -> Any:
@@ -132,13 +59,12 @@ def _decoded(value: object) -> Any:
         return [_decoded(one) for one in value]
     if not isinstance(value, dict):
         return value
-    kind = getattr(samplers, value[_CLASS], None)
-    if not inspect.isclass(kind) or value[_CLASS] not in samplers.__all__:
+    kind, *_ = value.values()
+    if kind not in _KNOWN:
         raise ConfigError(
-            f"the checkpoint names the class {value[_CLASS]!r}, and this version has none of that "
-            "name"
+            f"the checkpoint names the class {kind!r}, and this version has none of that name"
         )
-    return kind(**{name: _decoded(one) for name, one in value["settings"].items()})
+    return _KNOWN[kind](**{k: _decoded(one) for k, one in value.items() if k != "$class"})
 
 
 def limiter_json(limiter: RateLimiter | None) -> Any:

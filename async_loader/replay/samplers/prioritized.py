@@ -117,13 +117,16 @@ class Prioritized(Binding):
     def insert(self, rows: Rows, priority: Priorities) -> None:
         if self._most is None and len(rows) == 1 and priority[0] != priority[0]:
             mass = self._new_mass()
+            priority[0] = self._ever.new
         elif self._most is None:
             mass = self._mass(self._ever.fill(priority))
         else:
             top = -self._most.root
-            mass = np.where(
-                np.isnan(priority), top if 0 < top < np.inf else 1.0, self._mass(priority)
-            )
+            if not 0 < top < np.inf or not self.alpha:
+                top = 1.0
+            new = top ** (1 / self.alpha) - self.eps if self.alpha else 1.0
+            priority[np.isnan(priority)] = max(0.0, new)
+            mass = self._mass(priority)
         self._set(rows, mass)
 
     def _new_mass(self) -> Floats:

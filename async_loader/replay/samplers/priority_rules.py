@@ -97,16 +97,21 @@ class MaxEver:
         if priority == priority and (self.largest is None or priority > self.largest):
             self.largest = priority
 
+    @property
+    def new(self) -> float:
+        """What an item without a priority gets."""
+        return 1.0 if self.largest is None else self.largest
+
     def fill(self, priority: Priorities) -> Priorities:
-        """Return the priorities, with the largest one ever given, these
-        included, in place of NaN.
-        """
+        """Put the largest priority ever given, these included, in place of NaN. Return them."""
         self.see(priority)
-        new = 1.0 if self.largest is None else self.largest
         # adding one at a time is the usual case, and each call into numpy takes a microsecond
         if len(priority) == 1:
-            return np.array((new,)) if priority[0] != priority[0] else priority
-        return np.where(np.isnan(priority), new, priority)
+            if priority[0] != priority[0]:
+                priority[0] = self.new
+        else:
+            priority[np.isnan(priority)] = self.new
+        return priority
 
 
 @cache

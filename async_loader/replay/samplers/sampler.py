@@ -157,7 +157,10 @@ class Sampler(Protocol):
         """
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
-        """Add new items, in the order of their insertion. NaN: no priority was given."""
+        """Add new items, in the order of their insertion. NaN: no priority was given; what the
+        sampler puts in its place is what `insert` gets when the table tells it of the item again,
+        as after a load.
+        """
 
     def remove(self, rows: Rows) -> None:
         """Remove items. Rows that hold none may be among them: after an interrupted call (Ctrl-C)

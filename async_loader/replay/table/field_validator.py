@@ -85,7 +85,7 @@ class FieldValidator:
             self._refuse_unheld(value)
             raise SchemaError(
                 f"field {self.field.name!r} is {_said(value)}, not a numpy array or a tensor: "
-                "extend() takes one array [rows, ...] per field (np.asarray for lists, add() for "
+                "many steps are one array [rows, ...] per field (np.asarray for lists, add() for "
                 "one step)"
             )
         if array.ndim == 0 or array.shape[1:] != self.field.shape:

@@ -76,6 +76,8 @@ class TableItems:
         self.last = np.full(_FIRST_STREAMS, -1, np.int64)
         self._born, self._died = (np.empty(2 * rows, np.int64) for _ in range(2))
         self.given: Floats = _NO_FLOATS
+        # What the first of those that use priorities gave to items that came without one.
+        self.assigned: Floats = _NO_FLOATS
         self._passed = NO_ROWS
         self.times = np.zeros(rows if max_times_sampled else 0, np.int64)
         # See kernels: new items, ended items, two answers, rows of PASSED.
@@ -127,7 +129,8 @@ class TableItems:
         g, layout = self.g, self.storage.layout
         self.items.alive[:] = 0
         self.ids[:] = self.last[:] = -1
-        self.given[:], self.times[:] = np.nan, 0
+        self.given[:] = self.assigned[:] = np.nan
+        self.times[:] = 0
         self.streams = {name: n for name, n in self.streams.items() if n in self._held}
         taken = set(self.streams.values())
         self._numbers = 1 + max(taken, default=-1)
@@ -201,7 +204,7 @@ class TableItems:
             # a row that is written, and the end of an episode, note few each; see kernels.settle
             self._passed = np.empty(6 * rows, np.int64)
         if self.prioritized and not len(self.given):
-            self.given = np.full(rows, np.nan)
+            self.given, self.assigned = np.full(rows, np.nan), np.full(rows, np.nan)
         self._point()
 
     def attach(self, sampler: Sampler) -> None:
@@ -265,7 +268,10 @@ class TableItems:
             if self._most:
                 self.times[rows] = 0
             for one in self._told:
-                one.insert(rows, self.given_to(rows))
+                priority = self.given_to(rows)
+                one.insert(rows, priority)
+                if self.prioritized and one is self.prioritized[0]:
+                    self.assigned[rows] = priority
         if passed:
             for sampler in self._told_of_passed:
                 sampler.passed(self._passed[:passed])

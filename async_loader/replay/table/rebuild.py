@@ -17,6 +17,7 @@ import numpy as np
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.table.sequence_sampler import SequenceSampler
 
 Items: TypeAlias = Any
 """A `TableItems`, whose file uses this one."""
@@ -80,6 +81,8 @@ def rebuild(table: Items) -> None:
         table.times[table._born[: changes[0]]] = 0
         worn = np.flatnonzero((items.alive != 0) & (table.times >= most))
         k.remove(g, worn, np.zeros_like(changes))
+    if len(table.assigned):
+        table.assigned[table._born[: changes[0]]] = np.nan
     changes[:] = 0
     odd = np.flatnonzero(heads[:, r.FLAGS // 8] & r.VERSION_ONE)
     if len(odd) and not table._parted:  # rows that were being patched
@@ -125,6 +128,9 @@ def tell_all(table: Items, sampler: Sampler) -> None:
     """Tell a new sampler of all items."""
     there = in_order(table)
     priority = table.given_to(there)
+    if sampler.prioritized:
+        priority = np.where(np.isnan(priority), table.assigned[there], priority)
+    told = sampler.assigned[there] if isinstance(sampler, SequenceSampler) else None
     sampler.insert(there, priority)
     if hasattr(sampler, "passed"):  # deleted steps whose turn to become items has come
         flags = table.storage.heads()[:, r.FLAGS // 8]
@@ -132,7 +138,10 @@ def tell_all(table: Items, sampler: Sampler) -> None:
         rows = complete(table, np.flatnonzero(deleted), int(table.g[r.LOOKAHEAD]))
         sampler.passed(rows[np.argsort(table.ids[rows], kind="stable")])
     if sampler.prioritized:
-        later = np.signbit(table.given[there])  # sequences have these from their first step
+        # sequences that are new to their sampler have these from their first step
+        later = np.signbit(table.given[there])
+        if told is not None:
+            later &= np.isnan(told)
         if later.any():
             sampler.update(there[later], priority[later])
 

@@ -83,7 +83,10 @@ class InnerSampler:
         """See `Sampler.update`. Rows that hold none of its items are left out."""
         here = self.own_items.alive[rows] != 0
         if here.any():
-            self.sampler.update(rows[here], priority[here])
+            self._update(rows[here], priority[here])
+
+    def _update(self, rows: Rows, priority: Priorities) -> None:
+        self.sampler.update(rows, priority)
 
     def changed(self, rows: Rows) -> None:
         """See sampler.py, NOTE [fields of steps]."""
@@ -126,6 +129,11 @@ class SequenceSampler(InnerSampler):
     geometry : callable
         Returns the geometry of the table, as it is now.
     seed : SeedSequence
+
+    Attributes
+    ----------
+    assigned : float64 array [rows]
+        The priorities of sequences; NaN: not of this view, or its sampler uses none.
     """
 
     def __init__(
@@ -152,6 +160,7 @@ class SequenceSampler(InnerSampler):
         self._shape[q.MOST] = 1 if view.whole else view.span
         self._shape[q.GOES_ON] = view.crosses
         self._seen = np.full(rows, -1, np.int64)
+        self.assigned = np.full(rows if sampler.prioritized else 0, np.nan)
         self._position = np.empty(rows, np.int64)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
@@ -190,6 +199,10 @@ class SequenceSampler(InnerSampler):
             parts.append(found[: count[0]].copy())
         return parts[0] if len(parts) == 1 else np.concatenate((*parts, _NONE))
 
+    def _update(self, rows: Rows, priority: Priorities) -> None:
+        super()._update(rows, priority)
+        self.assigned[rows] = priority
+
     def _add(self, rows: Rows) -> None:
         """Tell the sampler of the sequences that are new."""
         if not len(rows):
@@ -198,8 +211,12 @@ class SequenceSampler(InnerSampler):
         priority = np.full(len(new), np.nan)
         if self.prioritized:
             self._k.first_priorities(self._geometry(), new, self._shape, self.view.eta, priority)
+            told = self.assigned[new]  # NaN where the sampler is not told of them again
+            priority = np.where(np.isnan(told), priority, told)
         if len(new):
             self.sampler.insert(new, priority)
+            if self.prioritized:
+                self.assigned[new] = priority
 
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`. ``rows`` are steps."""
@@ -209,11 +226,14 @@ class SequenceSampler(InnerSampler):
             return
         if not items.count:  # as in a new table, which has to draw alike
             items.top = 0
+        if self.prioritized:
+            self.assigned[gone] = np.nan
         self.sampler.remove(gone)
 
     def forget(self) -> None:
         """Forget which steps came: ids may return as those of other steps."""
         self._seen[:] = -1
+        self.assigned[:] = np.nan
 
     @property
     def _numbers(self) -> RandomNumbers | None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Unsupported
 from async_loader.process_hooks import ForkStep, at_fork
+from async_loader.replay.arguments import whole_seed
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterState, check_room
@@ -359,10 +360,7 @@ class TableAccess:
 
 
 def _seeds(seed: int | None) -> np.random.SeedSequence:
-    try:
-        return np.random.SeedSequence(seed)
-    except (TypeError, ValueError):
-        raise ConfigError(f"seed={seed!r}: it must be an integer of 0 or more, or None") from None
+    return np.random.SeedSequence(None if seed is None else whole_seed(seed))
 
 
 _all: weakref.WeakSet[TableAccess] = weakref.WeakSet()

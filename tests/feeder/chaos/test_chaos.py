@@ -225,6 +225,11 @@ def test_control_a_server_that_inserts_again_what_it_has_is_found_out(nursery):
     found_out(nursery, LATE_ACKS, "applies_again", "rows twice")
 
 
+@pytest.mark.slow
+def test_control_a_server_that_forgets_leases_is_found_out(nursery):
+    found_out(nursery, FULL_HANDED_DIE, "forgets_leases", "never delivered")
+
+
 def test_control_a_server_that_sees_no_gaps_is_found_out(nursery):
     losses = [weather(at, "insert", "cut_after", (UP, 20_000)) for at in (0.1, 0.2, 0.3, 0.4)]
     found_out(
@@ -260,8 +265,3 @@ def test_control_a_batch_that_counts_as_used_when_it_was_sent_is_found_out(nurse
     found_out(
         nursery, FULL_HANDED_DIE, "takes_a_batch_for_used_when_it_was_sent", "never delivered"
     )
-
-
-@pytest.mark.slow
-def test_control_a_server_that_forgets_leases_is_found_out(nursery):
-    found_out(nursery, FULL_HANDED_DIE, "forgets_leases", "never delivered")

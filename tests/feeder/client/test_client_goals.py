@@ -13,21 +13,17 @@ from thread_rig import Feeder
 
 from async_loader import (
     AsyncDataLoader,
-    Field,
     Hindsight,
-    Mixture,
     Prioritized,
     ReplayBuffer,
     Uniform,
     tree,
 )
-from async_loader.errors import AsyncLoaderError, ConfigError, Malformed
+from async_loader.errors import AsyncLoaderError, ConfigError
 from async_loader.feeder import connect
-from async_loader.feeder.client.goal_batches import GoalBatches
 from async_loader.feeder.server.table_views import MOST_STEPS
 from async_loader.feeder.settings import LimitSettings
 from async_loader.lifecycle import Deadline, Patience
-from async_loader.schema import Schema
 from tests.goal_rig import LINKED, MOVES, STORED, VIEWS, Episodes, ended_at, play, reward_of
 
 
@@ -146,57 +142,6 @@ def test_the_functions_stay_in_the_learners_process_and_see_relabelled_steps_alo
         assert len(seen) == 1  # it is not called for no goal at all
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_function_that_is_not_vectorised_is_refused_and_costs_no_other_batch(num_workers):
-    buffer = ReplayBuffer(100, LINKED, seed=0)
-    episodes_of(buffer.add, [20])
-    bad, good = Hindsight(lambda *given: 1.0), Hindsight(reward_of, info="action")
-    with serving(buffer) as client:
-        table = client.table("t")
-        with pytest.raises(ConfigError, match="return one number for each"):
-            table.sample(8, view=bad)
-        with (
-            AsyncDataLoader(table.source(view=bad), 8, num_workers=num_workers) as loader,
-            pytest.raises(ConfigError, match="return one number for each"),
-        ):
-            next(loader)
-        assert table.sample(8, view=good)["relabelled"].shape == (8,)
-
-
-def test_goals_of_a_feeder_mix_with_those_of_a_table_here():
-    view = Hindsight(reward_of, info="action")
-    here, there = (ReplayBuffer(100, STORED, seed=0) for _ in range(2))
-    for buffer in (here, there):
-        episodes_of(buffer.add, [9, 17, 4], linked=False)
-    with serving(there) as client:
-        sources = [(here.source(view=view), 1), (client.table("t").source(view=view), 3)]
-        with Mixture(sources) as mixture, AsyncDataLoader(mixture, 32) as loader:
-            batch = arrays_of(next(loader))
-        assert mixture.numbers(batch["index"]).tolist() == [0] * 8 + [1] * 24
-        new = batch["relabelled"]
-        total = batch["next_obs.achieved_goal"][:, 0] - 2 * batch["obs.desired_goal"][:, 1]
-        assert np.allclose(batch["reward"][new], (total + batch["action"])[new])
-
-
-def test_tables_that_use_steps_up_show_goals():
-    view = Hindsight(reward_of, info="action", relabel_fraction=1.0)
-    buffer = ReplayBuffer(100, LINKED, max_times_sampled=1, seed=0)
-    episodes_of(buffer.add, [30])
-    with serving(buffer) as client:
-        table, seen = client.table("t"), []
-        with AsyncDataLoader(table.source(view=view, prefetch=1), 10, prefetch=1) as loader:
-            for _ in range(2):
-                batch = arrays_of(next(loader))
-                assert batch["relabelled"].all()
-                assert not batch["redelivered"].any()
-                total = (
-                    batch["next_obs.achieved_goal"][:, 0] - 2 * batch["obs.desired_goal"][:, 0, 1]
-                )
-                assert (batch["reward"] == total + batch["action"]).all()
-                seen += batch["index"].tolist()
-        assert len(set(seen)) == 20
-
-
 def test_what_a_table_lacks_is_said_in_its_words():
     buffer = ReplayBuffer(100, LINKED, seed=0)
     episodes_of(buffer.add, [20])
@@ -213,30 +158,3 @@ def test_what_a_table_lacks_is_said_in_its_words():
                 table.sample(2, view=view)
             with pytest.raises(AsyncLoaderError, match=message):
                 planned(table.source(view=view), 2)
-
-
-def test_a_batch_without_its_parts_is_malformed():
-    schema = Schema.of({"reward": "float32", "relabelled": "bool", "discount": "float32"})
-    with pytest.raises(Malformed, match=r"without hindsight:goal, hindsight:steps, hindsight:achi"):
-        GoalBatches(schema, Hindsight(reward_of))
-
-
-def test_goals_of_many_rows_come_in_as_many_messages_as_they_take():
-    schema = {
-        "observation": Field((64,), "float32", next="next_observation"),
-        "achieved_goal": Field((), "float32", next="next_achieved_goal"),
-        "desired_goal": Field((), "float32"),
-        "reward": "float32",
-    }
-    buffer = ReplayBuffer(1000, schema, seed=0)
-    with serving(buffer, message_bytes=1 << 16) as client, client.table("t").writer() as writer:
-        for t in range(300):
-            writer.append(observation=np.zeros(64), achieved_goal=t, desired_goal=-1, reward=0)
-        writer.flush()
-        table = client.table("t")
-        view = Hindsight(lambda a, d, info: a - d, relabel_fraction=1.0)
-        batch = table.get(np.arange(290), view=view)
-        new = batch["relabelled"]
-        assert new.all()
-        reached = batch["next_achieved_goal"] - batch["desired_goal"]
-        assert (batch["reward"] == reached).all()

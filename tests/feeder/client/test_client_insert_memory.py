@@ -14,13 +14,10 @@ import numpy as np
 import pytest
 from test_client_shared import LARGE, Feeder, check, process, replay, rows, serving
 
-from async_loader.errors import OutOfMemory
 from async_loader.feeder import connect
 from async_loader.feeder.client import insert_memory
-from async_loader.feeder.client.row_packer import RowBuffer
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
-from async_loader.shm.segment import Segment
 from tests.waiting_rig import until
 
 
@@ -142,67 +139,6 @@ def test_a_killed_feeder_costs_no_row_that_it_has_not_acknowledged(tmp_path):
             check(batch)
             found.update(batch["x"].tolist())
         assert found == set(range(count, count + 900))
-
-
-def test_a_feeder_without_memory_gets_the_rows_over_its_socket(tmp_path, caplog):
-    with serving(tmp_path, replay(LARGE), filled=0, schema=LARGE, memory=False) as (_, client):
-        with client.table("t").writer() as writer:
-            writer.extend(rows(900, LARGE))
-            writer.flush()
-            assert not memory_of(writer).taken
-        check(client.table("t").sample(64))
-
-
-def test_memory_that_cannot_be_made_is_said_once_and_costs_no_row(tmp_path, caplog, monkeypatch):
-    def refuse(nbytes, purpose, **_):
-        if "writer" in purpose:
-            raise OutOfMemory(f"{purpose}: no memory")
-        return create(nbytes, purpose, **_)
-
-    create = Segment.create
-    monkeypatch.setattr(Segment, "create", refuse)
-    with caplog.at_level("DEBUG", "async_loader"):
-        with serving(tmp_path, replay(LARGE), filled=0, schema=LARGE) as (_, client):
-            with client.table("t").writer() as writer:
-                for start in range(0, 900, 100):
-                    writer.extend(rows(100, LARGE, start))
-                    writer.flush()
-            check(client.table("t").sample(64))
-    (said,) = [one for one in caplog.messages if "over its socket" in one]
-    assert "no memory" in said
-
-
-def test_rows_that_are_dropped_give_their_slots_back(tmp_path):
-    tables = replay(LARGE, sampler=Fifo(), limiter=Queue(1000), max_times_sampled=1)
-    with serving(tmp_path, tables, filled=0, schema=LARGE) as (_, client):
-        with client.table("t").writer(
-            overflow="drop_oldest", buffer_bytes=8 << 20, linger_ms=1.0
-        ) as writer:
-            count = warmed(writer)
-            for start in range(0, 6000, 50):
-                writer.extend(rows(50, LARGE, count + start))
-            assert client.stats().rows_dropped > 0
-            seen = []
-            until(lambda: bool(seen.append(client.table("t").sample(50, timeout_s=30)) or True))
-            while client.stats().bytes_kept:
-                check(client.table("t").sample(50, timeout_s=30))
-            assert free_slots(writer) == insert_memory.SLOTS
-
-
-def test_a_buffer_that_cannot_be_made_gives_its_slot_back(tmp_path, monkeypatch):
-    with serving(tmp_path, replay(LARGE), filled=0, schema=LARGE) as (_, client):
-        with client.table("t").writer() as writer:
-            warmed(writer)
-
-            def broken(self, *_, **__):
-                raise KeyboardInterrupt
-
-            with monkeypatch.context() as patch:
-                patch.setattr(RowBuffer, "__init__", broken)
-                with pytest.raises(KeyboardInterrupt):
-                    writer.extend(rows(100, LARGE))
-            assert free_slots(writer) == insert_memory.SLOTS
-            writer.extend(rows(100, LARGE))
 
 
 def test_a_closed_writer_leaves_no_memory_behind(tmp_path):

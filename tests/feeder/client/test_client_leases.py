@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import subprocess
 import sys
@@ -17,14 +16,13 @@ import pytest
 import torch
 from client_rig import PATIENCE_S, FakeFeeder
 from fake_device import FakeBackend
-from test_client_shared import LARGE, SMALL, patience, queue, rows, serving
+from test_client_shared import patience, queue, serving
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import SchemaError, Timeout, Unsupported
 from async_loader.feeder import connect, wire
-from async_loader.feeder.client.reader_state import ReaderPhase
 from async_loader.feeder.wire import Type
-from async_loader.source import END, Leasing
+from async_loader.source import Leasing
 
 BATCH = 4
 
@@ -91,50 +89,12 @@ def test_a_batch_is_given_back_when_its_consumer_asks_for_another_and_not_when_i
     assert returned == [[1]]
 
 
-def test_the_last_batches_of_a_queue_that_ended_are_given_back_without_another_plan(feeder, ready):
-    plans = [ready.plan(BATCH, patience()) for _ in range(3)]
-    feeder.do(lambda feeder: feeder.tell(1, wire.End(reason="drained", count=3)))
-    assert ready.plan(BATCH, patience()) is END
-    for number, plan in enumerate(plans, 1):
-        assert ready.hand_out(plan.lease)
-        ready.settle(plan.lease)
-        feeder.until(lambda number=number: feeder.seen[Type.RETURN] == number)
-
-
 def test_a_source_that_closes_gives_back_what_was_not_handed_out(feeder, ready):
     plans = [ready.plan(BATCH, patience()) for _ in range(2)]
     assert ready.hand_out(plans[0].lease)
     ready.close()
     assert closing(feeder) == (3, [], [1, 2])
     assert not ready.hand_out(plans[1].lease), "another learner has it by now"
-
-
-def test_a_source_that_is_released_gives_back_all_that_was_not_settled_and_goes_on(feeder, ready):
-    plans = [ready.plan(BATCH, patience()) for _ in range(2)]
-    assert ready.hand_out(plans[0].lease)
-    ready.release(5.0)
-    assert closing(feeder) == (3, [0], [1, 2])
-    assert not ready.hand_out(plans[1].lease)
-    with pytest.raises(Timeout):
-        ready.plan(2 * BATCH, patience(0.02))  # with another batch size
-    feeder.until(lambda: feeder.granted[2])
-    feeder.do(lambda feeder: feeder.batch(2, 0, 70))
-    assert ready.plan(2 * BATCH, patience()).batch["index"][0] == 70
-
-
-def test_a_loader_that_closes_without_a_limit_waits_until_its_batches_are_back(feeder, client):
-    def send(feeder, plane, route, message):
-        first = feeder.granted[message.number]
-        feeder.on_pull(plane, route, message)
-        for i in range(first, feeder.granted[message.number]):
-            feeder.batch(message.number, i, BATCH * i)
-        return True
-
-    feeder.leases, feeder.hooks[Type.PULL] = None, send
-    loader = AsyncDataLoader(client.table("replay").source(), batch_size=BATCH)
-    assert next(loader)["index"].tolist() == [0, 1, 2, 3]
-    loader.close(timeout_s=math.inf)
-    assert not client._connection._channels, "the feeder has answered"
 
 
 @pytest.mark.parametrize("dropped", [False, True])
@@ -161,55 +121,6 @@ def test_a_reader_that_failed_gives_back_what_was_not_used_once_its_source_is_cl
     del source, plans, one
     assert closing(feeder) == (4, [1] * dropped, [2, 3])
     feeder.until(lambda: not client._connection._channels)
-
-
-def test_a_source_that_is_dropped_gives_back_what_was_handed_out_too(feeder, client):
-    feeder.leases = None
-    source = client.table("replay").source(prefetch=4)
-    with pytest.raises(Timeout):
-        source.plan(BATCH, patience(0.02))
-    feeder.until(lambda: feeder.granted[1] == 4)
-    feeder.do(lambda feeder: [feeder.batch(1, i, 10 * i) for i in range(3)])
-    feeder.until(lambda: client.stats().batches == 3)
-    plans = [source.plan(BATCH, patience()) for _ in range(2)]
-    assert source.hand_out(plans[0].lease)
-    del source, plans
-    assert closing(feeder) == (3, [0], [1, 2])
-
-
-def test_a_client_that_closes_waits_until_the_feeder_knows_what_a_dropped_source_used(feeder):
-    feeder.leases = None
-    with connect(feeder.address, timeout_s=30) as client:
-        source = client.table("replay").source(prefetch=4)
-        with pytest.raises(Timeout):
-            source.plan(BATCH, patience(0.02))
-        feeder.until(lambda: feeder.granted[1] == 4)
-        feeder.do(lambda feeder: feeder.batch(1, 0))
-        plan = source.plan(BATCH, patience())
-        assert source.hand_out(plan.lease)
-        source.settle(plan.lease)
-        channel = source._channel
-        del source, plan
-    assert channel.phase is ReaderPhase.CLOSED, "the feeder has answered"
-    assert closing(feeder) == (1, [], [])
-
-
-def test_a_client_that_closes_waits_until_the_feeder_knows_what_its_calls_used(address):
-    def draw(feeder, plane, route, message):
-        feeder.on_pull(plane, route, message)
-        for number in range(message.body.received, message.body.granted):
-            feeder.batch(message.number, number)
-        return True
-
-    with FakeFeeder(address) as feeder:
-        feeder.leases = None
-        feeder.hooks[Type.PULL], feeder.hooks[Type.RETURN] = draw, lambda *_: True
-        for calls in range(1, 4):
-            with connect(address, timeout_s=30) as client:
-                for _ in range(calls):
-                    assert len(client.table("replay").sample(BATCH)["reward"]) == BATCH
-            assert feeder.seen[Type.CLOSE_READER] == calls
-            assert closing(feeder) == (calls, [], [])
 
 
 def test_a_client_that_closes_waits_for_no_feeder_that_is_lost(address):
@@ -258,37 +169,6 @@ def test_batches_of_a_feeder_that_is_no_more_are_handed_out_since_nothing_else_h
 # -- through a loader ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("schema", [SMALL, LARGE])
-@pytest.mark.parametrize(
-    ("prefetch", "workers", "in_order"),
-    [(1, 0, True), (2, 1, False), (8, 0, True), (3, 2, True), (8, 2, False)],
-)
-def test_loaders_that_close_in_good_order_one_after_the_other_use_each_row_once(
-    tmp_path, schema, prefetch, workers, in_order
-):
-    count, found = 80, []
-    with serving(tmp_path, queue(schema), filled=count, schema=schema) as (_, client):
-        same = client.table("t").source()
-        for source in (same, client.table("t").source(prefetch=16), same):
-            how = {
-                "prefetch": prefetch,
-                "num_workers": workers,
-                "in_order": in_order,
-                "multiprocessing_context": "fork",
-                "timeout_s": 60.0,
-            }
-            with AsyncDataLoader(source, BATCH, **how) as loader:
-                found += taken(loader, 3)
-        with AsyncDataLoader(same, 2 * BATCH, timeout_s=60.0) as loader:  # with another batch size
-            found += taken(loader, 2)
-        same.close()
-        found += rest(client, count - len(found))
-    assert sorted(found) == [(x, False) for x in range(count)], (
-        "without a fault each row comes once, and no row says otherwise"
-    )
-
-
 def test_the_batch_at_which_a_learner_failed_comes_again_and_says_so(tmp_path):
     with serving(tmp_path, queue(), filled=40) as (_, client):
         with (
@@ -335,76 +215,6 @@ def test_a_batch_whose_function_failed_is_used_as_any_other(tmp_path, way, on_er
     assert found == [x for x in range(40) if x // BATCH != 1]
 
 
-def test_a_batch_whose_function_failed_comes_again_where_the_error_ended_its_loader(tmp_path):
-    with serving(tmp_path, queue(), filled=40) as (_, client):
-        with (
-            contextlib.suppress(LookupError),
-            AsyncDataLoader(
-                client.table("t").source(), BATCH, transform=odd, timeout_s=60.0
-            ) as loader,
-        ):
-            taken(loader)
-        found = [(x, False) for x in range(BATCH)]  # the first batch was used
-        found += rest(client, 40 - BATCH)
-    assert sorted(found) == [(x, x // BATCH == 1) for x in range(40)]
-
-
-def test_a_client_that_closes_first_has_used_what_its_loader_handed_out(tmp_path):
-    with serving(tmp_path, queue(), filled=40) as (feeder, client):
-        from async_loader.feeder import connect
-
-        other = connect(feeder.address)
-        loader = AsyncDataLoader(other.table("t").source(), BATCH, prefetch=4, timeout_s=60.0)
-        found = taken(loader, 2)
-        other.close()
-        loader.close()
-        found += rest(client, 40 - len(found))
-    assert sorted(found) == [(x, False) for x in range(40)]
-
-
-def test_two_learners_that_come_and_go_use_each_row_once(tmp_path):
-    found = []
-    with serving(tmp_path, queue(), filled=200) as (_, client):
-        lasting = AsyncDataLoader(client.table("t").source(), 3, prefetch=2, timeout_s=60.0)
-        for prefetch in (1, 4, 8):
-            with AsyncDataLoader(
-                client.table("t").source(), BATCH, prefetch=prefetch, timeout_s=60.0
-            ) as loader:
-                found += taken(loader, 2) + taken(lasting, 3)
-        lasting.close()
-        found += rest(client, 200 - len(found), 1)
-    assert sorted(found) == [(x, False) for x in range(200)]
-
-
-def test_a_limiter_counts_rows_that_came_back_once(tmp_path):
-    with serving(tmp_path, queue(size=40), filled=40) as (_, client):
-        with AsyncDataLoader(
-            client.table("t").source(prefetch=8), BATCH, prefetch=4, timeout_s=60.0
-        ) as loader:
-            taken(loader, 1)
-        client.table("t").source().close()
-        assert len(rest(client, 36)) == 36
-        assert client.status()["tables"]["t"]["sampled"] == 40
-        # there is room for as many as were used, and for no more
-        with client.table("t").writer() as writer:
-            writer.extend(rows(40, SMALL, 1000))
-            writer.flush(60.0)
-        assert client.status()["tables"]["t"]["size"] == 40
-
-
-def test_a_table_from_which_rows_are_drawn_again_leases_nothing(tmp_path):
-    from test_client_shared import replay
-
-    with serving(tmp_path, replay()) as (_, client):
-        source = client.table("t").source()
-        with AsyncDataLoader(source, BATCH, timeout_s=60.0) as loader:
-            assert "redelivered" not in next(loader)
-        assert source._channel is not None, "and goes on with what is ahead"
-        with AsyncDataLoader(source, BATCH, timeout_s=60.0) as loader:
-            next(loader)
-        source.close()
-
-
 LEARNER = """
 import sys
 from async_loader import AsyncDataLoader
@@ -436,9 +246,29 @@ def test_a_killed_learner_takes_no_batch_with_it(tmp_path, prefetch):
     assert len({x for x, again in found if not again}) == sum(not again for _, again in found)
 
 
-def test_the_name_of_the_field_is_reserved():
-    from async_loader import ReplayBuffer
-    from async_loader.errors import SchemaError
+def test_a_source_that_is_dropped_gives_back_what_was_handed_out_too(feeder, client):
+    feeder.leases = None
+    source = client.table("replay").source(prefetch=4)
+    with pytest.raises(Timeout):
+        source.plan(BATCH, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 4)
+    feeder.do(lambda feeder: [feeder.batch(1, i, 10 * i) for i in range(3)])
+    feeder.until(lambda: client.stats().batches == 3)
+    plans = [source.plan(BATCH, patience()) for _ in range(2)]
+    assert source.hand_out(plans[0].lease)
+    del source, plans
+    assert closing(feeder) == (3, [0], [1, 2])
 
-    with pytest.raises(SchemaError, match="redelivered"):
-        ReplayBuffer(10, {"redelivered": np.bool_})
+
+def test_two_learners_that_come_and_go_use_each_row_once(tmp_path):
+    found = []
+    with serving(tmp_path, queue(), filled=200) as (_, client):
+        lasting = AsyncDataLoader(client.table("t").source(), 3, prefetch=2, timeout_s=60.0)
+        for prefetch in (1, 4, 8):
+            with AsyncDataLoader(
+                client.table("t").source(), BATCH, prefetch=prefetch, timeout_s=60.0
+            ) as loader:
+                found += taken(loader, 2) + taken(lasting, 3)
+        lasting.close()
+        found += rest(client, 200 - len(found), 1)
+    assert sorted(found) == [(x, False) for x in range(200)]

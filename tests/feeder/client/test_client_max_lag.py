@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from thread_rig import Feeder
 
-from async_loader import AsyncDataLoader, Mixture, Prioritized, ReplayBuffer, Sequences, Transitions
-from async_loader.errors import ConfigError, Timeout, Unsupported
+from async_loader import AsyncDataLoader, Prioritized, ReplayBuffer, Sequences, Transitions
+from async_loader.errors import ConfigError, Unsupported
 from async_loader.feeder import connect
-from async_loader.feeder.status_view import status_view
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.samplers import Fifo
@@ -41,129 +40,6 @@ def source_of(table, max_lag, **settings):
     return table.source(max_lag=max_lag, prefetch=0, **settings)
 
 
-def test_steps_too_far_behind_what_is_published_are_left_out_and_counted(tmp_path):
-    feeder, _ = served(tmp_path, range(10))
-    try:
-        with connect(feeder.address) as client:
-            table = client.table("t")
-            source = source_of(table, 1)
-            assert drawn(source) == {8, 9}  # the newest that is stored, before any is published
-            assert client.publish("policy", WEIGHTS, version=10)
-            assert drawn(source) == {9}
-            client.publish("critic", WEIGHTS, version=99)  # of other weights
-            with table.writer() as writer:
-                for version in (9, 10, 8, 3):
-                    writer.append(x=1, policy_version=version)
-                writer.flush()
-            assert drawn(source) == {9, 10}
-            later = source_of(table, 0)  # opened when it is published already
-            assert drawn(later) == {10}
-            assert set(table.sample(500)["policy_version"].tolist()) >= {0, 3, 9, 10}
-            assert table.stats().stale == (9 + 2) + 13  # of both sources
-            stale = client.status()["tables"]["t"]["stale"]
-            assert stale == {"became_old": 1, "came_old": 23, "other_run": 0}
-            source.close()
-            assert table.stats().stale == (9 + 2) + 13  # a count never falls
-            assert client.status()["tables"]["t"]["stale"] == stale
-            later.close()
-    finally:
-        feeder.close()
-
-
-def test_a_run_that_begins_at_a_lower_version_has_steps_of_its_own_alone(tmp_path):
-    feeder, _ = served(tmp_path, [7, 8, 9])
-    try:
-        with connect(feeder.address) as before, connect(feeder.address) as client:
-            source = source_of(client.table("t"), 1, timeout_s=0.01)
-            assert drawn(source) == {8, 9}
-            before.publish("policy", WEIGHTS, version=9)
-            client.publish("policy", WEIGHTS, version=0)
-            said = "steps more than 1 versions behind 0 are left out, 3 so far"
-            with pytest.raises(Timeout, match=said):
-                plan(source)
-            with client.table("t").writer() as writer:
-                for version in (0, 10, 0):  # 10: an actor of the earlier run goes on for a while
-                    writer.append(x=version, policy_version=version)
-                writer.flush()
-                assert drawn(source) == {0}
-                stale = client.status()["tables"]["t"]["stale"]
-                assert stale == {"became_old": 0, "came_old": 1, "other_run": 2}
-                client.publish("policy", WEIGHTS, version=1)  # it is of this run no more
-                writer.append(x=1, policy_version=1)
-                writer.flush()
-            assert drawn(source) == {0, 1}
-            status = client.status()
-            stale = status["tables"]["t"]["stale"]
-            assert stale == {"became_old": 0, "came_old": 1, "other_run": 3}
-            text = "\n".join(str(line) for line in status_view(status, None))
-            assert "t: max_lag left out 1 came too old, 3 other run" in text
-    finally:
-        feeder.close()
-
-
-def test_steps_that_come_before_their_version_are_drawn_when_it_is_published(tmp_path):
-    feeder, _ = served(tmp_path)
-    try:
-        with connect(feeder.address) as client, client.table("t").writer() as writer:
-            client.publish("policy", WEIGHTS, version=1)
-            writer.append(x=1, policy_version=1)
-            writer.flush()
-            source = source_of(client.table("t"), 1)
-            assert drawn(source) == {1}
-            writer.append(x=1, policy_version=3)
-            writer.flush()
-            waits = source_of(client.table("t"), 0, sampler=Fifo(), timeout_s=0.01)
-            said = "; steps of versions above 1 wait until these are published, 1 now"
-            with pytest.raises(Timeout, match=said):
-                plan(waits, 2)
-            waits.close()
-            for version in (2, 3, 4, 2, 1):
-                writer.append(x=1, policy_version=version)
-            writer.flush()
-            assert drawn(source) == {1}
-            client.publish("policy", WEIGHTS, version=2)
-            assert drawn(source) == {1, 2}
-            client.publish("policy", WEIGHTS, version=4)  # 3 is skipped
-            assert drawn(source) == {3, 4}
-            stale = client.status()["tables"]["t"]["stale"]
-            assert stale == {"became_old": 4, "came_old": 0, "other_run": 0}
-    finally:
-        feeder.close()
-
-
-def test_a_reader_that_opens_after_a_run_began_again_draws_the_steps_of_the_new_run(tmp_path):
-    feeder, _ = served(tmp_path, [8, 9, 0, 1, 2])  # 2 came before its version
-    try:
-        with connect(feeder.address) as client:
-            client.publish("policy", WEIGHTS, version=1)
-            source = source_of(client.table("t"), 1)
-            assert drawn(source) == {0, 1}
-            client.publish("policy", WEIGHTS, version=2)
-            assert drawn(source) == {1, 2}
-            client.publish("policy", WEIGHTS, version=8)
-            client.publish("policy", WEIGHTS, version=9)
-            with client.table("t").writer() as writer:
-                writer.append(x=1, policy_version=9)
-                writer.flush()
-            assert set(plan(source)["index"].tolist()) == {5}  # none of the run before
-    finally:
-        feeder.close()
-
-
-def test_priorities_that_are_given_to_early_steps_count_when_they_are_let_in(tmp_path):
-    feeder, _ = served(tmp_path, range(4), sampler=Prioritized(alpha=1.0, eps=0.0))
-    try:
-        with connect(feeder.address) as client:
-            client.publish("policy", WEIGHTS, version=1)
-            source = source_of(client.table("t"), 3)
-            assert drawn(source) == {0, 1}
-            client.table("t").update_priorities(np.arange(4), np.array([0.0, 0.0, 0.0, 1.0]))
-            client.publish("policy", WEIGHTS, version=3)
-            assert drawn(source) == {3}
-    finally:
-        feeder.close()
-
-
 @pytest.mark.parametrize(("transport", "num_workers"), [("shm", 0), ("tcp", 2)])
 def test_a_loader_draws_by_priorities_within_the_lag(tmp_path, transport, num_workers):
     versions = np.arange(100) // 10
@@ -183,24 +59,6 @@ def test_a_loader_draws_by_priorities_within_the_lag(tmp_path, transport, num_wo
             batch = plan(source_of(client.table("t"), 2))
             assert set(batch["index"].tolist()) == {75}
             source.close()
-    finally:
-        feeder.close()
-
-
-def test_sources_with_a_lag_mix(tmp_path):
-    feeder, _ = served(tmp_path, range(10))
-    here = ReplayBuffer(100, SCHEMA, seed=0)
-    here.extend(x=np.arange(10), policy_version=np.arange(10))
-    try:
-        with connect(feeder.address) as client:
-            client.publish("policy", WEIGHTS, version=9)
-            own, remote = here.source(max_lag=3), source_of(client.table("t"), 0)
-            with Mixture([(own, 1), (remote, 1)], seed=0) as mixture:
-                batch = mixture.plan(64, Patience(deadline=Deadline(60.0))).batch
-            numbers = mixture.numbers(batch["index"])
-            assert set(batch["policy_version"][numbers == 0].tolist()) == {6, 7, 8, 9}
-            assert set(batch["policy_version"][numbers == 1].tolist()) == {9}
-            remote.close()
     finally:
         feeder.close()
 
@@ -357,3 +215,32 @@ PublicationsAgainstADict.TestCase.settings = settings(
     max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_what_is_drawn_is_what_a_dict_says = PublicationsAgainstADict.TestCase
+
+
+def test_steps_too_far_behind_what_is_published_are_left_out_and_counted(tmp_path):
+    feeder, _ = served(tmp_path, range(10))
+    try:
+        with connect(feeder.address) as client:
+            table = client.table("t")
+            source = source_of(table, 1)
+            assert drawn(source) == {8, 9}  # the newest that is stored, before any is published
+            assert client.publish("policy", WEIGHTS, version=10)
+            assert drawn(source) == {9}
+            client.publish("critic", WEIGHTS, version=99)  # of other weights
+            with table.writer() as writer:
+                for version in (9, 10, 8, 3):
+                    writer.append(x=1, policy_version=version)
+                writer.flush()
+            assert drawn(source) == {9, 10}
+            later = source_of(table, 0)  # opened when it is published already
+            assert drawn(later) == {10}
+            assert set(table.sample(500)["policy_version"].tolist()) >= {0, 3, 9, 10}
+            assert table.stats().stale == (9 + 2) + 13  # of both sources
+            stale = client.status()["tables"]["t"]["stale"]
+            assert stale == {"became_old": 1, "came_old": 23, "other_run": 0}
+            source.close()
+            assert table.stats().stale == (9 + 2) + 13  # a count never falls
+            assert client.status()["tables"]["t"]["stale"] == stale
+            later.close()
+    finally:
+        feeder.close()

@@ -92,15 +92,6 @@ def test_no_more_rows_wait_than_the_queue_takes_and_two_messages_of_each_writer(
     assert max(waiting) <= size + 2 * writers * rows
 
 
-def test_a_learner_that_stands_still_keeps_no_rows_from_another():
-    with queue(8) as client, Actors(client.address, 2):
-        table = client.table("rollouts")
-        with AsyncDataLoader(table, batch_size=4) as idle, AsyncDataLoader(table, 4) as busy:
-            next(idle)  # and is sent others ahead
-            assert sum(len(next(busy)["index"]) for _ in range(20)) == 80
-            assert len(table.sample(4, timeout_s=FOR_EVER_S)["index"]) == 4
-
-
 def test_a_learner_is_warned_once_of_rows_far_behind(caplog):
     with queue(64) as client, client.table("rollouts").writer() as writer:
         client.publish("policy", WEIGHTS, version=0)

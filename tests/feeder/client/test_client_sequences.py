@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_rig import Feeder
 
-from async_loader import AsyncDataLoader, Prioritized, ReplayBuffer, Sequences, Transitions, Uniform
-from async_loader.errors import AsyncLoaderError, ConfigError, NotEnoughData, Unsupported
+from async_loader import AsyncDataLoader, Prioritized, ReplayBuffer, Sequences, Uniform
+from async_loader.errors import ConfigError, NotEnoughData
 from async_loader.feeder import connect
 from async_loader.feeder.client.batch_structure import SERVER_BITS
-from async_loader.feeder.server.table_views import MOST_OF_SEQUENCES
 from async_loader.feeder.settings import LimitSettings
 from async_loader.lifecycle import Deadline, Patience
 from tests.sequence_rig import LINKED, MOVES, PLAIN, VIEWS, Episodes, play
@@ -145,40 +144,6 @@ def test_a_loader_shows_sequences_and_sets_their_priorities(transport, num_worke
             assert (drawn["h"] == 7.0).all()
 
 
-@pytest.mark.slow
-def test_an_embedded_feeder_takes_views_of_sequences_as_settings_say_them():
-    schema = {"x": "float32", "h": {"dtype": "float32", "shape": [3]}}
-    tables = {
-        "object": {"capacity": 100, "schema": schema, "view": Sequences(4, whole=True)},
-        "map": {
-            "capacity": 100,
-            "schema": schema,
-            "view": {"kind": "sequences", "length": 4, "stride": 2, "state": ["h"]},
-        },
-        "short": {"capacity": 100, "view": {"length": 3, "boundary": "pad"}},
-        "transitions": {"capacity": 100, "schema": schema, "view": {"reward": "x"}},
-    }
-    with connect("embedded", tables=tables) as client:
-        for name in tables:
-            with client.table(name).writer() as writer:
-                for step in range(9):
-                    writer.append(x=step, h=np.full(3, step, np.float32))
-                    if step % 3 == 2:
-                        writer.end_episode()
-        whole = client.table("object").sample(32)
-        assert whole["x"].shape == (32, 4)
-        assert (whole["mask"].sum(1) == 3).all()
-        stored = client.table("map")
-        with pytest.raises(NotEnoughData, match="sequences"):
-            stored.sample(1)
-        batch = client.table("short").sample(32)
-        assert batch["x"].shape == (32, 3)
-        assert batch["x"][:, 0].max() > 0
-        got = client.table("short").get(np.arange(9))  # of as many as one message may hold
-        assert got["step_index"][4].tolist() == [4, 5, -1]
-        assert client.table("transitions").sample(4)["x"].shape == (4,)
-
-
 @pytest.mark.parametrize(
     ("view", "message"),
     [
@@ -195,76 +160,6 @@ def test_settings_of_views_that_cannot_be_are_refused(view, message):
         connect(
             "embedded", tables={"t": {"capacity": 100, "schema": {"x": "float32"}, "view": view}}
         )
-
-
-@pytest.mark.parametrize("kind", ["queue", "stack"])
-def test_tables_that_give_each_step_once_say_that_they_show_no_sequences(kind):
-    with pytest.raises(ConfigError, match=r"several sequences|a stack sets view itself"):
-        connect("embedded", tables={"t": {kind: 64, "view": Sequences(3)}})
-    with serving(getattr(ReplayBuffer, kind)(64, {"x": "float32"})) as client:
-        with client.table("t").writer() as writer:
-            writer.extend(x=np.zeros(8, np.float32))
-        with pytest.raises(ConfigError, match="several sequences"):
-            client.table("t").sample(2, view=Sequences(3))
-        with pytest.raises(Unsupported, match="several sequences"):
-            client.table("t").source(view=Sequences(3)).plan(2, patience())
-        assert len(client.table("t").sample(8, timeout_s=10)["x"]) == 8
-
-
-def test_a_view_that_the_table_cannot_show_is_refused_in_its_words():
-    with serving(episodes_of([9])) as client:
-        table = client.table("t")
-        for view, message in (
-            (Sequences(4, state="cell"), "no such field"),
-            (Sequences(2000), "does not fit"),
-            (Sequences(1 << 21), "1,048,576 steps at most"),
-            (Sequences(3, state="x" * 300), "names of 256 at most"),
-        ):
-            with pytest.raises(ConfigError, match=message):
-                table.sample(2, view=view)
-            with pytest.raises((ConfigError, Unsupported), match=message):
-                table.source(view=view).plan(2, patience())
-        assert table.sample(2, view=Sequences(4))["obs"].shape == (2, 4)
-
-
-def test_batches_beyond_the_limits_are_refused_with_both_numbers_and_leave_no_view():
-    view = Sequences(64, stride=1)
-    buffer = ReplayBuffer(1000, {"x": ((1024,), "float32")}, seed=0)
-    with serving(buffer, message_bytes=1 << 20) as client, client.table("t").writer() as writer:
-        writer.extend(x=np.zeros((200, 1024), np.float32))
-        writer.flush()
-        table = client.table("t")
-        refused = table.source(view=view, transport="tcp")
-        with pytest.raises(AsyncLoaderError, match=r"8 rows takes 21\d+ bytes, a message 1048576"):
-            refused.plan(8, patience())
-        assert not buffer._table_state.sequence_samplers
-        assert table.sample(2, view=view)["x"].shape == (2, 64, 1024)
-        source = table.source(view=view, transport="shm")  # no message holds these
-        assert source.plan(8, patience()).batch["x"].shape == (8, 64, 1024)
-        source.close()
-        assert table.get(np.arange(20), view=view)["x"].shape == (20, 64, 1024)  # in parts
-
-
-def test_a_table_shows_some_views_of_sequences_and_no_more():
-    with serving(episodes_of([9])) as client:
-        table = client.table("t")
-        for length in range(1, MOST_OF_SEQUENCES + 1):
-            table.get([0], view=Sequences(length, boundary="pad"))
-        for _ in range(2):
-            with pytest.raises(
-                AsyncLoaderError, match="of which 16 of sequences, which is the limit"
-            ):
-                table.sample(2, view=Sequences(30, boundary="pad"))
-        assert table.sample(2, view=Sequences(2, boundary="pad"))["obs"].shape == (2, 2)
-        assert table.sample(2, view=Transitions(reward="obs"))["obs"].shape == (2,)
-
-
-def test_a_table_refuses_a_schema_whose_steps_do_not_fit_each_time():
-    with serving(ReplayBuffer("100KiB", view=Sequences(40))) as client:
-        for _ in range(2):
-            with pytest.raises(AsyncLoaderError, match="does not fit"):
-                client.table("t").writer().append(x=np.zeros(1024))
-        assert client.table("t").schema is None
 
 
 def test_policy_versions_come_with_each_step_and_the_lag_is_that_of_the_newest():

@@ -36,25 +36,6 @@ def opened(wait_s=None):
     return session
 
 
-def test_it_pings_when_it_said_nothing_for_a_heartbeat():
-    session = opened()
-    assert session.due() == 1.0
-    assert session.step(0.9) is None
-    session.sent(0.9)
-    session.heard(0.9)
-    assert session.step(1.1) is None
-    assert session.step(1.9) is Action.PING
-    assert session.step(1.9) is None
-
-
-def test_it_pings_when_it_says_much_and_hears_nothing():
-    session = opened()
-    for tenth in range(1, 10):
-        session.sent(tenth / 10)
-    session.sent(1.0)
-    assert session.step(1.0) is Action.PING
-
-
 def test_silence_ends_it_and_backoff_grows_to_a_bound():
     session = opened()
     assert session.step(9.99) is Action.PING
@@ -81,12 +62,6 @@ def test_it_gives_up_when_it_was_told_to():
             assert session.phase is not SessionPhase.ENDED
         assert session.phase is SessionPhase.ENDED
         assert session.due() is None
-
-
-def test_a_second_welcome_changes_nothing():
-    session = opened()
-    assert not session.welcomed(1.0, 6, WELCOME)
-    assert session.number == 5
 
 
 @given(

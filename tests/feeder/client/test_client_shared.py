@@ -15,17 +15,13 @@ import sys
 import numpy as np
 import pytest
 from client_rig import FakeFeeder
-from fake_device import FakeBackend
 from msgspec.structs import replace
 from thread_rig import Feeder
 
-from async_loader import AsyncDataLoader, ReplayBuffer
+from async_loader import ReplayBuffer
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
 from async_loader.feeder import connect, wire
-from async_loader.feeder.client import reader_channel
-from async_loader.feeder.client.batch_structure import SERVER_BITS
 from async_loader.feeder.client.reader_channel import ReaderPhase
-from async_loader.feeder.settings import LimitSettings
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized
@@ -106,29 +102,6 @@ def test_batches_come_in_shared_memory_by_themselves_and_stay_as_they_are(tmp_pa
         check(kept[0][0])
 
 
-def test_a_loader_hands_them_out_and_its_slots_come_back(tmp_path):
-    with serving(tmp_path, replay(LARGE), schema=LARGE) as (_, client):
-        source = client.table("t").source()
-        held = []
-        with AsyncDataLoader(source, 16, "cpu", prefetch=3) as loader:
-            for _, batch in zip(range(40), loader, strict=False):
-                held = [*held[-2:], batch]
-                assert (batch["obs"] == batch["x"][:, None]).all()
-            slots = source._channel.memory.slots
-            assert slots._ring.count == source._channel.deliveries.credit.ahead + 6
-            assert slots._ring.lent <= 6, "held by the learner, and ready for it"
-        source.close()
-
-
-def test_tcp_is_what_is_asked_for(tmp_path, caplog):
-    with serving(tmp_path, replay()) as (_, client), caplog.at_level(logging.WARNING):
-        source = client.table("t").source(transport="tcp")
-        check(source.plan(32, patience()).batch, 32)
-        assert source.transport == "tcp"
-        assert not caplog.records
-        source.close()
-
-
 @pytest.mark.parametrize("missing", ["not offered", "not reached"])
 def test_where_memory_cannot_be_had_auto_says_so_and_goes_on_and_shm_is_an_error(
     tmp_path, caplog, missing
@@ -149,18 +122,6 @@ def test_where_memory_cannot_be_had_auto_says_so_and_goes_on_and_shm_is_an_error
         with pytest.raises(Unsupported, match="use transport='auto' or 'tcp'"):
             strict.plan(32, patience())
         strict.close()
-        source.close()
-
-
-def test_without_memory_for_the_slots_batches_come_over_the_socket(tmp_path, caplog, monkeypatch):
-    from async_loader.shm import segment
-
-    with serving(tmp_path, replay(LARGE), schema=LARGE) as (_, client):
-        monkeypatch.setattr(segment, "available_bytes", lambda: 1 << 20)
-        source = client.table("t").source()
-        check(source.plan(32, patience()).batch, 32)
-        assert source.transport == "tcp"
-        assert "are available" in caplog.text
         source.close()
 
 
@@ -218,22 +179,6 @@ def test_a_fork_keeps_what_it_has_and_slots_that_it_can_see_are_not_written_agai
         source.close()
 
 
-@pytest.mark.slow
-def test_a_learner_that_forks_again_and_again_is_served_on(tmp_path):
-    with serving(tmp_path, replay(LARGE), schema=LARGE) as (_, client):
-        source = client.table("t").source(prefetch=2)
-        held = []
-        for _ in range(12):
-            held.append(source.plan(8, patience()).batch)
-            pid = os.fork()
-            if not pid:
-                os._exit(0)
-            os.waitpid(pid, 0)
-        for batch in held:
-            check(batch, 8)
-        source.close()
-
-
 def test_a_source_that_is_dropped_or_closed_gives_its_memory_back(tmp_path):
     def mapped():
         with open("/proc/self/maps") as maps:
@@ -256,71 +201,6 @@ def test_a_source_that_is_dropped_or_closed_gives_its_memory_back(tmp_path):
                 lambda: "it is not closed",
             )
             until(lambda: mapped() == before)
-
-
-def test_a_reopened_reader_is_granted_as_much_as_before_though_batches_wait(address_of_a_fake):
-    feeder, client = address_of_a_fake
-    source = client.table("replay").source(prefetch=2)
-    with pytest.raises(Timeout):
-        source.plan(4, patience(0.02))
-    feeder.until(lambda: feeder.granted[1] == 2)
-    feeder.do(lambda feeder: [feeder.batch(1, i, 100 * i) for i in range(2)])
-    line = source._channel
-    line.news.until(
-        lambda: line.deliveries.inbox.batches == 2,
-        Deadline(30),
-        lambda: "two batches have not come",
-    )
-    feeder.forget_sessions()
-    feeder.until(lambda: feeder.seen[wire.Type.OPEN_READER] == 2)
-    assert [source.plan(4, patience()).batch["index"][0] for _ in range(2)] == [0, 100]
-    feeder.until(lambda: feeder.granted[1] == 2)
-    feeder.do(lambda feeder: [feeder.batch(1, i, 1000 + i) for i in range(2)])
-    assert [source.plan(4, patience()).batch["index"][0] for _ in range(2)] == [1000, 1001]
-    feeder.until(lambda: feeder.granted[1] == 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_batch_that_waits_while_a_reader_without_prefetch_is_reopened_is_not_the_last(
-    tmp_path, transport
-):
-    with serving(tmp_path, replay()) as (feeder, client):
-        source = client.table("t").source(prefetch=0, transport=transport)
-        source.plan(4, patience())
-        line = source._channel
-        with line.lock:
-            line.ask()  # as a plan does whose patience ends before the batch comes
-        client._connection.wake()
-        line.news.until(
-            lambda: line.deliveries.inbox.waiting, Deadline(30), lambda: "no batch has come"
-        )
-        opening = line.deliveries.opening.number
-        for session in feeder.server._server_state.sessions:
-            feeder.server._server_state.sessions.drop(session)
-        line.news.until(
-            lambda: line.deliveries.opening.number > opening,
-            Deadline(30),
-            lambda: "it was not opened again",
-        )
-        for _ in range(3):
-            check(source.plan(4, patience()).batch, 4)
-        source.close()
-
-
-@pytest.mark.parametrize(
-    ("transport", "in_flight"), [("shm", 1 << 28), ("tcp", 1 << 28), ("tcp", 1 << 14)]
-)
-def test_a_reader_that_may_run_further_ahead_than_a_feeder_sends_waits_for_nothing(
-    tmp_path, monkeypatch, transport, in_flight
-):
-    monkeypatch.setattr(reader_channel, "REMIND_S", 1e6)
-    limits = LimitSettings(message_bytes=1 << 14, in_flight_bytes=in_flight, window_bytes=1 << 14)
-    with serving(tmp_path, replay(), limits=limits) as (_, client):
-        source = client.table("t").source(prefetch=200, transport=transport)
-        for _ in range(300):
-            check(source.plan(32, patience()).batch, 32)
-        source.close()
 
 
 @pytest.fixture
@@ -480,40 +360,3 @@ def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(
         for batch in held:
             check(batch, 8)
         sources[0].close()
-
-
-@pytest.mark.slow
-def test_batches_of_a_restarted_feeder_reach_the_device_in_one_upload_with_ids_of_their_own(
-    tmp_path,
-):
-    path, fake = str(tmp_path / "f"), FakeBackend()
-
-    def fill(address):
-        with connect(address) as client, client.table("t").writer() as writer:
-            writer.extend(rows(500, LARGE))
-
-    with contextlib.ExitStack() as stack:
-        first, address = stack.enter_context(process(path))
-        fill(address)
-        source = stack.enter_context(connect(address)).table("t").source(transport="shm")
-        loader = AsyncDataLoader(source, 16, fake, prefetch=3, timeout_s=60)
-        stack.enter_context(loader)
-        for _ in range(5):
-            check({name: array.cpu().numpy() for name, array in next(loader).items()}, 16)
-        first.kill()
-        first.wait()
-        _, address = stack.enter_context(process(path))
-        fill(address)
-        later = 0
-        for _ in range(1000):
-            if later == 20:  # more than there are slots
-                break
-            batch = next(loader)
-            index = batch["index"].numpy()
-            check({"obs": batch["obs"].cpu().numpy(), "x": batch["x"].cpu().numpy()}, 16)
-            later += bool((index >> SERVER_BITS).all())
-        assert later == 20
-        assert loader.stats().slots == 0  # each batch was copied from where it was written
-        assert (fake.pageable_copies, fake.violations) == (0, [])
-        assert source.update(index, x=np.zeros(16, np.int64)).applied == 16
-        source.close()

@@ -11,14 +11,12 @@ import socket
 import time
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from test_client_shared import LARGE, check, patience, replay, rows, serving
 
-from async_loader.errors import Broken, Timeout, Unsupported
+from async_loader.errors import Unsupported
 from async_loader.feeder.client import insert_memory, offered_memory
 from async_loader.feeder.client.client import Client
-from async_loader.feeder.shared.offer import connected
 from tests.waiting_rig import until
 
 ANSWER_S = 0.3
@@ -81,30 +79,3 @@ def test_rows_and_samples_go_on_over_the_socket_and_the_offer_is_withdrawn(tmp_p
         assert source.transport == "tcp"
         assert not source._channel.memory.under_offer
         assert client.status()["tables"]["t"]["inserted"] == 402
-
-
-@pytest.mark.parametrize("patience_s", [1e-9, 0.01])
-def test_a_call_of_a_socket_without_room_ends_however_short_its_patience(tmp_path, patience_s):
-    path = str(tmp_path / "full")
-    with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server,
-        contextlib.ExitStack() as stack,
-    ):
-        server.bind(path)
-        server.listen(0)
-        stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)).connect(path)
-        with pytest.raises(Broken, match="is busy"):
-            connected(path, patience_s)
-
-
-@pytest.mark.slow
-def test_weights_come_over_the_socket_where_memory_does_not_answer(tmp_path, monkeypatch):
-    with silent(tmp_path, monkeypatch) as (client, _):
-        large = {"w": np.arange(1 << 18, dtype=np.float64)}
-        client.publish("net", large, 1)
-        begun = time.monotonic()
-        found = client.latest("net")
-        assert time.monotonic() - begun < 20
-        assert (found.tensors["w"] == large["w"]).all()
-        with contextlib.suppress(Timeout):
-            client.close(5)

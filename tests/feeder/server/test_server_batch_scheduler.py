@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from server_rig import SCHEMA, Rig
 
-from async_loader import Field, ReplayBuffer
+from async_loader import ReplayBuffer
 from async_loader.feeder.wire import (
     REDELIVERED,
-    SENT_BEFORE,
     Batch,
     End,
     Error,
@@ -18,12 +16,9 @@ from async_loader.feeder.wire import (
     Plane,
     Prioritize,
     Reader,
-    schema_of,
 )
-from async_loader.feeder.wire.control import View
 from async_loader.replay.rate_limiter import MinSize, Queue
 from async_loader.replay.samplers import Fifo, Prioritized
-from async_loader.schema import Schema
 
 
 def queue(size: int = 100) -> dict[str, ReplayBuffer]:
@@ -54,18 +49,6 @@ def test_credit_is_absolute_so_that_a_pull_may_be_lost_doubled_or_late():
         assert sequences == [6, 7]
 
 
-def test_a_reader_is_sent_no_more_than_some_whatever_it_grants():
-    with Rig() as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        peer.insert(0, range(100))
-        peer.open_reader()
-        peer.pull(2**64 - 1)
-        for _ in range(20):
-            rig.turn()
-        assert len(batches(peer)) == 64
-
-
 def test_the_longest_wait_is_served_first_and_a_large_request_is_not_passed_for_ever():
     with Rig(queue()) as rig:
         writer, one, two = rig.peer(), rig.peer(), rig.peer()
@@ -83,24 +66,6 @@ def test_the_longest_wait_is_served_first_and_a_large_request_is_not_passed_for_
         for n in range(10, 14):
             writer.insert(n, [n])
         assert [two.values(message, small) for message in batches(two)] == [[10, 11], [12, 13]]
-
-
-def test_where_drawing_takes_nothing_away_those_behind_may_pass():
-    with Rig({"t": ReplayBuffer(100, SCHEMA, sampler=Fifo(), seed=0)}) as rig:
-        writer, one, two = rig.peer(), rig.peer(), rig.peer()
-        writer.open_writer()
-        one.open_reader(batch_size=50)
-        two.open_reader(batch_size=2)
-        one.pull(1)
-        rig.turn()
-        two.pull(1)
-        writer.insert(0, range(5))
-        rig.turn()
-        assert len(batches(two)) == 1
-        assert batches(one) == []
-        writer.insert(1, range(5, 60))
-        rig.turn()
-        assert len(batches(one)) == 1
 
 
 def test_learners_take_turns():
@@ -182,54 +147,6 @@ def test_a_reader_that_closes_in_good_order_says_what_was_used_what_was_seen_and
         assert not rig.server_state.tables["t"].scheduler.readers[0].leases.keys() - set(range(7))
 
 
-def test_what_a_returned_message_of_used_batches_says_is_not_needed_when_the_reader_closes():
-    """RETURN and CLOSE_READER go over two connections: which of them comes first makes no
-    difference.
-    """
-    for late in (False, True):
-        with Rig(queue()) as rig:
-            peer = rig.peer()
-            peer.open_writer()
-            peer.insert(0, range(4))
-            peer.open_reader(batch_size=2)
-            peer.pull(2)
-            batches(peer)
-            if not late:
-                peer.give_back([0])
-            peer.close_reader(arrived=2, unseen=[1])
-            if late:
-                peer.give_back([0])
-            reader = peer.open_reader(batch_size=2)
-            peer.pull(2)
-            (message,) = [
-                one for one in batches(peer) if one.sequence == 0 and isinstance(one.body, Batch)
-            ]
-            assert (peer.values(message, reader), peer.redelivered(message, reader)) == (
-                [2, 3],
-                [False, False],
-            )
-
-
-def test_rows_that_an_earlier_server_may_have_handed_out_say_so():
-    with Rig(queue()) as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        peer.insert(0, range(3), message_flags=SENT_BEFORE)
-        peer.insert(1, range(3, 8))
-        reader = peer.open_reader(batch_size=4)
-        peer.pull(2)
-        found = [peer.redelivered(one, reader) for one in batches(peer)]
-        assert found == [[True, True, True, False], [False] * 4]
-
-
-def test_rows_of_a_table_that_is_no_queue_say_nothing():
-    with Rig() as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        reader = peer.open_reader()
-        assert "redelivered" not in [field.name for field in schema_of(reader.body.schema).fields]
-
-
 def test_a_reader_that_is_closed_or_opened_again_gives_its_leases_back():
     with Rig(queue()) as rig:
         peer = rig.peer()
@@ -244,28 +161,6 @@ def test_a_reader_that_is_closed_or_opened_again_gives_its_leases_back():
                 [0, 1, 2, 3],
             )
             assert isinstance(peer.open_reader(batch_size=4).body, Reader)
-
-
-def test_what_was_seen_through_another_view_waits_for_a_reader_of_that_view():
-    schema = Schema.of({"x": np.int64, "reward": np.float32})
-    tables = {
-        "t": ReplayBuffer(100, schema, sampler=Fifo(), limiter=Queue(100), max_times_sampled=1)
-    }
-    with Rig(tables) as rig:
-        peer = rig.peer()
-        peer.open_writer(schema=schema)
-        peer.insert(0, range(4), schema=schema)
-        peer.open_reader(1, batch_size=4)
-        peer.pull(1)
-        assert len(batches(peer)) == 1
-        peer.close_reader(1, arrived=1, seen=[0])
-        peer.open_reader(2, batch_size=4, view=View(n=1, gamma=0.9))
-        peer.pull(1, 2)
-        assert batches(peer) == []
-        peer.open_reader(3, batch_size=4)
-        peer.pull(1, 3)
-        (message,) = batches(peer)
-        assert (message.number, message.flags) == (3, REDELIVERED)
 
 
 def test_a_reader_that_waits_too_long_is_told_repeatedly_and_served_nevertheless():
@@ -289,73 +184,6 @@ def test_a_reader_that_waits_too_long_is_told_repeatedly_and_served_nevertheless
             assert "10" in message.body.text
         peer.insert(0, range(10))
         assert [type(message.body) for message in batches(peer)] == [Batch]
-
-
-def blocked_s(peer) -> float:
-    said = peer.status()
-    return said["tables"]["t"]["readers_blocked_s"]
-
-
-def test_the_seconds_in_which_the_table_allowed_no_draw_are_counted():
-    with Rig({"t": ReplayBuffer(100, SCHEMA, limiter=MinSize(10))}) as rig:
-        peer, other = rig.peer(), rig.peer()
-        peer.open_writer()
-        for one in (peer, other):
-            one.open_reader()
-        rig.pass_time(1.0)  # without credit
-        assert blocked_s(peer) == 0
-        peer.pull(1)
-        rig.turn()
-        rig.pass_time(3.0)
-        assert blocked_s(peer) == pytest.approx(3.0)
-        other.pull(1)
-        rig.turn()
-        rig.pass_time(2.0)
-        assert blocked_s(peer) == pytest.approx(5.0)
-        peer.insert(0, range(10))
-        rig.turn()
-        rig.pass_time(4.0)
-        assert blocked_s(peer) == pytest.approx(5.0), "both have their batches"
-        peer.pull(2)
-        other.pull(2)
-        rig.turn()
-        rig.pass_time(1.0)
-        assert blocked_s(peer) == pytest.approx(5.0), "a full table allows more draws"
-
-
-def test_a_batch_that_can_never_be_is_refused_when_the_reader_opens():
-    with Rig(queue(10)) as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        answer = peer.open_reader(batch_size=11).body
-        assert (answer.code, answer.retryable) == (ErrorCode.UNSUPPORTED, False)
-        answer = peer.open_reader(batch_size=1 << 20, view=View(n=1, gamma=0.5)).body
-        assert answer.code == ErrorCode.UNSUPPORTED
-
-
-def test_batches_that_fit_into_no_message_are_refused():
-    schema = Schema.of([Field((1 << 20,), np.dtype(np.float32), name="x")])
-    with Rig({"t": ReplayBuffer(10, schema)}) as rig:
-        peer = rig.peer()
-        assert peer.open_reader(batch_size=17).body.code == ErrorCode.TOO_LARGE
-        assert isinstance(peer.open_reader(batch_size=15).body, Reader)
-        assert rig.server_state.tables["t"].scheduler.readers[0].ahead == 4, (
-            "256 MiB are on their way at most"
-        )
-
-
-@pytest.mark.parametrize("n", [1025, 1 << 20])
-def test_a_view_that_would_keep_steps_from_being_drawn_is_refused(n):
-    with Rig({"t": ReplayBuffer(100, Schema.of({"x": np.int64, "reward": np.float32}))}) as rig:
-        assert rig.peer().open_reader(view=View(n=n, gamma=0.9)).body.code == ErrorCode.UNSUPPORTED
-
-
-def test_views_are_counted():
-    with Rig({"t": ReplayBuffer(100, Schema.of({"x": np.int64, "reward": np.float32}))}) as rig:
-        peer = rig.peer()
-        answers = [peer.open_reader(view=View(n=1, gamma=i / 100)).body for i in range(70)]
-        assert [isinstance(one, Reader) for one in answers] == [True] * 32 + [False] * 38
-        assert answers[-1].code == ErrorCode.LIMIT
 
 
 def test_a_learner_that_does_not_read_loses_no_batch_and_is_served_on_when_it_reads():
@@ -395,16 +223,6 @@ def test_priorities_are_applied_and_those_of_rows_that_are_gone_counted():
         assert message.body.rows == 4
 
 
-def test_priorities_of_a_table_without_are_refused():
-    with Rig() as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        peer.open_reader()
-        data = np.array([3]).tobytes() + np.array([1.0]).tobytes()
-        answer = peer.ask(Plane.PULL, Prioritize(table="t", count=1), 1, data=data)
-        assert answer.body.code == ErrorCode.UNSUPPORTED
-
-
 def test_a_queue_that_drains_hands_out_its_last_rows_and_waits_for_them_to_be_used():
     with Rig(queue()) as rig:
         peer = rig.peer()
@@ -430,18 +248,6 @@ def test_a_queue_that_drains_hands_out_its_last_rows_and_waits_for_them_to_be_us
         assert (end.number, end.body.count) == (1, 3)
 
 
-def test_a_drain_takes_no_longer_than_its_limit():
-    with Rig(queue(), drain_s=5.0) as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        peer.insert(0, range(10))
-        peer.open_reader(batch_size=4)
-        rig.server.stop()
-        assert not rig.server._over()
-        rig.clock.now += 5
-        assert rig.server._over()
-
-
 def test_a_table_that_is_closed_ends_its_readers_and_writers_and_no_others():
     tables = {**queue(), "other": ReplayBuffer(10, SCHEMA)}
     with Rig(tables) as rig:
@@ -465,67 +271,3 @@ def test_a_table_that_is_closed_ends_its_readers_and_writers_and_no_others():
         assert peer.open_writer(3).body.code == ErrorCode.UNSUPPORTED
         peer.insert(0, [1], number=2)
         assert peer.receive(Plane.INSERT).body.applied == 1
-
-
-def test_rates_are_those_of_now_and_means_have_a_name_of_their_own():
-    with Rig() as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        for sequence in range(10):
-            peer.insert(sequence, range(20))
-            rig.pass_time(1.0)
-        table = peer.status()["tables"]["t"]
-        assert table["inserts_per_s"] == pytest.approx(20, rel=0.3)
-        assert table["inserts_per_s_mean"] == pytest.approx(20, rel=0.3)
-        for _ in range(8):
-            rig.pass_time(1.0)
-        table = peer.status()["tables"]["t"]
-        assert table["inserts_per_s"] == 0
-        assert table["inserts_per_s_mean"] == pytest.approx(200 / 18, rel=0.3)
-        assert table["samples_per_s"] == 0
-
-
-def test_rates_of_a_table_that_was_restored_begin_with_its_counts():
-    table = ReplayBuffer(1000, SCHEMA, seed=0)
-    table.extend(x=np.arange(500), done=np.zeros(500, bool))
-    table.sample(100)
-    with Rig({"t": table}) as rig:
-        peer = rig.peer()
-        rig.pass_time(1.0)
-        found = peer.status()["tables"]["t"]
-        assert found["inserted"] == 500
-        for name in ("inserts_per_s", "samples_per_s"):
-            assert (found[name], found[f"{name}_mean"]) == (0, 0)
-        peer.open_writer()
-        peer.insert(0, range(20))
-        rig.pass_time(1.0)
-        found = peer.status()["tables"]["t"]
-        assert found["inserts_per_s_mean"] == pytest.approx(10, rel=0.3)
-
-
-def test_totals_and_rates_go_on_when_a_table_is_cleared():
-    with Rig() as rig:
-        peer = rig.peer()
-        peer.open_writer()
-        peer.insert(0, range(500))
-        for _ in range(4):
-            rig.pass_time(1.0)
-        rig.server_state.tables["t"].clear()
-        peer.insert(1, range(20))
-        rig.pass_time(1.0)
-        found = peer.status()["tables"]["t"]
-        assert found["inserted"] == 20
-        assert found["inserted_total"] == 520
-        assert 0 < found["inserts_per_s"] <= 20
-        assert found["inserts_per_s_mean"] == pytest.approx(520 / 5, rel=0.3)
-
-
-def test_many_that_wait_for_the_same_are_one_line():
-    with Rig(queue(10)) as rig:
-        peer = rig.peer()
-        for number in range(8):
-            peer.open_writer(number, producer=bytes([number]) * 16)
-            peer.insert(0, range(10), number=number)
-        rig.turn()
-        (line,) = peer.status()["tables"]["t"]["waiting"]
-        assert line.startswith("7 producers (producer 01010101 and others) to insert: ")

@@ -16,17 +16,16 @@ from hypothesis import strategies as st
 from server_rig import SCHEMA, Rig
 
 from async_loader import ReplayBuffer
-from async_loader.errors import ConfigError, CorruptCheckpoint, Malformed, Timeout, Unsupported
+from async_loader.errors import ConfigError, CorruptCheckpoint, Timeout
 from async_loader.feeder import connect, wire
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.periodic_saves import Folders
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import CheckpointSettings, ServerSettings
 from async_loader.feeder.wire import Plane
-from async_loader.lifecycle import Deadline, EventFd, Patience, readable
+from async_loader.lifecycle import EventFd, readable
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
-from async_loader.schema import Field, Schema
 
 PATIENCE_S = 30.0
 
@@ -64,12 +63,6 @@ def fill(table, rows, first=0):
 # -- folders -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["..", "a/../..", "/etc", "a/../../b", "a\\..\\b", "../one-too"])
-def test_a_path_that_leaves_the_folder_is_refused_by_name(tmp_path, path):
-    with pytest.raises(ConfigError, match="leaves the folder of table 'one'"):
-        Folders(tmp_path).of("one", path)
-
-
 @given(st.text(max_size=40), st.text(min_size=1, max_size=256))
 def test_no_path_and_no_name_of_a_table_leaves_the_folder(path, table):
     root = Path("/nowhere/at/all")
@@ -98,67 +91,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
         Folders(tmp_path / "saves").of("two", ".")
 
 
-def test_without_a_folder_for_checkpoints_a_save_says_what_to_do(serve):
-    with connect(serve(checkpoint=None)) as client:
-        table = client.table("one")
-        fill(table, 3)
-        for call in (lambda: table.save("x"), lambda: table.load("x")):
-            with pytest.raises(Unsupported, match=r"checkpoint: \{path: FOLDER\}"):
-                call()
-
-
 # -- saves and loads -----------------------------------------------------------------------------
-
-
-def test_what_was_saved_is_there_in_the_next_server(serve, tmp_path):
-    with connect(serve()) as client:
-        fill(client.table("one"), 30)
-        report = client.table("one").save("nightly")
-        assert (report.kind, report.number) == ("full", 1)
-    assert (tmp_path / "saves" / "one" / "nightly").is_dir()
-    with connect(serve()) as client:
-        table = client.table("one")
-        table.load("nightly")
-        # 5,000 draws: 500 leave a step out in a run of 800,000
-        assert sorted(set(table.sample(5000)["x"].tolist())) == list(range(30))
-        with pytest.raises(ConfigError, match="there is no checkpoint"):
-            table.load("yesterday")
-
-
-def test_rows_of_a_load_are_not_counted_as_inserted_now(serve):
-    with connect(serve()) as client:
-        table = client.table("one")
-        fill(table, 500)
-        table.sample(64)
-        table.save("x")
-        table.clear()
-        table.load("x")
-        found = client.status()["tables"]["one"]
-        assert (found["inserted"], found["sampled"]) == (500, 64)
-        assert (found["inserted_total"], found["sampled_total"]) == (500, 64)
-
-
-def test_rows_received_are_steps_and_not_the_rows_that_end_episodes():
-    schema = {
-        "obs": Field((), "float32", next="next_obs"),
-        "terminated": "bool",
-        "truncated": "bool",
-    }
-    with connect("embedded", tables={"t": 1000}) as client:
-        writer = client.table("t").writer(schema=schema)
-        for step in range(30):
-            last = step % 5 == 4
-            final = {"final_obs": 9.0} if last else {}
-            writer.append(obs=float(step), terminated=False, truncated=last, **final)
-        for step in range(30):
-            writer.append(obs=float(step), terminated=False, truncated=False)
-            if step % 5 == 4:
-                writer.end_episode()
-        writer.flush()
-        status = client.status()
-        assert status["tables"]["t"]["rows_in"] == 60
-        assert sum(one["rows_in"] for one in status["sessions"]) == 60
-        writer.close()
 
 
 def test_a_damaged_checkpoint_is_said_to_be_one(serve, tmp_path):
@@ -257,112 +190,11 @@ def test_jobs_are_done_in_order_and_ended():
 # -- turns and bounds ----------------------------------------------------------------------------
 
 
-def test_calls_and_readers_of_a_queue_take_turns(serve):
-    with connect(serve(checkpoint=None, one={"queue": 64})) as client:
-        table, found = client.table("one"), []
-        source = table.source(prefetch=1)
-
-        def read():
-            for _ in range(4):
-                found.extend(
-                    source.plan(8, Patience(deadline=Deadline(PATIENCE_S))).batch["x"].tolist()
-                )
-
-        def call():
-            for _ in range(4):
-                found.extend(table.sample(8, timeout_s=PATIENCE_S)["x"].tolist())
-
-        threads = [threading.Thread(target=one) for one in (read, call)]
-        for one in threads:
-            one.start()
-        for first in range(0, 80, 16):  # the reader may have one batch more than it uses
-            fill(table, 16, first)
-        for one in threads:
-            one.join(PATIENCE_S)
-        assert len(found) == len(set(found)) == 64
-        source.close()
-
-
-def test_a_batch_that_fits_no_message_is_refused_with_both_numbers(serve):
-    with connect(
-        serve(checkpoint=None, one={"capacity": 100, "schema": {"x": ((20,), "float64")}})
-    ) as client:
-        table = client.table("one")
-        with table.writer() as writer:
-            writer.append(x=np.zeros(20))
-        with pytest.raises(
-            Malformed,
-            match=r"a batch of 1048576 rows takes \d+ bytes, a message 67108864: "
-            "ask for fewer rows",
-        ):
-            table.source(transport="tcp").plan(1 << 20, Patience(deadline=Deadline(PATIENCE_S)))
-        assert len(table.sample(8)["x"]) == 8
-
-
-def test_samplers_of_readers_are_bounded(serve):
-    from async_loader import Prioritized
-    from async_loader.errors import Broken
-
-    with connect(serve(checkpoint=None)) as client:
-        table = client.table("one")
-        fill(table, 10)
-        sources = [table.source(sampler=Prioritized(0.5), prefetch=0) for _ in range(17)]
-        for source in sources[:16]:
-            assert "weight" in source.plan(4, Patience(deadline=Deadline(PATIENCE_S))).batch
-        with pytest.raises(Broken, match="16 samplers of their own"):
-            sources[16].plan(4, Patience(deadline=Deadline(PATIENCE_S)))
-        sources[0].close()
-        late = table.source(sampler=Prioritized(0.5), prefetch=0)
-        assert len(late.plan(4, Patience(deadline=Deadline(PATIENCE_S))).batch["x"]) == 4
-
-
 # -- hostile sessions ----------------------------------------------------------------------------
 
 
 def queue() -> ReplayBuffer:
     return ReplayBuffer(100, SCHEMA, sampler=Fifo(), limiter=Queue(100), max_times_sampled=1)
-
-
-def test_a_batch_whose_schema_fits_no_message_is_refused_each_time():
-    schema = Schema.of(
-        {f"sensor_{i:04d}": Field((), "f4", next=f"next_sensor_{i:04d}") for i in range(1000)}
-    )
-    with Rig({"t": ReplayBuffer(100, schema)}) as rig:
-        rig.tables["t"].writer().extend(**{one.name: np.zeros(9, "f4") for one in schema.fields})
-        peer = rig.peer()
-        for _ in range(3):
-            body = wire.OpenReader(table="t", batch_size=2, wait_s=-1.0)
-            error = peer.ask(Plane.CONTROL, body, 1).body
-            assert error.code == wire.ErrorCode.TOO_LARGE
-            assert "2001 fields" in error.text
-            assert "join fields" in error.text
-        error = peer.ask(Plane.PULL, wire.Get(table="t", count=1), 1, data=bytes(8)).body
-        assert error.code == wire.ErrorCode.TOO_LARGE
-
-
-def test_rows_that_fit_no_message_are_refused_before_they_are_read(monkeypatch):
-    with Rig(message_bytes=1 << 20) as rig:
-        rig.tables["t"].writer().extend(x=np.arange(10), done=np.zeros(10, bool))
-        peer = rig.peer()
-        reads = []
-        real = rig.tables["t"].get
-
-        def get(ids, **others):
-            reads.append(len(ids))
-            return real(ids, **others)
-
-        monkeypatch.setattr(rig.tables["t"], "get", get)
-
-        def ask(ids):
-            body = wire.Get(table="t", count=len(ids))
-            return peer.ask(Plane.PULL, body, 1, data=np.array(ids, np.int64).tobytes()).body
-
-        error = ask([3] * 100_000)
-        assert error.code == wire.ErrorCode.TOO_LARGE
-        assert error.text.startswith("100000 rows take ")
-        assert not reads
-        assert ask([3] * 1000).rows == 1000
-        assert ask([3, *range(50, 100_000)]).rows == 1, "ids that are gone take no room"
 
 
 def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:

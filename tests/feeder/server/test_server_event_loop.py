@@ -15,27 +15,21 @@ import numpy as np
 import psutil
 import pytest
 import zmq
-from server_rig import SCHEMA, Peer, Rig
+from server_rig import SCHEMA, Peer
 
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import (
-    VERSION,
     Ack,
     Batch,
-    Done,
-    Drain,
     End,
-    Hello,
     Message,
     Ping,
     Plane,
     Pong,
-    Pull,
     Status,
     encode,
-    message,
 )
 from tests.waiting_rig import until
 
@@ -147,49 +141,6 @@ def test_a_server_that_is_killed_leaves_nothing(child, context):
     assert not [name for name in os.listdir("/dev/shm") if "async_loader" in name]
 
 
-def test_drain_is_answered_when_everything_is_done(served, context):
-    with Peer(context, served.endpoints) as peer:
-        filled(peer)
-        peer.send(Plane.CONTROL, Drain())
-        assert [type(peer.receive(Plane.CONTROL).body) for _ in range(2)] == [Done, End]
-
-
-def test_a_server_that_never_ran_gives_its_sockets_back():
-    server = Server({"t": ReplayBuffer(10, SCHEMA)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"))
-    server.stop()
-    server.close()
-    server.close()
-    server.stop()
-
-
-def test_an_endpoint_that_is_taken_is_an_error_that_leaves_nothing():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        endpoints = dict.fromkeys(Plane, "tcp://127.0.0.1:0") | {
-            Plane.PULL: f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        }
-        with pytest.raises(OSError, match="in use"):
-            Server({"t": ReplayBuffer(10, SCHEMA)}, endpoints)
-
-
-def test_a_ping_is_answered_in_the_first_round_whatever_else_waits():
-    with Rig() as rig:
-        flood, peer = rig.peer(), rig.peer()
-        flood.open_writer()
-        flood.insert(1, range(300))
-        flood.open_reader()
-        rig.turn()
-        before = rig.server.counters.snapshot()["messages_insert_in"]
-        for sequence in range(2, 302):
-            flood.insert(sequence, [sequence])
-        flood.pull(64)
-        peer.send(Plane.CONTROL, Ping())
-        assert isinstance(peer.receive(Plane.CONTROL).body, Pong)  # in one round
-        taken = rig.server.counters.snapshot()["messages_insert_in"] - before
-        assert 0 < taken < 300  # which left inserts for the next
-
-
 def test_a_peer_that_never_reads_affects_no_other(served, context):
     with Peer(context, served.endpoints) as good, Peer(context, served.endpoints) as deaf:
         filled(good)
@@ -205,6 +156,26 @@ def test_a_peer_that_never_reads_affects_no_other(served, context):
             assert isinstance(good.receive(Plane.PULL).body, Batch)
         assert isinstance(good.ask(Plane.CONTROL, Ping()).body, Pong)
         assert psutil.Process().memory_info().rss - before < 200 << 20
+
+
+def test_memory_stays_flat_while_clients_come_and_go(served, context):
+    def visit() -> None:
+        with Peer(context, served.endpoints) as peer:
+            peer.hello()
+            peer.open_writer(producer=os.urandom(16))
+            peer.insert(0, range(100))
+            assert isinstance(peer.receive(Plane.INSERT).body, Ack)
+            peer.open_reader(batch_size=32)
+            peer.pull(2)
+            assert isinstance(peer.receive(Plane.PULL).body, Batch)
+
+    for _ in range(20):
+        visit()
+    before, handles = psutil.Process().memory_info().rss, psutil.Process().num_fds()
+    for _ in range(150):
+        visit()
+    assert psutil.Process().memory_info().rss - before < 30 << 20
+    until(lambda: psutil.Process().num_fds() - handles < 50)
 
 
 def garbage(good: bytes, kind: int, rng: np.random.Generator) -> list[bytes]:
@@ -260,35 +231,3 @@ def test_a_good_client_is_served_throughout_a_hundred_thousand_messages_that_are
         assert status["tables"]["t"]["rows_in"] == 2000 + 300
     # ZeroMQ closes its sockets in a thread of its own
     until(lambda: psutil.Process().num_fds() < handles + 100)
-
-
-def test_memory_stays_flat_while_clients_come_and_go(served, context):
-    def visit() -> None:
-        with Peer(context, served.endpoints) as peer:
-            peer.hello()
-            peer.open_writer(producer=os.urandom(16))
-            peer.insert(0, range(100))
-            assert isinstance(peer.receive(Plane.INSERT).body, Ack)
-            peer.open_reader(batch_size=32)
-            peer.pull(2)
-            assert isinstance(peer.receive(Plane.PULL).body, Batch)
-
-    for _ in range(20):
-        visit()
-    before, handles = psutil.Process().memory_info().rss, psutil.Process().num_fds()
-    for _ in range(150):
-        visit()
-    assert psutil.Process().memory_info().rss - before < 30 << 20
-    until(lambda: psutil.Process().num_fds() - handles < 50)
-
-
-def test_hello_of_another_version_is_answered(served, context, monkeypatch):
-    with Peer(context, served.endpoints) as peer:
-        monkeypatch.setattr(message, "VERSION", 9)
-        frames = encode(Message(Hello(client=b"c" * 16, pid=1, host="h")))
-        monkeypatch.undo()
-        peer.sockets[Plane.CONTROL].send_multipart(frames)
-        answer = peer.receive(Plane.CONTROL)
-        assert (answer.body.code, answer.body.expected) == (1, VERSION)
-        peer.send(Plane.PULL, Pull(1, ()))
-        assert peer.receive(Plane.PULL).body.code == 4

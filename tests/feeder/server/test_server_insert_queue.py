@@ -4,8 +4,6 @@ twice, lost, fenced off or held up.
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -158,30 +156,6 @@ TestExactlyOnce = ExactlyOnce.TestCase
 TestExactlyOnce.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_a_gap_is_told_once_for_each_flight_and_again_when_the_writer_began_again():
-    insert_queue = intake_of(table_of(limited=False))
-    writer, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
-    receipts = [insert_queue.receive(writer, n, message([n]), ID) for n in (0, 2, 3, 4, 2, 3, 1, 3)]
-    gap, after = Gap, None
-    assert receipts == [None, gap, after, after, gap, after, None, gap]
-
-
-def test_steps_are_counted_once_where_the_limiter_takes_an_insert_in_parts():
-    buffer = table_of()
-    queue = intake_of(buffer)
-    writer, _ = queue.open(1, 1, KEYS[0], 0, SCHEMA)
-    flags = [0, 0, 0, 2, 6] * 8  # an end of an episode after each four steps
-    layout, steps = rows_of(range(40), flags=flags)
-    queue.receive(writer, 0, insert(layout, steps), ID)
-    assert writer.rows == 32
-    assert 0 < queue.rows == buffer.stats().inserted < 32
-    while queue.blocked:
-        buffer.sample(4)
-        queue.advance()
-        assert queue.rows == buffer.stats().inserted
-    assert queue.rows == 32
-
-
 def test_producers_that_are_held_up_take_turns():
     buffer = table_of()
     insert_queue = intake_of(buffer)
@@ -247,45 +221,6 @@ def test_a_new_epoch_cuts_open_episodes_off_and_goes_on_in_the_same_streams():
     assert heads[2, 1] == -2 - 1, "it continues nothing; step 1 ended the episode before"
     with pytest.raises(Malformed, match="fenced off"):
         insert_queue.receive(writer, 1, message([3]), ID)
-
-
-def test_of_producers_that_are_gone_only_the_last_are_remembered(monkeypatch):
-    monkeypatch.setattr("async_loader.feeder.server.insert_queue.GONE", 10)
-    insert_queue, forgotten = intake_of(table_of(limited=False)), []
-    insert_queue.on_forget = forgotten.append
-    kept, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
-    keys = [bytes([100 + i]) * 16 for i in range(50)]
-    for key in keys:
-        writer, _ = insert_queue.open(1, 2, key, 0, SCHEMA)
-        insert_queue.leave(writer)
-        insert_queue.leave(writer)
-    assert [key for key in keys if insert_queue.knows(key)] == keys[-10:]
-    assert forgotten == keys[:-10]
-    again, resumed = insert_queue.open(1, 2, keys[-10], 0, SCHEMA)
-    assert resumed
-    for i in range(50):
-        insert_queue.leave(insert_queue.open(1, 3, bytes([i]) * 16, 0, SCHEMA)[0])
-    assert insert_queue.knows(keys[-10]), "what writes again is not forgotten"
-    assert insert_queue.open(2, 1, KEYS[0], 0, SCHEMA)[1], "nor what still writes"
-    assert kept.producer.key == KEYS[0]
-    assert again.producer.key == keys[-10]
-
-
-def test_producers_that_come_and_go_leave_no_object_behind(monkeypatch):
-    monkeypatch.setattr("async_loader.feeder.server.insert_queue.GONE", 20)
-    insert_queue = intake_of(table_of(limited=False))
-
-    def come_and_go(first, count):
-        for i in range(first, first + count):
-            writer, _ = insert_queue.open(i, 1, i.to_bytes(16, "little"), 0, SCHEMA)
-            insert_queue.receive(writer, 0, message([i]), ID)
-            insert_queue.leave(writer)
-        insert_queue.moved.clear()
-        gc.collect()
-        return sum(str(type(one).__module__).startswith("async_loader") for one in gc.get_objects())
-
-    before = come_and_go(0, 200)
-    assert come_and_go(1000, 2000) <= before + 5
 
 
 def test_inserts_that_a_checkpoint_has_are_not_stored_again(tmp_path):

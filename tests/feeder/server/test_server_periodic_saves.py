@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_loader.errors import Broken, ConfigError, CorruptCheckpoint
+from async_loader.errors import Broken, CorruptCheckpoint
 from async_loader.feeder import connect
-from async_loader.feeder.embedded import Embedded
 from async_loader.feeder.server import producer_streams
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.periodic_saves import PeriodicSaves
 from async_loader.feeder.server.producer_streams import Position, Positions
-from async_loader.feeder.server.row_counts import RowCount
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 from async_loader.lifecycle import readable
@@ -133,37 +130,6 @@ def test_a_table_is_saved_while_it_is_served_and_only_when_it_has_changed(tmp_pa
         assert client.status()["checkpoints"]["t"]["number"] <= last + 1
 
 
-def test_a_table_that_was_cleared_and_filled_again_has_changed(tmp_path):
-    with serving(settings(tmp_path)) as server, connect(server.address) as client:
-        write(client, range(100))
-    with serving(settings(tmp_path)) as server, connect(server.address) as client:
-        client.table("t").clear()
-        write(client, range(100, 200))
-    with serving(settings(tmp_path)) as server, connect(server.address) as client:
-        assert sorted(rows(client)) == list(range(100, 200))
-
-
-@pytest.mark.slow
-def test_rows_that_came_after_a_table_was_cleared_are_counted_as_lost(tmp_path):
-    command = [sys.executable, "-m", "async_loader", "serve", "--config"]
-    path, process = settings(tmp_path), None
-    with serving(path) as server, connect(server.address) as client:
-        write(client, range(100))  # in the save
-    try:
-        with connect_to(command, path) as (client, process):
-            client.table("t").clear()
-            write(client, range(100, 130))
-            process.kill()
-            process.wait()
-        with serving(path) as server, connect(server.address) as client:
-            assert sorted(rows(client)) == list(range(100))  # the save knows of no `clear`
-            assert client.status()["checkpoints"]["t"]["lost_rows"] == 30
-    finally:
-        if process is not None:
-            process.kill()
-            process.wait()
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the feeder lost")
 def test_a_killed_feeder_begins_with_its_newest_save_and_counts_what_is_lost(tmp_path):
@@ -224,15 +190,6 @@ def test_a_writer_goes_on_with_a_feeder_that_was_restored_as_with_the_one_before
             client.close()
 
 
-def test_two_feeders_do_not_share_a_folder(tmp_path):
-    one = settings(tmp_path)
-    with serving(one):
-        other = tmp_path / "other.yaml"
-        other.write_text(one.read_text().replace("/f\n", "/g\n"))
-        with pytest.raises(ConfigError, match="another feeder, which runs: name another folder"):
-            FeederProcess(ServerSettings.load(other))
-
-
 def test_a_damaged_save_is_named_and_nothing_starts(tmp_path):
     path = settings(tmp_path)
     with serving(path) as server, connect(server.address) as client:
@@ -277,69 +234,6 @@ def test_a_feeder_whose_last_save_fails_says_so_with_its_exit_code(tmp_path, how
     assert codes == [how != "nothing to save"]
 
 
-def test_an_embedded_feeder_whose_last_save_fails_is_broken_when_it_is_closed(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)  # it saves there
-    feeder = Embedded(ServerSettings.load(settings(tmp_path)))
-    with connect(feeder.address, timeout_s=PATIENCE_S) as client:
-        write(client, range(10))
-    (tmp_path / "newest").write_text("")
-    with pytest.raises(Broken, match=r"(?s)exit code 1: .*table t was not saved"):
-        feeder.close()
-    feeder.close()
-
-
-def test_all_tables_are_saved_at_the_end_however_many_there_are(tmp_path):
-    path, names = tmp_path / "f.yaml", [f"t{i}" for i in range(20)]
-    tables = ", ".join(f"{name}: 100" for name in names)
-    text = f"bind: ipc://{tmp_path}/f\ntables: {{{tables}}}\ncheckpoint: {{path: saves, "
-    path.write_text(f"{text}every_s: 3600}}\n")
-    with serving(path) as server, connect(server.address, timeout_s=PATIENCE_S) as client:
-        codes = server.codes
-        for name in names:
-            with client.table(name).writer() as writer:
-                writer.append(x=1)
-    assert codes == [0]
-    assert {one.parts[-3] for one in tmp_path.glob("saves/*/newest/save-*")} == set(names)
-
-
-def test_every_s_needs_a_path():
-    with pytest.raises(ConfigError, match="without a path: name the folder too"):
-        ServerSettings.from_plain({"t": 10}).checkpoint.__class__(every_s=1.0)
-
-
-def test_a_count_outlives_the_object_that_wrote_it(tmp_path):
-    count = RowCount(tmp_path / "t/rows")
-    assert count.before is None
-    count.note(7)
-    with pytest.raises(ConfigError, match="another feeder"):
-        RowCount(tmp_path / "t/rows")
-    count.close()
-    count.close()
-    again = RowCount(tmp_path / "t/rows")
-    assert again.before == 7
-    again.close()
-    (tmp_path / "t/rows").write_text("something else, of a user")
-    with pytest.raises(ConfigError, match="no count of rows"):
-        RowCount(tmp_path / "t/rows")
-
-
-def test_a_loss_outlives_the_process_that_found_it(tmp_path):
-    path = tmp_path / "t/rows"
-    with closing(RowCount(path)) as first:
-        first.begin(0, 0)
-        first.note(100)
-    with closing(RowCount(path)) as second:  # it is killed before its status is read
-        second.begin(60, second.before - 60)
-    with closing(RowCount(path)) as third:
-        assert (third.before, third.lost) == (60, 40)
-        third.begin(55, 5)
-        third.note(80)
-    with closing(RowCount(path)) as fourth:
-        assert (fourth.before, fourth.lost) == (80, 45)
-
-
 inserts = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=40)
 
 
@@ -366,13 +260,3 @@ def test_positions_are_those_of_the_moment_of_the_save(inserts, data):
     found = producer_streams.encode(notes.at(cut))
     assert {one.key: (one.applied, one.done) for one in notes.at(cut)} == expected[cut]
     assert found.startswith(b"[")
-
-
-def test_positions_are_read_as_they_were_written(tmp_path):
-    written = [Position(b"\x01" * 16, 3, 17, 4), Position(b"\x02" * 16, 1, 0)]
-    (tmp_path / producer_streams.FILE).write_bytes(producer_streams.encode(written))
-    assert producer_streams.read(tmp_path) == written
-    assert producer_streams.read(tmp_path / "none") == []
-    (tmp_path / producer_streams.FILE).write_text('[["zz",1]]')
-    with pytest.raises(CorruptCheckpoint, match="no positions"):
-        producer_streams.read(tmp_path)

@@ -5,9 +5,7 @@ learner, whatever it sends.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,8 +20,6 @@ from async_loader.feeder.wire import (
     Ack,
     Error,
     ErrorCode,
-    Gap,
-    Ping,
     Plane,
     Pong,
     Pull,
@@ -152,28 +148,6 @@ def test_slots_that_a_learner_cannot_give_are_refused_and_everybody_is_served_on
         assert not rig.server.counters.faults
 
 
-def test_slots_of_a_reader_that_takes_none_are_refused(tmp_path):
-    with learning(tmp_path) as (_, learner):
-        learner.peer.open_reader(2)
-        learner.peer.send(Plane.PULL, Pull(1, (0,)), 2)
-        assert "offer" in learner.error().text
-
-
-def test_a_pull_that_is_overtaken_by_a_new_opening_of_its_reader_gives_and_grants_nothing(tmp_path):
-    with learning(tmp_path) as (rig, learner):
-        learner.give()
-        learner.pull(7, [0, 1])
-        assert len(learner.batches()) == 2
-        learner.pull(9, [0, 2])
-        # its request is read first: it comes over another connection
-        again = Learner(rig, learner.peer)
-        assert not again.batches(), "no error either: the learner would end"
-        again.give()
-        again.pull(1, [0, 2])
-        assert [(sequence, place.slot) for sequence, place, _ in again.batches()] == [(0, 0)]
-        again.segment.close()
-
-
 def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):
     with learning(tmp_path) as (rig, learner):
         before = mapped()  # the learner's own
@@ -195,21 +169,6 @@ def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):
         assert mapped() == before + 1
         with pytest.raises(Malformed, match="that takes memory: open it"):
             learner.give()
-
-
-def test_a_reader_that_asked_for_tcp_takes_no_memory(tmp_path):
-    with learning(tmp_path) as (_, learner):
-        assert learner.peer.open_reader(5).body.transport == "tcp"
-        with pytest.raises(Malformed, match="no reader 5"):
-            learner.give(Offer(learner.peer.session, 5, 3, SLOT))
-
-
-def test_a_server_that_takes_no_memory_says_so(tmp_path):
-    with Rig() as rig:
-        peer = rig.peer(greet=False)
-        assert peer.hello().body.memory_endpoint is None
-        peer.open_writer()
-        assert peer.open_reader(transport="shm").body.transport == "tcp"
 
 
 @pytest.mark.parametrize("how", ["closed", "opened again", "silent", "hello"])
@@ -247,41 +206,6 @@ def test_what_a_queue_put_into_a_dead_learners_memory_goes_to_another(tmp_path):
         assert [values for _, _, values in found] == [[4, 5, 6], [7, 8, 9]]
         assert [place.flags for _, place, _ in found] == [REDELIVERED, REDELIVERED]
         other.segment.close()
-
-
-def test_a_queue_that_drains_fills_a_part_of_a_slot(tmp_path):
-    with learning(tmp_path, queue(), rows=6) as (rig, learner):
-        learner.give()
-        learner.pull(3, [0, 1, 2])
-        assert [values for _, _, values in learner.batches()] == [[0, 1, 2, 3]]
-        rig.server.stop()
-        assert not rig.server._over()
-        rig.turn()
-        ((_, place, values),) = learner.batches()
-        assert (place.rows, values) == (2, [4, 5])
-
-
-def test_a_learner_that_cannot_be_told_loses_no_batch(tmp_path, monkeypatch):
-    with learning(tmp_path, queue(), rows=12) as (rig, learner):
-        learner.give()
-        tell, full = rig.server._dispatcher.tell, [True]
-        monkeypatch.setattr(
-            rig.server._dispatcher, "tell", lambda *a, **k: not full[0] and tell(*a, **k)
-        )
-        learner.pull(3, [0, 1, 2])
-        rig.turn()
-        full[0] = False
-        assert not learner.batches(), "it is not tried all the time"
-        learner.peer.send(Plane.PULL, Ping())
-        found = [(sequence, values) for sequence, _, values in learner.batches()]
-        assert found == [(0, [0, 1, 2, 3]), (1, [4, 5, 6, 7]), (2, [8, 9, 10, 11])]
-        assert rig.tables["t"].stats().sampled == 12
-
-
-def test_the_socket_for_memory_is_this_users_and_goes_with_the_server(tmp_path):
-    with Rig(memory=str(tmp_path / "memory")):
-        assert os.stat(tmp_path / "memory").st_mode & 0o777 == 0o600
-    assert not os.listdir(tmp_path)
 
 
 # -- rows in memory of a writer --------------------------------------------------------------------
@@ -358,17 +282,6 @@ def test_rows_in_a_slot_are_inserted_and_the_slot_may_be_filled_again(tmp_path):
         assert (rows["obs"] == rows["x"][:, None]).all()
 
 
-def test_a_slot_may_be_filled_in_part(tmp_path):
-    with acting(tmp_path) as (_, actor, table):
-        actor.give()
-        actor.put(1, [7, 8, 9], capacity=12)
-        actor.send(1, 3, capacity=12)
-        assert isinstance(actor.answer(), Ack)
-        rows = table.get(np.arange(3))
-        assert rows["x"].tolist() == [7, 8, 9]
-        assert (rows["obs"] == rows["x"][:, None]).all()
-
-
 def test_rows_that_wait_for_their_table_lie_in_the_slot_and_outlive_the_writer(tmp_path):
     limits = {"limiter": Queue(4), "sampler": Fifo(), "max_times_sampled": 1}
     with acting(tmp_path, 4, **limits) as (rig, actor, table):
@@ -392,56 +305,6 @@ def test_rows_that_wait_for_their_table_lie_in_the_slot_and_outlive_the_writer(t
         assert mapped() == before - 1, "the memory went with the last of its rows"
 
 
-@pytest.mark.parametrize(
-    ("slot", "rows", "said"),
-    [(2, 1, "names slot 2, this writer has 2"), (0, 40, "40 rows take")],
-)
-def test_a_slot_that_is_not_there_and_rows_beyond_it_are_refused(tmp_path, slot, rows, said):
-    with acting(tmp_path) as (rig, actor, table):
-        actor.give()
-        actor.send(slot, rows)
-        error = actor.answer()
-        assert isinstance(error, Error)
-        assert (error.code, error.retryable) == (ErrorCode.MALFORMED, False)
-        assert said in error.text
-        assert len(table) == 0
-        assert rig.server.counters.faults == 0
-
-
-def test_a_slot_of_memory_that_the_server_does_not_have_is_asked_for_again(tmp_path):
-    with acting(tmp_path) as (_, actor, table):
-        actor.put(0, [1, 2])
-        actor.send(0, 2)
-        answer = actor.answer()
-        assert (type(answer), answer.applied) == (Gap, 0)
-        actor.give()
-        actor.send(0, 2, 0)
-        assert (type(actor.answer()), stored(table)) == (Ack, [1, 2])
-        actor.peer.open_writer(schema=FRAMES)
-        actor.send(0, 2, 1)
-        assert isinstance(actor.answer(), Gap), "it was opened again, and has no memory"
-
-
-def test_memory_is_taken_once_for_each_opening_of_a_writer_that_is_there(tmp_path):
-    with acting(tmp_path) as (_, actor, _):
-        for offer, said in (
-            (replace(actor.offer, number=7), "there is no writer 7"),
-            (replace(actor.offer, session=actor.offer.session ^ 2), "begin again with HELLO"),
-            (replace(actor.offer, owner=Owner.READER), "there is no reader 1"),
-        ):
-            with pytest.raises(Malformed, match=said):
-                actor.give(offer)
-        actor.give()
-        with pytest.raises(Malformed, match="no writer 1 that takes memory: open it"):
-            actor.give()
-        record = bytearray(actor.offer.pack())
-        record[20] = 2
-        with pytest.raises(Malformed, match="not for 2"):
-            Offer.unpack(bytes(record))
-        actor.peer.open_writer(schema=FRAMES)
-        actor.give()
-
-
 def test_rows_that_change_after_they_were_checked_do_no_harm(tmp_path):
     limits = {"limiter": Queue(4), "sampler": Fifo(), "max_times_sampled": 1}
     with acting(tmp_path, 4, **limits) as (rig, actor, table):
@@ -459,15 +322,3 @@ def test_rows_that_change_after_they_were_checked_do_no_harm(tmp_path):
         assert values == [[0, 1, 2, 3]] * 2, "small fields were copied"
         assert table.stats().inserted == 8
         assert rig.server.counters.faults == 0
-
-
-def test_flags_and_bools_in_a_slot_are_checked(tmp_path):
-    with acting(tmp_path) as (_, actor, table):
-        actor.give()
-        actor.put(0, [1, 2])
-        layout = RowLayout.of(FRAMES)
-        at = layout.slot_places(2)[0][2]
-        actor.segment.view(at, 1)[:] = b"\x02"
-        actor.send(0, 2)
-        assert "neither 0 nor 1" in actor.answer().text
-        assert len(table) == 0

@@ -9,7 +9,6 @@ import pytest
 from server_rig import NO_SLOTS, SCHEMA, Peer, Rig, rows_of
 
 from async_loader import ReplayBuffer
-from async_loader.errors import Malformed
 from async_loader.feeder.curve_keys import CurveAuthenticator, apply_client_keys, load_server_keys
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.sessions import Sessions
@@ -19,7 +18,6 @@ from async_loader.feeder.wire import (
     Drain,
     Error,
     ErrorCode,
-    Hello,
     Latest,
     OpenReader,
     Ping,
@@ -29,8 +27,6 @@ from async_loader.feeder.wire import (
     Status,
 )
 from tests.insert_rows import insert
-
-HELLO = Hello(client=b"c" * 16, pid=1, host="h")
 
 
 @pytest.fixture
@@ -140,13 +136,6 @@ def test_a_producer_of_another_user_cannot_be_fenced_or_continued(two):
     assert alice.receive(Plane.INSERT).body.applied == 1
 
 
-def test_a_client_that_connects_anew_goes_on_with_its_user_and_number(two, locked, context, folder):
-    alice, _ = two
-    with Locked(context, locked.endpoints, folder / "alice.secret") as again:
-        again.session = alice.session
-        assert isinstance(again.ask(Plane.CONTROL, Ping()).body, Pong)
-
-
 def numbers(value) -> set:
     """Everything that stands in plain values."""
     if isinstance(value, dict):
@@ -171,28 +160,3 @@ def test_the_number_of_a_session_stands_in_no_status_no_error_and_no_log(caplog)
         text = f"{said}{caplog.text}{session!r}"
         assert str(session.number) not in text
         assert f"{session.number:x}" not in text
-
-
-def test_a_session_is_known_by_its_number_and_its_user(sessions):
-    session = sessions.open(HELLO, "alice")
-    assert sessions.heard(session.number, Plane.PULL, "route", "alice") is session
-    for number, user in (
-        (session.number, "bob"),
-        (session.number, None),
-        (session.number + 2, "alice"),
-    ):
-        with pytest.raises(Malformed) as error:
-            sessions.heard(number, Plane.PULL, "other", user)
-        assert error.value.code == ErrorCode.UNKNOWN_SESSION
-    assert session.routes == {Plane.PULL: "route"}
-    assert sessions.routes() == {"route"}
-
-
-def test_the_same_client_id_of_two_users_is_two_clients(sessions):
-    alice, bob = sessions.open(HELLO, "alice"), sessions.open(HELLO, "bob")
-    assert sessions.before(HELLO, "alice") is alice
-    assert sessions.before(HELLO, "bob") is bob
-    assert sessions.before(HELLO, None) is None
-    sessions.drop(alice)
-    assert sessions.before(HELLO, "alice") is None
-    assert sessions.before(HELLO, "bob") is bob

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_rig import PIXELS, array, raw, reheaded, schemas, steps
+from wire_rig import PIXELS, raw, reheaded, schemas, steps
 
 from async_loader import Schema
 from async_loader.errors import Malformed, SchemaError
@@ -48,59 +48,11 @@ def test_batches_come_back_as_they_were(schema, rows, count, seed):
         assert all(column.flags.aligned and column.flags.c_contiguous for column in columns)
 
 
-def test_a_short_batch_fills_the_first_rows_of_a_whole_one():
-    before = steps(PIXELS, 2).columns
-    body = FORM.batch(before)
-    assert (body.rows, len(body.frames[0])) == (2, FORM.nbytes)
-    assert all(map(same, read(FORM, body)[0], before))
-
-
-def test_what_lies_behind_a_short_batch_means_nothing():
-    form = wire.BatchForm.of(Schema.of({"hit": "?"}), 4)
-    body = form.batch([np.ones(2, bool)])
-    body.frames[0][2:] = 0xAB
-    assert [(lying.rows, lying.alone) for lying in form.blocks(body)] == [(2, True)]
-
-
-@pytest.mark.parametrize("shift", range(16))
-def test_what_is_not_aligned_is_copied(shift):
-    before = steps(PIXELS, 3).columns
-    frames = raw(wire.Message(FORM.batch(before)))
-    memory = np.zeros(FORM.nbytes + 32, np.uint8)
-    start = -memory.ctypes.data % 16 + shift
-    memory[start : start + FORM.nbytes] = np.frombuffer(frames[1], np.uint8)
-    body = wire.decode([frames[0], memory[start : start + FORM.nbytes]]).body
-    ((block, _, _),) = FORM.blocks(body)
-    after = FORM.arrays(block)
-    assert all(map(same, after, before))
-    assert all(column.flags.aligned for column in after)
-    assert np.shares_memory(after[0], memory) == (shift % 8 == 0)
-
-
 @pytest.mark.parametrize("rows", [0, 4, 7])
 def test_rows_that_the_blocks_do_not_hold_are_refused(rows):
     frames = reheaded(raw(wire.Message(FORM.batch(steps(PIXELS, 3).columns))), rows=rows)
     with pytest.raises(Malformed, match=r"BATCH holds no row|rows in batches of 3"):
         FORM.blocks(wire.decode(frames).body)
-
-
-def test_more_batches_than_there_are_bytes_for_are_refused():
-    frames = reheaded(raw(wire.Message(FORM.batch(steps(PIXELS, 3).columns))), rows=6)
-    with pytest.raises(
-        Malformed, match=rf"came in frames of \[{FORM.nbytes}\] bytes, a batch takes {FORM.nbytes}"
-    ):
-        FORM.blocks(wire.decode(frames).body)
-
-
-@pytest.mark.parametrize("cuts", [[1, 2], [3], [1, 1, 1], [2, 1]])
-def test_blocks_may_come_in_any_number_of_frames(cuts):
-    batches = [steps(PIXELS, 3, seed).columns for seed in range(3)]
-    whole, at, frames = together(FORM, batches).frames[0], 0, []
-    for blocks in cuts:
-        frames.append(whole[at : at + blocks * FORM.nbytes])
-        at += blocks * FORM.nbytes
-    for columns, before in zip(read(FORM, wire.Batch(9, frames)), batches, strict=True):
-        assert all(map(same, columns, before))
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [0, 3], [1.5, 1.5], [3, 1]])
@@ -136,19 +88,3 @@ def test_bools_are_0_or_1_in_every_batch(which):
 def test_columns_that_do_not_fit_are_not_sent(wrong):
     with pytest.raises(SchemaError):
         FORM.batch(wrong(steps(PIXELS, 3).columns))
-
-
-def test_more_rows_than_a_batch_has_are_not_sent():
-    with pytest.raises(SchemaError, match="of 1 to 3 fit"):
-        FORM.batch(steps(PIXELS, 4).columns)
-
-
-def test_what_lies_between_arrays_is_zeros():
-    schema = Schema.of({"a": "u1", "b": "u1"})
-    form = wire.BatchForm.of(schema, 3)
-    frame = form.batch(
-        [array(np.random.default_rng(0), field, 3) for field in schema.fields]
-    ).frames[0]
-    assert form.nbytes == 128
-    assert not frame[3:64].any()
-    assert not frame[67:].any()

@@ -56,14 +56,6 @@ def test_the_page_names_every_type_and_every_error():
     assert table(page, "| code | | worth") == {int(code): code.name for code in wire.ErrorCode}
 
 
-def test_the_page_says_which_errors_are_worth_another_try():
-    page = PAGE.read_text()
-    rows = page[page.index("| code | | worth") :].split("\n\n")[0].splitlines()[2:]
-    for row in rows:
-        _, code, _, word, _ = row.split("|")
-        assert wire.worth_retrying(int(code)) != word.strip().startswith("no"), row
-
-
 def test_the_page_names_every_field_of_every_control_message():
     page = PAGE.read_text()
     rows = page[page.index("| message | fields |") :].split("\n\n")[0].splitlines()[2:]

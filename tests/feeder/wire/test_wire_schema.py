@@ -6,15 +6,14 @@ import hashlib
 from collections import namedtuple
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given, settings
-from wire_rig import PIXELS, SMALL, schemas
+from wire_rig import schemas
 
 from async_loader import Field, Schema, tree
-from async_loader.errors import Malformed, SchemaError
+from async_loader.errors import SchemaError
 from async_loader.feeder import wire
-from async_loader.feeder.wire import codes, schema_codec
+from async_loader.feeder.wire import schema_codec
 from async_loader.feeder.wire.schema_codec import SchemaSpec
 from async_loader.schema import PackedRow
 
@@ -44,34 +43,13 @@ def test_a_schema_comes_back_as_it_was(schema):
     )
 
 
-def test_every_dtype_has_a_code_and_is_little_endian():
-    assert [np.dtype(d).str for d in codes.DTYPES.values()][3:6] == ["<i2", "<u2", "<i4"]
-    assert {codes.dtype_code(np.dtype(d)) for d in "?bBhHiIqQefdFD"} == set(range(1, 15))
-
-
-@pytest.mark.parametrize("dtype", [">f4", "O", "U3", "V8", "M8[ns]", [("a", "f4")]])
-def test_other_dtypes_have_none(dtype):
-    with pytest.raises(SchemaError, match="cannot travel"):
-        codes.dtype_code(np.dtype(dtype))
-
-
-@pytest.mark.parametrize("dtype", [0, 15, 255, -1, 256, "f4", "O", None, 1.0])
-def test_a_dtype_is_known_by_its_code_only(dtype):
-    with pytest.raises(msgspec.ValidationError):
-        decoded([None, [field(dtype=dtype)]])
-
-
 @pytest.mark.parametrize(
     "shape",
     [
         (2**33, 2**31),
-        (2**31 - 1, 2**31 - 1, 2**31 - 1),
         (2**31 - 1, 0, 2**31 - 1),
-        (2**28,),
         (1,) * 17,
-        (-1,),
         (2**31,),
-        ("3",),
     ],
 )
 def test_shapes_that_overflow_are_refused_before_anything_is_made(shape):
@@ -79,35 +57,17 @@ def test_shapes_that_overflow_are_refused_before_anything_is_made(shape):
         decoded([None, [field(dtype=12, shape=shape)]])
 
 
-def test_a_row_is_bounded_over_all_fields_and_stacks():
-    half = [field(f"x{i}", U1, (2**29,)) for i in range(2)]
-    nest = [2, [], [None, None]]
-    assert decoded([nest, half]).nbytes == 2**30
-    with pytest.raises(msgspec.ValidationError, match="a row takes 1073741825 bytes"):
-        decoded([[2, [], [None] * 3], [*half, field("y", U1)]])
-    with pytest.raises(msgspec.ValidationError, match="with its stacks"):
-        decoded([None, [field("y", U1, (2**29,), stack=3)]])
-
-
 @pytest.mark.parametrize(
     "plain",
     [
         [None, []],
-        [None, [field("a"), field("b")]],
         [[0, ["a"], [None, None]], [field("a"), field("b")]],
-        [[0, ["a", "a"], [None, None]], [field("a"), field("b")]],
         [[0, ["a", "b"], [None, None]], [field("a"), field("a")]],
-        [[1, ["a"], [None]], [field("a")]],
         [[3, [], [None]], [field("a")]],
-        [[0, [1], [None]], [field("a")]],
         [None, [field("")]],
-        [None, [field("n" * 257)]],
         [None, [field(stack=0)]],
-        [None, [field(successor="")]],
         [None, [field(padding=2)]],
-        [None, [[*field(), 1]]],
         [None, [field()[:-1]]],
-        [None, [field()], 1],
         [[1, [], [None] * 4097], [field(str(i)) for i in range(4097)]],
     ],
     ids=lambda plain: str(plain)[:60],
@@ -153,13 +113,6 @@ def test_a_schema_that_cannot_travel_is_refused_where_it_is_made(schema, text):
         wire.spec_of(schema)
 
 
-def test_rows_of_another_schema_are_refused_with_the_one_agreed_on():
-    wire.check_id(5, 5)
-    with pytest.raises(Malformed, match="open the writer or reader anew") as caught:
-        wire.check_id(5, 6)
-    assert (caught.value.code, caught.value.expected) == (wire.ErrorCode.SCHEMA, 6)
-
-
 @settings(deadline=None)
 @given(schemas())
 def test_a_layout_is_that_of_packed_rows_behind_a_head(schema):
@@ -173,16 +126,3 @@ def test_a_layout_is_that_of_packed_rows_behind_a_head(schema):
         *(7 * f.nbytes for f in schema.fields if f.nbytes >= 1024),
     ]
     assert sum(layout.sizes(1)) == layout.row_bytes
-
-
-def test_sizes_do_not_overflow():
-    layout = wire.RowLayout.of(Schema.of({"x": ((2**30,), "u1")}))
-    assert layout.sizes(2**32 - 1) == [(2**32 - 1) * 16, (2**32 - 1) * 2**30]
-
-
-def test_a_layout_knows_how_many_rows_fit():
-    assert wire.RowLayout.of(SMALL).row_bytes == 16 + 24
-    assert wire.RowLayout.of(SMALL).rows_within(401) == 10
-    with pytest.raises(Malformed, match=r"a row takes .* raise message_bytes") as caught:
-        wire.RowLayout.of(PIXELS).rows_within(1000)
-    assert caught.value.code == wire.ErrorCode.TOO_LARGE

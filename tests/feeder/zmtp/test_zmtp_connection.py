@@ -61,35 +61,6 @@ def test_messages_are_the_same_whatever_the_cuts(sizes, cuts, most):
     assert fed(connection(), data, sorted(cut % (len(data) + 1) for cut in cuts), most) == messages
 
 
-def test_messages_are_the_same_when_every_byte_comes_alone():
-    messages = [[b"a" * 300, b"", b"b"], [b""], [bytes(range(256)) * 80]]
-    data = (
-        opening()
-        + framed(messages[0])
-        + ping(b"context")
-        + b"".join(framed(one) for one in messages[1:])
-    )
-    assert fed(connection(), data, range(1, len(data))) == messages
-
-
-def test_frames_stay_as_they_are_when_more_is_received():
-    one, scratch = opened(), bytearray(64 << 10)
-    for data in (framed([b"first"]), framed([b"other"])):
-        space = one.space(scratch)
-        space[: len(data)] = data
-        one.received(scratch, len(data), 10)
-    assert [bytes(frames[0]) for frames, _ in one.messages] == [b"first", b"other"]
-
-
-def test_bytes_that_wait_are_counted():
-    one, scratch = opened(), bytearray(64 << 10)
-    data = framed([b"12345", b"678"]) + framed([b"9"])
-    one.space(scratch)[: len(data)] = data
-    one.received(scratch, len(data), 10)
-    assert one.held_bytes == 9 + 3 * 64, "a frame costs memory by itself"
-    assert [nbytes for _, nbytes in one.messages] == [8 + 2 * 64, 1 + 64]
-
-
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(MESSAGES.filter(bool))
 def test_what_is_encoded_is_the_message(sizes):
@@ -106,32 +77,7 @@ def test_what_is_encoded_is_the_message(sizes):
     assert list(splitter.messages) == messages
 
 
-def test_a_large_frame_is_sent_as_it_lies():
-    block = np.zeros(1 << 16, np.uint8)
-    parts, _ = opened().encode([b"head", block])
-    block[:] = 7
-    assert b"".join(parts).endswith(b"\7" * len(block))
-
-
 # -- the handshake ---------------------------------------------------------------------------------
-
-
-def test_the_greeting_is_that_of_zmtp_3_1():
-    one = connection()
-    assert one.outgoing == [greeting()]
-    assert not one.ready
-    fed(one, greeting())
-    assert not one.ready
-    assert one.outgoing[1].startswith(b"\4")
-    assert b"\x0bSocket-Type\0\0\0\6ROUTER" in one.outgoing[1]
-    fed(one, ready())
-    assert one.ready
-    assert one.user is None
-
-
-@pytest.mark.parametrize("minor", [0, 1, 2])
-def test_peers_of_zmtp_3_are_taken(minor):
-    assert fed(connection(), opening(minor=minor) + framed([b"x"])) == [[b"x"]]
 
 
 @pytest.mark.parametrize(
@@ -173,10 +119,6 @@ def test_what_breaks_the_rules_is_refused(data):
         fed(connection(), data)
 
 
-def test_an_identity_that_the_peer_chose_is_passed_over():
-    assert fed(connection(), opening(identity=b"\0\1\2\3\4") + framed([b"x"])) == [[b"x"]]
-
-
 def test_a_frame_that_is_too_large_is_refused_before_it_is_allocated():
     one = opened()
     tracemalloc.start()
@@ -188,13 +130,6 @@ def test_a_frame_that_is_too_large_is_refused_before_it_is_allocated():
         tracemalloc.stop()
 
 
-def test_frames_of_a_message_are_too_large_together():
-    one = opened()
-    fed(one, b"".join(frame(bytes(FRAME), MORE) for _ in range(2)))
-    with pytest.raises(ProtocolError, match="announced"):
-        fed(one, frame(b"x" * 20_000, MORE)[:100])
-
-
 # -- heartbeats ------------------------------------------------------------------------------------
 
 
@@ -203,11 +138,6 @@ def test_a_ping_is_answered_with_its_context_also_within_a_message(context):
     one = opened()
     assert fed(one, frame(b"a", MORE) + ping(context, ttl=25) + frame(b"b")) == [[b"a", b"b"]]
     assert one.outgoing == [frame(b"\4PONG" + context, COMMAND)]
-
-
-def test_commands_that_are_not_known_are_passed_over():
-    data = frame(b"\x09SUBSCRIBEx", COMMAND) + frame(b"\4PONGx", COMMAND) + framed([b"x"])
-    assert fed(opened(), data) == [[b"x"]]
 
 
 # -- hostile bytes ---------------------------------------------------------------------------------

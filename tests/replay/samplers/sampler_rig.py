@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.base import row_format as rows_
-from async_loader.replay.base.read_table import NO_PLAN
-from async_loader.replay.samplers import Items, Reading, Sampler
+from async_loader.replay.samplers import Items, Sampler
 
 BARELY = 3.72  # a fair sampler goes beyond it with a chance of 1 in 10,000; seeds are fixed
 
@@ -45,20 +43,6 @@ class Rig:
 
     def rows(self, count: int) -> list[int]:
         return [int(row) for row in self.sampler.draw(count).rows]
-
-    def draws_into(self, count: int = 4) -> Reading | None:
-        """What the sampler's shortcut draws out of rows whose ids are their numbers; ``None`` if it
-        leaves that to `draw`.
-        """
-        heads = np.zeros((self.items.rows, 4), np.int64)
-        heads[:, 0] = np.arange(self.items.rows) + 1
-        g = np.zeros(rows_.PLACES, np.int64)
-        g[rows_.BASE], g[rows_.STRIDE], g[rows_.ROWS] = heads.ctypes.data, 32, self.items.rows
-        g[rows_.TOP], g[rows_.ALIVE] = self.items.top, self.items.alive.ctypes.data
-        weight = np.empty(count, np.float32) if self.sampler.weighted else None
-        rows, index = np.empty(count, np.int64), np.empty(count, np.int64)
-        reading = Reading(g, np.empty((0, 10), np.int64), NO_PLAN, rows, index, weight)
-        return reading if self.sampler.draw_into(reading) else None
 
 
 def _items(rows: int) -> Items:

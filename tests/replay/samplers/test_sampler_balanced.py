@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,7 +13,6 @@ from async_loader import (
     AsyncDataLoader,
     Balanced,
     MaxHeap,
-    Mixture,
     ReplayBuffer,
     Sequences,
     Transitions,
@@ -23,8 +20,6 @@ from async_loader import (
 )
 from async_loader.errors import ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, Patience
-from async_loader.replay.samplers import Items
-from async_loader.replay.samplers.balanced import ValueLists
 
 SCHEMA = {"x": "int64", "task": "int64"}
 NOW = Patience(deadline=Deadline(0.0))
@@ -38,61 +33,6 @@ def filled(tasks, capacity=1_000, **keywords):
     buffer = ReplayBuffer(capacity, SCHEMA, **{"sampler": Balanced("task"), "seed": 0, **keywords})
     buffer.extend(x=np.arange(len(tasks)), task=tasks)
     return buffer
-
-
-@LOOSE
-class ListsAgainstADict(RuleBasedStateMachine):
-    """Through lists that grow, vanish and move together: a pool with little room for each."""
-
-    @initialize(rows=st.sampled_from([1, 6, 24]))
-    def start(self, rows):
-        self.rows, self.lists, self.value_of = rows, ValueLists(rows), {}
-        self.lists._pool = self.lists._pool[: 5 * rows // 2 + 2]
-
-    @rule(data=st.data(), values=st.sampled_from([2, 200]))
-    def put(self, data, values):
-        rows = data.draw(st.lists(st.integers(0, self.rows - 1), unique=True, max_size=12))
-        new = data.draw(st.lists(st.integers(-9, values), min_size=len(rows), max_size=len(rows)))
-        self.lists.put(np.array(rows, np.int64), np.array(new, np.int64))
-        self.value_of |= dict(zip(rows, new, strict=True))
-
-    @rule(data=st.data())
-    def remove(self, data):
-        rows = data.draw(st.lists(st.integers(0, self.rows - 1), max_size=12))
-        self.lists.remove(np.array(rows, np.int64))
-        for row in rows:
-            self.value_of.pop(row, None)
-
-    @invariant()
-    def each_row_is_in_the_list_of_its_value(self):
-        if not hasattr(self, "lists"):
-            return
-        by_value = defaultdict(set)
-        for row, value in self.value_of.items():
-            by_value[value].add(row)
-        lists, k = self.lists, self.lists._k
-        filled = lists._lists[k.FILLED, : lists._totals[k.LISTS]].tolist()
-        values = {mine: value for value, mine in lists._names.items()}
-        names = [values[mine] for mine in filled]
-        assert len(names) == len(set(names)) == len(by_value)
-        if not by_value:
-            return
-        found = {
-            value: set(np.flatnonzero(lists._list_of == mine).tolist())
-            for value, mine in zip(names, filled, strict=True)
-        }
-        assert found == by_value
-        # a number for each value, and for each of its rows
-        values = len(names)
-        for i, value in enumerate(names):
-            rows = len(by_value[value])
-            numbers = [((i + 0.5) / values, (k + 0.5) / rows) for k in range(rows)]
-            assert set(self.lists.choose(np.array(numbers).ravel()).tolist()) == by_value[value]
-        largest = np.full(2, np.nextafter(1.0, 0))
-        assert set(self.lists.choose(largest).tolist()) <= by_value[names[-1]]
-
-
-test_lists_are_those_of_a_dict = ListsAgainstADict.TestCase
 
 
 @LOOSE
@@ -170,77 +110,6 @@ def test_values_come_equally_often_and_the_items_of_a_value_too():
     assert surprise(pairs[1], np.ones(9)) < BARELY
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "uint64"])
-def test_bools_and_integers_of_any_size_are_balanced(dtype):
-    buffer = ReplayBuffer(100, {"info": {"success": dtype}}, sampler=Balanced("info.success"))
-    most = 1 if dtype == "bool" else np.iinfo(dtype).max
-    success = np.zeros(100, dtype)
-    success[0] = most
-    buffer.extend({"info": {"success": success}})
-    drawn = buffer.sample(1_000)["info"]["success"]
-    assert drawn.dtype == dtype
-    assert 400 < (drawn == success[0]).sum() < 600
-
-
-def test_a_value_that_has_no_items_any_more_is_not_drawn():
-    buffer = filled([0] * 5 + [1] * 5, capacity=10)
-    buffer.extend(x=np.arange(5), task=np.full(5, 2))
-    assert set(buffer.sample(200)["task"].tolist()) == {1, 2}
-    buffer.update(np.arange(5, 10), task=np.full(5, 2))
-    assert set(buffer.sample(200)["task"].tolist()) == {2}
-    buffer.delete(np.arange(5, 14))
-    assert set(buffer.sample(200)["index"].tolist()) == {14}
-
-
-def test_a_sampler_that_is_attached_to_a_full_table_knows_its_items():
-    buffer = ReplayBuffer(1_000, SCHEMA, seed=0)
-    buffer.extend(x=np.arange(1_500), task=np.arange(1_500) % 100 == 0)
-    source = buffer.source(sampler=Balanced("task"))
-    assert 400 < source.draw_now(1_000).batch["task"].sum() < 600
-    assert buffer.sample(1_000)["task"].sum() < 50
-    source.close()
-    buffer.update(np.arange(1_000, 1_500), task=np.zeros(500, np.int64))
-    assert buffer.sample(1_000)["task"].sum() < 50
-
-
-def test_two_that_load_a_save_go_on_with_the_same_draws(tmp_path):
-    buffer = filled(np.arange(120) % 7 % 3, capacity=50)
-    buffer.delete(np.arange(100, 110))
-    buffer.update([119, 118], task=np.array([8, 9]))
-    buffer.sample(20)
-    buffer.save(tmp_path)
-    loaded, other = (ReplayBuffer.from_checkpoint(tmp_path) for _ in range(2))
-    assert repr(loaded.sampler) == "Balanced('task')"
-    for table in (other, loaded):
-        table.extend(x=np.arange(5), task=np.arange(5) + 7)
-    for _ in range(10):
-        assert loaded.sample(20)["index"].tolist() == other.sample(20)["index"].tolist()
-
-
-@pytest.mark.parametrize("capacity", [50, 30])
-def test_a_table_that_loads_has_the_values_of_the_save(tmp_path, capacity):
-    buffer = filled(np.arange(50) // 40, capacity=50)
-    buffer.save(tmp_path)
-    other = filled(np.full(50, 6), capacity=50)
-    source = other.source(sampler=Balanced("task"))
-    other.load(tmp_path)
-    for drawn in (
-        other.sample(400),
-        source.draw_now(400).batch,
-        ReplayBuffer.from_checkpoint(tmp_path, capacity=capacity).sample(400),
-    ):
-        assert 140 < drawn["task"].sum() < 260
-        assert (drawn["task"] == drawn["index"] // 40).all()
-
-
-def test_equal_seeds_draw_equal_batches():
-    def draws(seed):
-        return filled(np.arange(60) // 50).source(seed=seed).draw_now(30).batch["index"].tolist()
-
-    assert draws(3) == draws(3)
-    assert draws(3) != draws(4)
-
-
 def episodes(buffer):
     for task, length in enumerate([30, 6, 12]):
         batch = {"x": np.arange(length), "task": np.full(length, task)}
@@ -265,28 +134,6 @@ def test_views_show_every_value_equally_often_too(view):
     counts = np.bincount(other.get(source.plan(900, NOW).index)["task"], minlength=3)
     assert counts[0] == 0
     assert min(counts[1:]) > 350
-
-
-def test_within_a_lag_the_values_of_recent_steps_are_balanced():
-    buffer = ReplayBuffer(100, {**SCHEMA, "policy_version": "int64"}, seed=0)
-    version = np.arange(80) // 10
-    buffer.extend(x=np.arange(80), task=np.arange(80) // 72, policy_version=version)
-    source = buffer.source(max_lag=1, sampler=Balanced("task"))
-    batch = source.draw_now(1_000).batch
-    assert set(batch["policy_version"].tolist()) == {6, 7}
-    assert 400 < batch["task"].sum() < 600
-    buffer.update(np.arange(72, 80), task=np.zeros(8, np.int64))
-    assert source.draw_now(100).batch["task"].sum() == 0
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_and_a_mixture_draw_by_it(workers):
-    offline, online = filled([0] * 90 + [1] * 10), filled(np.arange(100), sampler=None)
-    shares = Mixture({offline: 0.5, online: 0.5}, seed=0)
-    with AsyncDataLoader(shares, 200, num_workers=workers, batch_format="numpy") as loader:
-        batches = [next(loader) for _ in range(5)]
-    ones = sum(int(batch["task"][:100].sum()) for batch in batches)
-    assert 180 < ones < 320
 
 
 def test_a_feeder_makes_it_for_a_table_and_for_a_source():
@@ -317,13 +164,9 @@ def test_a_feeder_makes_it_for_a_table_and_for_a_source():
     ("field", "schema", "message"),
     [
         ("tsk", SCHEMA, "steps have no field 'tsk': did you mean 'task'"),
-        ("reward", SCHEMA, "steps have no field 'reward': it takes x, task"),
         ("x", {"x": "float32"}, "'x' is float32: store which class"),
-        ("x", {"x": ((3,), "int64")}, r"'x' has \[3\]: store the one to balance by"),
         ("x", {"x": "complex64"}, "whole numbers or bools"),
-        ("done", {"done": "bool"}, "may change after its step was added"),
         ("", SCHEMA, "give the name of a field"),
-        (3, SCHEMA, "give the name of a field"),
     ],
 )
 def test_a_field_that_cannot_be_balanced_is_refused(field, schema, message):
@@ -331,37 +174,3 @@ def test_a_field_that_cannot_be_balanced_is_refused(field, schema, message):
         ReplayBuffer(10, schema, sampler=Balanced(field))
     with pytest.raises(ConfigError, match=message):
         ReplayBuffer(10, schema).source(sampler=Balanced(field))
-
-
-def test_a_table_without_a_schema_looks_at_its_first_step():
-    buffer = ReplayBuffer(10, sampler=Balanced("task"))
-    with pytest.raises(ConfigError, match="no field 'task'"):
-        buffer.add(x=1)
-    with pytest.raises(ConfigError, match="'task' is float32"):
-        buffer.add(x=1, task=0.5)
-    assert buffer.schema is None
-    buffer.add(x=1, task=5)
-    assert buffer.sample(2)["task"].tolist() == [5, 5]
-    with pytest.raises(ConfigError, match="needs a table: give a schema"):
-        ReplayBuffer(10).source(sampler=Balanced("task"))
-
-
-@pytest.mark.parametrize("sampler", [Balanced("task")])
-def test_a_sampler_that_is_kept_does_not_keep_the_memory_of_its_table(sampler):
-    filled([1], sampler=sampler).sample(2)
-
-
-def test_its_settings_show_and_it_belongs_to_one_table():
-    sampler = Balanced("task")
-    assert repr(sampler) == "Balanced('task')"
-    assert sampler.repeats
-    assert not sampler.weighted
-    assert not sampler.prioritized
-    filled([1], sampler=sampler)
-    with pytest.raises(ConfigError, match="another table"):
-        filled([1], sampler=sampler)
-    other = {"label": "task"}
-    with pytest.raises(TypeError, match="say field"):
-        Balanced(**other)
-    with pytest.raises(ConfigError, match="these items have none"):
-        Balanced("task").bind(Items(8), np.random.SeedSequence(0))

@@ -4,16 +4,12 @@ longer ago.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sampler_rig import Rig
 
-from async_loader.errors import ConfigError
 from async_loader.replay.samplers import MaxHeap, MinHeap
 from async_loader.replay.samplers.heaps import Heap
 
@@ -30,51 +26,6 @@ def test_the_lowest_and_the_highest_come_in_order_each_once():
     assert repr(low.sampler) == "MinHeap()"
     assert repr(high.sampler) == "MaxHeap()"
     assert (MinHeap.prioritized, MinHeap.weighted, MinHeap.repeats) == (True, False, False)
-
-
-def test_of_equal_priorities_the_one_that_was_set_longer_ago_comes_first():
-    for kind in (MinHeap, MaxHeap):
-        rig = Rig(kind())
-        rig.insert([1, 2, 3], 1.0)
-        rig.update([1], 1.0)
-        assert rig.rows(3) == [2, 3, 1]
-        rig.update([3, 2, 3], [1.0, 1.0, 1.0])
-        assert rig.rows(3) == [1, 2, 3]
-
-
-def test_of_a_row_that_is_named_twice_the_last_priority_counts():
-    rig = Rig(MinHeap())
-    rig.insert([1, 2], [1.0, 2.0])
-    rig.update([1, 2, 1], [9.0, 0.5, 3.0])
-    assert rig.rows(2) == [2, 1]
-    rig.remove([2])
-    assert rig.rows(2) == [1]
-
-
-def test_what_fills_a_gap_in_the_heap_may_have_to_rise():
-    rig = Rig(MinHeap())
-    # lies as it came; the last, 4, comes below 10 when 11 goes
-    rig.insert(np.arange(7), [1, 10, 2, 11, 12, 3, 4])
-    rig.remove([3])
-    assert rig.rows(7) == [0, 2, 5, 6, 1, 4]
-
-
-def test_an_item_without_a_priority_gets_the_largest_ever():
-    rig = Rig(MaxHeap())
-    rig.insert([0])
-    rig.insert([1], [0.9])
-    assert rig.rows(2) == [0, 1]
-    rig.update([1], [5.0])
-    rig.update([1], [0.1])
-    rig.insert([2])
-    assert rig.rows(1) == [2]
-    assert -rig.sampler._heap._keys[2] == 5.0
-
-
-def test_bad_priorities_are_refused_by_position():
-    for bad in (-1.0, np.inf, -np.inf, -1e-300):
-        with pytest.raises(ConfigError, match=rf"priority 2 of 3 is {re.escape(str(bad))}:"):
-            MinHeap().check(np.array([1.0, np.nan, bad]))
 
 
 @settings(

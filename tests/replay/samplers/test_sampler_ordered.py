@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sampler_rig import Rig
 
 from async_loader.replay.samplers import Fifo, Lifo
-
-
-def test_the_oldest_and_the_newest_come_first():
-    fifo, lifo = Rig(Fifo()), Rig(Lifo())
-    for rig in (fifo, lifo):
-        rig.insert([5, 3, 9])
-        rig.insert([1])
-        rig.remove([3])
-        rig.insert([3])
-    assert fifo.rows(3) == [5, 9, 1]
-    assert lifo.rows(3) == [3, 1, 9]
-    assert fifo.rows(9) == [5, 9, 1, 3]
-    assert repr(fifo.sampler) == "Fifo()"
-    assert repr(lifo.sampler) == "Lifo()"
-    assert not any(
-        getattr(kind, what)
-        for kind in (Fifo, Lifo)
-        for what in ("repeats", "weighted", "prioritized")
-    )
 
 
 @settings(
@@ -60,15 +40,3 @@ class OrderAgainstAList(RuleBasedStateMachine):
 
 
 test_order_is_that_of_a_list = OrderAgainstAList.TestCase
-
-
-@pytest.mark.parametrize("kind", [Fifo, Lifo])
-def test_a_table_that_turns_over_many_times_keeps_its_order(kind):
-    rig = Rig(kind(), 8)
-    rig.insert(range(8))
-    for turn in range(100):
-        row = turn % 8
-        assert (rig.rows(1) == [row]) == (kind is Fifo)
-        rig.remove([row])
-        rig.insert([row])
-    assert sorted(rig.rows(8)) == list(range(8))

@@ -4,8 +4,6 @@ paper.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sampler_rig import BARELY, Rig, minima_are_exact, sums_are_exact, surprise, tally
 
-from async_loader import Field, Linear, Prioritized, RankPrioritized, Transitions, Uniform
+from async_loader import Linear, Prioritized, RankPrioritized
 from async_loader.errors import ConfigError
 
 
@@ -45,20 +43,6 @@ def test_items_are_drawn_in_proportion(stratified, alpha, count):
     assert surprise(counts, masses(priority, alpha + 0.3, 1e-6)) > BARELY  # it would be noticed
 
 
-def test_a_stratified_draw_takes_one_item_from_each_part_of_the_mass():
-    priority = np.random.default_rng(1).random(200) + 0.01
-    rig = Rig(Prioritized(1.0, eps=0.0), 200)
-    rig.insert(np.arange(200), priority)
-    edges = np.concatenate(([0.0], np.cumsum(priority))) / priority.sum()
-    for _ in range(50):
-        rows = np.array(rig.rows(64))
-        assert (edges[rows] < (np.arange(64) + 1) / 64 + 1e-12).all()
-        assert (edges[rows + 1] > np.arange(64) / 64 - 1e-12).all()
-    independent = Rig(Prioritized(1.0, eps=0.0, stratified=False), 200)
-    independent.insert(np.arange(200), priority)
-    assert (np.diff(independent.rows(64)) < 0).any()
-
-
 @pytest.mark.parametrize(
     ("normalize", "beta"),
     [("batch", 0.4), ("buffer", 0.4), ("none", 0.4), ("none", 0.0), ("buffer", 1.0)],
@@ -80,13 +64,6 @@ def test_weights_are_those_of_the_closed_form(normalize, beta):
     assert drawn.weight == pytest.approx(
         closed_form(mass, drawn.rows, beta, normalize, 38), rel=1e-6
     )
-
-
-def test_the_largest_weight_is_one():
-    for normalize in ("batch", "buffer"):
-        rig = Rig(Prioritized(normalize=normalize))
-        rig.insert(np.arange(64), np.arange(1, 65))
-        assert max(float(rig.sampler.draw(32).weight.max()) for _ in range(100)) == 1.0
 
 
 def test_beta_is_annealed_by_draws_whatever_their_size():
@@ -117,17 +94,6 @@ def test_of_no_mass_at_all_every_item_is_as_likely_with_weight_one():
     assert set(rig.rows(50)) == {7}
 
 
-def test_zero_mass_among_many_rows_costs_nothing_per_row(monkeypatch):
-    looked: list[int] = []
-    real = np.flatnonzero
-    rig = Rig(Prioritized(eps=0.0), 4_096)
-    rig.insert(np.arange(4_096), 0.0)
-    monkeypatch.setattr(np, "flatnonzero", lambda a: (looked.append(len(a)), real(a))[1])
-    for _ in range(100):
-        rig.rows(4)
-    assert sum(looked) < 3 * 4_096
-
-
 @pytest.mark.parametrize("stratified", [True, False])
 def test_huge_and_tiny_priorities_live_together(stratified):
     rig = Rig(Prioritized(1.0, 1.0, eps=0.0, stratified=stratified, normalize="buffer"), 8)
@@ -141,48 +107,6 @@ def test_huge_and_tiny_priorities_live_together(stratified):
     drawn = rig.sampler.draw(256)
     assert set(drawn.rows.tolist()) == {0, 2}
     assert (drawn.weight == 1).all()
-
-
-def test_masses_of_the_smallest_and_largest_settings_stay_finite():
-    rig = Rig(Prioritized(2.0, 1.0, eps=0.0, normalize="buffer", new_priority="max_now"), 1_024)
-    rig.insert(np.arange(1_000), 1e100)
-    rig.insert(np.arange(1_000, 1_024), 1e-150)
-    drawn = rig.sampler.draw(64)
-    assert np.isfinite(drawn.weight).all()
-    assert set(drawn.rows.tolist()) <= set(range(1_000))
-
-
-def test_new_items_get_the_largest_ever_or_the_largest_there_is():
-    for new, fourth in (("max_ever", 8.0), ("max_now", 2.0)):
-        rig = Rig(Prioritized(1.0, eps=0.0, new_priority=new), 8)
-        rig.insert([0])
-        assert rig.sampler._masses.leaves[0] == 1.0  # the first of all
-        rig.update([0], [2.0])
-        rig.insert([1], [8.0])
-        rig.insert([2])
-        rig.remove([1, 2])
-        rig.insert([3])
-        assert rig.sampler._masses.leaves[[0, 3]].tolist() == [2.0, fourth]
-
-
-def test_one_batch_may_mix_given_priorities_and_none():
-    rig = Rig(Prioritized(1.0, eps=0.0), 8)
-    rig.insert([0, 1, 2], [np.nan, 4.0, np.nan])
-    assert rig.sampler._masses.leaves[:3].tolist() == [4.0, 4.0, 4.0]
-
-
-@pytest.mark.parametrize("new", ["max_ever", "max_now", "given"])
-def test_bad_priorities_are_refused_by_value_and_position(new):
-    for bad in (-1.0, -5e-324, np.inf, -np.inf, 1e300):
-        with pytest.raises(ConfigError, match=rf"priority 1 of 3 is {re.escape(str(bad))}:"):
-            Prioritized(new_priority=new).check(np.array([1.0, bad, -7.0]))
-
-
-def test_none_given_is_refused_where_each_wants_one():
-    with pytest.raises(ConfigError, match="priority 1 of 2 is not given"):
-        Prioritized(new_priority="given").check(np.array([1.0, np.nan]))
-    Prioritized().check(np.array([1.0, np.nan, 0.0, -0.0]))
-    Prioritized(new_priority="given").check(np.array([1.0]))
 
 
 def test_settings_of_nonsense_are_refused_by_name():
@@ -208,33 +132,6 @@ def test_settings_of_nonsense_are_refused_by_name():
         if arguments.keys() == {"beta"}:
             with pytest.raises(ConfigError, match=r"beta=.* 0 "):
                 RankPrioritized(**arguments)
-
-
-def test_settings_show():
-    shown = repr(
-        Prioritized(
-            0.5, Linear(0.4, 1.0, 100), stratified=False, normalize="none", new_priority="given"
-        )
-    )
-    for part in (
-        "alpha=0.5",
-        "Linear(start=0.4, end=1.0, draws=100)",
-        "eps=1e-06",
-        "stratified=False",
-        "'none'",
-        "'given'",
-    ):
-        assert part in shown
-
-
-def test_memory_for_minima_is_taken_only_where_it_is_needed():
-    plain, both = (
-        Rig(Prioritized()).sampler,
-        Rig(Prioritized(normalize="buffer", new_priority="max_now")).sampler,
-    )
-    assert plain._least is plain._most is None
-    assert both._least is not None
-    assert both._most is not None
 
 
 priorities = st.sampled_from([0.0, 0.0, 1e-300, 0.1, 1.0, 2.0, 1e3, 1e100])
@@ -340,34 +237,3 @@ class PrioritizedAgainstADict(RuleBasedStateMachine):
 
 
 test_prioritized_draws_what_a_dict_holds = PrioritizedAgainstADict.TestCase
-
-
-@pytest.mark.parametrize(
-    ("make", "word", "said"),
-    [
-        (Prioritized, "new", r"Prioritized\(\) has no new: say new_priority"),
-        (
-            Prioritized,
-            "default_priority",
-            r"Prioritized\(\) has no default_priority: say new_priority",
-        ),
-        (Prioritized, "epsilon", r"Prioritized\(\) has no epsilon: say eps"),
-        (Prioritized, "max_capacity", "takes the capacity of its table"),
-        (Uniform, "with_replacement", r"Uniform\(\) has no with_replacement: say replacement"),
-        (Uniform, "seed", r"give it to the table: ReplayBuffer\(seed=...\)"),
-        (RankPrioritized, "normalise", r"RankPrioritized\(\) has no normalise: say normalize"),
-        (Linear, "steps", r"Linear\(\) has no steps: say draws"),
-        (Transitions, "n", r"Transitions\(\) has no n: say n_steps"),
-        (Field, "frame_stack", r"Field\(\) has no frame_stack: say stack"),
-    ],
-)
-def test_a_wrong_keyword_is_answered_with_ours(make, word, said):
-    with pytest.raises(TypeError, match=said):
-        make(**{word: 3})
-
-
-def test_what_a_field_takes_by_keyword_alone_is_named():
-    with pytest.raises(
-        TypeError, match=r"Field\(\) takes shape, dtype by place.*name the others \(stack="
-    ):
-        Field((4,), "float32", 4)

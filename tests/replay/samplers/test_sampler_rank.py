@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sampler_rig import BARELY, Rig, surprise, tally
 
-from async_loader.errors import ConfigError
-from async_loader.replay.samplers import Linear, RankPrioritized
+from async_loader.replay.samplers import RankPrioritized
 
 
 def chances(held, alpha):
@@ -44,47 +43,6 @@ def test_weights_are_those_of_the_probabilities_that_were_drawn_by(normalize):
     base = {"batch": expected.max(), "buffer": weight.max(), "none": 1.0}[normalize]
     assert drawn.weight.dtype == np.float32
     assert drawn.weight == pytest.approx(expected / base, rel=1e-6)
-
-
-def test_beta_is_annealed_by_draws():
-    rig = Rig(RankPrioritized(1.0, Linear(0.0, 1.0, 2), normalize="none"), 2)
-    rig.insert([0, 1], [3.0, 1.0])
-    for beta in (0.0, 0.5, 1.0, 1.0):
-        drawn = rig.sampler.draw(8)
-        assert drawn.weight == pytest.approx(
-            (2 * np.array([2 / 3, 1 / 3])[drawn.rows]) ** -beta, rel=1e-6
-        )
-
-
-def test_it_is_sorted_after_as_many_priorities_as_was_said():
-    rig = Rig(RankPrioritized(resort_every=10), 256)
-    rig.insert(np.arange(200), np.random.default_rng(1).random(200))
-    rig.rows(1)
-
-    def in_order():
-        keys = rig.sampler._heap._keys[rig.sampler._heap.order]
-        return bool((np.diff(keys) >= 0).all())
-
-    assert in_order()
-    rig.update(np.arange(9), np.linspace(0, 1, 9))
-    rig.rows(1)
-    assert not in_order()
-    rig.update([0], [0.5])
-    rig.rows(1)
-    assert in_order()
-
-
-def test_by_default_sorting_is_amortised_over_as_many_priorities_as_there_are_items(monkeypatch):
-    rig = Rig(RankPrioritized(), 1_024)
-    sorted_at: list[int] = []
-    real = rig.sampler._heap.sort
-    monkeypatch.setattr(
-        rig.sampler._heap, "sort", lambda: (sorted_at.append(len(rig.sampler._heap)), real())
-    )
-    for row in range(1_000):
-        rig.insert([row], [row % 13])
-        rig.rows(2)
-    assert len(sorted_at) <= 12  # 1, 2, 4, ... 512
 
 
 @settings(
@@ -144,19 +102,3 @@ class RanksAgainstADict(RuleBasedStateMachine):
 
 
 test_ranks_are_those_of_a_dict = RanksAgainstADict.TestCase
-
-
-def test_settings_of_nonsense_are_refused_by_name():
-    every = [{"resort_every": wrong} for wrong in (0, 2.5, True)]
-    for arguments in ({"alpha": -1.0}, {"beta": -0.1}, {"normalize": "max"}, *every):
-        with pytest.raises(ConfigError, match=rf"{next(iter(arguments))}="):
-            RankPrioritized(**arguments)
-
-
-def test_settings_show_and_bad_priorities_are_refused():
-    assert (
-        repr(RankPrioritized(resort_every=9))
-        == "RankPrioritized(alpha=0.7, beta=0.5, normalize='batch', resort_every=9)"
-    )
-    with pytest.raises(ConfigError, match=r"priority 0 of 1 is -1\.0"):
-        RankPrioritized().check(np.array([-1.0]))

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sampler_rig import BARELY, Rig, surprise, tally
 
-from async_loader import AsyncDataLoader, ReplayBuffer, connect
-from async_loader.errors import ConfigError
-from async_loader.replay.samplers import Linear, MaxHeap, Recency
+from async_loader.replay.samplers import Recency
 from async_loader.replay.samplers.recency import Arrivals
 
 
@@ -46,19 +44,6 @@ def test_ages_count_the_items_that_are_there():
     expected = chances(3.0, newest)
     common = expected > 2e-3
     assert surprise(counts[common], expected[common]) < BARELY
-
-
-def test_the_half_life_moves_with_the_draws():
-    rig = Rig(Recency(Linear(0.01, 1e12, draws=1)), seed=0)
-    rig.insert(np.arange(64))
-    assert set(rig.rows(50)) == {63}
-    assert len(set(rig.rows(500))) > 55
-
-
-def test_a_very_short_half_life_draws_the_newest_alone():
-    rig = Rig(Recency(1e-300), seed=0)
-    rig.insert(np.arange(64))
-    assert set(rig.rows(1000)) == {63}
 
 
 @settings(
@@ -106,76 +91,3 @@ class ArrivalsAgainstAList(RuleBasedStateMachine):
 
 
 test_arrivals_are_those_of_a_list = ArrivalsAgainstAList.TestCase
-
-
-@pytest.mark.parametrize("remover", [None, MaxHeap])
-def test_a_table_that_turns_over_draws_its_newest(remover):
-    settings = {} if remover is None else {"remover": remover()}
-    buffer = ReplayBuffer(50, {"x": "int64"}, sampler=Recency(4), seed=0, **settings)
-    for first in range(0, 600, 7):
-        buffer.extend(x=np.arange(first, first + 7))
-        drawn = buffer.sample(200)["x"]
-        there = np.sort(buffer.get(np.arange(first + 7))["x"])[::-1]
-        assert set(drawn.tolist()) <= set(there.tolist())
-        # of the newest four come half, give or take five standard deviations
-        newest = np.isin(drawn, there[:4]).sum()
-        assert 60 < newest < (140 if len(there) > 12 else 201)
-
-
-def test_a_save_goes_on_with_the_same_draws(tmp_path):
-    buffer = ReplayBuffer(50, {"x": "int64"}, sampler=Recency(Linear(3, 9, draws=5)), seed=0)
-    buffer.extend(x=np.arange(120))
-    buffer.delete(np.arange(100, 110))
-    buffer.sample(20)
-    buffer.save(tmp_path)
-    loaded = ReplayBuffer.from_checkpoint(tmp_path)
-    assert repr(loaded.stats()) == repr(buffer.stats())
-    for table in (buffer, loaded):
-        table.extend(x=np.arange(200, 205))
-    for _ in range(10):
-        assert loaded.sample(20)["index"].tolist() == buffer.sample(20)["index"].tolist()
-
-
-def test_a_source_has_it_beside_the_sampler_of_its_table():
-    buffer = ReplayBuffer(1_000, {"x": "int64"}, seed=0)
-    buffer.extend(x=np.arange(1_000))
-    sources = [buffer.source(sampler=Recency(5), seed=3) for _ in range(2)]
-    draws = [source.draw_now(64).batch["x"].tolist() for source in sources]
-    assert draws[0] == draws[1]
-    assert min(draws[0]) > 900
-    assert buffer.sample(64)["x"].min() < 500
-
-
-def test_a_feeder_makes_it_for_a_table_and_for_a_source():
-    # With a half-life of 5 an item as old as the hundredth would be among 64 once in 14,000 runs.
-    tables = {"one": {"capacity": 1_000, "schema": {"x": "int64"}, "sampler": Recency(2)}}
-    with connect("embedded", tables=tables) as client:
-        table = client.table("one")
-        with table.writer() as writer:
-            writer.extend(x=np.arange(1_000))
-        assert table.sample(64)["x"].min() > 900
-        source = table.source(sampler=Recency(Linear(1e9, 1e9, draws=1)))
-        with AsyncDataLoader(source, 64, batch_format="numpy") as loader:
-            assert next(loader)["x"].min() < 500
-
-
-@pytest.mark.parametrize(
-    "half_life", [0, -1.0, float("nan"), float("inf"), "5", True, Linear(0, 5, 9)]
-)
-def test_a_half_life_is_a_number_above_0(half_life):
-    with pytest.raises(ConfigError, match="half_life"):
-        Recency(half_life)
-
-
-def test_its_settings_show_and_it_belongs_to_one_table():
-    sampler = Recency(100)
-    assert repr(sampler) == "Recency(half_life=100.0)"
-    assert sampler.repeats
-    assert not sampler.weighted
-    assert not sampler.prioritized
-    ReplayBuffer(10, {"x": "int64"}, sampler=sampler)
-    with pytest.raises(ConfigError, match="another table"):
-        ReplayBuffer(10, {"x": "int64"}, sampler=sampler)
-    other = {"decay": 0.99}
-    with pytest.raises(TypeError, match="say half_life"):
-        Recency(**other)

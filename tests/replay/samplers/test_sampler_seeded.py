@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from async_loader import Fifo, MaxHeap, Prioritized, RankPrioritized, ReplayBuffer, Uniform
+from async_loader import Prioritized, RankPrioritized, ReplayBuffer, Uniform
 from async_loader.lifecycle import Patience
-from async_loader.replay.samplers.sampler import Draw
 from async_loader.source import Rows
 
 SAMPLERS = {
@@ -53,32 +52,3 @@ def test_the_tables_own_draws_are_not_disturbed(name: str) -> None:
         plans(source, 2)
         drawn = one.sample(7), two.sample(7)
         assert drawn[0]["index"].tolist() == drawn[1]["index"].tolist()
-
-
-def test_priorities_are_the_tables() -> None:
-    buffer = filled(Prioritized(1.0, eps=0.0))
-    source = buffer.source(seed=1)
-    buffer.update_priorities(range(60), np.where(np.arange(60) == 7, 1.0, 0.0))
-    assert {x for plan in plans(source) for x in plan} == {7}
-
-
-@pytest.mark.parametrize("sampler", [Fifo, MaxHeap])
-def test_what_has_no_numbers_draws_as_ever(sampler: Any) -> None:
-    assert plans(filled(sampler()).source(seed=1), 1) == plans(filled(sampler()).source(), 1)
-
-
-def test_a_sampler_that_fails_gets_its_numbers_back() -> None:
-    class Failing(Uniform):
-        fails = False
-
-        def draw(self, count: int) -> Draw:
-            if self.fails:
-                raise ZeroDivisionError
-            return super().draw(count)
-
-    one, two = filled(Failing()), filled(Failing())
-    Failing.fails = True
-    with pytest.raises(ZeroDivisionError):
-        plans(two.source(seed=3))
-    Failing.fails = False
-    assert one.sample(9)["index"].tolist() == two.sample(9)["index"].tolist()

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from sampler_rig import Rig
 
-from async_loader.errors import ConfigError
 from async_loader.replay.samplers import (
     Balanced,
     Fifo,
-    Items,
     Lifo,
     Linear,
     MaxHeap,
@@ -97,52 +95,3 @@ def test_a_restored_sampler_that_is_told_of_the_items_goes_on_as_the_saved_one(m
         for one in (rig, other):
             one.insert(np.arange(held), priority)
         churn([rig, other], rng, 12)
-
-
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-def test_a_repr_can_be_evaluated_to_an_equal_sampler(make):
-    sampler = make()
-    same = eval(repr(sampler))
-    assert type(same) is type(sampler)
-    assert repr(same) == repr(sampler)
-    for name in (
-        "alpha",
-        "eps",
-        "beta",
-        "stratified",
-        "normalize",
-        "new_priority",
-        "resort_every",
-        "replacement",
-    ):
-        assert getattr(same, name, None) == getattr(sampler, name, None)
-
-
-def test_settings_that_come_out_of_numpy_show_as_plain_numbers():
-    half = np.float64(0.5)
-    for sampler in (
-        Prioritized(half, half, half),
-        RankPrioritized(half, half),
-        Prioritized(beta=Linear(half, half, 3)),
-    ):
-        assert "np." not in repr(sampler)
-        assert repr(eval(repr(sampler))) == repr(sampler)
-
-
-@pytest.mark.parametrize("wrong", [1, 0, 1.0, None])
-def test_what_only_equals_true_or_false_is_refused(wrong):
-    with pytest.raises(ConfigError, match="stratified="):
-        Prioritized(stratified=wrong)
-
-
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-def test_a_second_bind_that_is_refused_changes_nothing(make):
-    rig = Rig(make(), 16)
-    rig.insert([1, 2, 3], [1.0, 2.0, 3.0])
-    before = filed(rig.sampler.state())
-    with pytest.raises(ConfigError, match="another table"):
-        rig.sampler.bind(Items(99), np.random.SeedSequence(8))
-    after = filed(rig.sampler.state())
-    assert before.keys() == after.keys()
-    for name, value in before.items():
-        assert value == after[name], name

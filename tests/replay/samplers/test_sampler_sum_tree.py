@@ -4,10 +4,7 @@ without any.
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_rig import minima_are_exact, sums_are_exact
@@ -71,40 +68,6 @@ def test_no_mass_leads_to_a_row_without_any(masses, parts):
     assert (found == np.array(masses)[rows]).all()
 
 
-DEAD = {
-    "first": slice(0, 1),
-    "last": slice(999, 1_000),
-    "ends": np.r_[0:9, 991:1_000],
-    "every other": slice(0, 1_000, 2),
-    "all but one": np.r_[0:500, 501:1_000],
-    "upper half": slice(500, 1_000),
-}
-
-
-@pytest.mark.parametrize("dead", DEAD)
-def test_seams_beside_dead_rows_hold(dead):
-    for scale in (1e-300, 0.1, 1 / 3, 1e200):
-        seams_hold(1_000, scale, DEAD[dead])
-
-
-def seams_hold(rows, scale, dead):
-    masses = np.random.default_rng(7).random(rows) * scale
-    masses[dead] = 0
-    tree = tree_of(masses)
-    edges = np.cumsum(masses)
-    around = [edges]
-    for towards in (0.0, np.inf):
-        near = edges
-        for _ in range(3):
-            near = np.nextafter(near, towards)
-            around.append(near)
-    for count in (1, 7, 256):
-        around.append((np.arange(count) + BELOW_ONE) * (tree.root / count))
-    rows_, found = tree.find(np.abs(np.concatenate(around)))
-    assert (found > 0).all()
-    assert (masses[rows_] == found).all()
-
-
 @settings(max_examples=80, deadline=None)
 @given(
     weights=st.lists(st.integers(0, 2**20), min_size=1, max_size=64),
@@ -118,23 +81,3 @@ def test_the_row_is_that_of_the_exact_prefix_sum(weights, parts):
     rows, _ = tree_of(weights).find(np.array(asked, np.float64))  # integers: sums are exact
     edges = np.cumsum(weights)
     assert (rows == np.searchsorted(edges, asked, side="right")).all()
-
-
-def test_rounding_moves_a_seam_by_no_more_than_rounding():
-    masses = np.random.default_rng(3).random(4_096) ** 8
-    tree = tree_of(masses)
-    exact = [Fraction(0)]
-    for mass in masses:
-        exact.append(exact[-1] + Fraction(float(mass)))
-    asked = np.random.default_rng(4).random(500) * tree.root
-    slack = Fraction(float(tree.root)) / 2**45
-    for mass, row in zip(asked, tree.find(asked.copy())[0], strict=True):
-        assert exact[row] - slack <= Fraction(float(mass)) <= exact[row + 1] + slack
-
-
-def test_a_tree_that_has_seen_a_huge_mass_forgets_it():
-    tree = tree_of([1e-3] * 100)
-    before = tree.nodes.copy()
-    tree.set(np.array([7]), np.array([1e200]))
-    tree.set(np.array([7]), np.array([1e-3]))
-    assert (tree.nodes == before).all()
