@@ -33,9 +33,9 @@ from async_loader.feeder.server.reader_state import (
     ReaderState,
     RequeuedRows,
     SendBuffer,
+    TableViews,
     schema_of_batches,
 )
-from async_loader.feeder.server.table_views import TableViews
 from async_loader.feeder.wire import (
     MOST_AHEAD,
     BatchForm,

@@ -2,7 +2,7 @@
 
 ::
 
-    CHECKPOINT.PATH/TABLE/rows             the count of rows, see row_counts.py
+    CHECKPOINT.PATH/TABLE/rows             the count of rows
     CHECKPOINT.PATH/TABLE/newest/save-...  saves, the newest of which is restored
 
 See NOTE [slow work] in dispatch.py and NOTE [positions of a save] in producer_streams.py.
@@ -22,8 +22,7 @@ from urllib.parse import quote
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.feeder.server import producer_streams
 from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
-from async_loader.feeder.server.producer_streams import Position, Positions
-from async_loader.feeder.server.row_counts import RowCount
+from async_loader.feeder.server.producer_streams import Position, Positions, RowCount
 from async_loader.feeder.server.state import TableEntry
 from async_loader.lifecycle import Deadline
 from async_loader.replay.buffer import ReplayBuffer, parts_of, saver_of
