@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import itertools
 import multiprocessing
-import random
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MethodType, ModuleType
 from typing import Any, NoReturn
@@ -25,50 +25,38 @@ NOTHING_BY_DEFAULT = (
 )
 NAMES = (
     *NOTHING_BY_DEFAULT,
-    *(
-        "create_batches",
-        "create_item",
-        "create_batch",
-        "retain",
-        "get_idxs",
-        "sample",
-        "shuffle_fn",
-        "do_batch",
-    ),
+    "create_batches",
+    "create_item",
+    "create_batch",
+    "retain",
+    "get_idxs",
+    "sample",
+    "shuffle_fn",
+    "do_batch",
 )
 
 
-def take(loader: Any, keywords: dict[str, Any], others: Iterable[str]) -> None:
+def take(loader: Any, keywords: dict[str, Any]) -> None:
     """Replace methods by the callbacks among ``keywords``.
 
     A function replaces the method as it is, without ``self``. A bound method, of any object, is
     bound to the loader instead. None leaves the method as it is.
-
-    Parameters
-    ----------
-    others : iterable of str
-        Other valid keywords of the loader, for the message.
 
     Raises
     ------
     TypeError
         For a keyword that is not a callback, with the nearest name.
     """
-    for name in keywords:
-        if name not in NAMES:
-            raise TypeError(
-                f"{type(loader).__name__} takes no argument {name!r}: "
-                f"{nearest(name, [*NAMES, *others])}"
-            )
     for name, function in keywords.items():
-        if function is not None:
-            setattr(
-                loader,
-                name,
-                MethodType(function.__func__, loader)
-                if isinstance(function, MethodType)
-                else function,
+        if name not in NAMES:
+            known = [*NAMES, *inspect.signature(type(loader).__init__).parameters]
+            raise TypeError(
+                f"{type(loader).__name__} takes no argument {name!r}: {nearest(name, known)}"
             )
+        if isinstance(function, MethodType):
+            function = MethodType(function.__func__, loader)
+        if function is not None:
+            setattr(loader, name, function)
 
 
 def given(loader: Any) -> dict[str, Any]:
@@ -110,29 +98,6 @@ class Endless:
         return itertools.count() if self.counted else itertools.repeat(None)
 
 
-@dataclass(frozen=True, slots=True)
-class Permutation:
-    """The result of ``rng.sample(range(n), n)``, drawn one by one,
-    so that the first need not wait for all. Picklable.
-
-    Parameters
-    ----------
-    rng : random.Random
-        In the state before the draw; not changed.
-    """
-
-    rng: random.Random
-    n: int
-
-    def __iter__(self) -> Iterator[int]:
-        below = copy.copy(self.rng)._randbelow  # type: ignore[attr-defined]
-        pool = list(range(self.n))
-        for left in range(self.n, 0, -1):
-            j = below(left)
-            yield pool[j]
-            pool[j] = pool[left - 1]
-
-
 class GetAttrProxy:
     """Looks up missing attributes, also with one leading underscore,
     on the attribute named by ``_default``.
@@ -142,30 +107,19 @@ class GetAttrProxy:
 
     def __getattr__(self, name: str) -> Any:
         """Called only for attributes that do not exist here."""
-        if not (name.startswith("__") and name.endswith("__")) and name != self._default:
-            wrapped = vars(self).get(self._default)
-            if wrapped is not None:
-                try:
-                    return getattr(wrapped, name)
-                except AttributeError:
-                    both = (
-                        f"neither {type(self).__name__} nor its {self._default}, "
-                        f"{type(wrapped).__name__}"
-                    )
-                    raise AttributeError(
-                        f"{both}, has an attribute {name!r}", name=name, obj=self
-                    ) from None
-        raise AttributeError(
-            f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self
-        )
+        wrapped, kind = vars(self).get(self._default), type(self).__name__
+        special = (name.startswith("__") and name.endswith("__")) or name == self._default
+        if wrapped is None or special:
+            raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=self)
+        try:
+            return getattr(wrapped, name)
+        except AttributeError:
+            both = f"neither {kind} nor its {self._default}, {type(wrapped).__name__}"
+            text = f"{both}, has an attribute {name!r}"
+            raise AttributeError(text, name=name, obj=self) from None
 
     def __dir__(self) -> list[str]:
-        wrapped = vars(self).get(self._default)
-        others = (
-            [name for name in dir(wrapped) if not name.startswith("__")]
-            if wrapped is not None
-            else []
-        )
+        others = [name for name in dir(vars(self).get(self._default)) if not name.startswith("__")]
         return sorted({*super().__dir__(), *others})
 
 

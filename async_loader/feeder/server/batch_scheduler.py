@@ -144,7 +144,6 @@ class BatchScheduler:
             wanted.seed,
             None if wanted.sampler is None else sampler_from(wanted.sampler),
             wanted.min_size,
-            batch_size,
             check,
             wanted.max_lag,
             wanted.masses,

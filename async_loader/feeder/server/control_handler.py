@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from async_loader.errors import AsyncLoaderError, Malformed
-from async_loader.feeder.plain_values import sampler_said
 from async_loader.feeder.server.dispatch import Dispatcher, refused, too_late
 from async_loader.feeder.server.pending import PendingReplies, PendingReply
 from async_loader.feeder.server.sessions import Session
@@ -261,7 +260,6 @@ class ControlHandler:
             leased=scheduler.table.leased,
             transport=transport,
             eta=reader.drawing.eta,
-            sampler=sampler_said(reader.drawing.sampler) if wanted.masses else None,
         )
         return message.reply(reply, schema=reader.form.schema_id)
 

@@ -30,9 +30,8 @@ from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import VERSION, Plane, Type, Welcome
 from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline, EventFd
-from async_loader.replay.base.compiled import is_kept
 from async_loader.replay.buffer import ReplayBuffer
-from async_loader.replay.kernel_warmup import warm
+from async_loader.replay.kernel_build import is_kept, is_warm, warm
 from async_loader.shm.hugepages import keep_freed
 
 _DEFAULTS = ServiceSettings()
@@ -168,7 +167,8 @@ class Server:
             with self._signals():
                 if ready is not None:
                     ready()
-                warm()
+                if not is_warm():
+                    warm()
                 while not self._over():
                     self._wait()
                     self._round()

@@ -15,6 +15,7 @@ from async_loader.feeder.wire import Plane, Welcome
 
 def test_a_client_that_comes_while_kernels_are_loaded_is_answered_afterwards(monkeypatch):
     loaded = threading.Event()
+    monkeypatch.setattr(event_loop, "is_warm", lambda: False)
     monkeypatch.setattr(event_loop, "warm", lambda: loaded.wait(30))
     server = Server({"t": ReplayBuffer(100, SCHEMA)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"))
     thread = threading.Thread(target=server.run, name="server")
@@ -48,6 +49,7 @@ def test_kernels_that_cannot_be_loaded_end_it(monkeypatch):
     def broken() -> None:
         raise OSError("no compiler")
 
+    monkeypatch.setattr(event_loop, "is_warm", lambda: False)
     monkeypatch.setattr(event_loop, "warm", broken)
     server = Server({"t": ReplayBuffer(100, SCHEMA)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"))
     with pytest.raises(OSError, match="no compiler"):
