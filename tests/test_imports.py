@@ -95,7 +95,6 @@ ELSEWHERE = {
         "scale.shard_actor",
     },
     "yaml": {"feeder"},
-    "google_crc32c": {"feeder"},
     "prometheus_client": {"observe.exporter"},
     "gymnasium": {
         "recording.recorder",

@@ -200,7 +200,7 @@ def main(parent: int, end: int, told: int) -> int:
 
     settings = settings_of(msgspec.msgpack.decode(sys.stdin.buffer.read()), ServerSettings)
     try:
-        server = FeederProcess(settings, private=True, ends_process=True)
+        server = FeederProcess(settings, private=True)
         threading.Thread(
             target=_follow, args=(parent, end, server), name="async-loader-parent", daemon=True
         ).start()

@@ -41,8 +41,7 @@ from async_loader.feeder.client.session import Action, Session
 from async_loader.feeder.client.sockets import Sockets
 from async_loader.feeder.curve_keys import ClientKeys
 from async_loader.feeder.wire import (
-    Control,
-    Data,
+    Body,
     End,
     Error,
     ErrorCode,
@@ -238,7 +237,7 @@ class IoThread:
     def send(
         self,
         plane: Plane,
-        body: Control | Data,
+        body: Body,
         number: int,
         sequence: int,
         data: Buffer | None = None,

@@ -14,8 +14,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.client.channel import Failure
 from async_loader.feeder.client.notifier import Notifier
@@ -240,7 +238,7 @@ class ReaderBatches:
         leases = self.leases
         seen = [] if used else [number for number, one in leases.items() if one.handed_out]
         unseen = [number for number, one in leases.items() if not one.handed_out]
-        numbers = np.array([*seen, *unseen], np.uint64)
+        numbers = (*seen, *unseen)
         self.opening += 1  # so `holds` is false for all of them
         leases.clear()
         self.settled.clear()

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from async_loader.errors import AsyncLoaderError, Broken, Malformed, Unsupported
 from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request, check_opener
@@ -190,12 +189,12 @@ class ReaderChannel(ReaderBatches):
             return None
         port, slots = self.port, self.slots
         if self.settled and (used := self.take_settled()):
-            body = Return(np.array(used, np.uint64))
+            body = Return(tuple(used))
             port.send(Plane.PULL, body, self.number, port.sequence())
         if self.due or (self.told > self.received and now >= self._remind_at):
-            given = np.array([] if slots is None else slots.give(), np.uint32)
+            given = () if slots is None else tuple(slots.give())
             self.told, self._remind_at = self.granted, now + REMIND_S
-            pull = Pull(self.granted, self.received, given, self.wait_s or 0.0)
+            pull = Pull(self.granted, given, self.wait_s or 0.0)
             port.send(Plane.PULL, pull, self.number, port.sequence())
         return self._remind_at if self.told > self.received else None
 

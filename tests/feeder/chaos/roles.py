@@ -329,14 +329,9 @@ def batches_of(scheduler: BatchScheduler, buffer: ReplayBuffer) -> np.ndarray:
     places = [
         [field.name for field in buffer.schema.fields].index(name) for name in ("actor", "value")
     ]
-    outgoing_batches = [
-        one
-        for outgoing_batches in scheduler._returned._outgoing_batches.values()
-        for one in outgoing_batches
-    ]
+    columns = list(scheduler._returned._columns.values())
     for reader in scheduler.readers:
-        outgoing_batches += reader.leases.values()
-    columns = [one.columns for one in outgoing_batches if one.columns is not None]
+        columns += [one.columns for one in reader.leases.values()]
     return np.concatenate(
         [np.empty((0, 2), np.int64), *(np.stack([one[i] for i in places], 1) for one in columns)]
     )

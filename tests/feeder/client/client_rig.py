@@ -178,7 +178,6 @@ class FakeFeeder:
         reply = wire.Writer(
             schema=wire.spec_of(self.schema),
             applied=applied,
-            durable=0,
             window_bytes=self.window[0],
             window_rows=self.window[1],
             resumed=resumed,
@@ -192,7 +191,7 @@ class FakeFeeder:
         self.inserts.append(message.sequence)
         if message.sequence > self.next[producer]:
             return self.say(
-                plane, route, message.reply(wire.Gap(self.next[producer], 0, *self.window))
+                plane, route, message.reply(wire.Gap(self.next[producer], *self.window))
             )
         if message.sequence == self.next[producer]:
             self.next[producer] += 1
@@ -212,11 +211,11 @@ class FakeFeeder:
         return [field.name for field in self.schema.fields].index("reward")
 
     def ack(self, route, message, producer):
-        self.say(Plane.INSERT, route, message.reply(wire.Ack(self.next[producer], 0, *self.window)))
+        self.say(Plane.INSERT, route, message.reply(wire.Ack(self.next[producer], *self.window)))
 
     def on_close_writer(self, plane, route, message):
         applied = self.next[self.producers[message.session, message.number]]
-        self.say(plane, route, message.reply(wire.Ack(applied, 0, *self.window)))
+        self.say(plane, route, message.reply(wire.Ack(applied, *self.window)))
 
     def on_open_reader(self, plane, route, message):
         self.batch_schema = OBS.with_field("index", np.int64)

@@ -61,7 +61,7 @@ def closing(feeder):
     """What the last CLOSE_READER said: arrived, seen, unseen."""
     feeder.until(lambda: feeder.seen[Type.CLOSE_READER])
     body = [message.body for message in feeder.messages if message.type is Type.CLOSE_READER][-1]
-    leases = body.unused.tolist()
+    leases = list(body.unused)
     return body.arrived, leases[: body.seen], leases[body.seen :]
 
 
@@ -84,7 +84,7 @@ def test_a_batch_is_given_back_when_its_consumer_asks_for_another_and_not_when_i
     ready.plan(BATCH, patience())
     feeder.until(lambda: feeder.seen[Type.RETURN] == 1)
     returned = [
-        message.body.leases.tolist() for message in feeder.messages if message.type is Type.RETURN
+        list(message.body.leases) for message in feeder.messages if message.type is Type.RETURN
     ]
     assert returned == [[1]]
 

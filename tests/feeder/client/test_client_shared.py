@@ -216,7 +216,7 @@ def test_a_feeder_that_names_slots_it_does_not_have_ends_the_reader(address_of_a
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
     feeder.until(lambda: feeder.granted[1])
-    feeder.do(lambda feeder: feeder.tell(1, wire.SlotBatches([place])))
+    feeder.do(lambda feeder: feeder.tell(1, wire.SlotBatches((place,))))
     with pytest.raises(Malformed, match="shared memory"):
         source.plan(4, patience())
 

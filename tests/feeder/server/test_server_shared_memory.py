@@ -59,7 +59,7 @@ class Learner:
         if seal and not self.sealed:
             self.segment.seal()
             self.sealed = True
-        memory_acceptor = self.rig.server._memory_acceptor
+        memory_acceptor = self.rig.server._memory
         record, fds = (offer or self.offer).pack(), [self.segment.fileno()]
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(request, memory_acceptor.path, record, fds, 20.0)
@@ -69,7 +69,7 @@ class Learner:
         asked.result()
 
     def pull(self, granted, returned=()):
-        self.peer.send(Plane.PULL, Pull(granted, 0, np.array(returned, np.uint32)), self.number)
+        self.peer.send(Plane.PULL, Pull(granted, tuple(returned)), self.number)
 
     def batches(self):
         """(sequence, place, values) of everything that came."""
@@ -158,7 +158,7 @@ def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):
             learner.give(seal=False)
         with pytest.raises(Malformed, match="no reader 2"):
             learner.give(Offer(learner.peer.session, 2, 3, SLOT))
-        with pytest.raises(Malformed, match="no reader 1"):
+        with pytest.raises(Malformed, match="begin again with HELLO"):
             learner.give(Offer(learner.peer.session + 2, 1, 3, SLOT))
         with pytest.raises(Malformed, match="were announced"):
             learner.give(Offer(learner.peer.session, 1, 4, SLOT))
@@ -170,7 +170,7 @@ def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):
         assert not mapped() - before, "what was refused is not kept"
         learner.give()
         assert mapped() == before + 1
-        with pytest.raises(Malformed, match="has its memory"):
+        with pytest.raises(Malformed, match="that takes memory: open it"):
             learner.give()
 
 
