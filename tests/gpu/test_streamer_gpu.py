@@ -226,8 +226,8 @@ def test_a_refused_registration_leaves_no_error_behind(cuda, monkeypatch):
             def cudaHostRegister(address: int, size: int, flags: int) -> int:
                 return int(runtime.cudaHostRegister(address, size, 1 << 20))
 
-        monkeypatch.setattr(backend, "_runtime", Refusing)
-        assert backend.register(nowhere, 4096) is False
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: Refusing)
+        assert backend.register(nowhere) is False
         assert (torch.ones(3, device=cuda) + 1).sum().item() == 6
     finally:
         torch.cuda.set_stream(torch.cuda.default_stream(cuda))

@@ -97,7 +97,7 @@ def test_a_ring_is_page_locked_once_and_released_when_a_new_one_has_taken_over()
 
 def test_without_page_locking_copies_are_pageable_and_the_streamer_says_so():
     class Unpinnable(FakeBackend):
-        def register(self, memory: Any, unit: int) -> bool:
+        def register(self, memory: Any) -> bool:
             return False
 
     rig = Rig()
