@@ -76,7 +76,6 @@ _DELIVERY = {
     "pipeline.device.streamer",
     "pipeline.device.backend",
     "pipeline.device.cuda_backend",
-    "pipeline.device.torch_backend",
     "pipeline.batches.arena",
     "pipeline.workers.work",
     "dataset",
@@ -96,7 +95,6 @@ ELSEWHERE = {
         "scale.shard_actor",
     },
     "yaml": {"feeder"},
-    "google_crc32c": {"feeder"},
     "prometheus_client": {"observe.exporter"},
     "gymnasium": {
         "recording.recorder",

@@ -21,7 +21,7 @@ from async_loader.feeder.status_view import (
 from async_loader.lifecycle import Deadline, every, readable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from async_loader.feeder.client.client import Client
     from async_loader.feeder.settings import ServerSettings
@@ -33,6 +33,8 @@ LIVE_S, LOG_S, RATE_S = 1.0, 60.0, 0.5
 
 
 AskStatus = Callable[[float], Status]
+View = Callable[[Status, Status | None, int | None], "list[RenderableType]"]
+"""Returns the lines of a status, an older one, and a terminal's height."""
 Beside = Callable[["ServerSettings", AskStatus], contextlib.AbstractContextManager[object]]
 """Starts what serves a feeder's figures, from its settings and a call that returns its status
 within a number of seconds.
@@ -110,11 +112,14 @@ def show_status(
 ) -> None:
     """Print a server's status; with ``watch`` once a second, until Ctrl-C."""
     with asking(address, keys) as client:
-        if watch:
-            with contextlib.suppress(KeyboardInterrupt):
-                _watch(client, as_json, console)
+        if watch and not as_json:
+            redraw(client.status, status_view, console)
         elif as_json:
-            _print_json(client.status(), console)
+            with contextlib.suppress(KeyboardInterrupt):
+                _print_json(client.status(), console)
+                while watch:
+                    readable([], LIVE_S)
+                    _print_json(client.status(), console)
         else:
             before = client.status()
             readable([], RATE_S)
@@ -126,21 +131,22 @@ def _print_json(status: Status, console: Console) -> None:
     console.out(json.dumps(status), highlight=False)
 
 
-def _watch(client: Client, as_json: bool, console: Console) -> None:
+def redraw(
+    status: Callable[[], Status], view: View, console: Console, whole_screen: bool = False
+) -> None:
+    """Redraw a view of the status once a second, until Ctrl-C. Raises what ``status`` raises."""
     from rich.console import Group
     from rich.live import Live
 
-    if as_json:
-        while True:
-            _print_json(client.status(), console)
-            readable([], LIVE_S)
-    before, pause_s = client.status(), RATE_S
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            readable([], pause_s)
-            now = client.status()
-            live.update(Group(*status_view(now, before, console.height)), refresh=True)
-            before, pause_s = now, LIVE_S
+    with contextlib.suppress(KeyboardInterrupt):
+        before, pause_s = status(), RATE_S
+        screen = whole_screen and console.is_terminal
+        with Live(console=console, auto_refresh=False, screen=screen) as live:
+            while True:
+                readable([], pause_s)
+                now = status()
+                live.update(Group(*view(now, before, console.height)), refresh=True)
+                before, pause_s = now, LIVE_S
 
 
 def drain(address: str | None, keys: str | None, *, as_json: bool, console: Console) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import threading
 
@@ -12,7 +11,6 @@ from async_loader.errors import ConfigError
 from async_loader.feeder import addresses
 from async_loader.lifecycle import Deadline, join
 
-_TCP = re.compile(r"^tcp://(?:\[(?P<six>[^\]]*)\]|(?P<host>[^:;\[\]]*)):(?P<port>\d{1,5})$")
 _REFUSED_S = 0.5  # for a machine to refuse, or take, a connection
 
 
@@ -24,19 +22,14 @@ def absent(address: str, deadline: Deadline) -> str:
     ConfigError
         If none can ever be: another scheme, a host that is not known.
     """
-    if not address.startswith(("tcp://", "ipc://")):
-        addresses.parse(address)  # says what an address looks like
-    path = _path(address)
-    if path is not None:
-        return "" if os.path.exists(path) else f"has no socket there: {path} is missing"
-    found = _TCP.match(address)
-    host = None if found is None else found["host"]
-    if not host or re.fullmatch(r"[0-9.]+", host):
-        return ""
-    error = _lookup(host, deadline)
+    where = addresses.parse(address)
+    if where.scheme == "ipc":
+        missing = not os.path.exists(where.path)
+        return f"has no socket there: {where.path} is missing" if missing else ""
+    error = _lookup(where.host, deadline)
     if error is None:
         return ""
-    reason = f"{host!r} cannot be resolved ({error.strerror})"
+    reason = f"{where.host!r} cannot be resolved ({error.strerror})"
     if error.errno == socket.EAI_AGAIN:
         return f"is on a host that is not known by now: {reason}"
     raise ConfigError(f"address {address!r}: the host {reason}: name one that is known here")
@@ -44,20 +37,19 @@ def absent(address: str, deadline: Deadline) -> str:
 
 def refused(address: str, deadline: Deadline) -> str:
     """As `absent`; and whether a connection is refused, or not taken within a moment."""
-    reason, path, found = absent(address, deadline), _path(address), _TCP.match(address)
-    if reason or (path is None and found is None):
+    reason, where = absent(address, deadline), addresses.parse(address)
+    if reason:
         return reason
+    left = min(_REFUSED_S, deadline.left_or_inf())
     try:
-        if path is not None:
+        if where.scheme == "ipc":
             with socket.socket(socket.AF_UNIX) as one:
-                one.settimeout(_REFUSED_S)
-                one.connect(path)
-        elif found is not None:
-            host, left = found["six"] or found["host"], deadline.left_or_inf()
-            with socket.create_connection((host, int(found["port"])), min(_REFUSED_S, left)):
-                pass
-    except (OSError, OverflowError) as error:
-        return f"takes no connection there ({getattr(error, 'strerror', None) or error})"
+                one.settimeout(left)
+                one.connect(where.path)
+        else:
+            socket.create_connection((where.host, where.port), left).close()
+    except OSError as error:
+        return f"takes no connection there ({error.strerror or error})"
     return ""
 
 
@@ -71,12 +63,6 @@ def hint(address: str) -> str:
     if os.path.exists(where.removeprefix("ipc://")):
         return f"does it run there? One of yours serves at {where}: connect() finds it"
     return f"does it run there? 'async-loader serve' starts one, at {where} without --bind"
-
-
-def _path(address: str) -> str | None:
-    """Return the file of a socket; ``None`` for tcp, and for a name without a file."""
-    path = address.removeprefix("ipc://")
-    return None if path == address or path.startswith("@") else path
 
 
 def _lookup(host: str, deadline: Deadline) -> socket.gaierror | None:

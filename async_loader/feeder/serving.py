@@ -9,9 +9,6 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Iterator
-from pathlib import Path
-from types import TracebackType
 
 from async_loader.errors import AddressInUse, ConfigError
 from async_loader.feeder.addresses import Address, check_bind
@@ -54,8 +51,6 @@ class FeederProcess(Server):
         See `Folders`.
     count : bool
         Keep the counts of rows also without periodic checkpoints: a restart names what is lost.
-    ends_process : bool
-        See `Server`.
 
     Raises
     ------
@@ -70,7 +65,6 @@ class FeederProcess(Server):
         settings: ServerSettings,
         private: bool = False,
         count: bool = False,
-        ends_process: bool = False,
     ) -> None:
         tables = settings.make_tables()
         self._lock: AddressLock | None = None
@@ -88,7 +82,6 @@ class FeederProcess(Server):
                 checkpoints=folders,
                 saves=saves,
                 authenticator=authenticator,
-                ends_process=ends_process,
             )
         except BaseException:
             for table in tables.values():
@@ -128,11 +121,6 @@ class AddressLock:
     allow_insecure : bool
         Bind beyond this machine without CURVE; a warning is logged.
 
-    Attributes
-    ----------
-    endpoints : dict of str
-        Endpoint of each plane, with the ports that the system chose.
-
     Raises
     ------
     AddressInUse
@@ -141,23 +129,14 @@ class AddressLock:
     ConfigError
         If the folder of an ipc address is missing, or cannot be written to.
 
-    Examples
-    --------
-    ::
-
-        with AddressLock(settings.address(), encrypted=True) as lock:
-            control, endpoint = lock.bind("control")
-            insert, endpoint = lock.bind("insert")
     """
 
     def __init__(
         self, address: Address, *, encrypted: bool = False, allow_insecure: bool = False
     ) -> None:
         self.address = address
-        self.endpoints: dict[str, str] = {}
         self._lock: int | None = None
-        self.insecure = check_bind(address, encrypted=encrypted, allow_insecure=allow_insecure)
-        if self.insecure:
+        if check_bind(address, encrypted=encrypted, allow_insecure=allow_insecure):
             _log.warning(
                 "%s is bound without keys: all who reach it can read and write the tables", address
             )
@@ -184,14 +163,11 @@ class AddressLock:
         ConfigError
             If it cannot be bound for another reason.
         """
-        if plane not in (known := [one.value for one in Plane]):
-            raise ConfigError(f"there is no plane {plane!r}: known are {', '.join(known)}")
         wanted: Address = getattr(self.address, plane)
         try:
-            listener, self.endpoints[plane] = listen(wanted)
+            return listen(wanted)
         except OSError as error:
             raise _refusal(self.address, wanted, plane, error) from None
-        return listener, self.endpoints[plane]
 
     def close(self) -> None:
         """Remove the socket files and release the lock.
@@ -204,17 +180,6 @@ class AddressLock:
             self._unlink()
         finally:
             self._release()
-
-    def __enter__(self) -> AddressLock:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _unlink(self) -> None:
         for suffix in _SUFFIXES:
@@ -277,7 +242,7 @@ def _refusal(named: Address, address: Address, plane: str, error: OSError) -> Ex
     """Return the error for an address that follows from the one that was ``named``."""
     what = str(named) if address == named else f"{named} takes {address} too ({plane}), which"
     if error.errno == errno.EADDRINUSE:
-        return in_use(what, pid_at(address.port))
+        return in_use(what, None)
     if error.errno == errno.ENAMETOOLONG:
         return ConfigError(f"{what} is too long for a socket: use a shorter path")
     return ConfigError(
@@ -286,41 +251,6 @@ def _refusal(named: Address, address: Address, plane: str, error: OSError) -> Ex
 
 
 def in_use(address: Address | str, pid: int | None) -> AddressInUse:
-    """Return the error for an address that process ``pid`` listens at."""
-    who = (
-        "another process"
-        if pid is None
-        else "this process"
-        if pid == os.getpid()
-        else f"process {pid}"
-    )
-    end = "close that one" if pid == os.getpid() else "end that one"
-    return AddressInUse(f"{address} is in use by {who}: {end}, or bind to another address", pid)
-
-
-def pid_at(port: int) -> int | None:
-    """Return the process that listens at a tcp port, if it is one of this user."""
-    inodes = {
-        inode for table in ("tcp", "tcp6") for inode in _listeners(Path("/proc/net") / table, port)
-    }
-    if not inodes:
-        return None
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            for fd in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    if os.readlink(fd) in inodes:
-                        return int(process.name)
-    return None
-
-
-def _listeners(table: Path, port: int) -> Iterator[str]:
-    """Yield the links in ``/proc/PID/fd`` of the sockets that listen at a port."""
-    try:
-        lines = table.read_text().splitlines()[1:]
-    except OSError:
-        return
-    for line in lines:
-        columns = line.split()
-        if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:  # 0A: TCP_LISTEN
-            yield f"socket:[{columns[9]}]"
+    """Return the error for an address that process ``pid`` listens at, if it is known."""
+    who = "another process" if pid is None else f"process {pid}"
+    return AddressInUse(f"{address} is in use by {who}: end that one, or bind elsewhere", pid)

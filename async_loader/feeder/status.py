@@ -66,8 +66,7 @@ class TableStatus(TypedDict):
     inserts_per_s, samples_per_s : float
         Rates of now.
     inserts_per_s_mean, samples_per_s_mean : float
-        Since the feeder's start, or the last load or clear of the table: what a restore or a load
-        brings is not counted.
+        Since the feeder's start. Restored and loaded items do not count.
     samples_per_insert : float
     waiting : list of str
         Requests that wait, and why: eight at most.

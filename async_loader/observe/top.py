@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from async_loader.feeder.commands import LIVE_S, RATE_S, asking
+from async_loader.feeder.commands import asking, redraw
 from async_loader.feeder.status_view import (
     Screen,
     Status,
@@ -15,7 +14,6 @@ from async_loader.feeder.status_view import (
     short_text,
     show_status,
 )
-from async_loader.lifecycle import readable
 from async_loader.observe.cluster_status import paired
 from async_loader.observe.dashboard.frame import frame_of
 from async_loader.shm.limits import human
@@ -70,21 +68,6 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def redraw(status: Callable[[], Status], console: Console) -> None:
-    """Redraw the screen once a second, until Ctrl-C. Raises what ``status`` raises."""
-    from rich.console import Group
-    from rich.live import Live
-
-    with contextlib.suppress(KeyboardInterrupt):
-        before, pause_s = status(), RATE_S
-        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-            while True:
-                readable([], pause_s)
-                now = status()
-                live.update(Group(*top_view(now, before, console.height)), refresh=True)
-                before, pause_s = now, LIVE_S
-
-
 def top(address: str | None, keys: str | None, console: Console) -> None:
     """Show a feeder.
 
@@ -94,4 +77,4 @@ def top(address: str | None, keys: str | None, console: Console) -> None:
         As `connect` does, also when the feeder ends.
     """
     with asking(address, keys) as client:
-        redraw(client.status, console)
+        redraw(client.status, top_view, console, whole_screen=True)

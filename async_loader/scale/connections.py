@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import threading
 import weakref
@@ -80,7 +79,7 @@ class ShardConnection:
         """End with Broken: the shard is no part of the cluster any more."""
         self.removed = True
         text = f"{self.name} was removed from the cluster: open another writer or source"
-        self.connection.follow(os.eventfd(1), lambda: Broken(text))
+        self.connection.give_up(lambda: Broken(text))
 
 
 class ShardDeadline(Deadline):

@@ -5,7 +5,7 @@
     FOLDER/CLUSTER/shard-0/     0700, on the shard's node
       feeder, feeder.insert...  its sockets, where it listens on ipc
       keys/                     its CURVE keys, 0600
-      saves/TABLE/rows          counts of rows, see row_counts.py
+      saves/TABLE/rows          counts of rows, see periodic_saves.py
 
 # NOTE [restarts]
 Ray starts the actor again when its process ends, with the same plan, on another node where its own

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from async_loader import tree
 from async_loader.errors import Broken, CannotSend, ConfigError, Timeout, Unsupported
 from async_loader.feeder.client.arguments import batch_size_of, reader_wanted
-from async_loader.feeder.client.reader_state import Transport
-from async_loader.feeder.client.row_queue import WriterOptions
+from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.table import TableClient, stats_of
 from async_loader.feeder.client.writer import RemoteWriter
+from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.plain_values import limiter_from
 from async_loader.feeder.wire import AboutReply, schema_of
 from async_loader.lifecycle import Deadline, Patience, seconds_or_none

@@ -49,7 +49,7 @@ def settle(source):
     while any(len(times) < 3 for one, times in said.items() if one.shard.answers):
         drawn(source, ROWS)
         for one, times in said.items():
-            heard_at = one.source._channel.deliveries.totals.heard_at
+            heard_at = one.source._channel.heard_at
             if heard_at not in times:
                 times.append(heard_at)
     for _ in range(SETTLED):

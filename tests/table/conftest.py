@@ -8,6 +8,8 @@ from pathlib import Path, PurePath
 import pytest
 from table_rig import TABLES, WRITERS, Making, Writers, each, making, open_here, relative, served
 
+from tests.carried_state import compared
+
 
 @pytest.fixture(**each(TABLES))
 def make(request: pytest.FixtureRequest) -> Iterator[Making]:
@@ -32,6 +34,7 @@ def writing(request: pytest.FixtureRequest) -> Iterator[Making]:
 
 
 @pytest.fixture(autouse=True)
-def what_tables_carry_is_compared_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each call, here and in feeders. See derived.py."""
-    monkeypatch.setenv("ASYNC_LOADER_COMPARE", "1")
+def what_tables_carry_is_compared_with_their_rows() -> Iterator[None]:
+    """After each call, in this process. See carried_state.py."""
+    with compared():
+        yield

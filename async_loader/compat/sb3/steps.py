@@ -14,7 +14,6 @@ from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.base.row_format import CURSOR, TERMINATED, TRUNCATED
 from async_loader.replay.buffer import parts_of
-from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.records import plain_heads
 from async_loader.replay.table.table_state import TableState
 
@@ -96,7 +95,8 @@ class PlacedSteps(_Steps):
         super().__init__(table, form, False)
         self._size = size
         self._newest = -n_envs if saved is None else int(saved.extra)
-        self._reader = reader_of(self._state, parts_of(table).table_sampler.read_plan(None))
+        drawing = parts_of(table).table_sampler
+        self._reader = drawing.reader(drawing.read_plan(None))
         self._rows = self._state.table.storage.layout.rows
         with self._state.lock:  # so that a run's first steps do not wait for it
             self._state.table.load_writing()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.errors import error_as, error_of
 from async_loader.feeder.client.notifier import Notifier
-from async_loader.feeder.wire import Control, Data, Error, ErrorCode, Message, Plane, Type
+from async_loader.feeder.wire import Body, Error, ErrorCode, Message, Plane, Type
 from async_loader.lifecycle import Deadline
 
 
@@ -73,7 +73,7 @@ class Call:
         Given when the request is queued.
     """
 
-    body: Control | Data
+    body: Body
     plane: Plane = Plane.CONTROL
     number: int = 0
     data: Any = None

@@ -25,11 +25,11 @@ from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.errors import TooLarge
 from async_loader.feeder.client.goal_batches import structure_of
 from async_loader.feeder.client.owner import Client
-from async_loader.feeder.client.reader_state import Transport
-from async_loader.feeder.client.row_queue import WriterOptions
+from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
+from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.plain_values import limiter_from
 from async_loader.feeder.wire import (
     About,
@@ -318,7 +318,6 @@ class TableClient(TableMethods):
             self._connection, wanted, prefetch, transport, self._timeout_s, self, goals_of(view)
         )
         source._on_open, source.finishes = self._client._has_read, Ragged.of(view)
-        self._client._keep(source)
         return source
 
     # -- by id -------------------------------------------------------------------------------------

@@ -7,99 +7,10 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterator
-from enum import Enum
 
-from async_loader.errors import (
-    AsyncLoaderError,
-    ConfigError,
-    CorruptCheckpoint,
-    Malformed,
-    NotEnoughData,
-    OutOfMemory,
-    SchemaError,
-    Timeout,
-)
 from async_loader.feeder.addresses import parse
 from async_loader.feeder.listen_sockets import NO_ROOM, ReserveDescriptor, listen
-from async_loader.feeder.server.peer_connection import PeerConnection
-from async_loader.feeder.wire import ErrorCode
-
-_HANDSHAKE_S = 5.0
-
-
-class ConnectionEnds:
-    """The connections that end when their time is over.
-
-    Attributes
-    ----------
-    unready : dict of PeerConnection to None
-        Within their handshake, oldest first.
-    leaving : dict of PeerConnection to float
-        An ERROR was sent: when they are closed.
-    """
-
-    def __init__(self) -> None:
-        self.unready: dict[PeerConnection, None] = {}
-        self.leaving: dict[PeerConnection, float] = {}
-
-    def forget(self, link: PeerConnection) -> None:
-        """Drop a connection that has ended."""
-        self.unready.pop(link, None)
-        self.leaving.pop(link, None)
-
-    def moments(self) -> list[float]:
-        """Return when `over` has to be called."""
-        found = []
-        if self.unready:
-            found.append(next(iter(self.unready)).since + _HANDSHAKE_S)
-        if self.leaving:
-            found.append(next(iter(self.leaving.values())))
-        return found
-
-    def over(self, now: float) -> list[PeerConnection]:
-        """Return the connections whose time is over."""
-        found = []
-        for link in self.unready:
-            if link.since + _HANDSHAKE_S > now:
-                break
-            found.append(link)
-        for link, until in self.leaving.items():
-            if until > now:
-                break
-            found.append(link)
-        return found
-
-
-_CODES: tuple[tuple[type[BaseException], ErrorCode], ...] = (
-    (NotEnoughData, ErrorCode.NOT_ENOUGH),
-    (SchemaError, ErrorCode.SCHEMA),
-    (ConfigError, ErrorCode.CONFIG),
-    (Timeout, ErrorCode.TIMEOUT),
-    (OutOfMemory, ErrorCode.OUT_OF_MEMORY),
-    (CorruptCheckpoint, ErrorCode.CORRUPT),
-    (AsyncLoaderError, ErrorCode.UNSUPPORTED),
-    (OSError, ErrorCode.FILES),
-)
-
-
-def refused(error: BaseException) -> Malformed:
-    """Return the ERROR of an exception, with its text. Raises errors of this package itself."""
-    if isinstance(error, Malformed):
-        return error
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            number = error.errno if isinstance(error, OSError) and code is ErrorCode.FILES else None
-            return Malformed(
-                str(error), code, error.there if isinstance(error, NotEnoughData) else number
-            )
-    raise error
-
-
-def too_late(wait_s: float, why: str) -> Malformed:
-    """Return the ERROR of a call that has waited long enough."""
-    text = f"{abs(wait_s):g} s have passed, and still cannot sample: {why}"
-    return Malformed(text, ErrorCode.TIMEOUT)
-
+from async_loader.feeder.wire import Plane
 
 Bind = Callable[[str], tuple[socket.socket, str]]
 _AT_ONCE = 16
@@ -132,12 +43,12 @@ class Acceptor:
 
     def __init__(self, make_room: Callable[[], bool]) -> None:
         self._make_room = make_room
-        self._listeners: dict[int, tuple[socket.socket, Enum]] = {}
+        self._listeners: dict[int, tuple[socket.socket, Plane]] = {}
         self._reserve = ReserveDescriptor()
         self._reserve.refill()
         self.turned_away = 0
 
-    def listen(self, plane: Enum, where: str, bind: Bind | None = None) -> str:
+    def listen(self, plane: Plane, where: str, bind: Bind | None = None) -> str:
         """Accept connections of a plane at an endpoint, or at the socket that ``bind`` returns.
 
         Return the endpoint at which clients find it.
@@ -159,7 +70,7 @@ class Acceptor:
         for fd in self._listeners:
             epoll.unregister(fd)
 
-    def accept(self, fd: int) -> Iterator[tuple[Enum, socket.socket]]:
+    def accept(self, fd: int) -> Iterator[tuple[Plane, socket.socket]]:
         """Accept some of the waiting connections of a listening socket.
 
         Raises
@@ -169,27 +80,18 @@ class Acceptor:
         """
         listener, plane = self._listeners[fd]
         for _ in range(_AT_ONCE):
-            sock = self._accept(listener)
-            if sock is None:
-                return
-            _prepare(sock)
-            yield plane, sock
-
-    def _accept(self, listener: socket.socket) -> socket.socket | None:
-        """Return the next connection; ``None``: no more wait."""
-        for _ in range(_AT_ONCE):
             try:
-                return listener.accept()[0]
+                sock = listener.accept()[0]
             except BlockingIOError:
-                return None
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    continue  # it was gone before it was accepted
-                if not self._make_room():
+                return
+            except OSError as error:  # others: it was gone before it was accepted
+                if error.errno in NO_ROOM and not self._make_room():
                     with contextlib.suppress(BlockingIOError):
                         self._reserve.turn_away(listener)
                         self.turned_away += 1
-        return None
+                continue
+            _prepare(sock)
+            yield plane, sock
 
     def close(self) -> None:
         """Close the listening sockets and remove their files. May be called again."""

@@ -20,14 +20,22 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
+import numpy as np
+
 from async_loader.errors import Closed, ConfigError, Malformed
 from async_loader.feeder.plain_values import sampler_from
-from async_loader.feeder.server.acceptor import refused, too_late
-from async_loader.feeder.server.blocked_time import BlockedTime
+from async_loader.feeder.server.counters import BlockedTime
+from async_loader.feeder.server.dispatch import refused, too_late
 from async_loader.feeder.server.policy_lag import PolicyVersions
-from async_loader.feeder.server.reader_state import ReaderState, schema_of_batches
-from async_loader.feeder.server.send_buffers import OutgoingBatch, RequeuedRows, send_buffer_for
-from async_loader.feeder.server.table_views import TableViews
+from async_loader.feeder.server.reader_state import (
+    Column,
+    OutgoingBatch,
+    ReaderState,
+    RequeuedRows,
+    SendBuffer,
+    TableViews,
+    schema_of_batches,
+)
 from async_loader.feeder.wire import (
     MOST_AHEAD,
     BatchForm,
@@ -43,7 +51,7 @@ from async_loader.schema import Schema
 _log = logging.getLogger("async_loader")
 MOST_SAMPLERS = 16
 OTHERS = "others come first"
-Send = Callable[[ReaderState, Sequence[OutgoingBatch]], int]
+Send = Callable[[ReaderState, Sequence[OutgoingBatch]], bool]
 
 
 class BatchScheduler:
@@ -96,7 +104,6 @@ class BatchScheduler:
         session: int,
         number: int,
         wanted: OpenReader,
-        opening: int,
         shared: bool = False,
         newest_of: NewestOf = nothing_published,
     ) -> ReaderState:
@@ -111,17 +118,24 @@ class BatchScheduler:
         Malformed
             TOO_LARGE, if a batch, or its schema, does not fit into a message; LIMIT.
         """
-        view = self.views.of(wanted.view)
+        view, limits, batch_size = self.views.of(wanted.view), self._limits, wanted.batch_size
         itself = wanted.sampler is not None or wanted.max_lag is not None
-        if itself:
-            self._check_samplers()
+        if itself and sum(one.samples_itself for one in self._readers) >= MOST_SAMPLERS:
+            text = (  # each may need as much memory as the table's
+                f"readers of table {self.name!r} have {MOST_SAMPLERS} samplers of their own, which "
+                "is the limit"
+            )
+            raise Malformed(text, ErrorCode.LIMIT)
 
         def check(schema: Schema) -> None:
             batches = schema_of_batches(self.table, schema)
-            check_travels(batches, f"batches of table {self.name!r}", self._limits.control_bytes)
-            form = BatchForm.of(batches, wanted.batch_size)
-            if not shared:
-                self._check(form)
+            check_travels(batches, f"batches of table {self.name!r}", limits.control_bytes)
+            nbytes = BatchForm.of(batches, batch_size).nbytes
+            if not shared and nbytes > limits.message_bytes:
+                text = f"a batch of {batch_size} rows takes {nbytes} bytes, a message"
+                raise Malformed(
+                    f"{text} {limits.message_bytes}: ask for fewer rows", ErrorCode.TOO_LARGE
+                )
 
         drawing = self.table.drawing(
             view,
@@ -130,33 +144,27 @@ class BatchScheduler:
             wanted.seed,
             None if wanted.sampler is None else sampler_from(wanted.sampler),
             wanted.min_size,
-            wanted.batch_size,
             check,
             wanted.max_lag,
             wanted.masses,
             newest_of,
         )
         try:
-            form = BatchForm.of(schema_of_batches(self.table, drawing.schema), wanted.batch_size)
-            drawing.why_not(wanted.batch_size)
+            schema = schema_of_batches(self.table, drawing.schema)
+            form = BatchForm.of(schema, batch_size)
+            drawing.why_not(batch_size)
         except BaseException:
             drawing.close()
             raise
         self.views.use(view)
-        ahead = MOST_AHEAD if shared else self._limits.ahead(form.nbytes)
+        ahead = MOST_AHEAD if shared else limits.ahead(form.nbytes)
         send_buffer = (
-            None
-            if shared
-            else send_buffer_for(form, wanted.together, ahead, self._limits.message_bytes)
+            None if shared else SendBuffer(form, wanted.together, ahead, limits.message_bytes)
         )
-        place = drawing.index_place
         reader = ReaderState(
-            session, number, self, drawing, form, wanted.timeout_s, ahead, opening, send_buffer,
-            place,
+            session, number, self.name, drawing, schema, form, wanted.timeout_s, ahead, send_buffer,
+            wanted.wait_s, itself, wanted.masses, PolicyVersions(drawing.schema),
         )  # fmt: skip
-        reader.samples_itself = itself
-        reader.takes_short, reader.wait_s = wanted.masses, wanted.wait_s
-        reader.versions = PolicyVersions(drawing.schema)
         self._readers.add(reader)
         return reader
 
@@ -165,24 +173,6 @@ class BatchScheduler:
         for reader in self._readers:
             if reader.drawing.weights == weights:
                 reader.drawing.publish(version)
-
-    def _check_samplers(self) -> None:
-        """Raise Malformed, LIMIT: each sampler may need as much memory as the table's."""
-        if sum(one.samples_itself for one in self._readers) >= MOST_SAMPLERS:
-            text = (
-                f"readers of table {self.name!r} have {MOST_SAMPLERS} samplers of their own, which "
-                "is the limit"
-            )
-            raise Malformed(text, ErrorCode.LIMIT)
-
-    def _check(self, form: BatchForm) -> None:
-        most = self._limits.message_bytes
-        if form.nbytes > most:
-            text = (
-                f"a batch of {form.batch_size} rows takes {form.nbytes} bytes, a message {most}: "
-                "ask for fewer rows"
-            )
-            raise Malformed(text, ErrorCode.TOO_LARGE)
 
     def want(self, reader: ReaderState, now: float) -> None:
         """Put a reader into the ready queue, if it has credit. Called with each of its messages."""
@@ -196,12 +186,9 @@ class BatchScheduler:
         """Take back the leases of a reader that closes; see `CloseReader`."""
         if reader not in self._readers:
             return
-        for number in [number for number in reader.leases if number < arrived]:
-            outgoing_batch = reader.leases.pop(number)
-            if number in seen or number in unused:
-                self._returned.put(reader.form.schema_id, outgoing_batch, number in seen)
-        for outgoing_batch in reader.leases.values():
-            self._returned.put(reader.form.schema_id, outgoing_batch, seen=False)
+        for number, batch in reader.leases.items():
+            if number >= arrived or number in seen or number in unused:
+                self._returned.put(reader.form.schema_id, batch, number in seen)
         reader.leases.clear()
 
     def close(self, reader: ReaderState) -> None:
@@ -210,8 +197,8 @@ class BatchScheduler:
             return
         self._readers.remove(reader)
         self._leave_ready_queue(reader)
-        for outgoing_batch in reader.leases.values():
-            self._returned.put(reader.form.schema_id, outgoing_batch)
+        for batch in reader.leases.values():
+            self._returned.put(reader.form.schema_id, batch)
         reader.leases.clear()
         reader.let_go()
         reader.drawing.close()
@@ -226,19 +213,19 @@ class BatchScheduler:
     def serve(self, send: Send, now: float) -> int:
         """Draw and send batches of the longest waiting reader that can have some; return how many.
 
-        ``send`` returns how many were taken. See NOTE [whose turn].
+        ``send`` returns whether they were taken. See NOTE [whose turn].
         """
         served, passed = 0, []
         ahead: set[int] = set()
         while self._line and not served:
             reader = self._line[0]
             schema = reader.form.schema_id
-            outgoing_batches = [] if schema in ahead else self._some(reader, not ahead)
-            if outgoing_batches:
+            batches = [] if schema in ahead else self._some(reader, not ahead)
+            if batches:
                 if reader.hungry_since is not None:
                     self._line.popleft()
                     reader.hungry_since = None
-                served = self._hand_over(reader, outgoing_batches, send, now)
+                served = self._hand_over(reader, batches, send, now)
             elif reader.hungry_since is not None:
                 if self.table.uses_up:
                     ahead.add(schema)
@@ -253,44 +240,45 @@ class BatchScheduler:
         """Return the next batches of a reader, as many as one message holds."""
         found: list[OutgoingBatch] = []
         most = min(reader.together, reader.granted - reader.sent)
-        while len(found) < most and (reader.send_buffer is not None or reader.has_slot):
-            outgoing_batch = self._next_or_fail(reader, may_draw)
-            if outgoing_batch is None:
+        while len(found) < most and reader.has_slot:
+            batch = self._next_or_fail(reader, may_draw)
+            if batch is None:
                 break
-            found.append(outgoing_batch)
+            found.append(batch)
+            if batch.rows < reader.batch_size:  # only the last of a message may be short
+                break
         return found
 
     def _hand_over(
-        self, reader: ReaderState, outgoing_batches: list[OutgoingBatch], send: Send, now: float
+        self, reader: ReaderState, batches: list[OutgoingBatch], send: Send, now: float
     ) -> int:
-        """Send batches. If that fails, the reader stays out of the ready queue until its next
-        message; rows that were used up come again.
+        """Send batches; return how many. If that fails, the reader stays out of the ready queue
+        until its next message; rows that were used up come again.
         """
-        sent = send(reader, outgoing_batches)
-        for one in outgoing_batches[:sent]:
+        schema = reader.form.schema_id
+        if not send(reader, batches):
+            for one in reversed(batches):
+                if reader.batch_ring is not None and one.batch_slot is not None:
+                    reader.batch_ring.put_back(one.batch_slot)
+                if self.table.leased:
+                    self._returned.put(schema, one, seen=False, front=True)
+            if reader.send_buffer is not None:
+                reader.send_buffer.clear()
+            return 0
+        for one in batches:
+            one.batch_slot = None  # a leased batch has columns of its own
             if self.table.leased:
                 reader.leases[reader.sent] = one
             reader.sent += 1
             self.batches += 1
             self.rows += one.rows
             self.redelivered += one.again
-        if sent == len(outgoing_batches):
-            self.want(reader, now)
-        for one in reversed(outgoing_batches[sent:]):
-            if reader.send_buffer is None and one.batch_slot is not None and reader.batch_ring:
-                reader.batch_ring.put_back(one.batch_slot)
-            if self.table.leased:
-                self._returned.put_back(reader.form.schema_id, one)
-        return sent
+        self.want(reader, now)
+        return len(batches)
 
     def forget_rows(self) -> None:
         """Drop returned rows: the table was cleared or loaded."""
         self._returned = RequeuedRows()
-
-    @property
-    def oldest(self) -> float | None:
-        """Since when the first reader in the ready queue waits."""
-        return self._line[0].hungry_since if self._line else None
 
     def _next_or_fail(self, reader: ReaderState, may_draw: bool) -> OutgoingBatch | None:
         """As `_next`.
@@ -317,11 +305,14 @@ class BatchScheduler:
         """Return the reader's next batch, if there is one."""
         if not self.table.leased:
             return self._filled(reader) if may_draw else None
-        outgoing_batch = self._made(reader, may_draw)
-        if outgoing_batch is not None:
-            # The columns stay here: the batch may have to go to another reader.
-            outgoing_batch.lie(reader.memory.take())
-        return outgoing_batch
+        columns = self._made(reader, may_draw)
+        if columns is None:
+            return None
+        # The columns stay here: the batch may have to go to another reader.
+        slot, rows = reader.memory.take(), len(columns[0])
+        for array, column in zip(slot.arrays, columns, strict=True):
+            array[:rows] = column
+        return OutgoingBatch(rows, columns, bool(columns[-1].any()), slot)
 
     def _filled(self, reader: ReaderState) -> OutgoingBatch | None:
         """Draw a batch straight into the memory that it is sent from."""
@@ -337,36 +328,36 @@ class BatchScheduler:
             raise
         return OutgoingBatch(reader.batch_size, batch_slot=batch_slot)
 
-    def _made(self, reader: ReaderState, may_draw: bool) -> OutgoingBatch | None:
-        """Return a batch of returned and new rows, with columns of its own."""
-        schema, wanted = reader.form.schema_id, reader.batch_size
-        old = self._returned.take(schema, wanted) if len(self._returned) else None
-        if old is not None and old.columns is not None:
-            stale = reader.drawing.too_old(old.columns)
-            old = old if stale is None else None if stale.all() else old.without(stale)
-        missing = wanted - (old.rows if old is not None else 0)
-        new = self._drawn(reader, missing) if missing and may_draw else None
+    def _made(self, reader: ReaderState, may_draw: bool) -> list[Column] | None:
+        """Return the columns of a batch of returned and new rows."""
+        schema, wanted, returned = reader.form.schema_id, reader.batch_size, self._returned
+        old = returned.get(schema)
+        if old is not None and (stale := reader.drawing.too_old(old)) is not None:
+            returned.keep(schema, ~stale)
+            old = returned.get(schema)
+        there = 0 if old is None else min(wanted, len(old[0]))
+        new = self._drawn(reader, wanted - there) if there < wanted and may_draw else None
         if old is None:
             return new
-        if missing and new is None and not (self.draining or reader.takes_short):
-            self._returned.put_back(schema, old)
+        if there < wanted and new is None and not (self.draining or reader.takes_short):
             return None
-        return OutgoingBatch.joined([old] if new is None else [old, new])
+        # Copied: the others stay, and are joined with more.
+        taken = [column[:there].copy() for column in old]
+        returned.keep(schema, slice(there, None))
+        if new is None:
+            return taken
+        return [np.concatenate(parts) for parts in zip(taken, new, strict=True)]
 
-    def _drawn(self, reader: ReaderState, count: int) -> OutgoingBatch | None:
-        if reader.drawing.why_not(count) is not None:
-            short = self.table.leased and (self.draining or reader.takes_short)
-            count = reader.drawing.most(count) if short else 0
+    def _drawn(self, reader: ReaderState, count: int) -> list[Column] | None:
+        drawing = reader.drawing
+        if drawing.why_not(count) is not None:
+            short = self.draining or reader.takes_short
+            count = drawing.most(count) if short else 0
         if not count:
             return None
-        columns = reader.drawing.arrays(count)
+        columns = drawing.arrays(count)
         self.given = reader.versions.oldest(columns)
-        return OutgoingBatch.of([*columns, self.table.take_seen(columns[reader.index_place])])
-
-    def give_back(self, reader: ReaderState, numbers: Sequence[int]) -> None:
-        """Drop leases of batches that the learner has used."""
-        for number in numbers:
-            reader.leases.pop(number, None)
+        return [*columns, self.table.take_seen(columns[drawing.index_place])]
 
     def refusals(self, now: float, rests: bool) -> list[tuple[ReaderState, Malformed]]:
         """Return readers that can never be served, and those that have waited for their time.

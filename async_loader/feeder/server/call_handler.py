@@ -11,9 +11,8 @@ import numpy as np
 from async_loader import tree
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.plain_values import sampler_said
-from async_loader.feeder.server.acceptor import refused
 from async_loader.feeder.server.background_jobs import BackgroundJobs
-from async_loader.feeder.server.dispatch import Dispatcher
+from async_loader.feeder.server.dispatch import Dispatcher, refused
 from async_loader.feeder.server.periodic_saves import Folders
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
@@ -214,13 +213,12 @@ class CallHandler:
         table.begin_anew()
         for session in self._server_state.sessions:
             for number, reader in list(session.readers.items()):
-                if reader.scheduler is table.scheduler:
+                if reader.table == table.name:
                     table.scheduler.close(reader)
                     session.close_reader(number)
                     text = f"table {table.name!r} was loaded: open its readers again"
-                    self._dispatcher.error(
-                        session, Plane.PULL, number, 0, ErrorCode.UNKNOWN_READER, text
-                    )
+                    error = Malformed(text, ErrorCode.UNKNOWN_READER)
+                    self._dispatcher.error(session, Plane.PULL, number, 0, error)
 
     def _over(
         self, session: Session, message: Message, result: Control | Done | BaseException

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 from async_loader.errors import AsyncLoaderError, Malformed
-from async_loader.feeder.server.acceptor import refused, too_late
-from async_loader.feeder.server.call_handler import CallHandler
-from async_loader.feeder.server.insert_queue import InsertQueue, WriterState
-from async_loader.feeder.server.pending import Answer, PendingReplies, PendingReply
+from async_loader.feeder.server.dispatch import Dispatcher, refused, too_late
+from async_loader.feeder.server.pending import PendingReplies, PendingReply
 from async_loader.feeder.server.sessions import Session
-from async_loader.feeder.server.state import ServerState, TableEntry
+from async_loader.feeder.server.state import ServerState
 from async_loader.feeder.server.weights import WeightsReceipt
 from async_loader.feeder.wire import (
     Ack,
@@ -21,6 +18,7 @@ from async_loader.feeder.wire import (
     CloseWriter,
     Done,
     Drain,
+    End,
     Error,
     ErrorCode,
     Hello,
@@ -28,6 +26,7 @@ from async_loader.feeder.wire import (
     Message,
     OpenReader,
     OpenWriter,
+    Plane,
     Publish,
     Published,
     Reader,
@@ -41,9 +40,6 @@ from async_loader.feeder.wire import (
     spec_of,
 )
 
-_MOST_WAITS = 1 << 16
-Late = Iterator[tuple[Session, Message]]
-
 
 class ControlHandler:
     """Answers control messages.
@@ -51,7 +47,7 @@ class ControlHandler:
     Parameters
     ----------
     server_state : ServerState
-    calls : CallHandler
+    dispatcher : Dispatcher
     welcome : callable
         Makes the WELCOME.
     status : callable
@@ -63,22 +59,18 @@ class ControlHandler:
     def __init__(
         self,
         server_state: ServerState,
-        calls: CallHandler,
+        dispatcher: Dispatcher,
         welcome: Callable[[], Welcome],
         status: Callable[[], dict[str, Any]],
         patience_s: float,
     ) -> None:
-        self._server_state, self._calls, self._welcome, self._status = (
-            server_state,
-            calls,
-            welcome,
-            status,
-        )
-        self._waits, self._closes = PendingReplies(), PendingReplies()
-        self._patience_s = patience_s
-        calls.loaded = self._waits.news
+        self._server_state, self._welcome, self._status = server_state, welcome, status
+        self.waits = PendingReplies(dispatcher)
+        self._dispatcher, self._patience_s = dispatcher, patience_s
+        self._ended: Malformed | None = None
         self.drain_asked: list[tuple[Session, Message]] = []
-        self._answers: dict[Type, Callable[[Session, Message, Any], Message | None]] = {
+        dispatcher.on_hello = self._hello
+        dispatcher.handlers[Plane.CONTROL] |= {
             Type.OPEN_WRITER: self._open_writer,
             Type.CLOSE_WRITER: self._close_writer,
             Type.OPEN_READER: self._open_reader,
@@ -87,10 +79,10 @@ class ControlHandler:
             Type.PUBLISH: self._publish,
             Type.LATEST: self._latest,
             Type.DRAIN: self._drain,
-            **dict.fromkeys((Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD), calls.answer),
+            Type.END: self._end,
         }
 
-    def hello(self, message: Message, user: str | None) -> tuple[Session, Message]:
+    def _hello(self, message: Message, user: str | None) -> tuple[Session, Message]:
         """Open a session; return it and the answer.
 
         Raises Malformed: DRAINING or LIMIT.
@@ -98,17 +90,24 @@ class ControlHandler:
         hello = message.body
         assert isinstance(hello, Hello)
         self._check_stays()
-        before = self._server_state.sessions.before(hello, user)
+        sessions = self._server_state.sessions
+        before = sessions.before(hello, user)
         if before is not None:
             self.leave(before)
-        session = self._server_state.sessions.open(hello, user)
+        self.end_sessions(place_needed=True)
+        session = sessions.open(hello, user)
         return session, Message(self._welcome(), session.number, message.sequence)
+
+    def end_sessions(self, place_needed: bool = False) -> None:
+        """End the sessions that are over."""
+        for session in self._server_state.sessions.over(place_needed):
+            self._server_state.counters.ended[session.end.value] += 1
+            self.leave(session)
 
     def leave(self, session: Session) -> None:
         """End a session."""
         self._server_state.sessions.drop(session)
-        self._waits.forget(session)
-        self._closes.forget(session)
+        self.waits.forget(session)
         self._server_state.leave(session)
 
     def _check_stays(self) -> None:
@@ -118,38 +117,19 @@ class ControlHandler:
                 ErrorCode.DRAINING,
             )
 
-    def answer(self, session: Session, message: Message) -> Message | None:
-        """Return the answer; ``None``: the request has no answer, or it comes later.
-
-        Raises
-        ------
-        Malformed
-            If the message cannot be done.
-        """
-        answer = self._answers.get(message.type)
-        if answer is None:
-            raise Malformed(f"{message.type.name} is nothing for a server's control plane")
-        try:
-            return answer(session, message, message.body)
-        except Malformed:
-            raise
-        except AsyncLoaderError as error:  # e.g. a schema that no table can have
-            raise Malformed(str(error), ErrorCode.UNSUPPORTED) from error
-
     # -- writers -----------------------------------------------------------------------------------
 
     def _open_writer(self, session: Session, message: Message, body: OpenWriter) -> Message:
-        server_state, number = self._server_state, message.number
+        state, number = self._server_state, message.number
         self._check_stays()
-        served = server_state.table(body.table)
+        served = state.table(body.table)
         before = session.close_writer(number)
         if before is not None:
-            self._closes.drop(before)
+            self.waits.drop(before)
             before.insert_queue.leave(before)
         session.check_room("writers")
-        new = served.table.schema is None
         schema = None if body.schema is None else schema_of(body.schema)
-        if server_state.authenticator is not None and not server_state.authenticator.owns(
+        if state.authenticator is not None and not state.authenticator.owns(
             session.user, body.producer
         ):
             text = (
@@ -157,7 +137,7 @@ class ControlHandler:
                 "own"
             )
             raise Malformed(text, ErrorCode.UNAUTHORIZED)
-        limits, agreed = server_state.limits, served.table.schema or schema
+        limits, agreed = state.limits, served.table.schema or schema
         if agreed is not None:  # before the table has it for ever
             check_travels(agreed, f"table {served.name!r}", limits.control_bytes)
         try:
@@ -165,17 +145,15 @@ class ControlHandler:
                 session.number, number, body.producer, body.epoch, schema
             )
         except BaseException:
-            server_state.release(body.producer)
+            state.release(body.producer)
             raise
         session.writers[number] = writer
-        if new:
-            self._waits.news(served)
+        self.waits.news(served)
         assert served.table.schema is not None
         reply = Writer(
             schema=spec_of(served.table.schema),
-            applied=writer.told,
-            durable=0,
-            window_bytes=server_state.window_bytes,
+            applied=writer.producer.applied,
+            window_bytes=state.window_bytes,
             window_rows=writer.window,
             queue=served.table.is_queue,
             resumed=resumed,
@@ -188,30 +166,37 @@ class ControlHandler:
         if writer is None:
             raise Malformed(f"session has no writer {message.number}", ErrorCode.UNKNOWN_WRITER)
         before, state, last, producer = (
-            self._closes.get(writer), self._server_state, body.last, writer.producer
+            self.waits.drop(writer), self._server_state, body.last, writer.producer
         )  # fmt: skip
-        again = before is not None and before.message.body == body  # it has no more time then
-        asked = before.asked if before is not None and again else state.clock()
+        served, asked = state.table(writer.insert_queue.name), state.clock()
+        begun = asked  # until when it was given time, if it is sent again
+        if before is not None and before.message.body == body:
+            begun = (before.until() or asked) - self._patience_s
 
         def until() -> float | None:
             """Return when INSERTs that did not come are given up."""
             late = producer.received < last
-            return max(asked, writer.heard) + self._patience_s if late else None
+            return max(begun, writer.heard) + self._patience_s if late else None
 
         def answer(over: bool) -> Message | None:
             writer.check()
             if producer.applied >= last:
                 session.close_writer(writer.number)
-                writer.insert_queue.leave(writer, closed=True)
-                ack = Ack(producer.applied, 0, state.window_bytes, state.window_rows)
+                writer.insert_queue.leave(writer)
+                ack = Ack(producer.applied, state.window_bytes, state.window_rows)
                 return message.reply(ack)
+            if served.table.closed:
+                text = f"table {served.name!r} was closed"
+                raise Malformed(text, ErrorCode.UNSUPPORTED, producer.applied)
+            if self._ended is not None:
+                self._ended.expected = producer.applied
+                raise self._ended
             if over:
                 text = f"{producer.received} of {last} inserts have come: send the others, and"
                 raise Malformed(f"{text} close again", ErrorCode.GAP, producer.received)
             return None
 
-        told = functools.partial(self._told, message, answer)
-        self._closes.add(writer, PendingReply(session, None, message, told, until, asked))
+        self.waits.add(writer, PendingReply(session, served, message, answer, until))
 
     # -- readers -----------------------------------------------------------------------------------
 
@@ -220,65 +205,38 @@ class ControlHandler:
     ) -> Message | None:
         """Open a reader. The answer waits for the table's schema: learners often come first."""
         self._check_stays()
-        served = self._server_state.table(wanted.table)
+        served, clock = self._server_state.table(wanted.table), self._server_state.clock
         key = session.number, message.number
-        before = self._waits.get(key)
-        self._end_reader(session, message.number)
+        before = self.waits.drop(key)
+        if not served.rests:
+            self._end_reader(session, message.number)
         session.check_room("readers")
-        if served.table.schema is not None and not served.rests:
-            return self._reader(session, message, wanted)
         wait_s, timeout_s = wanted.wait_s, wanted.timeout_s
         if wait_s is not None:
             timeout_s = abs(wait_s)
-            if wait_s < 0 and not served.rests and not served.table.limited:
-                raise refused(served.table.nothing(wanted.batch_size))
+        until = None if timeout_s is None else clock() + timeout_s
+        if before is not None and before.message.body == wanted:
+            until = before.until()  # asked for again: the time that it may take goes on
 
         def answer(over: bool) -> Message | None:
             if served.table.schema is not None and not served.rests:
+                self._end_reader(session, message.number)
                 return self._reader(session, message, wanted)
+            if wait_s is not None and wait_s < 0 and not served.rests and not served.table.limited:
+                raise refused(served.table.nothing(wanted.batch_size))
             if not over:
                 return None
             text = f"table {wanted.table!r} has no schema yet: the first writer brings it"
-            error = Malformed(text, ErrorCode.TIMEOUT)
-            if wait_s is not None:
-                empty = "no step has been added yet"
-                error = too_late(wait_s, "the table is being loaded" if served.rests else empty)
-            return message.reply(Error.of_malformed(error))
+            if wait_s is None:
+                raise Malformed(text, ErrorCode.TIMEOUT)
+            empty = "no step has been added yet"
+            raise too_late(wait_s, "the table is being loaded" if served.rests else empty)
 
-        until = None if timeout_s is None else self._server_state.clock() + timeout_s
-        if before is not None and before.message.body == wanted:
-            until = before.until()  # asked for again: the time that it may take goes on
-        self._wait(session, served, message, answer, until, key)
-        return None
-
-    def _told(self, message: Message, make: Answer, over: bool) -> Message | None:
-        """Return a late answer, or ``None``: not yet; an ERROR if ``make`` raises."""
-        try:
-            return make(over)
-        except Malformed as error:
-            refusal = error
-        except AsyncLoaderError as error:
-            refusal = Malformed(str(error), ErrorCode.UNSUPPORTED)
-        except Exception as error:
-            refusal = self._calls.fault(message.type.name, error)
-        return message.reply(Error.of_malformed(refusal))
-
-    def _wait(
-        self,
-        session: Session,
-        what: Hashable,
-        message: Message,
-        answer: Answer,
-        until: float | None,
-        key: Hashable = None,
-    ) -> None:
-        if len(self._waits) >= _MOST_WAITS:
-            raise Malformed(
-                f"{_MOST_WAITS} requests wait here, which is the limit: ask later",
-                ErrorCode.LIMIT,
-            )
-        told = functools.partial(self._told, message, answer)
-        self._waits.add(key or object(), PendingReply(session, what, message, told, lambda: until))
+        now = answer(False)
+        if now is None:
+            wait = PendingReply(session, served, message, answer, lambda: until)
+            self.waits.add(key, wait)
+        return now
 
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
         scheduler = self._server_state.table(wanted.table).scheduler
@@ -288,7 +246,6 @@ class ControlHandler:
                 session.number,
                 message.number,
                 wanted,
-                message.sequence,
                 shared,
                 self._server_state.weights.newest_version,
             )
@@ -307,30 +264,29 @@ class ControlHandler:
         return message.reply(reply, schema=reader.form.schema_id)
 
     def _end_reader(self, session: Session, number: int) -> None:
-        self._waits.drop((session.number, number))
         reader = session.close_reader(number)
         if reader is not None:
-            reader.scheduler.close(reader)
+            self._server_state.table(reader.table).scheduler.close(reader)
 
     def _close_reader(self, session: Session, message: Message, body: CloseReader) -> Message:
         reader = session.readers.get(message.number)
         if reader is not None:
-            leases = body.unused.tolist()
-            reader.scheduler.settle(
-                reader, body.arrived, set(leases[: body.seen]), set(leases[body.seen :])
-            )
+            seen, unseen = body.unused[: body.seen], body.unused[body.seen :]
+            scheduler = self._server_state.table(reader.table).scheduler
+            scheduler.settle(reader, body.arrived, set(seen), set(unseen))
+        self.waits.drop((session.number, message.number))
         self._end_reader(session, message.number)
         return message.reply(Done())
 
     # -- weights -----------------------------------------------------------------------------------
 
     def _publish(self, session: Session, message: Message, part: Publish) -> Message:
-        weights = self._server_state.weights
+        state, weights = self._server_state, self._server_state.weights
         taken = weights.publish(session.number, session.hello.client, part, message.data)
         if taken is WeightsReceipt.NEWEST:
-            self._waits.news(part.name)
-            self._server_state.published.add(part.name, part.version, self._server_state.clock())
-            for table in self._server_state.tables.values():
+            self.waits.news(part.name)
+            state.published.add(part.name, part.version, state.clock())
+            for table in state.tables.values():
                 table.scheduler.published(part.name, part.version)
         version, run = weights.newest(part.name) or (None, None)
         return message.reply(
@@ -338,67 +294,43 @@ class ControlHandler:
         )
 
     def _latest(self, session: Session, message: Message, wanted: Latest) -> Message | None:
+        state, timeout_s = self._server_state, wanted.timeout_s
+
         def answer(over: bool) -> Message | None:
-            found = self._server_state.weights.answer(
-                wanted, self._server_state.limits.message_bytes
-            )
+            found = state.weights.answer(wanted, state.limits.message_bytes)
             if found is not None:
                 return message.reply(found[0], data=found[1])
-            return message.reply(self._server_state.weights.nothing(wanted)) if over else None
+            return message.reply(state.weights.nothing(wanted)) if over else None
 
-        now = answer(wanted.timeout_s is None)
+        now = answer(timeout_s is None)
         if now is None:
-            assert wanted.timeout_s is not None
-            until = self._server_state.clock() + wanted.timeout_s
-            self._wait(session, wanted.name, message, answer, until)
+            until = state.clock() + (timeout_s or 0.0)
+            wait = PendingReply(session, wanted.name, message, answer, lambda: until)
+            self.waits.add(object(), wait)
         return now
 
-    # -- what it is --------------------------------------------------------------------------------
+    # -- status and the end ------------------------------------------------------------------------
 
     def _tell_status(self, session: Session, message: Message, body: Status) -> Message:
         return message.reply(StatusReply(self._status()))
 
-    # -- later -------------------------------------------------------------------------------------
-
-    def late_answers(self) -> Late:
-        """Yield answers that are due now: to LATEST, OPEN_READER and CLOSE_WRITER."""
-        now = self._server_state.clock()
-        yield from self._waits.answers(now)
-        self._closes.news(None)
-        yield from self._closes.answers(now)
-
-    def end_table(self, table: TableEntry, reason: str) -> Late:
-        """Yield the answers to requests that wait for a closed table."""
-        yield from self._end_closes(ErrorCode.UNSUPPORTED, reason, table.insert_queue)
-
-    def last_answers(self, reason: str, unsaved: str) -> Late:
-        """Yield the last answers to all waiting requests; ``unsaved``: why a DRAIN has failed."""
-        drained = Error.of(ErrorCode.INTERNAL, unsaved) if unsaved else Done()
-        yield from self._waits.end()
-        yield from self._end_closes(ErrorCode.DRAINING, reason)
-        for session, message in self.drain_asked:
-            yield session, message.reply(drained)
-
-    def _end_closes(
-        self, code: ErrorCode, reason: str, insert_queue: InsertQueue | None = None
-    ) -> Late:
-        """Refuse to close writers: nothing goes into this table (any table) any more."""
-        for writer, one in self._closes:
-            assert isinstance(writer, WriterState)
-            if insert_queue is None or writer.insert_queue is insert_queue:
-                self._closes.drop(writer)
-                error = Error.of(code, reason, writer.producer.applied)
-                yield one.session, one.message.reply(error)
-
     def waiting(self) -> dict[Any, int]:
         """Return how many requests wait for each `TableEntry`, and each name of weights."""
-        return Counter(wait.what for _, wait in self._waits)
-
-    def left_s(self) -> float | None:
-        """Return the seconds until a waiting request is answered anyway."""
-        now = self._server_state.clock()
-        moments = [self._waits.left_s(now), self._closes.left_s(now)]
-        return min((one for one in moments if one is not None), default=None)
+        others = (one for one in self.waits if one.message.type is not Type.CLOSE_WRITER)
+        return Counter(wait.what for wait in others)
 
     def _drain(self, session: Session, message: Message, body: Drain) -> None:
         self.drain_asked.append((session, message))
+
+    def _end(self, session: Session, message: Message, body: End) -> None:
+        session.said_end = True
+
+    def send_last(self, reason: str, unsaved: str) -> None:
+        """Answer all waiting requests, end all sessions; ``unsaved``: why a DRAIN has failed."""
+        self._ended = Malformed(reason, ErrorCode.DRAINING)
+        self.waits.send(self._server_state.clock(), end=True)
+        drained = Error.of(ErrorCode.INTERNAL, unsaved) if unsaved else Done()
+        for session, message in self.drain_asked:
+            self._dispatcher.answer(session, Plane.CONTROL, message.reply(drained))
+        for session in self._server_state.sessions:
+            self._dispatcher.tell(session, Plane.CONTROL, 0, 0, End(reason=reason, count=0))

@@ -1,4 +1,10 @@
-"""Decodes messages, finds their session, calls their handler, and answers errors."""
+"""Decodes messages, finds their session and their handler, and sends answers and errors.
+
+# NOTE [slow work]
+A save writes gigabytes. The loop hands it to a thread, serves all clients meanwhile, and is woken
+when it is done. A table that is being loaded rests until then: INSERTs for it are refused for now
+and sent again; messages that need a table are kept, of whichever table, and handled in order.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,22 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from async_loader.errors import Malformed
+from async_loader.errors import (
+    AsyncLoaderError,
+    ConfigError,
+    CorruptCheckpoint,
+    Malformed,
+    NotEnoughData,
+    OutOfMemory,
+    SchemaError,
+    Timeout,
+)
 from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.wire import (
-    Control,
-    Data,
+    Body,
     Error,
     ErrorCode,
     Limits,
@@ -27,8 +41,42 @@ from async_loader.feeder.wire import (
 )
 
 log = logging.getLogger("async_loader")
-Handle = Callable[[Session, Message], None]
-Hello = Callable[[Message, Any], tuple[Session, Message]]
+Handler = Callable[[Session, Message, Any], Message | None]
+"""Returns the answer; ``None``: it comes later, or never."""
+_MOST_KEPT = 1 << 12
+_OF_TABLES = {
+    Type.OPEN_WRITER, Type.CLOSE_WRITER, Type.CLOSE_READER, Type.ABOUT, Type.CLEAR, Type.SAVE,
+    Type.LOAD, Type.GET, Type.UPDATE, Type.DELETE, Type.PRIORITIZE, Type.TOTALS,
+}  # fmt: skip
+_CODES: tuple[tuple[type[BaseException], ErrorCode], ...] = (
+    (NotEnoughData, ErrorCode.NOT_ENOUGH),
+    (SchemaError, ErrorCode.SCHEMA),
+    (ConfigError, ErrorCode.CONFIG),
+    (Timeout, ErrorCode.TIMEOUT),
+    (OutOfMemory, ErrorCode.OUT_OF_MEMORY),
+    (CorruptCheckpoint, ErrorCode.CORRUPT),
+    (AsyncLoaderError, ErrorCode.UNSUPPORTED),
+    (OSError, ErrorCode.FILES),
+)
+
+
+def refused(error: BaseException) -> Malformed:
+    """Return the ERROR of an exception, with its text. Raises errors of this package itself."""
+    if isinstance(error, Malformed):
+        return error
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            number = error.errno if isinstance(error, OSError) and code is ErrorCode.FILES else None
+            return Malformed(
+                str(error), code, error.there if isinstance(error, NotEnoughData) else number
+            )
+    raise error
+
+
+def too_late(wait_s: float, why: str) -> Malformed:
+    """Return the ERROR of a call that has waited long enough."""
+    text = f"{abs(wait_s):g} s have passed, and still cannot sample: {why}"
+    return Malformed(text, ErrorCode.TIMEOUT)
 
 
 class Dispatcher:
@@ -36,125 +84,145 @@ class Dispatcher:
 
     Parameters
     ----------
-    ports : ServerSockets
+    sockets : ServerSockets
     sessions : Sessions
     limits : Limits
     counters : Counters
+    resting : callable
+        Returns whether a table is being loaded.
+
+    Attributes
+    ----------
+    handlers : dict
+        By plane and type of message.
+    on_hello : callable
+        Opens the session of a HELLO and a user; returns it and the answer.
     """
 
-    def __init__(
-        self, ports: ServerSockets, sessions: Sessions, limits: Limits, counters: Counters
-    ) -> None:
-        self.ports, self._sessions, self._limits, self.counters = ports, sessions, limits, counters
-        self.on_hello: Hello | None = None
+    on_hello: Callable[[Message, str | None], tuple[Session, Message]]
 
-    def receive(self, plane: Plane, most: int, most_bytes: int, handle: Handle) -> bool:
+    def __init__(
+        self,
+        sockets: ServerSockets,
+        sessions: Sessions,
+        limits: Limits,
+        counters: Counters,
+        resting: Callable[[], bool],
+    ) -> None:
+        self._sockets, self._sessions, self._limits = sockets, sessions, limits
+        self._counters, self._resting = counters, resting
+        self.handlers: dict[Plane, dict[Type, Handler]] = {
+            plane: {
+                Type.PING: lambda session, message, body: message.reply(Pong()),
+                Type.ERROR: lambda session, message, body: None,
+            }
+            for plane in Plane
+        }
+        self._kept: list[tuple[Plane, Session, Message]] = []
+
+    def receive(self, plane: Plane, most: int, most_bytes: int) -> bool:
         """Handle up to ``most`` messages and ``most_bytes``; return whether there were no more."""
         nbytes = count = 0
-        for route, frames in self.ports.receive(plane, most):
+        for route, frames in self._sockets.receive(plane, most):
             count += 1
             size = sum(map(len, frames))
             nbytes += size
-            self.counters.passed(plane, "in", size)
-            self._one(plane, route, frames, handle)
+            self._counters.passed(plane, "in", size)
+            try:
+                message = decode(frames, self._limits)
+            except Malformed as error:
+                route.refusals += 1
+                self._refuse(plane, route, error)
+            else:
+                self._handle(plane, route, message)
             if nbytes >= most_bytes:
                 return False
         return count < most
 
-    def _one(self, plane: Plane, route: PeerConnection, frames: list[Any], handle: Handle) -> None:
-        """Decode and handle one message; answer with ERROR if it cannot be decoded."""
-        try:
-            message = decode(frames, self._limits)
-        except Malformed as error:
-            self.ports.refused(route)
-            self._refuse(plane, route, error)
+    def handle_kept(self) -> None:
+        """Handle the messages that were kept while a table rested."""
+        if not self._kept or self._resting():
             return
-        self._attempt(plane, route, message, lambda: self._handle(plane, route, message, handle))
+        kept, self._kept = self._kept, []
+        for plane, session, message in kept:
+            route = session.routes.get(plane)
+            if route is not None and self._sessions.get(session.number) is session:
+                self._handle(plane, route, message)
 
-    def late(self, plane: Plane, session: Session, message: Message, handle: Handle) -> None:
-        """Handle a message that was kept, if its session still exists."""
-        route = session.routes.get(plane)
-        if route is not None and self._sessions.get(session.number) is session:
-            self._attempt(plane, route, message, lambda: handle(session, message))
-
-    def _attempt(
-        self, plane: Plane, route: PeerConnection, message: Message, attempt: Callable[[], None]
-    ) -> None:
-        """Call ``attempt``; answer with ERROR what it raises."""
+    def _handle(self, plane: Plane, route: PeerConnection, message: Message) -> None:
+        """Handle a message; answer with ERROR what that raises."""
         try:
-            attempt()
-        except Malformed as error:
-            if error.code == ErrorCode.UNKNOWN_SESSION:
-                self.ports.refused(route)
-            self._answer_error(plane, route, message, error)
+            if message.type is Type.HELLO and plane is Plane.CONTROL:
+                session, reply = self.on_hello(message, route.user)
+                session.routes[plane] = route
+                route.known = True
+                self.answer(session, plane, reply)
+                return
+            session = self._sessions.heard(message.session, plane, route, route.user)
+            route.known = True
+            answer = self._handled(plane, session, message)
         except Exception as error:  # a fault of this package must not end the others
-            self._answer_error(plane, route, message, self.fault(message.type.name, error))
+            refusal = self.refusal(message.type.name, error)
+            if refusal.code == ErrorCode.UNKNOWN_SESSION:
+                route.refusals += 1
+            refusal.type, refusal.session = message.type, message.session
+            refusal.sequence, refusal.number = message.sequence, message.number
+            self._refuse(plane, route, refusal)
+            return
+        if answer is not None:
+            self.answer(session, plane, answer)
+
+    def _handled(self, plane: Plane, session: Session, message: Message) -> Message | None:
+        handler = self.handlers[plane].get(message.type)
+        if handler is None:
+            raise Malformed(
+                f"{message.type.name} is not a message for a server's {plane.value} plane"
+            )
+        if message.type in _OF_TABLES and self._resting():
+            if len(self._kept) >= _MOST_KEPT:
+                text = f"{_MOST_KEPT} messages wait until a table is loaded, which is the limit"
+                raise Malformed(f"{text}: ask later", ErrorCode.LIMIT)
+            self._kept.append((plane, session, message))
+            return None
+        return handler(session, message, message.body)
+
+    def refusal(self, what: str, error: Exception) -> Malformed:
+        """Return the ERROR of what was raised while ``what`` was answered."""
+        if isinstance(error, Malformed):
+            return error
+        if isinstance(error, AsyncLoaderError):  # e.g. a schema that no table can have
+            return Malformed(str(error), ErrorCode.UNSUPPORTED)
+        return self.fault(what, error)
 
     def fault(self, what: str, error: Exception) -> Malformed:
         """Count and log an unexpected exception while ``what`` was answered; return its ERROR."""
-        self.counters.faults += 1
+        self._counters.faults += 1
         log.error("the feeder could not answer %s", what, exc_info=error)
         text = f"{type(error).__name__}: {error}; the server's log has more"
         return Malformed(text, ErrorCode.INTERNAL)
 
-    def _handle(
-        self, plane: Plane, route: PeerConnection, message: Message, handle: Handle
-    ) -> None:
-        kind = message.type
-        if kind is Type.HELLO:
-            if plane is not Plane.CONTROL or self.on_hello is None:
-                raise Malformed(f"HELLO is for the control plane, not for {plane.value}")
-            session, reply = self.on_hello(message, route.user)
-            session.routes[plane] = route
-            route.known = True
-            self.send(session, plane, reply)
-            return
-        session = self._sessions.heard(message.session, plane, route, route.user)
-        route.known = True
-        if kind is Type.PING:
-            self.send(session, plane, message.reply(Pong()))
-        if kind is Type.END and plane is Plane.CONTROL:
-            session.said_end = True
-        elif kind is not Type.ERROR:
-            handle(session, message)
-
-    def _answer_error(
-        self, plane: Plane, route: PeerConnection, message: Message, error: Malformed
-    ) -> None:
-        error.type, error.session = message.type, message.session
-        error.sequence, error.number = message.sequence, message.number
-        self._refuse(plane, route, error)
-
     def _refuse(self, plane: Plane, route: PeerConnection, error: Malformed) -> None:
-        self.counters.refused(error.code)
+        self._counters.refused(error.code)
         answer = refuse(error)
         if answer is not None:
             self._send(plane, route, answer, is_answer=True)
 
-    def answer(self, session: Session, plane: Plane, reply: Message) -> bool:
-        """Send an answer; return whether it was taken. An ERROR goes out if it cannot be encoded.
+    def answer(self, session: Session, plane: Plane, reply: Message) -> None:
+        """Send an answer. An ERROR goes out if it cannot be encoded.
 
-        It raises no exception, since it is called outside of `receive` too, and one answer must
-        not end the loop. A peer that has too many answers waiting loses its connection, so that
-        its client asks again: a lost answer would leave it waiting.
+        It raises no exception, since one answer must not end the loop. A peer that has too many
+        answers waiting loses its connection, so that its client asks again: a lost answer would
+        leave it waiting.
         """
         route = session.routes.get(plane)
         if route is None:
-            return False
+            return
         try:
-            return self._send(plane, route, reply, is_answer=True)
-        except Malformed as error:
-            refusal = error
+            self._send(plane, route, reply, is_answer=True)
         except Exception as error:
-            refusal = self.fault(reply.type.name, error)
-        self.counters.refused(refusal.code)
-        self._send(plane, route, reply.reply(Error.of_malformed(refusal)), is_answer=True)
-        return False
-
-    def send(self, session: Session, plane: Plane, message: Message) -> bool:
-        """Send over the session's route; return whether it was taken. Raises Malformed."""
-        route = session.routes.get(plane)
-        return route is not None and self._send(plane, route, message)
+            refusal = self.refusal(reply.type.name, error)
+            self._counters.refused(refusal.code)
+            self._send(plane, route, reply.reply(Error.of_malformed(refusal)), is_answer=True)
 
     def _send(
         self, plane: Plane, route: PeerConnection, message: Message, is_answer: bool = False
@@ -163,9 +231,9 @@ class Dispatcher:
         nbytes = sum(
             [len(frame) if type(frame) is bytes else memoryview(frame).nbytes for frame in frames]
         )
-        if not self.ports.send(plane, route, frames, nbytes, is_answer):
+        if not self._sockets.send(plane, route, frames, nbytes, is_answer):
             return False
-        self.counters.passed(plane, "out", nbytes)
+        self._counters.passed(plane, "out", nbytes)
         return True
 
     def tell(
@@ -174,22 +242,18 @@ class Dispatcher:
         plane: Plane,
         number: int,
         sequence: int,
-        body: Control | Data,
+        body: Body,
         schema: int = 0,
+        flags: int = 0,
     ) -> bool:
-        """Send a message that is not an answer."""
-        return self.send(session, plane, Message(body, session.number, sequence, number, schema))
+        """Send a message that is not an answer; return whether it was taken. Raises Malformed."""
+        route = session.routes.get(plane)
+        message = Message(body, session.number, sequence, number, schema, flags)
+        return route is not None and self._send(plane, route, message)
 
     def error(
-        self,
-        session: Session,
-        plane: Plane,
-        number: int,
-        sequence: int,
-        code: ErrorCode,
-        text: str,
-        expected: int | None = None,
+        self, session: Session, plane: Plane, number: int, sequence: int, error: Malformed
     ) -> None:
         """Send an ERROR that is not an answer."""
-        self.counters.refused(code)
-        self.tell(session, plane, number, sequence, Error.of(code, text, expected))
+        self._counters.refused(error.code)
+        self.tell(session, plane, number, sequence, Error.of_malformed(error))

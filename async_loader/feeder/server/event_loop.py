@@ -18,21 +18,20 @@ from async_loader.feeder.server.acceptor import Bind
 from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.control_handler import ControlHandler
-from async_loader.feeder.server.counters import Counters
-from async_loader.feeder.server.deferred import DeferredMessages, KernelWarmup
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.insert_handler import InsertHandler
 from async_loader.feeder.server.periodic_saves import Folders, PeriodicSaves
-from async_loader.feeder.server.pull_handler import PullHandler, SharedMemoryAcceptor
-from async_loader.feeder.server.sessions import Session
+from async_loader.feeder.server.pull_handler import PullHandler
+from async_loader.feeder.server.shared_memory import SharedMemoryAcceptor
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import status_of
 from async_loader.feeder.settings import ServiceSettings
-from async_loader.feeder.wire import VERSION, End, Message, Plane, Type, Welcome
+from async_loader.feeder.wire import VERSION, Plane, Type, Welcome
 from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline, EventFd
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.kernel_build import is_kept, is_warm, warm
 from async_loader.shm.hugepages import keep_freed
 
 _DEFAULTS = ServiceSettings()
@@ -40,6 +39,11 @@ _log = logging.getLogger("async_loader.feeder")
 # Messages of each plane in one round, and their bytes: a heartbeat waits no longer than that.
 _BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}
 _LINKS, _MORE_LINKS = 3, 512  # connections of a session; connections without one
+_CALLS = {
+    Plane.CONTROL: (Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD),
+    Plane.PULL: (Type.GET, Type.UPDATE, Type.DELETE, Type.PRIORITIZE),
+}
+_LOOK_S = 1.0  # between looks for sessions that are over
 
 
 class Server:
@@ -64,15 +68,12 @@ class Server:
         Decides which keys may connect; by default there are no keys.
     clock : callable
         Monotonic seconds.
-    ends_process : bool
-        The process ends with this server, by `end_process`: kernels that are still loading are not
-        waited for.
 
     Notes
     -----
     Thread rule: `run` belongs to one thread; `stop` may be called from any, and by signal handlers.
-    The sockets are bound when the constructor returns; the kernels may still be loading, see
-    `KernelWarmup`.
+    The sockets are bound when the constructor returns. `run` loads the kernels, which takes a
+    moment; where the disk has none, the constructor compiles them first.
     """
 
     def __init__(
@@ -87,65 +88,57 @@ class Server:
         saves: PeriodicSaves | None = None,
         authenticator: CurveAuthenticator | None = None,
         clock: Callable[[], float] = time.monotonic,
-        ends_process: bool = False,
     ) -> None:
+        if not is_kept():
+            warm()
         self._clock, self._settings = clock, settings
-        self._ends_process = ends_process
         self.incarnation = secrets.token_bytes(16)
         self._server_state = server_state = ServerState.of(tables, settings, clock)
-        limits, sessions = server_state.limits, settings.limits.sessions
-        self.counters = Counters(clock)
-        self._memory_acceptor: SharedMemoryAcceptor | None = None
+        limits, sessions = server_state.limits, server_state.sessions
+        most = _LINKS * settings.limits.sessions + _MORE_LINKS
         mechanism = Null if authenticator is None else authenticator.mechanism
-        self._sockets = ServerSockets(
-            endpoints, limits, bind, mechanism, _LINKS * sessions + _MORE_LINKS, clock
-        )
-        self._sockets.needed = server_state.sessions.routes
+        self._sockets = ServerSockets(endpoints, limits, bind, mechanism, most, clock)
+        self._sockets.needed = sessions.routes
+        self._memory: SharedMemoryAcceptor | None = None
         try:
-            self._memory_acceptor = (
-                None
-                if memory is None
-                else SharedMemoryAcceptor(memory, server_state.sessions, server_state.weights)
-            )
+            if memory is not None:
+                self._memory = SharedMemoryAcceptor(memory, sessions, server_state.weights)
+                self._sockets.watch(self._memory.listener.fileno())
         except BaseException:
             self._sockets.close()
             raise
         server_state.authenticator, server_state.memory = authenticator, memory
         for table in server_state.tables.values():
             table.insert_queue.on_forget = server_state.release
-        self._dispatcher = Dispatcher(self._sockets, server_state.sessions, limits, self.counters)
-        self._jobs = BackgroundJobs(self._ring)
+        self.counters = server_state.counters
+        self._dispatcher = Dispatcher(
+            self._sockets, sessions, limits, self.counters, lambda: server_state.rests
+        )
+        self._jobs, self._loop_calls = BackgroundJobs(self._ring), LoopCalls(self._ring)
         self._calls = CallHandler(
             server_state, self._dispatcher, self._jobs, checkpoints or Folders(None)
         )
+        for plane, types in _CALLS.items():
+            self._dispatcher.handlers[plane] |= dict.fromkeys(types, self._calls.answer)
         self._saves = PeriodicSaves() if saves is None else saves
-        self._loop_calls = LoopCalls(self._ring)
         self._saves.begin(server_state.tables, self._jobs, self._loop_calls)
         self._control_handler = ControlHandler(
-            server_state, self._calls, self._welcome, self.status, settings.heartbeat_s
+            server_state, self._dispatcher, self._welcome, self.status, settings.heartbeat_s
         )
-        self._dispatcher.on_hello = self._hello
-        self._insert_handler, self._pull_handler = (
-            InsertHandler(server_state, self._dispatcher, clock),
-            PullHandler(server_state, self._dispatcher, self._calls),
+        self._calls.loaded = self._control_handler.waits.news
+        self._insert_handler = InsertHandler(
+            server_state, self._dispatcher, self._control_handler.waits.news
         )
-        self._resting = DeferredMessages(server_state, self._dispatcher)
+        self._pull_handler = PullHandler(server_state, self._dispatcher)
         self._bell = EventFd()
         self._sockets.watch(self._bell.fileno())
-        if self._memory_acceptor is not None:
-            self._sockets.watch(self._memory_acceptor.listener.fileno())
         self._stops = 0
         self._more = False  # the next round need not wait
+        self._look_at = 0.0
         self._ending: Deadline | None = None
         self._closed = False
         self.unsaved = ""
         """Which tables were not saved at the end, and why."""
-        self._kernel_warmup: KernelWarmup | None = None
-        try:
-            self._kernel_warmup = KernelWarmup(self._ring)
-        except BaseException:  # Ctrl-C while it compiled
-            self.close()
-            raise
 
     @property
     def endpoints(self) -> dict[Plane, str]:
@@ -174,6 +167,8 @@ class Server:
             with self._signals():
                 if ready is not None:
                     ready()
+                if not is_warm():
+                    warm()
                 while not self._over():
                     self._wait()
                     self._round()
@@ -187,93 +182,53 @@ class Server:
         for what in self._sockets.wait(self._left_s()):
             if what == self._bell.fileno():
                 self._bell.clear()
-            elif self._memory_acceptor is not None:
-                self._memory_acceptor.listener.handle()
+            elif self._memory is not None:
+                self._memory.listener.handle()
 
     def _left_s(self) -> float | None:
         """Return the seconds until something is due, whether messages come or not."""
         if self._more:
             return 0.0
-        now = self._clock()
-        draining = self._ending is not None and not self._saves.ending
-        ending = self._ending.left() if self._ending is not None and draining else None
-        moments = [
-            self._server_state.sessions.left_s(),
-            self._control_handler.left_s(),
-            self._insert_handler.left_s(),
-            ending,
-            self._saves.left_s(),
-        ]
-        moments += [
+        now, state, saves = self._clock(), self._server_state, self._saves
+        moments = [self._control_handler.waits.due, self._insert_handler.due]
+        if len(state.sessions):
+            moments.append(self._look_at)
+        left = [max(0.0, one - now) for one in moments if one is not None]
+        others = [
             table.scheduler.left_s(now, table.rests)
-            for table in self._server_state.tables.values()
+            for table in state.tables.values()
             if table.scheduler.has_credit
         ]
-        return min((one for one in moments if one is not None), default=None)
+        others.append(saves.left_s())
+        if self._ending is not None and not saves.ending:
+            others.append(self._ending.left())
+        return min([*left, *(one for one in others if one is not None)], default=None)
 
     def _round(self) -> None:
-        if not self._resting.begun and self._kernel_warmup is not None and self._kernel_warmup.over:
-            self._resting.begun = True
-            self._sockets.open()
-            self._resting.let_go()
-        heard_all = self._dispatcher.receive(Plane.CONTROL, *_BUDGET[Plane.CONTROL], self._answer)
+        control, dispatcher = self._control_handler, self._dispatcher
+        heard_all = dispatcher.receive(Plane.CONTROL, *_BUDGET[Plane.CONTROL])
         self._more = False
         self._jobs.finish()
         self._saves.step()
         self._loop_calls.make()
-        if self._resting.begun:
-            self._serve_tables()
-        for session, answer in self._control_handler.late_answers():
-            self._dispatcher.answer(session, Plane.CONTROL, answer)
-        if heard_all:  # after a pause of this process, all waiting messages come first
-            self._end_left()
-            self._end_all(self._server_state.sessions.silent())
-
-    def _serve_tables(self) -> None:
-        self._dispatcher.receive(Plane.INSERT, *_BUDGET[Plane.INSERT], self._insert_handler.handle)
-        self._resting.let_go()
-        self._dispatcher.receive(Plane.PULL, *_BUDGET[Plane.PULL], self._pulled)
+        dispatcher.receive(Plane.INSERT, *_BUDGET[Plane.INSERT])
+        dispatcher.handle_kept()
+        dispatcher.receive(Plane.PULL, *_BUDGET[Plane.PULL])
         for table in self._server_state.tables.values():
             if table.table.closed:
                 self._end_table(table)
             elif not table.rests and (table.scheduler.has_credit or table.insert_queue.blocked):
                 self._more |= self._pull_handler.flow(table)
-            if table.rates.due:
-                table.rates.note(*table.table.counts)
+            if table.totals.due:
+                table.totals.of(table.counts())
         self._saves.note()
         self._insert_handler.tell()
         self._pull_handler.complain()
-
-    def _pulled(self, session: Session, message: Message) -> None:
-        if not (
-            self._jobs.busy and self._resting.keeps(Plane.PULL, session, message, self._pulled)
-        ):
-            self._pull_handler.handle(session, message)
-
-    def _answer(self, session: Session, message: Message) -> None:
-        waits = self._jobs.busy or not self._resting.begun
-        if waits and self._resting.keeps(Plane.CONTROL, session, message, self._answer):
-            return
-        if message.type is not Type.PING:
-            reply = self._control_handler.answer(session, message)
-            if reply is not None:
-                self._dispatcher.answer(session, Plane.CONTROL, reply)
-
-    def _hello(self, message: Message, user: str | None) -> tuple[Session, Message]:
-        self._end_left()
-        self._end_all(self._server_state.sessions.dead())
-        return self._control_handler.hello(message, user)
-
-    def _end_left(self) -> None:
-        """End the sessions whose clients have left."""
-        if self._sockets.parted:
-            left, self._sockets.parted = self._server_state.sessions.left()
-            self._end_all(left)
-
-    def _end_all(self, sessions: list[Session]) -> None:
-        for session in sessions:
-            self.counters.ended[session.end] += 1
-            self._control_handler.leave(session)
+        control.waits.send(self._clock())
+        # After a pause of this process, all waiting messages come first.
+        if heard_all and (self._sockets.parted or self._clock() >= self._look_at):
+            self._sockets.parted, self._look_at = False, self._clock() + _LOOK_S
+            control.end_sessions()
 
     def _end_table(self, table: TableEntry) -> None:
         """The table was closed by its owner: fail all pending requests for it."""
@@ -282,8 +237,7 @@ class Server:
             reason = f"table {table.name!r} was closed"
             self._insert_handler.end(table, reason)
             self._pull_handler.end(table, reason)
-            for session, answer in self._control_handler.end_table(table, reason):
-                self._dispatcher.answer(session, Plane.CONTROL, answer)
+            self._control_handler.waits.news(table)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -317,16 +271,14 @@ class Server:
         if self._closed:
             return
         self._closed = True
-        if self._kernel_warmup is not None and not self._ends_process:
-            self._kernel_warmup.close(self._settings.drain_s)
         self.unsaved = self._saves.end_job(self._jobs, self._settings.drain_s)
         self._loop_calls.close()
         try:
             self._send_ends("the server was shut down")
         finally:
             self._sockets.close()
-            if self._memory_acceptor is not None:
-                self._memory_acceptor.listener.close()
+            if self._memory is not None:
+                self._memory.listener.close()
             self._bell.close()
             for session in self._server_state.sessions:
                 for reader in session.readers.values():
@@ -343,13 +295,7 @@ class Server:
         for table in self._server_state.tables.values():
             if not table.ended:
                 self._pull_handler.end(table, reason)
-        for session, answer in [
-            *self._control_handler.late_answers(),
-            *self._control_handler.last_answers(reason, self.unsaved),
-        ]:
-            self._dispatcher.answer(session, Plane.CONTROL, answer)
-        for session in self._server_state.sessions:
-            self._dispatcher.tell(session, Plane.CONTROL, 0, 0, End(reason=reason, count=0))
+        self._control_handler.send_last(reason, self.unsaved)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -390,15 +336,12 @@ class Server:
 
     def status(self) -> dict[str, Any]:
         """Return the answer to STATUS."""
-        who: dict[str, Any] = {
+        return {
             "incarnation": self.incarnation.hex(),
             "pid": os.getpid(),
             "address": self._sockets.endpoints[Plane.CONTROL],
             "connections": self._sockets.connections(),
-        }
-        return {
-            **who,
             "version": VERSION,
             "checkpoints": self._saves.status(),
-            **status_of(self._server_state, self.counters, self._control_handler.waiting()),
+            **status_of(self._server_state, self._control_handler.waiting()),
         }

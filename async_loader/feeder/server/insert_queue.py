@@ -15,7 +15,7 @@ used up sends a message as soon as it has a row, and goes on when that is in the
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,22 +23,30 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
-from async_loader.feeder.server.blocked_time import BlockedTime
-from async_loader.feeder.server.insert_slots import InsertSlots
-from async_loader.feeder.server.policy_lag import PolicyVersions, ReceivedLags
+from async_loader.feeder.server.counters import BlockedTime
+from async_loader.feeder.server.policy_lag import PolicyVersions, Publications, ReceivedLags
 from async_loader.feeder.server.producer_streams import (
+    InsertSlots,
     Position,
     Positions,
     ProducerStreams,
-    Receipt,
 )
-from async_loader.feeder.wire import FINAL, ErrorCode, Insert, RowLayout, check_id, read_insert
+from async_loader.feeder.wire import (
+    FINAL,
+    Ack,
+    ErrorCode,
+    Gap,
+    Insert,
+    RowLayout,
+    check_id,
+    read_insert,
+)
 from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
 from async_loader.schema import Schema
 
-GONE, CLOSED = 4096, 256
-"""Producers without a writer that are remembered, in case they come back, and closed ones, in case
-the answer was lost. Of more, the oldest are forgotten."""
+GONE = 4096
+"""Producers without a writer that are remembered, in case they come back. Of more, the oldest are
+forgotten: actors come and go for weeks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,14 +99,10 @@ class WriterState:
 
     Attributes
     ----------
-    fenced_by : int | None
-        The higher epoch that has taken the producer over.
-    told : int
-        Inserts applied, as its last ACK said.
     window : int
-        Rows that it may have beyond those, as that ACK said.
+        Rows that it may have beyond the applied ones, as its last ACK said.
     untold_bytes, untold_rows : int
-        Of the INSERTs since then.
+        Of the INSERTs since that ACK.
     heard : float
         When its last INSERT was received, on the server's clock.
     rows : int
@@ -116,7 +120,6 @@ class WriterState:
     insert_queue: InsertQueue
     producer: Producer
     epoch: int
-    told: int = 0
     window: int = 0
     untold_bytes: int = 0
     untold_rows: int = 0
@@ -128,6 +131,7 @@ class WriterState:
 
     @property
     def fenced_by(self) -> int | None:
+        """The higher epoch that has taken the producer over."""
         return self.producer.epoch if self.producer.epoch != self.epoch else None
 
     def check(self) -> None:
@@ -149,6 +153,8 @@ class InsertQueue:
     table : NonblockingTable
     window_bytes, window_rows : int
         What a producer may have waiting; one insert may be larger.
+    published : Publications, optional
+        Which the steps' versions are compared with.
 
     Attributes
     ----------
@@ -162,23 +168,26 @@ class InsertQueue:
         Producers whose applied inserts are not acknowledged. `InsertHandler` clears it.
     blocked_time : BlockedTime
         When inserts waited for the table. `PullHandler` notes it.
-    lags : ReceivedLags | None
-        Of the received steps; ``None`` if they are not counted.
+    lags : ReceivedLags
+        Of the received steps.
     notes : Positions | None
         Of the save that runs.
     """
 
     def __init__(
-        self, name: str, table: NonblockingTable, window_bytes: int, window_rows: int
+        self,
+        name: str,
+        table: NonblockingTable,
+        window_bytes: int,
+        window_rows: int,
+        published: Publications | None = None,
     ) -> None:
         self.name, self.table = name, table
         self._window_bytes, self._window_rows = window_bytes, window_rows
         self._layout: RowLayout | None = None
         self._made_by: PolicyVersions | None = None
-        self._producers: dict[bytes, Producer] = {}
+        self._producers: dict[bytes, Producer] = {}  # in the order in which writers left them
         self._open: dict[WriterState, None] = {}
-        self._gone: OrderedDict[bytes, Producer] = OrderedDict()
-        self._closed: OrderedDict[bytes, Producer] = OrderedDict()
         self._blocked: deque[Producer] = deque()
         self.on_forget: Callable[[bytes], None] = lambda key: None
         self.moved: dict[Producer, None] = {}
@@ -186,7 +195,7 @@ class InsertQueue:
         self._taken = 0  # rows of all kinds
         self.rests = False
         self.blocked_time = BlockedTime()
-        self.lags: ReceivedLags | None = None
+        self.lags = ReceivedLags(published or Publications())
         self.notes: Positions | None = None
 
     @property
@@ -226,19 +235,14 @@ class InsertQueue:
             raise Malformed(text, ErrorCode.FENCED, known.epoch)
         elif epoch > known.epoch:
             self._begin(known, epoch)
-        writer = WriterState(session, number, self, known, epoch, known.applied)
+        writer = WriterState(session, number, self, known, epoch)
         known.writers.append(writer)
         self._open[writer] = None
         writer.window = 0 if self.table.is_queue else self._window_rows
-        self._gone.pop(key, None)
-        self._closed.pop(key, None)
         return writer, resumed
 
-    def leave(self, writer: WriterState, closed: bool = False) -> None:
-        """Close a writer; its producer is remembered for a while, see `GONE`. May be called again.
-
-        ``closed``: by CLOSE_WRITER, with all inserts in the table.
-        """
+    def leave(self, writer: WriterState) -> None:
+        """Close a writer; its producer is remembered, see `GONE`. May be called again."""
         producer = writer.producer
         self._open.pop(writer, None)
         if writer.slots is not None:
@@ -247,9 +251,8 @@ class InsertQueue:
             producer.writers.remove(writer)
             self._release(producer)
             if not producer.writers:
-                (self._closed if closed else self._gone)[producer.key] = producer
-                self._forget_some(self._closed, CLOSED)
-                self._forget_some(self._gone, GONE)
+                self._producers[producer.key] = self._producers.pop(producer.key)
+                self._forget_some()
 
     def window_of(self, writer: WriterState) -> int:
         """Return the rows that a writer may have beyond those that are applied, from now on.
@@ -306,16 +309,17 @@ class InsertQueue:
         producer.queue.clear()
         producer.queued_bytes = producer.queued_rows = 0
 
-    def _forget_some(self, idle: OrderedDict[bytes, Producer], most: int) -> None:
-        """Forget the oldest idle producer: actors come and go for weeks."""
-        if len(idle) <= most:
+    def _forget_some(self) -> None:
+        """Forget the oldest producers that do not write."""
+        over = len(self._producers) - GONE
+        if over <= 0:
             return
-        forgotten = next((one for one in idle.values() if not one.queue), None)
-        if forgotten is not None:
-            del idle[forgotten.key], self._producers[forgotten.key]
-            self.moved.pop(forgotten, None)
-            forgotten.streams.release()
-            self.on_forget(forgotten.key)
+        idle = [one for one in self._producers.values() if not one.writers and not one.queue]
+        for one in idle[: max(0, len(idle) - GONE)]:
+            del self._producers[one.key]
+            self.moved.pop(one, None)
+            one.streams.release()
+            self.on_forget(one.key)
 
     def knows(self, key: bytes) -> bool:
         """Return whether a producer is remembered."""
@@ -325,8 +329,11 @@ class InsertQueue:
 
     def receive(
         self, writer: WriterState, sequence: int, body: Insert, schema: int, seen: bool = False
-    ) -> Receipt:
+    ) -> type[Ack] | None:
         """Take an insert. ``seen``: an earlier server may have delivered its rows.
+
+        Return what its writer has to be told now: an ACK of one that was received before, a GAP if
+        earlier ones are missing, unless it was told before it sent this one.
 
         Raises
         ------
@@ -338,15 +345,11 @@ class InsertQueue:
         producer = writer.producer
         if sequence < producer.received:
             self.duplicates += 1
-            return Receipt.AGAIN
+            return Ack
         if sequence > producer.received:
             self.gaps += 1
             (missing, highest), writer.gap = writer.gap, (producer.received, sequence)
-            return (
-                Receipt.AFTER_GAP
-                if missing == producer.received and sequence > highest
-                else Receipt.GAP
-            )
+            return None if missing == producer.received and sequence > highest else Gap
         nbytes = body.nbytes
         if producer.queue and (
             producer.queued_bytes + nbytes > 2 * self._window_bytes
@@ -357,15 +360,7 @@ class InsertQueue:
                 "to be inserted"
             )
             raise Malformed(f"{text}: keep to the window", ErrorCode.LIMIT)
-        steps = self._read(producer, body, schema, seen)
-        if self._made_by is None:
-            assert self.table.schema is not None
-            self._made_by = PolicyVersions(self.table.schema)
-        made_by = self._made_by.note(steps.columns, producer.versions)
-        count = _steps(steps.flags)
-        if made_by and self.lags is not None:
-            for policy, version in made_by if count else ():
-                self.lags.add(policy, version, count)
+        steps, count = self._read(producer, body, schema, seen)
         done, producer.skip = min(producer.skip, len(steps)), 0
         producer.queue.append(Queued(steps, nbytes, writer.heard, count, done))
         producer.queued_bytes += nbytes
@@ -376,10 +371,12 @@ class InsertQueue:
         if len(producer.queue) == 1 and not self._advance(producer):
             self._blocked.append(producer)
             self.blocked_time.note(True, writer.heard)
-        return Receipt.NEW
+        return None
 
-    def _read(self, producer: Producer, body: Insert, schema: int, seen: bool) -> Incoming:
-        """Return the steps of an insert, checked."""
+    def _read(
+        self, producer: Producer, body: Insert, schema: int, seen: bool
+    ) -> tuple[Incoming, int]:
+        """Return the rows of an insert, checked, and how many are steps; note their versions."""
         if self.table.closed:
             raise Malformed(
                 f"table {self.name!r} was closed: nothing is added to it any more",
@@ -394,7 +391,13 @@ class InsertQueue:
             )
         except (SchemaError, ConfigError) as error:
             raise Malformed(str(error)) from None
-        return Incoming(producer.streams.of(rows.streams), flags, priorities, rows.columns, seen)
+        streams, count = producer.streams.of(rows.streams), _steps(flags)
+        if self._made_by is None:
+            assert self.table.schema is not None
+            self._made_by = PolicyVersions(self.table.schema)
+        for policy, version in self._made_by.note(rows.columns, producer.versions):
+            self.lags.add(policy, version, count)
+        return Incoming(streams, flags, priorities, rows.columns, seen), count
 
     def _advance(self, producer: Producer) -> bool:
         """Insert what the table takes now; return whether the queue is empty."""
@@ -441,7 +444,7 @@ class InsertQueue:
             one = Producer(at.key, at.epoch, ProducerStreams(at.key, self.table))
             one.received = one.applied = at.applied
             one.skip = at.done
-            self._producers[at.key] = self._gone[at.key] = one
+            self._producers[at.key] = one
 
     def advance(self) -> bool:
         """Insert waiting messages, one of each producer in turn; return whether a row went in."""

@@ -24,8 +24,6 @@ _HELD_BYTES = 8 << 20
 """Received and not taken, of one connection: beyond, it is not read."""
 _TURN_BYTES, _TURN_FRAMES = 2 << 20, 1024
 """What is read from one connection before the others have their turn."""
-_FIRST_BYTES, _FIRST_FRAMES = 64 << 10, 128
-"""From one without a session. See NOTE [strangers] in message_queues.py."""
 _AT_ONCE = 64
 """Buffers in one system call."""
 _JOINED = 16 << 10
@@ -44,14 +42,17 @@ class PeerConnection:
         The connection's from here on.
     plane : Plane
     connection : Connection
-    now : float
 
     Attributes
     ----------
-    epoll : select.epoll | None
-        What its socket is registered with.
+    ends_at : float | None
+        When it is ended: its handshake was not over, or an ERROR was sent.
+    leaving : bool
+        Whether nothing is taken from it any more.
     listed : bool
-        Whether it is in a queue of `MessageQueues`.
+        Whether it is in a queue of its plane.
+    mask : int
+        Events that are waited for.
     paused : bool
         Whether it is not read, since enough messages wait to be taken.
     deaf : bool
@@ -62,8 +63,6 @@ class PeerConnection:
         Messages that could not be read, or were of no session.
     known : bool
         Whether it has carried a message of a session.
-    turn : int
-        Messages taken in this turn.
     """
 
     __slots__ = (
@@ -74,32 +73,25 @@ class PeerConnection:
         "connection",
         "deaf",
         "ended",
-        "epoll",
+        "ends_at",
         "known",
+        "leaving",
         "listed",
         "mask",
         "paused",
         "plane",
         "refusals",
-        "since",
         "sock",
-        "turn",
     )
 
-    def __init__(self, sock: socket.socket, plane: Any, connection: Connection, now: float) -> None:
+    def __init__(self, sock: socket.socket, plane: Any, connection: Connection) -> None:
         self.sock, self.plane, self.connection = sock, plane, connection
-        self.since = now
-        self.known = self.listed = self.paused = self.deaf = self.ended = False
-        self.refusals = self.mask = self.turn = 0
-        self.epoll: select.epoll | None = None
+        self.known = self.listed = self.paused = self.deaf = self.ended = self.leaving = False
+        self.refusals = self.mask = 0
+        self.ends_at: float | None = None
         self._out: deque[memoryview] = deque()
         self._ends: deque[int] = deque()  # end of each waiting message, in bytes since the start
         self._put = self._sent = 0
-
-    @property
-    def turn_frames(self) -> int:
-        """Frames that are parsed in a turn."""
-        return _TURN_FRAMES if self.known else _FIRST_FRAMES
 
     @property
     def user(self) -> str | None:
@@ -107,9 +99,13 @@ class PeerConnection:
         return self.connection.user
 
     @property
-    def unsent(self) -> int:
-        """Messages that wait to be sent."""
-        return len(self._ends)
+    def mark(self) -> int:
+        """For `has_sent`: all that was given to be sent so far."""
+        return self._put
+
+    def has_sent(self, mark: int) -> bool:
+        """Return whether all was sent that had been given at a `mark`, or will never be."""
+        return self._sent >= mark
 
     @property
     def unsent_bytes(self) -> int:
@@ -128,7 +124,7 @@ class PeerConnection:
         ------
         OSError, ProtocolError
         """
-        connection, left = self.connection, _TURN_BYTES if self.known else _FIRST_BYTES
+        connection, left = self.connection, _TURN_BYTES
         while left > 0 and not self.holds():
             space = connection.space(scratch)
             try:
@@ -137,24 +133,22 @@ class PeerConnection:
                 return True
             if not count:
                 return False
-            connection.received(scratch, count, self.turn_frames)
+            connection.received(scratch, count, _TURN_FRAMES)
             if connection.cut_short or count < len(space):
                 return True
             left -= count
         return True
 
     def watch(self, epoll: select.epoll, mask: int) -> None:
-        """Let ``epoll`` alone wait for these events; 0: for none."""
-        before, now = self.epoll, epoll if mask else None
-        if before is now:
-            if now is not None and mask != self.mask:
-                now.modify(self.sock.fileno(), mask)
-        else:
-            if before is not None:
-                before.unregister(self.sock.fileno())
-            if now is not None:
-                now.register(self.sock.fileno(), mask)
-        self.epoll, self.mask = now, mask
+        """Wait for these events from now on; 0: for none."""
+        before, self.mask = self.mask, mask
+        if not mask:
+            if before:
+                epoll.unregister(self.sock.fileno())
+        elif not before:
+            epoll.register(self.sock.fileno(), mask)
+        elif mask != before:
+            epoll.modify(self.sock.fileno(), mask)
 
     def holds(self) -> bool:
         """Return whether enough waits to be taken."""
@@ -167,7 +161,7 @@ class PeerConnection:
 
     def resume(self, scratch: bytearray) -> None:
         """Parse received bytes that were not parsed yet. Raises ProtocolError."""
-        self.connection.resume(scratch, self.turn_frames)
+        self.connection.resume(scratch, _TURN_FRAMES)
 
     def discard(self, scratch: bytearray) -> bool:
         """Read and drop bytes; return whether the peer has closed."""

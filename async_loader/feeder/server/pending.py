@@ -7,16 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
+from async_loader.errors import Malformed
+from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.sessions import Session
-from async_loader.feeder.wire import Message
+from async_loader.feeder.wire import Error, ErrorCode, Message, Plane
 
-Answer = Callable[[bool], Message | None]
-"""Returns the answer, or ``None``: not yet. Takes whether the time is over."""
+_MOST = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
 class PendingReply:
-    """A request that was not answered yet.
+    """A request of the control plane that was not answered yet.
 
     Attributes
     ----------
@@ -24,85 +25,81 @@ class PendingReply:
         News of this may bring the answer.
     message : Message
         The request.
+    answer : callable
+        Takes whether the time is over; returns the answer, or ``None``: not yet.
     until : callable
         Returns when its time is over, on the server's clock, if ever.
-    asked : float
-        When it came for the first time, of a CLOSE_WRITER.
     """
 
     session: Session
     what: Hashable
     message: Message
-    answer: Answer
+    answer: Callable[[bool], Message | None]
     until: Callable[[], float | None]
-    asked: float = 0.0
 
 
 class PendingReplies:
     """Requests that are tried again when there is news, and when their time is over; else O(1)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self._waits: dict[Hashable, PendingReply] = {}
         self._news: set[Hashable] = set()
-        self._due: float | None = None  # no request's time is over before
+        self.due: float | None = None
+        """No request's time is over before."""
 
     def __len__(self) -> int:
         return len(self._waits)
 
-    def __iter__(self) -> Iterator[tuple[Hashable, PendingReply]]:
-        return iter(list(self._waits.items()))
+    def __iter__(self) -> Iterator[PendingReply]:
+        return iter(list(self._waits.values()))
 
     def add(self, key: Hashable, wait: PendingReply) -> None:
-        """Add a request; it replaces one of the same ``key``."""
+        """Add a request; it replaces one of the same ``key``. Raises Malformed, LIMIT."""
+        if len(self._waits) >= _MOST:
+            raise Malformed(
+                f"{_MOST} requests wait here, which is the limit: ask later", ErrorCode.LIMIT
+            )
         self._waits[key], until = wait, wait.until()
-        if until is not None and (self._due is None or until < self._due):
-            self._due = until
+        self._news.add(wait.what)
+        if until is not None:
+            self.due = until if self.due is None else min(self.due, until)
 
-    def get(self, key: Hashable) -> PendingReply | None:
-        """Return the request of a key."""
-        return self._waits.get(key)
-
-    def drop(self, key: Hashable) -> None:
-        """Forget a request."""
-        self._waits.pop(key, None)
+    def drop(self, key: Hashable) -> PendingReply | None:
+        """Forget a request; return it, if there is one."""
+        return self._waits.pop(key, None)
 
     def news(self, what: Hashable) -> None:
         """Note that ``what`` has changed."""
-        self._news.add(what)
+        if self._waits:
+            self._news.add(what)
 
     def forget(self, session: Session) -> None:
         """Forget the requests of a session that ended."""
-        for key, one in self:
+        for key, one in list(self._waits.items()):
             if one.session is session:
                 del self._waits[key]
 
-    def answers(self, now: float) -> list[tuple[Session, Message]]:
-        """Return the answers that are due by now."""
-        if not self._waits or not (self._news or (self._due is not None and now >= self._due)):
-            self._news.clear()
-            return []
+    def send(self, now: float, end: bool = False) -> None:
+        """Send the answers that are due; at the ``end`` all, as if their time were over."""
+        due = end or (self.due is not None and now >= self.due)
+        if not due and not self._news:
+            return
         news, self._news = self._news, set()
-        found = []
-        for key, one in self:
+        for key, one in list(self._waits.items()):
             until = one.until()
-            over = until is not None and until <= now
-            if not over and one.what not in news:
-                continue
-            answer = one.answer(over)
+            over = end or (until is not None and until <= now)
+            answer = self._answer(one, over) if over or one.what in news else None
             if answer is not None:
-                found.append((one.session, answer))
-                self._waits.pop(key, None)
+                del self._waits[key]
+                self._dispatcher.answer(one.session, Plane.CONTROL, answer)
         moments = (one.until() for one in self._waits.values())
-        self._due = min((one for one in moments if one is not None), default=None)
-        return found
+        self.due = min((one for one in moments if one is not None), default=None)
 
-    def end(self) -> list[tuple[Session, Message]]:
-        """Answer all requests as if their time were over."""
-        answers = [(one.session, one.answer(True)) for _, one in self]
-        self._waits.clear()
-        self._due = None
-        return [(session, answer) for session, answer in answers if answer is not None]
-
-    def left_s(self, now: float) -> float | None:
-        """Return the seconds until a request's time may be over."""
-        return None if self._due is None else max(0.0, self._due - now)
+    def _answer(self, wait: PendingReply, over: bool) -> Message | None:
+        """Return a late answer, or ``None``: not yet; an ERROR if it raises."""
+        try:
+            return wait.answer(over)
+        except Exception as error:
+            refusal = self._dispatcher.refusal(wait.message.type.name, error)
+            return wait.message.reply(Error.of_malformed(refusal))

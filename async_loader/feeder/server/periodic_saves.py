@@ -2,10 +2,10 @@
 
 ::
 
-    CHECKPOINT.PATH/TABLE/rows             the count of rows, see row_counts.py
+    CHECKPOINT.PATH/TABLE/rows             the count of rows
     CHECKPOINT.PATH/TABLE/newest/save-...  saves, the newest of which is restored
 
-See NOTE [slow work] in background_jobs.py and NOTE [positions of a save] in producer_streams.py.
+See NOTE [slow work] in dispatch.py and NOTE [positions of a save] in producer_streams.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from urllib.parse import quote
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.feeder.server import producer_streams
 from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
-from async_loader.feeder.server.producer_streams import Position, Positions
-from async_loader.feeder.server.row_counts import RowCount
+from async_loader.feeder.server.producer_streams import Position, Positions, RowCount
 from async_loader.feeder.server.state import TableEntry
 from async_loader.lifecycle import Deadline
 from async_loader.replay.buffer import ReplayBuffer, parts_of, saver_of
@@ -75,22 +74,13 @@ class Folders:
                 f"path={path[:300]!r} leaves the folder of table {table!r}: name one in it, as in "
                 "'before-tuning'"
             )
-        home = self._root / _as_file(table)
-        found = home.joinpath(*parts)
-        inside = Path(os.path.realpath(found))
-        if not inside.is_relative_to(os.path.realpath(self._root)) or not inside.is_relative_to(
-            os.path.realpath(home)
-        ):
+        home = Path(os.path.realpath(self._root)) / _as_file(table)
+        if not Path(os.path.realpath(home.joinpath(*parts))).is_relative_to(home):
             raise ConfigError(
                 f"path={path[:300]!r} leaves the folder of table {table!r} through a link: name "
-                "one in it"
+                "one in it, or remove the link"
             )
-        if Path(os.path.realpath(home)) != Path(os.path.realpath(self._root)) / _as_file(table):
-            raise ConfigError(
-                f"the folder of table {table!r} is a link out of the folder for checkpoints: "
-                "remove the link"
-            )
-        return found
+        return self._root.joinpath(_as_file(table), *parts)
 
 
 def _as_file(name: str) -> str:
@@ -358,7 +348,7 @@ class PeriodicSaves:
         assert self._jobs is not None
         one.saving = True
         work = partial(one.save, partial(self._positions, positions))
-        self._jobs.add(work, done, bounded=False)
+        self._jobs.add(work, done)
 
     def _positions(self, positions: Positions, rows: int) -> list[Position]:
         """Read the notes in the loop, and wait for it. On the background thread."""

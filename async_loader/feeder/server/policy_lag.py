@@ -113,7 +113,7 @@ class ReceivedLags:
     def add(self, name: str, version: int, steps: int) -> None:
         """Count steps with this version. Steps count from the first publication on."""
         newest = self._published.newest(name)
-        if newest is None:
+        if newest is None or not steps:
             return
         lag = max(0, newest - version)
         counts = self._counts.setdefault(name, [0] * (len(LAG_BOUNDS) + 1))

@@ -1,42 +1,168 @@
-"""A learner's reader, as the server knows it: credit, leases, memory."""
+"""A learner's reader, as the server knows it: credit, leases, memory of its batches."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from async_loader.errors import Malformed
+from async_loader.errors import ConfigError, Malformed
+from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.policy_lag import PolicyVersions
-from async_loader.feeder.server.send_buffers import OutgoingBatch, SendBuffer
-from async_loader.feeder.shared import SharedBatchRing
-from async_loader.feeder.wire import BatchForm
+from async_loader.feeder.shared import BatchSlot, SharedBatchRing
+from async_loader.feeder.wire import BatchForm, ErrorCode, View
+from async_loader.feeder.wire_views import view_from
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.replay.table.sampler_session import SamplerSession
+from async_loader.replay.views import View as TableView
 from async_loader.schema import Schema
 
+Column = npt.NDArray[Any]
+OWN_FRAME_FROM = 128 << 10
+"""Bytes of a batch that has a frame to itself, which the learner uses where it came."""
+_TOGETHER, _LARGE_TOGETHER = 2 << 20, 6 << 20
+"""Bytes of batches in one message, and of such as have frames of their own.
+
+A message costs both sides as much as some dozens of small batches.
+"""
 _TOLD_BYTES = 1 << 20
 """Filled slots of this size are told of in one message."""
 
 
-class Scheduler(Protocol):
-    """What a reader's messages ask of its table's `BatchScheduler`."""
+@dataclass(slots=True, eq=False)
+class OutgoingBatch:
+    """A batch, ready to be sent.
 
-    table: NonblockingTable
+    Attributes
+    ----------
+    columns : sequence of arrays [rows, *shape] | None
+        One per field; of a table that leases its batches the last one is ``redelivered``. ``None``
+        if the rows are in ``batch_slot`` only, because they cannot come back.
+    again : bool
+        Whether a learner may have had any of its rows before.
+    batch_slot : BatchSlot | None
+        Where its rows are sent from: shared memory, or the reader's send buffer.
+    """
 
-    def want(self, reader: ReaderState, now: float) -> None:
-        """See `BatchScheduler.want`; so for all methods."""
+    rows: int
+    columns: Sequence[Column] | None = None
+    again: bool = False
+    batch_slot: BatchSlot | None = None
 
-    def settle(
-        self, reader: ReaderState, arrived: int, seen: Collection[int], unused: Collection[int]
-    ) -> None: ...
 
-    def close(self, reader: ReaderState) -> None: ...
+class RequeuedRows:
+    """Rows that were sent and not used, by schema, in the order of their return."""
 
-    def give_back(self, reader: ReaderState, numbers: Sequence[int]) -> None: ...
+    def __init__(self) -> None:
+        self._columns: dict[int, list[Column]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return sum(len(columns[0]) for columns in self._columns.values())
+
+    def get(self, schema: int) -> list[Column] | None:
+        """Return the rows of a schema."""
+        return self._columns.get(schema)
+
+    def put(
+        self, schema: int, batch: OutgoingBatch, seen: bool = True, front: bool = False
+    ) -> None:
+        """Add the rows of a batch. ``seen``: a learner may have had them; they are marked."""
+        assert batch.columns is not None
+        columns, before = list(batch.columns), self._columns.get(schema)
+        if seen:
+            columns[-1] = np.ones(batch.rows, np.bool_)
+        if before is not None:
+            parts = (columns, before) if front else (before, columns)
+            columns = [np.concatenate(some) for some in zip(*parts, strict=True)]
+        self._columns[schema] = columns
+
+    def keep(self, schema: int, rows: slice | npt.NDArray[np.bool_]) -> None:
+        """Drop all rows of a schema but these."""
+        columns = [column[rows] for column in self._columns[schema]]
+        if len(columns[0]):
+            self._columns[schema] = columns
+        else:
+            del self._columns[schema]
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """Memory for the batches of one message."""
+
+    data: npt.NDArray[np.uint8]
+    slots: list[BatchSlot] = field(default_factory=list)
+    route: PeerConnection | None = None
+    mark: int = 0
+
+
+class SendBuffer:
+    """Memory for the batches of a reader over a socket.
+
+    The batches of a message lie in one block, which is sent without a copy and filled again when
+    the socket has sent it.
+
+    Parameters
+    ----------
+    form : BatchForm
+    together, ahead : int
+        Batches in a message, and on their way, at most.
+    message_bytes : int
+    """
+
+    def __init__(self, form: BatchForm, together: int, ahead: int, message_bytes: int) -> None:
+        self._form, self._large = form, form.nbytes >= OWN_FRAME_FROM
+        most = min(_LARGE_TOGETHER if self._large else _TOGETHER, message_bytes) // form.nbytes
+        self.most = max(1, min(together, ahead, most))
+        self._free: list[_Block] = []
+        self._sent: deque[_Block] = deque()
+        self._taken = 0
+
+    def take(self) -> BatchSlot:
+        """Return an empty slot. There is one while fewer than `most` wait to be sent."""
+        nbytes, at = self._form.nbytes, self._taken
+        if not self._free:
+            self._reuse()
+        block = self._free[-1]
+        if at == len(block.slots):
+            views = self._form.layout.views(block.data[at * nbytes : (at + 1) * nbytes])
+            block.slots.append(BatchSlot(at, 0, views))
+        self._taken += 1
+        return block.slots[at]
+
+    def _reuse(self) -> None:
+        while self._sent and self._has_left(self._sent[0]):
+            self._free.append(self._sent.popleft())
+        if not self._free:  # zeros: gaps between arrays are sent too
+            self._free.append(_Block(np.zeros(self.most * self._form.nbytes, np.uint8)))
+
+    def _has_left(self, block: _Block) -> bool:
+        return block.route is None or block.route.has_sent(block.mark)
+
+    def put_back(self, batch_slot: BatchSlot) -> None:
+        """Give back the slot that was taken last, unused."""
+        self._taken -= 1
+
+    def frames(self) -> list[Any]:
+        """Return the frames of all slots that were taken."""
+        nbytes, data = self._form.nbytes, self._free[-1].data
+        size = nbytes if self._large else self._taken * nbytes
+        return [data[at : at + size] for at in range(0, self._taken * nbytes, size)]
+
+    def sent(self, route: PeerConnection) -> None:
+        """Note that the frames were given to a connection."""
+        block = self._free.pop()
+        block.route, block.mark = route, route.mark
+        self._sent.append(block)
+        self._taken = 0
+
+    def clear(self) -> None:
+        """Give back all slots that were taken and not sent."""
+        self._taken = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -46,16 +172,16 @@ class ReaderState:
     Attributes
     ----------
     session, number : int
+    table : str
+        Its name.
+    schema : Schema
+        Of a batch's rows; see `schema_of_batches`.
     granted, sent : int
         Batches, counted from the opening.
     hungry_since : float | None
         Since when it has had credit and got no batch; ``None``: it is not in the ready queue.
     leases : dict
         Batches that were not given back, by number.
-    opening : int
-        The sequence of its OPEN_READER: earlier PULLs count batches of an earlier opening.
-    index_place : int
-        Which array of a batch is ``index``.
     send_buffer : SendBuffer | None
         What its batches are sent from; ``None``: they are written into ``batch_ring``, memory that
         the learner offers.
@@ -75,25 +201,24 @@ class ReaderState:
 
     session: int = field(repr=False)
     number: int
-    scheduler: Scheduler
+    table: str
     drawing: SamplerSession
+    schema: Schema
     form: BatchForm
     timeout_s: float | None
     ahead: int
-    opening: int
     send_buffer: SendBuffer | None
-    index_place: int = 0
+    wait_s: float | None
+    samples_itself: bool
+    takes_short: bool
+    versions: PolicyVersions
     granted: int = 0
     sent: int = 0
     hungry_since: float | None = None
     leases: OrderedDict[int, OutgoingBatch] = field(default_factory=OrderedDict)
     batch_ring: SharedBatchRing | None = None
-    wait_s: float | None = None
     until: float | None = None
     refused: int = 0
-    samples_itself: bool = False
-    takes_short: bool = False
-    versions: PolicyVersions = field(init=False)
 
     @property
     def batch_size(self) -> int:
@@ -108,11 +233,6 @@ class ReaderState:
         return max(1, _TOLD_BYTES // self.form.nbytes)
 
     @property
-    def schema(self) -> Schema:
-        """Schema of a batch's rows; see `schema_of_batches`."""
-        return schema_of_batches(self.scheduler.table, self.drawing.schema)
-
-    @property
     def shared(self) -> bool:
         """Whether its batches go into memory that the learner offers."""
         return self.send_buffer is None
@@ -120,11 +240,13 @@ class ReaderState:
     @property
     def has_credit(self) -> bool:
         """Whether it may be sent a batch."""
-        return self.sent < self.granted and (self.send_buffer is not None or self.has_slot)
+        return self.sent < self.granted and self.has_slot
 
     @property
     def has_slot(self) -> bool:
-        """Whether the next batch can go into its memory."""
+        """Whether there is memory for its next batch."""
+        if self.send_buffer is not None:
+            return True
         return self.batch_ring is not None and self.batch_ring.free > 0
 
     @property
@@ -134,13 +256,11 @@ class ReaderState:
         assert memory is not None
         return memory
 
-    def grant(self, total: int, received: int, wait_s: float, now: float) -> None:
-        """Set absolute credit and the receive watermark; lower values than before are ignored."""
+    def grant(self, total: int, wait_s: float, now: float) -> None:
+        """Set absolute credit; a lower value than before is ignored."""
         if self.wait_s is not None and total > self.granted:
             self.wait_s, self.until = wait_s, now + abs(wait_s)
         self.granted = max(self.granted, min(total, self.sent + self.ahead))
-        if self.send_buffer is not None:
-            self.send_buffer.received(min(received, self.sent))
 
     def refuse(self) -> int:
         """Return the sequence of an ERROR, which takes the place of a batch in a call."""
@@ -176,3 +296,39 @@ class ReaderState:
 def schema_of_batches(table: NonblockingTable, drawn: Schema) -> Schema:
     """Return the schema of batches: rows of a leasing table have ``redelivered`` too."""
     return drawn.with_field("redelivered", np.bool_) if table.leased else drawn
+
+
+MOST_STEPS, MOST_VIEWS = 1024, 32
+"""Steps of an n-step return: an item exists only when that many steps have followed. Views are kept
+as long as their table; those of sequences take some memory for each row."""
+
+
+class TableViews:
+    """The views of one table, which bound each other's number.
+
+    Parameters
+    ----------
+    table : str
+    """
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+        self._used: set[TableView | None] = set()
+
+    def of(self, said: View | None) -> TableView | None:
+        """Return a view of the wire as the table's. Raises ConfigError; Malformed, LIMIT."""
+        if said is None:
+            return None
+        n = said.n if said.hindsight is None else said.hindsight.n
+        if n is not None and n > MOST_STEPS:
+            text = f"a server sums up {MOST_STEPS} at most: no step is drawn before they followed"
+            raise ConfigError(f"n_steps={n}: {text}")
+        view = view_from(said)
+        if view not in self._used and len(self._used) >= MOST_VIEWS:
+            text = f"readers of table {self._table!r} use {MOST_VIEWS} views, which is the limit"
+            raise Malformed(text, ErrorCode.LIMIT)
+        return view
+
+    def use(self, view: TableView | None) -> None:
+        """Count a view, which the table keeps."""
+        self._used.add(view)

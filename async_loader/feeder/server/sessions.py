@@ -152,9 +152,7 @@ class Sessions:
     def __init__(self, most: int, silence_s: float, clock: Callable[[], float]) -> None:
         self._most, self._silence_s, self._clock = most, silence_s, clock
         self._by_number: dict[int, Session] = {}
-        self._by_client: dict[tuple[str | None, bytes], Session] = {}
         self._ids = itertools.count(1)
-        self._due: float | None = None  # no session is silent for too long before
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -168,7 +166,8 @@ class Sessions:
 
     def before(self, hello: Hello, user: str | None) -> Session | None:
         """Return the session of the same client and user, which a new one replaces."""
-        return self._by_client.get((user, hello.client))
+        client = user, hello.client
+        return next((one for one in self if (one.user, one.hello.client) == client), None)
 
     def open(self, hello: Hello, user: str | None) -> Session:
         """Open a session. An earlier one of the same client was dropped.
@@ -186,9 +185,7 @@ class Sessions:
             )
         now = self._clock()
         session = Session(secrets.randbits(63) | 1, next(self._ids), hello, now, now, user)
-        self._by_number[session.number] = self._by_client[user, hello.client] = session
-        if self._due is None:
-            self._due = now + self._silence_s
+        self._by_number[session.number] = session
         return session
 
     def heard(self, number: int, plane: Plane, route: PeerConnection, user: str | None) -> Session:
@@ -211,45 +208,19 @@ class Sessions:
     def drop(self, session: Session) -> None:
         """Remove a session."""
         self._by_number.pop(session.number, None)
-        client = session.user, session.hello.client
-        if self._by_client.get(client) is session:
-            del self._by_client[client]
 
     def routes(self) -> set[PeerConnection]:
         """Return the connections of all sessions."""
-        return {route for session in self._by_number.values() for route in session.routes.values()}
+        return {route for session in self for route in session.routes.values()}
 
-    def left(self) -> tuple[list[Session], bool]:
-        """Return sessions whose clients have left, and whether messages of others that have wait to
-        be taken. O(sessions).
+    def over(self, place_needed: bool = False) -> list[Session]:
+        """Return the sessions to end: silent ones, those whose clients have left, and dead ones if
+        another client needs a place that there is not. O(sessions).
         """
-        left = [one for one in self if one.ended and one.end is SessionEnd.LEFT]
-        over = [session for session in left if session.all_taken]
-        return over, len(over) < len(left)
-
-    def dead(self) -> list[Session]:
-        """Return sessions whose place another client may have, where it needs one."""
-        if len(self) < self._most:
-            return []
-        return [session for session in self if session.ended and session.all_taken]
-
-    def silent(self) -> list[Session]:
-        """Return sessions that were silent for too long. O(1) while there can be none."""
-        now = self._clock()
-        if self._due is None or now < self._due:
-            return []
-        found = [session for session in self if session.heard + self._silence_s <= now]
-        others = [
-            session.heard
-            for session in self._by_number.values()
-            if session.heard + self._silence_s > now
+        now, dead_too = self._clock(), place_needed and len(self) >= self._most
+        return [
+            one
+            for one in self
+            if one.heard + self._silence_s <= now
+            or (one.ended and one.all_taken and (dead_too or one.end is SessionEnd.LEFT))
         ]
-        self._due = min(others) + self._silence_s if others else None
-        return found
-
-    def left_s(self) -> float | None:
-        """Return the seconds until a session may be silent for too long.
-
-        ``None`` without sessions.
-        """
-        return None if self._due is None else max(0.0, self._due - self._clock())

@@ -1,10 +1,13 @@
-"""The server's three sockets: frames in, frames out, neither ever waits.
+"""The server's sockets: one listens for each plane, and a connection is a route.
 
-::
+# NOTE [whose turn is next]
+Connections with messages wait in a queue of their plane. Each has a turn of some messages, and goes
+to the end of the queue. So a flood costs the others its turns, and no more; a flood of many
+connections as many turns.
 
-    Acceptor ──▶ PeerConnection ──▶ MessageQueues ──▶ receive(plane)
-                   ▲                                    │ route: the PeerConnection
-                   └──── unsent, flushed by wait() ◀── send(plane, route)
+# NOTE [strangers]
+A connection without a session may be any process. So all of them together hold no more memory than
+the largest message takes; beyond, the one that holds most is refused.
 """
 
 from __future__ import annotations
@@ -14,23 +17,27 @@ import logging
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from async_loader.feeder.server.acceptor import REST_S, Acceptor, Bind, ConnectionEnds
+from async_loader.errors import Malformed
+from async_loader.feeder.server.acceptor import REST_S, Acceptor, Bind
 from async_loader.feeder.server.peer_connection import HIGH_WATER, PeerConnection, flush_all
-from async_loader.feeder.server.send_buffers import PATIENCE, MessageQueues, too_much
-from async_loader.feeder.wire import Limits, Plane
+from async_loader.feeder.wire import ErrorCode, Limits, Plane, encode, refuse
 from async_loader.feeder.wire.codes import CONTROL_BYTES, FRAMES
 from async_loader.feeder.zmtp import Connection, Mechanism, Null, ProtocolError
 
 _log = logging.getLogger("async_loader")
 _SCRATCH_BYTES = 64 << 10
+_HANDSHAKE_S = 5.0
 _LAST_WORDS_S = 1.0  # to send END, DONE, or the ERROR that ends a handshake
-_UNREADY = 256  # connections within their handshake
-_EVENTS = 64  # connections that are read before messages are taken; control comes on top, and
-_STRANGERS = 8  # connections without a session
+_EVENTS = 4096
 _FOR_ANSWERS = 4  # times as many answers may wait: each was asked for, and none is sent later
+_TURN = 16
+"""Messages of one connection before the others have their turn."""
+_PATIENCE = 16
+"""Messages that cannot be read, or are of no session, before the connection is ended."""
 
 
 class ServerSockets:
@@ -82,19 +89,18 @@ class ServerSockets:
         self._mechanism, self._most, self._clock = mechanism, most, clock
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._links: dict[int, PeerConnection] = {}  # oldest first
-        self._ends = ConnectionEnds()
-        self._queues = MessageQueues()
+        self._queues: dict[Plane, deque[PeerConnection]] = {plane: deque() for plane in Plane}
+        self._held: dict[PeerConnection, int] = {}  # bytes of strangers
+        self._due: float | None = None  # no connection's time is over before
         self._rest: float | None = None  # until when no connection is accepted
         self._wakes = False  # a session has parted
-        self._all, self._control, self._strangers = (select.epoll() for _ in range(3))
-        for inner in (self._control, self._strangers):
-            self._all.register(inner.fileno(), select.EPOLLIN)
+        self._epoll = select.epoll()
         self._acceptor = Acceptor(self._make_room)
         try:
             for plane in Plane:
                 where = endpoints.get(plane, "")
                 self.endpoints[plane] = self._acceptor.listen(plane, where, bind)
-            self._acceptor.go_on(self._all)
+            self._acceptor.go_on(self._epoll)
         except BaseException:
             self.close()
             raise
@@ -110,11 +116,7 @@ class ServerSockets:
 
     def watch(self, fd: int) -> None:
         """Let `wait` end when this is readable, too."""
-        self._all.register(fd, select.EPOLLIN)
-
-    def open(self) -> None:
-        """Take messages of all planes from now on; before, those of control only."""
-        self._queues.held.clear()
+        self._epoll.register(fd, select.EPOLLIN)
 
     def wait(self, left_s: float | None) -> list[int]:
         """Wait until a message can be taken, or ``left_s`` are over.
@@ -123,39 +125,40 @@ class ServerSockets:
         """
         until = None if left_s is None else self._clock() + left_s
         while True:
-            timeout = 0.0 if self._queues.backlog else self._left_s(until)
-            events = self._all.poll(timeout, _EVENTS)
+            events = self._epoll.poll(self._left_s(until), _EVENTS)
             now = self._clock()
             others = [fd for fd, mask in events if self._handle(fd, mask, now)]
-            for fd, mask in [*self._control.poll(0), *self._strangers.poll(0, _STRANGERS)]:
-                self._handle(fd, mask, now)
             self._tidy(now)
-            over = until is not None and now >= until
-            if others or self._queues.backlog or self._wakes or over:
+            if others or self._backlog or self._wakes or (until is not None and now >= until):
                 self._wakes = False
                 return others
 
+    @property
+    def _backlog(self) -> bool:
+        return any(self._queues.values())
+
     def _left_s(self, until: float | None) -> float | None:
-        moments = self._ends.moments()
-        moments += [one for one in (until, self._rest) if one is not None]
+        if self._backlog:
+            return 0.0
+        moments = [one for one in (until, self._rest, self._due) if one is not None]
         return max(0.0, min(moments) - self._clock()) if moments else None
 
     def _handle(self, fd: int, mask: int, now: float) -> bool:
         """Handle a ready descriptor; return whether it is one of `watch`."""
         link = self._links.get(fd)
-        if link is not None:
-            try:
-                if mask & select.EPOLLOUT:
-                    self._flush(link)
-                if mask & ~select.EPOLLOUT and not link.ended:
-                    self._read(link, now)
-            except Exception:
-                self._fault(link)
-            return False
-        if fd in self._acceptor:
+        if link is None:
+            if fd not in self._acceptor:
+                return True
             self._accept(fd, now)
             return False
-        return fd not in (self._control.fileno(), self._strangers.fileno())
+        try:
+            if mask & select.EPOLLOUT and link.flush():
+                link.watch(self._epoll, select.EPOLLIN)
+            if mask & ~select.EPOLLOUT and not link.ended:
+                self._read(link)
+        except Exception:
+            self._fault(link)
+        return False
 
     def _fault(self, link: PeerConnection) -> None:
         """End a connection after an error of this package, which must not end the tables."""
@@ -163,31 +166,39 @@ class ServerSockets:
         _log.exception("a connection of the %s plane was ended", link.plane.value)
         self._drop(link)
 
+    def _tidy(self, now: float) -> None:
+        """End connections whose time is over."""
+        if self._due is not None and now >= self._due:
+            for link in list(self._links.values()):
+                if link.ends_at is not None and link.ends_at <= now:
+                    self._drop(link)
+            moments = (link.ends_at for link in self._links.values())
+            self._due = min((one for one in moments if one is not None), default=None)
+        if self._rest is not None and now >= self._rest:
+            self._rest = None
+            self._acceptor.go_on(self._epoll)
+
     # -- connections -----------------------------------------------------------------------------
 
     def _accept(self, fd: int, now: float) -> None:
         try:
             for plane, sock in self._acceptor.accept(fd):
-                assert isinstance(plane, Plane)
-                if len(self._ends.unready) >= _UNREADY:
-                    self._drop(next(iter(self._ends.unready)))
-                    self.spared += 1
                 if len(self._links) >= self._most and not self._make_room():
                     sock.close()
                     self._acceptor.turned_away += 1
                     continue
-                self._enter(
-                    PeerConnection(sock, plane, Connection(self._mechanism(), *self._sizes), now)
-                )
+                link = PeerConnection(sock, plane, Connection(self._mechanism(), *self._sizes))
+                self._links[sock.fileno()] = link
+                self._end_at(link, now + _HANDSHAKE_S)
+                link.watch(self._epoll, select.EPOLLIN)
+                self._answer(link)
         except OSError:
             self._rest = now + REST_S
-            self._acceptor.rest(self._all)
+            self._acceptor.rest(self._epoll)
 
-    def _enter(self, link: PeerConnection) -> None:
-        self._links[link.sock.fileno()] = link
-        self._ends.unready[link] = None
-        self._poll(link, select.EPOLLIN)
-        self._answer(link)
+    def _end_at(self, link: PeerConnection, moment: float) -> None:
+        link.ends_at = moment
+        self._due = moment if self._due is None else min(self._due, moment)
 
     def _make_room(self) -> bool:
         """End the oldest connection without a session; return whether there was one."""
@@ -199,18 +210,12 @@ class ServerSockets:
         self.spared += 1
         return True
 
-    def _poll(self, link: PeerConnection, mask: int) -> None:
-        """Wait for these events of a connection from now on; 0: for none."""
-        known = self._control if link.plane is Plane.CONTROL else self._all
-        link.watch(known if link.known else self._strangers, mask)
-
     def _drop(self, link: PeerConnection) -> None:
         """End a connection. Received messages of one with a session can still be taken."""
         if link.ended:
             return
-        self._poll(link, 0)
+        link.watch(self._epoll, 0)
         del self._links[link.sock.fileno()]
-        self._ends.forget(link)
         link.close()
         if link.known:
             self.parted = self._wakes = True
@@ -218,14 +223,14 @@ class ServerSockets:
             link.forget()
         self._weigh(link)
 
-    def _read(self, link: PeerConnection, now: float) -> None:
-        if link in self._ends.leaving:
+    def _read(self, link: PeerConnection) -> None:
+        if link.leaving:
             if link.discard(self._scratch):  # a close with unread bytes could lose the last words
                 self._drop(link)
             return
         if link.holds():
             link.paused = True
-            self._poll(link, 0)
+            link.watch(self._epoll, 0)
             return
         try:
             alive = link.read(self._scratch)
@@ -241,21 +246,34 @@ class ServerSockets:
     def _came(self, link: PeerConnection) -> None:
         """Handle what was received: answers of the protocol, messages."""
         connection = link.connection
-        if connection.ready:
-            self._ends.unready.pop(link, None)
+        if connection.ready and not link.leaving:
+            link.ends_at = None
         if connection.outgoing and not link.ended:
             self._answer(link)
         if not link.listed and (connection.messages or connection.cut_short):
-            self._queues.add(link)
+            self._queue(link)
         if not link.known:
             self._weigh(link)
 
+    def _queue(self, link: PeerConnection) -> None:
+        link.listed = True
+        self._queues[link.plane].append(link)
+
     def _weigh(self, link: PeerConnection) -> None:
-        """Refuse the strangers that hold most, while all hold too much. See NOTE [strangers]."""
-        for largest in self._queues.weigh(link, most := self._sizes[1] + (1 << 20)):
+        """Note what a stranger holds; refuse those that hold most. See NOTE [strangers]."""
+        self._held.pop(link, None)
+        if not link.known and (held := link.connection.memory):
+            self._held[link] = held
+        most = self._sizes[1] + (1 << 20)
+        while self._held and sum(self._held.values()) > most:
+            largest = max(self._held, key=self._held.__getitem__)
+            del self._held[largest]
+            largest.forget()
             self.spared += 1
-            if largest.connection.ready:
-                largest.send(too_much(most))
+            text = f"clients that have no session yet hold {most} bytes here, which is the limit"
+            refusal = refuse(Malformed(f"{text}: say HELLO first", ErrorCode.LIMIT))
+            if largest.connection.ready and refusal is not None:
+                largest.send(encode(refusal))
             self._part(largest)
 
     def _violated(self, link: PeerConnection, error: ProtocolError) -> None:
@@ -276,29 +294,16 @@ class ServerSockets:
         """Send nothing more, and end the connection when the peer has closed it, or soon."""
         if link.ended:
             return
-        self._ends.unready.pop(link, None)
         with contextlib.suppress(OSError):
             link.sock.shutdown(socket.SHUT_WR)
-        self._ends.leaving[link] = self._clock() + _LAST_WORDS_S
-        link.paused = False
-        self._poll(link, select.EPOLLIN)
+        link.leaving, link.paused = True, False
+        self._end_at(link, self._clock() + _LAST_WORDS_S)
+        link.watch(self._epoll, select.EPOLLIN)
 
     def _answer(self, link: PeerConnection) -> None:
         link.answer()
         if link.unsent_bytes:
-            self._poll(link, link.mask | select.EPOLLOUT)
-
-    def _flush(self, link: PeerConnection) -> None:
-        if link.flush():
-            self._poll(link, select.EPOLLIN)
-
-    def _tidy(self, now: float) -> None:
-        """End connections whose time is over."""
-        for link in self._ends.over(now):
-            self._drop(link)
-        if self._rest is not None and now >= self._rest:
-            self._rest = None
-            self._acceptor.go_on(self._all)
+            link.watch(self._epoll, link.mask | select.EPOLLOUT)
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -307,13 +312,24 @@ class ServerSockets:
 
         See NOTE [whose turn is next].
         """
-        return self._queues.receive(plane, most, self._settle)
+        queue = self._queues[plane]
+        while queue and most > 0:
+            link = queue.popleft()
+            messages, turn = link.connection.messages, _TURN
+            try:
+                while messages and turn > 0 and most > 0 and link.refusals < _PATIENCE:
+                    frames, nbytes = messages.popleft()
+                    link.connection.held_bytes -= nbytes
+                    turn -= 1
+                    most -= 1
+                    yield link, frames
+            finally:
+                self._settle(link)
 
     def _settle(self, link: PeerConnection) -> None:
         """Queue a connection again after its turn, read it on, or end it."""
-        link.listed, link.turn = False, 0
+        link.listed = False
         try:
-            self._poll(link, link.mask)  # it may have a session now
             self._go_on(link)
             self._weigh(link)
         except Exception:
@@ -321,7 +337,7 @@ class ServerSockets:
 
     def _go_on(self, link: PeerConnection) -> None:
         connection = link.connection
-        if link.refusals >= PATIENCE:
+        if link.refusals >= _PATIENCE:
             self.ignored += len(connection.messages)
             link.forget()
             self._part(link)
@@ -334,14 +350,11 @@ class ServerSockets:
             else:
                 self._came(link)
         elif connection.messages:
-            self._queues.add(link)
+            self._queue(link)
         if link.paused and not link.ended and not connection.messages and not connection.cut_short:
             link.paused = False
-            self._poll(link, select.EPOLLIN | (select.EPOLLOUT if link.unsent_bytes else 0))
-
-    def refused(self, route: PeerConnection) -> None:
-        """Count a message that could not be read, or was of no session: some end a connection."""
-        route.refusals += 1
+            mask = select.EPOLLOUT if link.unsent_bytes else 0
+            link.watch(self._epoll, select.EPOLLIN | mask)
 
     def send(
         self,
@@ -364,19 +377,18 @@ class ServerSockets:
                 self._drop(route)
             return False
         if route.unsent_bytes and not route.paused:
-            self._poll(route, select.EPOLLIN | select.EPOLLOUT)
+            route.watch(self._epoll, select.EPOLLIN | select.EPOLLOUT)
         return True
 
     # -- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Send what waits, for a second at most, and close everything. May be called again."""
-        if self._all.closed:
+        if self._epoll.closed:
             return
         self._acceptor.close()
         flush_all(self._links.values(), time.monotonic() + _LAST_WORDS_S)
         for link in list(self._links.values()):
             link.empty(self._scratch)
             self._drop(link)
-        for epoll in (self._control, self._strangers, self._all):
-            epoll.close()
+        self._epoll.close()

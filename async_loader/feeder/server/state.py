@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from async_loader.errors import Malformed
 from async_loader.feeder.curve_keys import CurveAuthenticator
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
-from async_loader.feeder.server.counters import Rates, Totals
+from async_loader.feeder.server.counters import Counters, Totals
 from async_loader.feeder.server.insert_queue import InsertQueue
-from async_loader.feeder.server.policy_lag import Publications, ReceivedLags
+from async_loader.feeder.server.policy_lag import Publications
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.settings import ServiceSettings
@@ -29,29 +29,27 @@ class TableEntry:
         buffer: ReplayBuffer,
         limits: Limits,
         window: tuple[int, int],
+        published: Publications,
         clock: Callable[[], float],
     ) -> None:
         self.name, self.buffer = name, buffer
         self.table = NonblockingTable(parts_of(buffer))
-        self.insert_queue = InsertQueue(name, self.table, *window)
+        self.insert_queue = InsertQueue(name, self.table, *window, published)
         self.scheduler = BatchScheduler(name, self.table, limits)
-        self.rates = Rates(clock, *self.table.counts)
-        self._totals = Totals(*_counts(buffer.stats()))
         self.ended = False
-        self._stats: TableStats | None = None
+        self._stats = buffer.stats()
+        self.totals = Totals(clock, self.counts())
 
     def stats(self) -> TableStats:
         """Return the table's counts; while it is being loaded, the counts from before."""
-        if self._stats is None or not self.rests:
+        if not self.rests:
             self._stats = self.buffer.stats()
         return self._stats
 
-    def totals(self) -> list[int]:
-        """Return the items inserted, sampled and deleted since the start of the feeder.
-
-        What a restore or a load has brought is not counted; a clear does not change them.
-        """
-        return self._totals.of(*_counts(self.stats()))
+    def counts(self) -> tuple[int, int, int]:
+        """Return the items inserted, sampled and deleted."""
+        stats = self.stats()
+        return stats.inserted, stats.sampled, stats.deleted
 
     def waiting(self) -> list[tuple[str, float]]:
         """Return what waits for the table and why, and since when on the server's clock."""
@@ -61,7 +59,7 @@ class TableEntry:
     def rests(self) -> bool:
         """Whether it is being loaded: no row goes in or out.
 
-        See NOTE [slow work] in background_jobs.py.
+        See NOTE [slow work] in dispatch.py.
         """
         return self.insert_queue.rests
 
@@ -72,28 +70,18 @@ class TableEntry:
 
     def begin_anew(self) -> None:
         """The table was loaded: forget rows and streams from before."""
-        assert self._stats is not None
-        before = _counts(self._stats)  # those from before it rested
+        before = self._stats.inserted, self._stats.sampled, self._stats.deleted
         self.table.begin_anew()
         self.insert_queue.begin_anew()
         self.scheduler.forget_rows()
-        self._counts_begin(before)
+        self.totals.set(before, self.counts())
 
     def clear(self) -> None:
         """Remove all items."""
-        before = _counts(self.stats())
+        before = self.counts()
         self.buffer.clear()
         self.scheduler.forget_rows()
-        self._counts_begin(before)
-
-    def _counts_begin(self, before: Sequence[int]) -> None:
-        """Count on from what a load or a clear has set."""
-        self._totals.begin(before, _counts(self.buffer.stats()))
-        self.rates.begin(*self.table.counts)
-
-
-def _counts(stats: TableStats) -> tuple[int, int, int]:
-    return stats.inserted, stats.sampled, stats.deleted
+        self.totals.set(before, self.counts())
 
 
 @dataclass(slots=True, eq=False)
@@ -103,13 +91,14 @@ class ServerState:
     tables: Mapping[str, TableEntry]
     sessions: Sessions
     weights: WeightStore
+    published: Publications
+    counters: Counters
     limits: Limits
     window_bytes: int
     window_rows: int
     clock: Callable[[], float]
     authenticator: CurveAuthenticator | None = None
     draining: bool = False
-    published: Publications = field(default_factory=Publications)
     memory: str | None = None
     """Where learners of this host offer memory for their batches."""
 
@@ -122,21 +111,25 @@ class ServerState:
     ) -> ServerState:
         """The state of a server that has no client yet."""
         limits, given = settings.limits.wire(), settings.limits
-        window = int(given.window_bytes), given.window_rows
-        state = cls(
+        window, published = (int(given.window_bytes), given.window_rows), Publications()
+        return cls(
             {
-                name: TableEntry(name, table, limits, window, clock)
+                name: TableEntry(name, table, limits, window, published, clock)
                 for name, table in tables.items()
             },
             Sessions(given.sessions, settings.silence_s, clock),
             WeightStore(int(given.weight_bytes)),
+            published,
+            Counters(clock),
             limits,
             *window,
             clock,
         )
-        for table in state.tables.values():
-            table.insert_queue.lags = ReceivedLags(state.published)
-        return state
+
+    @property
+    def rests(self) -> bool:
+        """Whether a table is being loaded."""
+        return any(table.rests for table in self.tables.values())
 
     def table(self, name: str) -> TableEntry:
         """Return a table by name. Raises Malformed, UNKNOWN_TABLE."""
@@ -164,7 +157,7 @@ class ServerState:
     def leave(self, session: Session) -> None:
         """End a session: its leased batches go back. Its producers stay, for a later session."""
         for reader in session.readers.values():
-            reader.scheduler.close(reader)
+            self.table(reader.table).scheduler.close(reader)
         for writer in session.writers.values():
             writer.insert_queue.leave(writer)
         session.readers.clear()

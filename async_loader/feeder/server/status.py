@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.policy_lag import lags
 from async_loader.feeder.server.sessions import Session, SessionEnd
 from async_loader.feeder.server.state import ServerState, TableEntry
@@ -15,13 +14,12 @@ _OF_STATS = ("size", "capacity", "full", "inserted", "sampled", "deleted", "nbyt
 _SESSIONS, _WAITING, _NAMES = 128, 8, 32  # more are counted only
 
 
-def status_of(
-    server_state: ServerState, counters: Counters, waiting: Mapping[Any, int]
-) -> dict[str, Any]:
+def status_of(server_state: ServerState, waiting: Mapping[Any, int]) -> dict[str, Any]:
     """Return the answer to STATUS but for the process.
 
     ``waiting``: see `ControlHandler.waiting`.
     """
+    counters = server_state.counters
     return {
         "uptime_s": counters.uptime_s,
         "draining": server_state.draining,
@@ -30,7 +28,7 @@ def status_of(
             for name, table in server_state.tables.items()
         },
         "sessions_open": len(server_state.sessions),
-        "sessions_ended": {how.value: counters.ended[how] for how in SessionEnd},
+        "sessions_ended": {how.value: counters.ended[how.value] for how in SessionEnd},
         "sessions": [
             _session(session, server_state)
             for session in itertools.islice(server_state.sessions, _SESSIONS)
@@ -56,33 +54,32 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         for one in session.writers.values()
         if one.insert_queue is insert_queue
     ]
-    rates, now = table.rates.now(stats.inserted, stats.sampled), server_state.clock()
-    means = table.rates.mean(stats.inserted, stats.sampled)
-    inserted_total, sampled_total, deleted_total = table.totals()
+    totals, now = table.totals.of(table.counts()), server_state.clock()
+    rates, means = table.totals.rates(totals), table.totals.means(totals)
     queued_rows, queued_bytes, queued_since = insert_queue.queued()
-    waits = (
-        [f"{unopened} readers to be opened: it has no schema yet, the first writer brings it"]
-        if unopened
-        else []
-    )
+    waits = [one for one, _ in table.waiting()]
+    if table.rests:
+        waits = ["everyone: it is being loaded"]
+    if unopened:
+        waits.insert(0, f"{unopened} readers to be opened: the first writer brings its schema")
     return {
         **{name: getattr(stats, name) for name in _OF_STATS},
-        "inserted_total": inserted_total,
-        "sampled_total": sampled_total,
-        "deleted_total": deleted_total,
+        "inserted_total": totals[0],
+        "sampled_total": totals[1],
+        "deleted_total": totals[2],
         "inserts_per_s": rates[0],
         "samples_per_s": rates[1],
         "inserts_per_s_mean": means[0],
         "samples_per_s_mean": means[1],
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
-        "waiting": [*waits, *_waiting(table)][:_WAITING],
-        "policy_lags": {} if insert_queue.lags is None else insert_queue.lags.snapshot(),
+        "waiting": waits[:_WAITING],
+        "policy_lags": insert_queue.lags.snapshot(),
         "policies": lags(
             [one.producer.versions for one in writers], server_state.published, scheduler.given
         ),
         "writers": len(writers),
         "readers": sum(
-            one.scheduler is scheduler for session in sessions for one in session.readers.values()
+            one.table == table.name for session in sessions for one in session.readers.values()
         ),
         "rows_in": insert_queue.rows,
         "duplicates": insert_queue.duplicates,
@@ -97,13 +94,6 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         "redelivered": scheduler.redelivered,
         "stale": {} if table.rests else table.table.stale_by_reason,
     }
-
-
-def _waiting(table: TableEntry) -> list[str]:
-    """Return what waits for the table, and why."""
-    if table.rests:
-        return ["everyone: it is being loaded"]
-    return [text for text, _ in table.waiting()]
 
 
 def _session(session: Session, server_state: ServerState) -> dict[str, Any]:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import msgspec
-
 from async_loader.errors import Malformed, OutOfMemory, Unsupported
-from async_loader.feeder.shared.weights_memory import SHARED_FROM
+from async_loader.feeder.shared import SHARED_FROM
 from async_loader.feeder.wire import ErrorCode, Latest, Publish, TensorSpec, Weights
-from async_loader.feeder.wire.codes import CONTROL_BYTES
 from async_loader.feeder.wire.data import Buffer
 from async_loader.shm.segment import Segment
 
 MOST_NAMES = 256
 """The newest weights of each name are kept as long as the server runs."""
-_RUNS = 256  # ended runs of a name that are remembered
 
 
 class WeightsReceipt(Enum):
@@ -70,7 +65,7 @@ class WeightStore:
         self._most = most_bytes
         self._newest: dict[str, Version] = {}
         self._making: dict[tuple[Hashable, str], Version] = {}
-        self._over: dict[str, OrderedDict[bytes, None]] = {}
+        self._over: dict[str, set[bytes]] = {}  # ended runs of each name
         self.shared = False
         self.published = self.stale = 0
 
@@ -134,19 +129,12 @@ class WeightStore:
         if not making.whole:
             return WeightsReceipt.PART
         del self._making[key]
-        self._end_run(part.name, run)
+        newest = self._newest.get(part.name)
+        if newest is not None and newest.run != run:
+            self._over.setdefault(part.name, set()).add(newest.run)
         self._newest[part.name] = making
         self.published += 1
         return WeightsReceipt.NEWEST
-
-    def _end_run(self, name: str, run: bytes) -> None:
-        """End the run of the newest weights, if the next ones are of another."""
-        newest = self._newest.get(name)
-        if newest is not None and newest.run != run:
-            over = self._over.setdefault(name, OrderedDict())
-            over[newest.run] = None
-            if len(over) > _RUNS:
-                over.popitem(last=False)
 
     def _begin(self, key: tuple[Hashable, str], run: bytes, part: Publish) -> None:
         self._making.pop(key, None)
@@ -157,20 +145,6 @@ class WeightStore:
                 f"{part.name!r} under one of them, or start the feeder again"
             )
             raise Malformed(text, ErrorCode.CONFIG)
-        whole = Weights(
-            name=part.name,
-            version=part.version,
-            total_bytes=part.total_bytes,
-            specs=part.specs,
-            run=run,
-        )
-        nbytes = len(msgspec.msgpack.encode(whole))
-        if nbytes > CONTROL_BYTES:  # PUBLISH, which has no run, may fit where WEIGHTS does not
-            text = (
-                f"the names and shapes of {len(part.specs)} tensors take {nbytes} bytes, a control "
-                f"message {CONTROL_BYTES}"
-            )
-            raise Malformed(f"{text}: shorten names, or join tensors", ErrorCode.TOO_LARGE)
         making = sum(len(one.blob) for one in self._making.values())
         if part.total_bytes > self._most or making + part.total_bytes > 4 * self._most:
             text = (

@@ -5,15 +5,13 @@
     frames ──decode──▶ Message(body, session, sequence, ...) ──encode──▶ frames
                           │
          control, calls   │ HELLO WELCOME OPEN_WRITER ... GET ...      one msgpack map
-         data             │ ACK GAP PULL RETURN ...                    fixed structs, arrays
-         rows             │ INSERT                                     packed rows, large fields
-         batches          │ BATCH                                      blocks of arrays
+         data             │ ACK GAP PULL RETURN ...                    one msgpack array
+         rows             │ INSERT BATCH                               packed rows, large arrays
                           ▼
-    [ header 64 B | body frame 0 | body frame 1 ... ]                  docs/wire.md has all of it
+    [ header 36 B | body frame 0 | body frame 1 ... ]                  docs/wire.md has all of it
 
-    bounds  codes  header            limits, numbers
-    schema_codec ─▶ row_layout       a schema as bytes; the exact sizes of n rows of it
-    weights                          tensors as the bytes that WEIGHTS and PUBLISH carry in parts
+    codes                            limits, numbers
+    schema_codec                     a schema as bytes
 
 # NOTE [errors are for all ages]
 A side of another version, or that sends an unknown type or flag, is answered with an ERROR. So that
@@ -28,7 +26,6 @@ whether it is a duplicate, a gap, or of a fenced writer. Only then are the rows 
 from __future__ import annotations
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire.batches import Batch, BatchBlock, BatchForm
 from async_loader.feeder.wire.calls import (
     MOST_NEWEST,
     About,
@@ -58,7 +55,6 @@ from async_loader.feeder.wire.codes import (
     NAME_CHARACTERS,
     REDELIVERED,
     SENT_BEFORE,
-    SHARED,
     SHOWN,
     STREAMS,
     TERMINATED,
@@ -71,6 +67,7 @@ from async_loader.feeder.wire.codes import (
     worth_retrying,
 )
 from async_loader.feeder.wire.control import (
+    Body,
     CloseWriter,
     Control,
     End,
@@ -95,7 +92,6 @@ from async_loader.feeder.wire.data import (
     Ack,
     Applied,
     CloseReader,
-    Data,
     Done,
     Drain,
     Gap,
@@ -105,13 +101,24 @@ from async_loader.feeder.wire.data import (
     Pull,
     Return,
     SlotBatches,
+    SlotInsert,
     Status,
     StatusReply,
     Totals,
 )
-from async_loader.feeder.wire.header import VERSION
-from async_loader.feeder.wire.message import Message, decode, encode, refuse
-from async_loader.feeder.wire.rows import Insert, RowLayout, SlotInsert, Steps, read_insert
+from async_loader.feeder.wire.message import VERSION, Message, decode, encode, refuse
+from async_loader.feeder.wire.rows import (
+    Batch,
+    BatchBlock,
+    BatchForm,
+    Insert,
+    RowLayout,
+    Steps,
+    bytes_of,
+    read_insert,
+    specs_of,
+    tensors_of,
+)
 from async_loader.feeder.wire.schema_codec import (
     SchemaSpec,
     check_id,
@@ -120,4 +127,3 @@ from async_loader.feeder.wire.schema_codec import (
     schema_of,
     spec_of,
 )
-from async_loader.feeder.wire.weights import bytes_of, specs_of, tensors_of

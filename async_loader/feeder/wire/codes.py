@@ -128,8 +128,10 @@ class Type(IntEnum):
     INSERT = 32
     ACK = 33
     GAP = 34
+    SLOT_INSERT = 35
     PULL = 48
     BATCH = 49
+    SLOT_BATCHES = 50
     APPLIED = 51
     RETURN = 52
     GET = 55
@@ -147,9 +149,11 @@ SENT_BEFORE = 0x02
 """INSERT: an earlier server received this message and may have delivered its rows."""
 REDELIVERED = 0x02
 """BATCH: it has rows that a learner may have had before; the field of that name says which."""
-SHARED = 0x10
-"""BATCH, INSERT: the rows are not in the message but in a slot of shared memory."""
-FLAGS = {Type.BATCH: REDELIVERED | SHARED, Type.INSERT: ACK_NOW | SENT_BEFORE | SHARED}
+FLAGS = {
+    Type.BATCH: REDELIVERED,
+    Type.INSERT: ACK_NOW | SENT_BEFORE,
+    Type.SLOT_INSERT: ACK_NOW | SENT_BEFORE,
+}
 """Flags that each kind of message may carry."""
 
 TERMINATED, TRUNCATED, FINAL, SHOWN = 1, 2, 4, 8

@@ -35,10 +35,16 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 OrNone = Annotated[int, Meta(ge=0, le=codes.MOST_ROWS)]
 
 
-class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Root of the control messages; ``TYPE`` is the header's."""
+class Body(msgspec.Struct, frozen=True):
+    """Root of all messages; ``TYPE`` is the header's."""
 
     TYPE: ClassVar[Type]
+
+
+class Control(Body, frozen=True, forbid_unknown_fields=True):
+    """Root of the messages of one msgpack value, of ``MOST`` bytes; 0: as the receiver says."""
+
+    MOST: ClassVar[int] = 0
 
     def check_data(self, nbytes: int | None) -> None:
         """Raise Malformed for a data frame of ``nbytes``; ``None``: without a data frame."""
@@ -87,9 +93,7 @@ class OpenWriter(Control, frozen=True, kw_only=True):
 
 
 class Writer(Control, frozen=True, kw_only=True, omit_defaults=True):
-    """Watermarks are counts.
-
-    INSERTs below ``applied`` are in the table, those below ``durable`` outlive the server.
+    """INSERTs below ``applied`` are in the table.
 
     ``no_priorities``: why the table takes none. ``queue``: the table is one, and a writer is to
     hold what the window says, and one message.
@@ -98,7 +102,6 @@ class Writer(Control, frozen=True, kw_only=True, omit_defaults=True):
     TYPE = Type.WRITER
     schema: SchemaSpec
     applied: U64
-    durable: U64
     window_bytes: U64
     window_rows: U64
     resumed: bool

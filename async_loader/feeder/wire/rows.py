@@ -1,44 +1,41 @@
-"""Rows of an INSERT: arrays as frames, and back. Copies only small or misaligned ones."""
+"""Rows of an INSERT, batches, and weights: arrays as frames, and back. Copies only small or
+misaligned ones.
+"""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from async_loader.errors import Malformed
+from async_loader.batch_layout import BatchLayout, Region
+from async_loader.errors import Malformed, SchemaError
 from async_loader.feeder.wire import codes
 from async_loader.feeder.wire.codes import ErrorCode, Type
-from async_loader.feeder.wire.data import Buffer, Data
+from async_loader.feeder.wire.control import Body, TensorSpec
+from async_loader.feeder.wire.data import Buffer
 from async_loader.feeder.wire.schema_codec import schema_id
 from async_loader.replay.base.record_layout import RecordLayout
 from async_loader.schema import Schema
 
 Column = NDArray[Any]
-_SLOT = struct.Struct("<II")
+Block = NDArray[np.uint8]
 
 
-class Framed(Data, frozen=True):
+class Framed(Body, frozen=True, eq=False):
     """Root of the bodies made of rows. The receiver knows their schema."""
 
     rows: int
     frames: Sequence[Buffer]
 
     @property
-    def count(self) -> int:
-        return self.rows
-
-    @property
     def nbytes(self) -> int:
         """Bytes, as the windows of writers count them."""
         return sum(memoryview(frame).nbytes for frame in self.frames)
-
-    def pack(self) -> list[Buffer]:
-        return list(self.frames)
 
 
 class Insert(Framed, frozen=True):
@@ -48,38 +45,6 @@ class Insert(Framed, frozen=True):
     """
 
     TYPE = Type.INSERT
-
-
-class SlotInsert(Data, frozen=True):
-    """An INSERT whose rows lie in a slot of the writer's memory; the header has the flag SHARED.
-
-    ``capacity``: the rows that the frames in the slot have room for.
-    """
-
-    TYPE = Type.INSERT
-    rows: int
-    slot: int
-    capacity: int
-
-    @property
-    def count(self) -> int:
-        return self.rows
-
-    def pack(self) -> list[Buffer]:
-        return [_SLOT.pack(self.slot, self.capacity)]
-
-
-def slot_insert(rows: int, frames: Sequence[memoryview]) -> SlotInsert:
-    """Return the INSERT of these frames. Raises Malformed."""
-    if len(frames) != 1 or frames[0].nbytes != _SLOT.size:
-        raise Malformed(
-            f"INSERT of a slot has {sum(frame.nbytes for frame in frames)} bytes in {len(frames)} "
-            f"body frames, it takes {_SLOT.size} in 1"
-        )
-    slot, capacity = _SLOT.unpack(frames[0])
-    if rows > capacity:
-        raise Malformed(f"INSERT of {rows} rows names a slot of {capacity}")
-    return SlotInsert(rows, slot, capacity)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,3 +169,166 @@ class RowLayout(RecordLayout):
             )
             raise Malformed(text, ErrorCode.TOO_LARGE)
         return rows
+
+
+class Batch(Framed, frozen=True):
+    """One or more batches, not decoded; the header has the sequence of the first.
+
+    See `BatchForm`.
+    """
+
+    TYPE = Type.BATCH
+
+
+class BatchBlock(NamedTuple):
+    """A received batch: its block, its rows, and whether it is alone in its frame."""
+
+    block: Block
+    rows: int
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchForm:
+    """How the batches of one reader are sent.
+
+    Each is a block of arrays ``[batch_size, *shape]``, C order, in the schema's order, each at a
+    multiple of 64. A batch of fewer rows fills the first rows of each array.
+
+    Attributes
+    ----------
+    schema_id : int
+        For the header of each message.
+    batch_size : int
+        Rows.
+    layout : BatchLayout
+        Of a block.
+    bools : tuple of int
+        Fields whose bytes have to be 0 or 1.
+    """
+
+    schema_id: int
+    batch_size: int
+    layout: BatchLayout
+    bools: tuple[int, ...]
+
+    @classmethod
+    def of(cls, schema: Schema, batch_size: int) -> BatchForm:
+        """Return the form of a schema. Once per reader. Raises SchemaError if it cannot be sent."""
+        bools = tuple(i for i, field in enumerate(schema.fields) if field.dtype.kind == "b")
+        return cls(schema_id(schema), batch_size, BatchLayout.contiguous(schema, batch_size), bools)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return self.layout.nbytes
+
+    def batch(self, columns: Sequence[Column]) -> Batch:
+        """Return a batch with copies of ``[rows, *shape]`` arrays, one for each field.
+
+        Raises SchemaError.
+        """
+        rows = len(columns[0]) if columns else 0
+        if not 1 <= rows <= self.batch_size or len(columns) != len(self.layout.regions):
+            raise SchemaError(
+                f"{len(columns)} columns of {rows} rows, {len(self.layout.regions)} of 1 to "
+                f"{self.batch_size} fit"
+            )
+        block = np.zeros(self.nbytes, np.uint8)
+        for region, into, column in zip(
+            self.layout.regions, self.layout.views(block), columns, strict=True
+        ):
+            if column.dtype != region.dtype or column.shape != (rows, *region.shape[1:]):
+                text = (
+                    f"a column is {column.dtype}{list(column.shape)} where {region.name!r} is "
+                    f"{rows} rows of {region.dtype}"
+                )
+                raise SchemaError(f"{text}{list(region.shape[1:])}")
+            into[:rows] = column
+        return Batch(rows, [block])
+
+    def blocks(self, body: Batch) -> list[BatchBlock]:
+        """Return the batches of a message as views. Reads only bools.
+
+        Raises
+        ------
+        Malformed
+        """
+        rows, size = body.rows, self.batch_size
+        count = -(-rows // size)
+        if not count:
+            raise Malformed("BATCH holds no row: send 1 or more")
+        frames = [memoryview(frame) for frame in body.frames]
+        sizes = [frame.nbytes for frame in frames]
+        if sum(sizes) != count * self.nbytes or any(one % self.nbytes or not one for one in sizes):
+            text = (
+                f"{rows} rows in batches of {size} came in frames of {sizes} bytes, a batch takes "
+                f"{self.nbytes}"
+            )
+            raise Malformed(f"{text}: was a frame cut?")
+        found: list[BatchBlock] = []
+        for frame in frames:
+            blocks = np.frombuffer(frame, np.uint8).reshape(-1, self.nbytes)
+            for i in self.bools:
+                self._check(self.layout.regions[i], blocks, min(rows, size))
+            for block in blocks:
+                there = min(size, rows - len(found) * size)
+                found.append(BatchBlock(block, there, len(blocks) == 1))
+        return found
+
+    def _check(self, region: Region, blocks: NDArray[np.uint8], rows: int) -> None:
+        """Raise Malformed for bytes other than 0 and 1."""
+        values = blocks[:, region.offset : region.offset + rows * math.prod(region.shape[1:])]
+        if values.size and values.max() > 1:
+            raise Malformed(f"field {region.name!r} holds bytes that are neither 0 nor 1")
+
+    def arrays(self, block: Block) -> list[Column]:
+        """Return the arrays of one block, as views if it is aligned."""
+        return self.layout.views(block if block.ctypes.data % 8 == 0 else block.copy())
+
+
+def specs_of(
+    tensors: Mapping[str, NDArray[Any]], bfloat16: Collection[str] = ()
+) -> tuple[TensorSpec, ...]:
+    """Return the specs in the first part of WEIGHTS or PUBLISH.
+
+    Tensors in ``bfloat16`` are bits, as u16.
+
+    Raises
+    ------
+    SchemaError
+        For a dtype that cannot be sent.
+    """
+    return tuple(
+        TensorSpec(
+            name, codes.BFLOAT16 if name in bfloat16 else codes.dtype_code(value.dtype), value.shape
+        )
+        for name, value in tensors.items()
+    )
+
+
+def bytes_of(tensors: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return a copy of all tensors."""
+    return b"".join(value.tobytes(order="C") for value in tensors.values())
+
+
+def tensors_of(specs: Iterable[TensorSpec], whole: Buffer) -> dict[str, NDArray[Any]]:
+    """Return views of ``whole``, and copies of what is not aligned.
+
+    Raises
+    ------
+    Malformed
+        Unless the tensors fill ``whole``.
+    """
+    specs, view, at = tuple(specs), memoryview(whole), 0
+    total = sum(spec.nbytes for spec in specs)
+    if view.nbytes != total:
+        raise Malformed(f"the tensors have {total} bytes, {view.nbytes} came: read on from there")
+    found = {}
+    for spec in specs:
+        dtype = codes.TENSOR_DTYPES[spec.dtype]
+        part = view[at : at + spec.nbytes]
+        value = np.frombuffer(part, dtype) if spec.nbytes else np.empty(0, dtype)
+        found[spec.name] = (value if value.flags.aligned else value.copy()).reshape(spec.shape)
+        at += spec.nbytes
+    return found

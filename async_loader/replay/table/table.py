@@ -4,8 +4,7 @@ It is built in layers, each in a file of its own and each using those below it::
 
     table.py    Table         draws items, changes them by id, goes into checkpoints
     write.py    TableWriting  writes steps
-    room.py     TableRoom     counts the rows that may be written
-    streams.py  TableStreams  numbers streams, and ends their episodes
+    streams.py  TableStreams  numbers streams, ends their episodes, counts the room for them
     items.py    TableItems    knows which rows hold items, and tells the samplers
 """
 
@@ -20,9 +19,7 @@ import numpy.typing as npt
 from async_loader.errors import Broken
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base import row_format as r
-from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.samplers import Draw, Items, Sampler, one_scale
-from async_loader.replay.table.items import NO_ROWS
 from async_loader.replay.table.rebuild import derive, rebuild
 from async_loader.replay.table.write import TableWriting
 from async_loader.source import Applied
@@ -48,16 +45,15 @@ class Table(TableWriting):
         own: Items | None = getattr(sampler, "own_items", None)
         return len(self) if own is None else own.count
 
-    def drawable(self, sampler: Sampler, but: Ids = NO_ROWS) -> int | None:
+    def drawable(self, sampler: Sampler) -> int | None:
         """Return how many items one draw can hold; ``None``: any number, as long as there is one
-        item. Items in the rows ``but`` do not count.
+        item.
         """
-        held = self.held_for(sampler) - len(but)
+        held = self.held_for(sampler)
         if not held:
             return 0
         if self._most and sampler.repeats:
-            left = int((self._most - self.times[self.items.alive != 0]).sum())
-            return left - int((self._most - self.times[but]).sum())
+            return int((self._most - self.times[self.items.alive != 0]).sum())
         return None if sampler.repeats else held
 
     def chosen(self, sampler: Sampler, count: int) -> Draw:
@@ -73,25 +69,23 @@ class Table(TableWriting):
             )
         return drawn
 
-    def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> Drawn:
+    def draw(self, sampler: Sampler, count: int) -> Drawn:
         """Draw ``count`` items. There must be that many; see `drawable`.
 
         The caller counts them as sampled, unless each item counts its draws. Then a draw may choose
         an item more often than it has draws left, and other items take its places.
-
-        ``again``: they replace items that were counted and could not be read.
         """
         drawn = self.chosen(sampler, count)
         if not self._most:
             return Drawn(self.names(drawn.rows), drawn.weight, drawn.scale)
         ids, weights = [], []
-        counted = self._lost if again else self._used
         while True:
             rows = drawn.rows
             kept = np.full(len(rows), -1, np.int64)
             self.unfinished = True
-            self._k.use_up(self.times, self.dirty, rows, self._most, kept, counted)
+            self._k.use_up(self.times, self.dirty, rows, self._most, kept)
             kept = kept[kept >= 0]
+            self.sampled += len(kept)
             ids.append(self.names(rows[kept]))
             if drawn.weight is not None:
                 weights.append((drawn.weight[kept], drawn.scale))
@@ -121,7 +115,7 @@ class Table(TableWriting):
             self.unfinished = False
             return Applied(there, len(ids) - there)
         rows = np.empty(len(ids), np.int64)
-        there = int(self._k.find(self.g, ids, rows))
+        there = int(self._k.find(self.g, ids, rows, False))
         if there < len(ids):
             known = rows >= 0
             rows, priority = rows[known], priority[known]
@@ -140,8 +134,6 @@ class Table(TableWriting):
         """
         rows = np.unique(self.find(ids))
         rows = rows[rows >= 0]
-        if self.keeps and self.free is None and len(rows):
-            self._k.lend(self.g, len(rows), int(self.names(rows).max()))
         self.remove(rows)
         return Applied(len(rows), len(ids) - len(rows))
 
@@ -150,12 +142,10 @@ class Table(TableWriting):
 
         Ids go on, counts begin anew.
         """
-        for number in np.flatnonzero(self.last >= 0).tolist():
-            self.end_stream(number, r.TRUNCATED, NO_FIELDS)
+        self.end(np.flatnonzero(self.last >= 0).tolist(), r.TRUNCATED)
         self.remove(np.flatnonzero(self.ids >= 0))
         self.inserted, self.cleared = 0, self.steps_had
-        self._used[0] = self._lost[0] = self.counted = self.deleted = 0
-        self.carried = 0
+        self.lost = self.sampled = self.deleted = self.carried = 0
 
     @property
     def steps_had(self) -> int:
@@ -179,7 +169,6 @@ class Table(TableWriting):
             "cursor": int(self.g[r.CURSOR]),
             "lookahead": int(self.g[r.LOOKAHEAD]),
             "ordered": self.free is None,
-            "lent": [int(self.g[r.LENT]), int(self.g[r.LENT_TO])],
             "streams": streams,
         }
 
@@ -195,8 +184,6 @@ class Table(TableWriting):
         self._stale = set(numbers[last >= 0].tolist())
         g = self.g
         g[r.CURSOR], g[r.LOOKAHEAD] = saved["cursor"], max(g[r.LOOKAHEAD], saved["lookahead"])
-        self.inserted, self.counted, self.carried, self.cleared = (saved[name] for name in _COUNTS)
-        if self.keeps and self.free is None:
-            self._k.lend(g, *saved["lent"])
+        self.inserted, self.sampled, self.carried, self.cleared = (saved[name] for name in _COUNTS)
         derive(self, first)
         rebuild(self)

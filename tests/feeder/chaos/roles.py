@@ -39,7 +39,7 @@ from async_loader.feeder.settings import LimitSettings, ServiceSettings
 from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import Deadline
 from async_loader.replay.base.row_format import CURSOR, FINAL
-from async_loader.replay.kernel_warmup import warm
+from async_loader.replay.kernel_build import warm
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
 from async_loader.testing.debug import debug_state
@@ -104,7 +104,6 @@ def sooner() -> None:
     writer_channel.ASK_AGAIN_S = writer_channel.PROBE_S = reader_channel.ASK_AGAIN_S = (
         reader_channel.REMIND_S
     ) = 0.2
-    writer_channel.PROBE_MOST_S = 1.0
     sockets.SILENCES = 1
 
 
@@ -330,14 +329,9 @@ def batches_of(scheduler: BatchScheduler, buffer: ReplayBuffer) -> np.ndarray:
     places = [
         [field.name for field in buffer.schema.fields].index(name) for name in ("actor", "value")
     ]
-    outgoing_batches = [
-        one
-        for outgoing_batches in scheduler._returned._outgoing_batches.values()
-        for one in outgoing_batches
-    ]
+    columns = list(scheduler._returned._columns.values())
     for reader in scheduler.readers:
-        outgoing_batches += reader.leases.values()
-    columns = [one.columns for one in outgoing_batches if one.columns is not None]
+        columns += [one.columns for one in reader.leases.values()]
     return np.concatenate(
         [np.empty((0, 2), np.int64), *(np.stack([one[i] for i in places], 1) for one in columns)]
     )

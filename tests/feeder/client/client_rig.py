@@ -9,7 +9,6 @@ import secrets
 import threading
 from collections import Counter, deque
 
-import msgspec
 import numpy as np
 import zmq
 
@@ -179,7 +178,6 @@ class FakeFeeder:
         reply = wire.Writer(
             schema=wire.spec_of(self.schema),
             applied=applied,
-            durable=0,
             window_bytes=self.window[0],
             window_rows=self.window[1],
             resumed=resumed,
@@ -193,7 +191,7 @@ class FakeFeeder:
         self.inserts.append(message.sequence)
         if message.sequence > self.next[producer]:
             return self.say(
-                plane, route, message.reply(wire.Gap(self.next[producer], 0, *self.window))
+                plane, route, message.reply(wire.Gap(self.next[producer], *self.window))
             )
         if message.sequence == self.next[producer]:
             self.next[producer] += 1
@@ -213,11 +211,11 @@ class FakeFeeder:
         return [field.name for field in self.schema.fields].index("reward")
 
     def ack(self, route, message, producer):
-        self.say(Plane.INSERT, route, message.reply(wire.Ack(self.next[producer], 0, *self.window)))
+        self.say(Plane.INSERT, route, message.reply(wire.Ack(self.next[producer], *self.window)))
 
     def on_close_writer(self, plane, route, message):
         applied = self.next[self.producers[message.session, message.number]]
-        self.say(plane, route, message.reply(wire.Ack(applied, 0, *self.window)))
+        self.say(plane, route, message.reply(wire.Ack(applied, *self.window)))
 
     def on_open_reader(self, plane, route, message):
         self.batch_schema = OBS.with_field("index", np.int64)
@@ -309,8 +307,7 @@ def make_impatient(client, silence_s=0.2):
     """From here on this client takes so little silence for the end of its session, but not of
     the next one.
     """
-    session = client._connection.session
-    session.welcome = msgspec.structs.replace(session.welcome, silence_s=silence_s)
+    client._connection.session.silence_s = silence_s
 
 
 def rewards(feeder):

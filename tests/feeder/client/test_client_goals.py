@@ -21,7 +21,7 @@ from async_loader import (
 )
 from async_loader.errors import AsyncLoaderError, ConfigError
 from async_loader.feeder import connect
-from async_loader.feeder.server.table_views import MOST_STEPS
+from async_loader.feeder.server.reader_state import MOST_STEPS
 from async_loader.feeder.settings import LimitSettings
 from async_loader.lifecycle import Deadline, Patience
 from tests.goal_rig import LINKED, MOVES, STORED, VIEWS, Episodes, ended_at, play, reward_of

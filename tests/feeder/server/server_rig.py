@@ -36,12 +36,12 @@ from async_loader.feeder.wire import (
     schema_of,
     spec_of,
 )
-from async_loader.replay.kernel_warmup import warm
+from async_loader.replay.kernel_build import warm
 from async_loader.schema import Schema
 from tests.insert_rows import insert
 
 SCHEMA = Schema.of({"x": np.int64, "done": np.bool_})
-NO_SLOTS = np.empty(0, np.uint32)
+NO_SLOTS = ()
 
 
 warm()  # rounds that are made by hand begin with a server that has started
@@ -243,14 +243,14 @@ class Peer:
         )
 
     def close_reader(self, number: int = 1, arrived: int = 0, seen=(), unseen=()):
-        back = np.array([*seen, *unseen], np.uint64)
+        back = (*seen, *unseen)
         return self.ask(Plane.CONTROL, CloseReader(arrived, len(seen), back), number)
 
-    def pull(self, granted: int, number: int = 1, received: int = 0) -> None:
-        self.send(Plane.PULL, Pull(granted, received, NO_SLOTS), number)
+    def pull(self, granted: int, number: int = 1) -> None:
+        self.send(Plane.PULL, Pull(granted, NO_SLOTS), number)
 
     def give_back(self, leases, number: int = 1) -> None:
-        self.send(Plane.PULL, Return(np.asarray(leases, np.uint64)), number)
+        self.send(Plane.PULL, Return(tuple(leases)), number)
 
     def values(self, message: Message, reader: Message, field: str = "x") -> list[int]:
         """A field (one number of it) of a BATCH, of all its batches."""

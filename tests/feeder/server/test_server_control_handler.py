@@ -4,7 +4,6 @@ replaced, and fall silent.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from server_rig import SCHEMA, Rig
 
@@ -37,7 +36,7 @@ from async_loader.feeder.wire import (
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
 
-SLOTS = np.empty(0, np.uint32)
+SLOTS = ()
 
 
 def held_up() -> dict[str, ReplayBuffer]:
@@ -75,9 +74,9 @@ def test_every_request_has_its_answer():
 @pytest.mark.parametrize("plane", Plane)
 def test_what_belongs_to_another_plane_is_refused(plane):
     wrong = {
-        Plane.CONTROL: [Pull(1, 0, SLOTS), Done(), Published(newest=True)],
+        Plane.CONTROL: [Pull(1, SLOTS), Done(), Published(newest=True)],
         Plane.INSERT: [
-            Pull(1, 0, SLOTS),
+            Pull(1, SLOTS),
             Status(),
             Hello(client=b"c" * 16, pid=1, host="h"),
         ],
@@ -169,7 +168,7 @@ def test_a_client_that_says_hello_again_takes_the_place_of_its_session():
         before = peer.session
         peer.hello()
         assert [one.number for one in rig.server_state.sessions] == [peer.session]
-        assert len(rig.server._control_handler._waits) == 0
+        assert len(rig.server._control_handler.waits) == 0
         assert (
             peer.ask(Plane.CONTROL, Ping(), session=before).body.code == ErrorCode.UNKNOWN_SESSION
         )
@@ -259,7 +258,8 @@ def test_a_session_of_a_client_that_leaves_ends_at_once_and_status_says_how_othe
 def test_a_fault_of_the_server_is_reported_and_affects_no_other_client(caplog, monkeypatch):
     with Rig() as rig:
         peer, other = rig.peer(), rig.peer()
-        monkeypatch.setitem(rig.server._control_handler._answers, Status.TYPE, lambda *_: 1 / 0)
+        handlers = rig.server._dispatcher.handlers[Plane.CONTROL]
+        monkeypatch.setitem(handlers, Status.TYPE, lambda *_: 1 / 0)
         error = peer.ask(Plane.CONTROL, Status()).body
         assert (error.code, rig.server.counters.faults) == (ErrorCode.INTERNAL, 1)
         assert "ZeroDivisionError" in error.text
@@ -281,4 +281,4 @@ def test_sessions_are_counted_and_the_silent_let_go():
         assert [session.number for session in rig.server_state.sessions] == [one.session]
         assert sum(rig.server.status()["sessions_ended"].values()) == 1
         assert isinstance(third.hello().body, Welcome)
-        assert rig.server._left_s() == pytest.approx(5.5)
+        assert rig.server._left_s() <= 1.0

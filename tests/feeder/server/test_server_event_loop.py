@@ -41,7 +41,7 @@ from async_loader.feeder.server import Server
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import Plane
 from async_loader.replay.rate_limiter import MinSize
-from async_loader.replay.kernel_warmup import warm
+from async_loader.replay.kernel_build import warm
 warm()
 base = sys.argv[1]
 schema = {"x": np.int64, "done": np.bool_}
@@ -181,15 +181,15 @@ def test_memory_stays_flat_while_clients_come_and_go(served, context):
 def garbage(good: bytes, kind: int, rng: np.random.Generator) -> list[bytes]:
     """A message that cannot be read."""
     if kind == 0:
-        return [rng.bytes(64), rng.bytes(20)]
+        return [rng.bytes(36), rng.bytes(20)]
     if kind == 1:
-        return [good[:40]]
+        return [good[:20]]
     if kind == 2:
         return [good] * 3
     if kind == 3:
         return [b""]
     damaged = bytearray(good)
-    damaged[int(rng.integers(0, 64))] ^= 1 << int(rng.integers(0, 8))
+    damaged[int(rng.integers(0, 36))] ^= 1 << int(rng.integers(0, 8))
     return [bytes(damaged)]
 
 

@@ -14,8 +14,7 @@ from server_rig import SCHEMA, rows_of
 from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
 from async_loader.feeder.server.insert_queue import InsertQueue
-from async_loader.feeder.server.producer_streams import Receipt
-from async_loader.feeder.wire import ErrorCode, RowLayout
+from async_loader.feeder.wire import Ack, ErrorCode, Gap, RowLayout
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.table.nonblocking_table import NonblockingTable
@@ -76,9 +75,9 @@ class ExactlyOnce(RuleBasedStateMachine):
         writer, resumed = self.insert_queue.open(1, key, KEYS[key], epoch, SCHEMA)
         assert resumed == (known is not None and not newer)
         if resumed:
-            assert writer.told == known.producer.applied
+            assert writer.producer is known.producer
         else:
-            assert writer.told == 0
+            assert writer.producer.applied == 0
             self.received[key] = 0
         self.writers[key] = writer
 
@@ -96,12 +95,10 @@ class ExactlyOnce(RuleBasedStateMachine):
             writer, sequence, message(self.values(key, writer.epoch, sequence)), ID
         )
         if sequence == expected:
-            assert receipt is Receipt.NEW
+            assert receipt is None
             self.received[key] += 1
         else:
-            assert receipt in (
-                (Receipt.AGAIN,) if sequence < expected else (Receipt.GAP, Receipt.AFTER_GAP)
-            )
+            assert receipt in ((Ack,) if sequence < expected else (Gap, None))
 
     @precondition(lambda self: any(one.epoch for one in self.writers.values()))
     @rule(data=st.data())
@@ -183,7 +180,7 @@ def test_a_writer_that_ignores_its_window_is_refused_and_received_rows_stay():
     while insert_queue.blocked:
         buffer.sample(4, timeout_s=0)
         insert_queue.advance()
-    assert insert_queue.receive(writer, 1, message([50]), ID) is Receipt.NEW
+    assert insert_queue.receive(writer, 1, message([50]), ID) is None
     assert stored(buffer) == list(range(51))
 
 
@@ -242,10 +239,10 @@ def test_inserts_that_a_checkpoint_has_are_not_stored_again(tmp_path):
     restored = intake_of(again)
     restored.restore([position])
     writer, resumed = restored.open(1, 0, KEYS[0], 3, SCHEMA)
-    assert (resumed, writer.told) == (True, 2)
-    assert restored.receive(writer, 1, message(sent[1]), ID) is Receipt.AGAIN
-    assert restored.receive(writer, 2, message(sent[2]), ID) is Receipt.NEW
-    assert restored.receive(writer, 3, message([7]), ID) is Receipt.NEW
+    assert (resumed, writer.producer.applied) == (True, 2)
+    assert restored.receive(writer, 1, message(sent[1]), ID) is Ack
+    assert restored.receive(writer, 2, message(sent[2]), ID) is None
+    assert restored.receive(writer, 3, message([7]), ID) is None
     assert stored(again) == [1, 2, 3, 4, 5, 6, 7]
     buffer.close()
     again.close()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from server_rig import SCHEMA, Rig, rows_of
 from async_loader import ReplayBuffer
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Malformed
-from async_loader.feeder.shared import Offer, Offering, Owner
+from async_loader.feeder.shared import Offer, Owner
+from async_loader.feeder.shared.offer import request
 from async_loader.feeder.wire import (
     REDELIVERED,
     Ack,
@@ -57,16 +59,17 @@ class Learner:
         if seal and not self.sealed:
             self.segment.seal()
             self.sealed = True
-        memory_acceptor = self.rig.server._memory_acceptor
-        with contextlib.closing(
-            Offering(memory_acceptor.path, offer or self.offer, self.segment.fileno())
-        ) as offering:
-            while not offering.taken():
-                if select.select([memory_acceptor.listener], [], [], 20)[0]:
+        memory_acceptor = self.rig.server._memory
+        record, fds = (offer or self.offer).pack(), [self.segment.fileno()]
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(request, memory_acceptor.path, record, fds, 20.0)
+            while not asked.done():
+                if select.select([memory_acceptor.listener], [], [], 0.01)[0]:
                     memory_acceptor.listener.handle()
+        asked.result()
 
     def pull(self, granted, returned=()):
-        self.peer.send(Plane.PULL, Pull(granted, 0, np.array(returned, np.uint32)), self.number)
+        self.peer.send(Plane.PULL, Pull(granted, tuple(returned)), self.number)
 
     def batches(self):
         """(sequence, place, values) of everything that came."""
@@ -155,7 +158,7 @@ def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):
             learner.give(seal=False)
         with pytest.raises(Malformed, match="no reader 2"):
             learner.give(Offer(learner.peer.session, 2, 3, SLOT))
-        with pytest.raises(Malformed, match="no reader 1"):
+        with pytest.raises(Malformed, match="begin again with HELLO"):
             learner.give(Offer(learner.peer.session + 2, 1, 3, SLOT))
         with pytest.raises(Malformed, match="were announced"):
             learner.give(Offer(learner.peer.session, 1, 4, SLOT))
@@ -167,7 +170,7 @@ def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):
         assert not mapped() - before, "what was refused is not kept"
         learner.give()
         assert mapped() == before + 1
-        with pytest.raises(Malformed, match="has its memory"):
+        with pytest.raises(Malformed, match="that takes memory: open it"):
             learner.give()
 
 

@@ -103,7 +103,7 @@ def test_with_keys_anothers_number_is_worth_nothing_on_any_plane(two, plane):
             Drain(),
         ),
         Plane.INSERT: (Ping(), insert(layout, steps)),
-        Plane.PULL: (Ping(), Pull(1, 0, NO_SLOTS)),
+        Plane.PULL: (Ping(), Pull(1, NO_SLOTS)),
     }[plane]
     for body in bodies:
         mallory.send(plane, body, 1, 1, session=alice.session, schema=layout.schema_id)

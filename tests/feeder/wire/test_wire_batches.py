@@ -48,10 +48,10 @@ def test_batches_come_back_as_they_were(schema, rows, count, seed):
         assert all(column.flags.aligned and column.flags.c_contiguous for column in columns)
 
 
-@pytest.mark.parametrize("rows", [0, 4, 5, 7])
-def test_rows_that_make_no_whole_batches_are_refused(rows):
+@pytest.mark.parametrize("rows", [0, 4, 7])
+def test_rows_that_the_blocks_do_not_hold_are_refused(rows):
     frames = reheaded(raw(wire.Message(FORM.batch(steps(PIXELS, 3).columns))), rows=rows)
-    with pytest.raises(Malformed, match=f"BATCH holds {rows} rows, batches have 3"):
+    with pytest.raises(Malformed, match=r"BATCH holds no row|rows in batches of 3"):
         FORM.blocks(wire.decode(frames).body)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from wire_rig import SMALL, examples, raw, reheaded
+from wire_rig import SMALL, examples, raw
 
 from async_loader.errors import Malformed
 from async_loader.feeder import wire
@@ -24,8 +24,7 @@ encode = msgspec.msgpack.encode
 def said(name: str, body: bytes) -> wire.Message:
     """What a message of this kind with this body is taken for."""
     frames = raw(examples()[name])
-    size = len(body) + sum(map(len, frames[2:]))
-    return wire.decode(reheaded([frames[0], body, *frames[2:]], body_bytes=size))
+    return wire.decode([frames[0], body, *frames[2:]])
 
 
 def fields(name: str) -> dict[str, object]:
@@ -110,7 +109,7 @@ def test_a_control_body_is_bounded():
 
 @pytest.mark.parametrize(
     "body",
-    [b"\x91" * 60000 + b"\xc0", b"\x81\xa6status" + b"\x81\xa1x" * 15000 + b"\xc0"],
+    [b"\x91" * 60000 + b"\xc0", b"\x91\x81\xa6status" + b"\x81\xa1x" * 15000 + b"\xc0"],
     ids=["array", "map"],
 )
 def test_deep_nesting_is_refused_and_not_descended_into(body):
@@ -150,8 +149,6 @@ def test_a_pickle_has_no_effect_wherever_it_stands(tmp_path):
             frames = raw(message)
             for at in range(len(frames)):
                 planted = [*frames[:at], bomb, *frames[at + 1 :]]
-                if at:
-                    planted = reheaded(planted, body_bytes=sum(map(len, planted[1:])))
                 try:
                     body = wire.decode(planted).body
                     if isinstance(body, wire.Insert):

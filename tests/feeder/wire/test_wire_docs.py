@@ -68,7 +68,7 @@ def test_the_page_names_every_field_of_every_control_message():
 
 def test_the_bounds_of_the_page_hold():
     page = PAGE.read_text()
-    for number in (codes.FRAMES, codes.CONTROL_BYTES, codes.FIELDS):
+    for number in (codes.CONTROL_BYTES, codes.FIELDS):
         assert str(number) in page
     assert [f"{dtype.itemsize}" for dtype in codes.DTYPES.values()] == re.findall(
         r"\d+", page[page.index("| bytes | 1") :].split("\n")[0]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from async_loader import Field, Schema, tree
 from async_loader.feeder import wire
 from async_loader.feeder.wire import codes
+from async_loader.feeder.wire.message import HEADER
 from tests.insert_rows import insert
 
 SMALL = Schema.of({"obs": Field((2,), "f4", next="next_obs"), "action": "i8", "reward": "f4"})
@@ -63,14 +64,14 @@ def examples() -> dict[str, wire.Message]:
         ),
         "OPEN_WRITER": wire.OpenWriter(table="replay", producer=producer, epoch=1, schema=spec),
         "WRITER": wire.Writer(
-            schema=spec, applied=0, durable=0, window_bytes=1 << 24, window_rows=4096, resumed=False
+            schema=spec, applied=0, window_bytes=1 << 24, window_rows=4096, resumed=False
         ),
         "CLOSE_WRITER": wire.CloseWriter(last=1),
         "OPEN_READER": wire.OpenReader(
             table="replay", batch_size=256, view=wire.View(n=3, gamma=0.99), seed=1
         ),
         "READER": wire.Reader(schema=wire.spec_of(PIXELS), leased=False, transport="tcp"),
-        "CLOSE_READER": wire.CloseReader(6, 1, np.array([3, 5], np.uint64)),
+        "CLOSE_READER": wire.CloseReader(6, 1, (3, 5)),
         "STATUS": wire.Status(),
         "STATUS_REPLY": wire.StatusReply(
             {"tables": {"replay": {"rows": 3}}, "up_s": 1.5, "well": True, "x": None}
@@ -91,16 +92,14 @@ def examples() -> dict[str, wire.Message]:
         ),
         "END": wire.End(reason="the table is closed", count=12),
         "INSERT": insert(small, three_steps()),
-        "ACK": wire.Ack(1, 0, 1 << 24, 4096),
-        "GAP": wire.Gap(1, 0, 1 << 24, 4096),
-        "PULL": wire.Pull(4, 1, np.array([0, 2], np.uint32)),
+        "ACK": wire.Ack(1, 1 << 24, 4096),
+        "GAP": wire.Gap(1, 1 << 24, 4096),
+        "PULL": wire.Pull(4, (0, 2)),
         "BATCH": pixels.batch(steps(PIXELS, 2).columns),
         "BATCH of two": _two_batches(),
-        "BATCH in shared memory": wire.SlotBatches(
-            [wire.InSlot(2, 9, 256), wire.InSlot(0, 1, 256, 2)]
-        ),
+        "SLOT_BATCHES": wire.SlotBatches((wire.InSlot(2, 9, 256), wire.InSlot(0, 1, 256, 2))),
         "APPLIED": wire.Applied(1, 1),
-        "RETURN": wire.Return(np.array([11, 12], np.uint64)),
+        "RETURN": wire.Return((11, 12)),
         "ABOUT": wire.About(table="replay"),
         "ABOUT_REPLY": wire.AboutReply(
             schema=spec,
@@ -124,7 +123,7 @@ def examples() -> dict[str, wire.Message]:
         "PRIORITIZE": wire.Prioritize(
             table="replay", count=2, specs=(wire.TensorSpec("priority", 12, (2,)),)
         ),
-        "INSERT in shared memory": wire.SlotInsert(60, 3, 74),
+        "SLOT_INSERT": wire.SlotInsert(60, 3, 74),
         "OPEN_READER of sequences": wire.OpenReader(
             table="replay",
             batch_size=64,
@@ -145,7 +144,7 @@ def examples() -> dict[str, wire.Message]:
     }
     schemas = {
         "INSERT": small.schema_id,
-        "INSERT in shared memory": pixels.schema_id,
+        "SLOT_INSERT": pixels.schema_id,
         "WRITER": small.schema_id,
         "BATCH": pixels.schema_id,
         "READER": pixels.schema_id,
@@ -187,12 +186,10 @@ def raw(message: wire.Message) -> list[bytes]:
 
 
 def reheaded(frames: list[bytes], /, **changes: int) -> list[bytes]:
-    """With a header that says otherwise, and whose CRC is right."""
-    from msgspec.structs import replace
-
-    from async_loader.feeder.wire import header
-
-    return [header.encode(replace(header.decode(frames[0]), **changes)), *frames[1:]]
+    """With a header that says otherwise."""
+    names = ("magic", "version", "type", "flags", "session", "sequence", "number", "schema", "rows")
+    head = dict(zip(names, HEADER.unpack(frames[0]), strict=True)) | changes
+    return [HEADER.pack(*head.values()), *frames[1:]]
 
 
 # -- hypothesis ------------------------------------------------------------------------------------
