@@ -136,7 +136,7 @@ def _listed(chooser: Any) -> list[int] | None:
     if "_heap" in parts:
         rows: Any = chooser._heap.order
     elif "_tree" in parts:
-        rows = chooser.order()
+        rows = chooser._order()
     elif "_place" in parts:
         rows = np.flatnonzero(np.array(chooser._place) >= 0)
     elif "_before" in parts:
