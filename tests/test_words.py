@@ -35,8 +35,7 @@ OLD_NAMES = {
 """Invented names by the folder that had them; their replacements are in docs/glossary.md."""
 
 KEPT = {
-    "feeder/client/forks.py": "counts forks: a plain noun",
-    "feeder/client/forks.py:_Forks": "counts forks: a plain noun",
+    "feeder/client/notifier.py:_Forks": "counts forks: a plain noun",
     "feeder/serving.py": "the module of FeederProcess",
     "feeder/wire/codes.py:Plane": "control plane and data plane, as in docs/wire.md",
     "lifecycle.py:Patience": "a parameter type of Source.plan in tests/data/api.txt",

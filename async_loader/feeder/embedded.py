@@ -132,8 +132,10 @@ class Embedded:
             return (Path(self._folder) / "log").read_text(errors="replace").strip()[-1000:]
         return ""
 
-    def fate(self) -> Broken:
-        """Return the error for clients when the feeder has ended by itself."""
+    def fate(self) -> Broken | None:
+        """Return the error for clients if the feeder has ended by itself."""
+        if self._process.poll() is None:
+            return None
         how = (
             f"the embedded feeder (pid {self.pid}) has ended with exit code "
             f"{self._process.poll()}, and its tables with it"

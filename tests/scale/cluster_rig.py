@@ -88,9 +88,6 @@ class HandMade:
         if self.client is not None:
             self.client._connections.look()
 
-    def close(self):
-        """Nothing is open."""
-
 
 def filled(number, rows, capacity=4096, first=0, priorities=None, **settings):
     """A table with rows that know their shard and count from ``first``."""

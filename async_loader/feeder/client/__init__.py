@@ -2,13 +2,12 @@
 
 ::
 
-    RemoteWriter ─▶ RowSink ─▶ RowQueue (RowBuffer, Outbox) ─▶ WriterChannel ─┐
-                                                                              │           ┌▶ control
-    RemoteSource ◀─ Deliveries ◀───────────────────────────── ReaderChannel ◀─┼▶ IoThread ┼▶ insert
-    TableClient.sample ◀───────────────────────────────────── SampleChannel ◀─┤           └▶ pull
-    Client.status, publish; TableClient.get, update ───────── Calls ◀─────────┘
+    RemoteWriter ─▶ WriterRows (RowBuffer, Outbox) ─▶ WriterChannel ──┐
+                                                                      │           ┌▶ control
+    RemoteSource ◀─ ReaderBatches ◀────────────────── ReaderChannel ◀─┼▶ IoThread ┼▶ insert
+    Client.status, publish; TableClient.get, update ─ Calls ◀─────────┘           └▶ pull
 
-`session`, `outbox`, `row_queue` and `deliveries` are arithmetic; `sockets` alone uses ZeroMQ;
+`session`, `outbox` and `reader_batches` are arithmetic; `sockets` alone uses ZeroMQ;
 `io_thread` is the only thread. User threads wait at a `Notifier` or, in a source's plan, at an
 `EventFd`.
 """

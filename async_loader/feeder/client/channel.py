@@ -47,7 +47,7 @@ class Request:
 
     def is_answer(self, message: Message) -> bool:
         """Return whether a message answers the newest request."""
-        return message.sequence == self.sequence
+        return self.again_at is not None and message.sequence == self.sequence
 
 
 class Channel(Protocol):
@@ -58,7 +58,7 @@ class Channel(Protocol):
     def begin(self) -> None:
         """Open again: there is a new session."""
 
-    def step(self, now: float, port: Any) -> float | None:
+    def step(self, now: float) -> float | None:
         """Do what is due; return when the next thing is."""
 
     def take(self, message: Message, now: float) -> None:

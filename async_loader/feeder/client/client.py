@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import warnings
 import weakref
@@ -17,7 +16,6 @@ from async_loader.errors import (
     AsyncLoaderError,
     Broken,
     CannotSend,
-    Closed,
     Timeout,
 )
 from async_loader.feeder.client import weights
@@ -30,23 +28,19 @@ from async_loader.feeder.client.arguments import (
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
-from async_loader.feeder.client.reader_channel import ReaderChannel
-from async_loader.feeder.client.reader_state import OVER
-from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.sample_readers import SampleReaders
-from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.stats import ClientStats, Traffic
 from async_loader.feeder.client.table import TableClient
-from async_loader.feeder.client.weights import Published, PublishTurns
-from async_loader.feeder.client.writer import RemoteWriter
+from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer_channel import WriterChannel
+from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.status import FeederStatus
 from async_loader.feeder.wire import Drain, Status, StatusReply
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.process_hooks import AFTER
 from async_loader.replay.arguments import storable
-from async_loader.replay.stream_names import stream_name
+from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.schema import Schema, SchemaLike
 
 
@@ -66,12 +60,10 @@ class Client:
         self._connection, self._timeout_s = connection, timeout_s
         self._lock = threading.Lock()
         self._embedded: OwnFeeder | None = None  # was started for this client, and ends with it
-        self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()
-        self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
         self._runs: dict[str, str] = {}  # by name: the run of the last weights received
         self._ended_runs: set[str] = set()  # names whose run another client has ended
         self._published: dict[str, int] = {}  # by name: the newest version of this client
-        self._turns = PublishTurns()
+        self._publishing = threading.Lock()
         self._lost: dict[str, Counter[int]] = {}  # rows, by table and number of the server
         self._traffic = Traffic()
         self._has_read = self._traffic.add
@@ -99,7 +91,8 @@ class Client:
         return not self._end.alive
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else self._connection.session.phase.value
+        state = "open" if self._connection.is_open else "lost"
+        state = "closed" if self.closed else state
         own = ", which is its own" if self.owns_feeder else ""
         return f"<Client of the feeder at {self.address}{own}: {state}>"
 
@@ -177,13 +170,16 @@ class Client:
             return False
         connection = self._connection
         connection.check_fork()
-
-        with self._turns.turn(name, deadline):
+        if not self._publishing.acquire(timeout=min(deadline.left_or_inf(), threading.TIMEOUT_MAX)):
+            text = f"weights {name!r} wait for those that another thread is still publishing"
+            raise Timeout(f"{text}: the call may be made again")
+        try:
             known = self._published.get(name, -1)
             said = weights.publish(connection, name, packed, version, deadline, known)
             if said.newest:
                 self._published[name] = max(known, version)
-                connection.old_rows.newest[name] = version
+        finally:
+            self._publishing.release()
         ended = not said.newest and said.run not in (None, connection.client)
         if ended and name not in self._ended_runs:
             self._ended_runs.add(name)
@@ -249,7 +245,6 @@ class Client:
         )
         if not isinstance(found, weights.Missing):
             self._runs[name] = found.run
-            self._connection.old_rows.newest[name] = found.version
         return found
 
     def lost(self, table: str) -> dict[int, int]:
@@ -280,17 +275,15 @@ class Client:
         options: WriterOptions,
     ) -> W:
         known = None if schema is None else without_codecs(storable(Schema.of(schema)))
-        name = None if stream is None else stream_name(stream)
-        channel: WriterChannel = self._connection.add(
-            lambda number: WriterChannel(number, table, known, options)
+        name = fresh_stream() if stream is None else stream_name(stream)
+        connection = self._connection
+        channel: WriterChannel = connection.add(
+            lambda number: WriterChannel(connection, number, table, name, known, options)
         )
         with self._lock:
-            losses = channel.losses
-            losses.by_server = self._lost.setdefault(table, losses.by_server)
+            channel.lost = self._lost.setdefault(table, channel.lost)
         self._traffic.add(channel)
-        writer = kind(self._connection, channel, name, self._timeout_s, self)
-        self._keep(writer)
-        return writer
+        return kind(connection, channel, self._timeout_s, self)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush and close all writers and sources, and end. May be called again.
@@ -304,20 +297,19 @@ class Client:
             return
         deadline, first = self._deadline(timeout_s), None
         self._connection.check_fork()
-        closing: list[RemoteWriter | RemoteSource] = [
-            *self._writers,
-            *self._dropped(),
-            *self._sources,
-        ]
         try:
-            for one in closing:
+            for writer in self._traffic.open_writers():
                 try:
-                    one.close(deadline.left_or_inf())
-                except Closed:
-                    continue
+                    writer.close(deadline)
                 except AsyncLoaderError as error:
-                    first = first or error if isinstance(one, RemoteWriter) else first
-            self._end_reads(deadline)
+                    first = first or error
+            for reader in self._traffic.open_reads():
+                reader.close(used=True)
+            self._connection.wake()
+            for reader in self._traffic.open_reads():
+                if reader.leased:  # the feeder has to know which batches were used
+                    with contextlib.suppress(Timeout):
+                        reader.wait_closed(deadline, str)
         finally:
             self._connection.stop(max(2.0, deadline.left_or_inf()))
             try:
@@ -329,30 +321,6 @@ class Client:
             self._end.detach()  # last: a close that was interrupted may be made again
         if first is not None:
             raise first
-
-    def _end_reads(self, deadline: Deadline) -> None:
-        """Wait until the feeder knows which batches of sources that are no more were used."""
-        for one in self._traffic.open_reads():
-            if not one.deliveries.opening.leased:
-                continue
-            with contextlib.suppress(Timeout):
-                one.news.until(functools.partial(self._is_over, one), deadline, str)
-
-    def _is_over(self, read: ReaderChannel) -> bool:
-        """Whether there is nothing to wait for: a lost feeder delivers leased batches again."""
-        return read.phase in OVER or not self._connection.is_open
-
-    def _dropped(self) -> list[RemoteWriter]:
-        """Return writers for channels whose own were garbage-collected.
-
-        Their rows have to arrive.
-        """
-        kept = {writer._channel for writer in self._writers}
-        return [
-            RemoteWriter(self._connection, channel, None, self._timeout_s, self)
-            for channel in self._traffic.open_writers()
-            if channel not in kept
-        ]
 
     def __enter__(self) -> Client:
         return self
@@ -373,10 +341,3 @@ class Client:
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)
-
-    def _keep(self, one: RemoteWriter | RemoteSource) -> None:
-        with self._lock:
-            if isinstance(one, RemoteWriter):
-                self._writers.add(one)
-            else:
-                self._sources.add(one)

@@ -132,8 +132,5 @@ def _embedded(
     except BaseException:
         feeder.close()
         raise
-    client._embedded = feeder
-    client._connection.follow(
-        os.pidfd_open(feeder.pid), feeder.fate
-    )  # no process restarts it, so no call waits for it
+    client._embedded, client._connection.fate = feeder, feeder.fate
     return client

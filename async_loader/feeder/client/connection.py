@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from async_loader.errors import (
-    Unsupported,
-)
+from async_loader.errors import Unsupported
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.channel import Failure
-from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.io_thread import IoThread
+from async_loader.feeder.client.notifier import forks
 from async_loader.feeder.reach import hint
-from async_loader.feeder.wire import (
-    Message,
-)
+from async_loader.feeder.wire import Message
 from async_loader.lifecycle import Deadline, join
 
 _SILENT_BEATS = 3
@@ -116,17 +111,16 @@ class Connection(IoThread):
         """
         self.news.until(self._greeted, deadline, lambda: self.no_answer("HELLO", absent))
 
-    def follow(self, fd: int, failure: Failure) -> None:
-        """End with this failure when ``fd`` is readable.
-
-        A pidfd of the server, the connection's from here on.
-        """
-        with self._calls.lock:
-            if self._failure is not None:
-                os.close(fd)
-                return
-            self._followed = fd, failure
+    def give_up(self, failure: Failure) -> None:
+        """End with this failure."""
+        self._failure = self._failure or failure
         self.wake()
+
+    def move(self, address: str) -> None:
+        """Go where the server is now, unless it is still where it was."""
+        if address != self.place:
+            self.place = address
+            self.wake()
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """End the IO thread; return whether it has ended.

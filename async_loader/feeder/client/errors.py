@@ -35,6 +35,18 @@ _KINDS: dict[int, type[AsyncLoaderError]] = {
     ErrorCode.CORRUPT: CorruptCheckpoint,
 }
 """All others, and those of later versions, are Broken."""
+_AS_THERE = {
+    ErrorCode.CONFIG,
+    ErrorCode.SCHEMA,
+    ErrorCode.TIMEOUT,
+    ErrorCode.OUT_OF_MEMORY,
+    ErrorCode.CORRUPT,
+    ErrorCode.UNSUPPORTED,
+}
+
+
+class TooLarge(ConfigError):
+    """More was asked for than a message holds."""
 
 
 def error_of(body: Error, where: str) -> AsyncLoaderError:
@@ -50,18 +62,10 @@ def error_as(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSE
         return OSError(body.expected or 0, body.text)
     if body.code == ErrorCode.NOT_ENOUGH:
         return NotEnoughData(body.text, needed, body.expected or 0)
-    if body.code in (
-        ErrorCode.CONFIG,
-        ErrorCode.SCHEMA,
-        ErrorCode.TIMEOUT,
-        ErrorCode.OUT_OF_MEMORY,
-        ErrorCode.CORRUPT,
-    ):
+    if body.code in _AS_THERE:
         return _KINDS[body.code](body.text)
-    if body.code == ErrorCode.UNSUPPORTED:
-        return Unsupported(body.text)
-    if body.code == ErrorCode.TOO_LARGE:  # too much was asked for
-        return ConfigError(body.text)
+    if body.code == ErrorCode.TOO_LARGE:
+        return TooLarge(body.text)
     return error_of(body, where)
 
 
@@ -71,7 +75,7 @@ def state_of(session: Session, now: float, refusal: str, address: str) -> str:
         return f"it {refusal}"
     if session.heard_at is None:
         return f"it was never heard of: {hint(address)}"
-    return f"{session.phase.value}, last heard {now - session.heard_at:.1f} s ago"
+    return f"{'open' if session.is_open else 'lost'}, last heard {now - session.heard_at:.1f} s ago"
 
 
 def refusal_of(event: int, value: int, keys: bool) -> tuple[str, bool]:

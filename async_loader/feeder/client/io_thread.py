@@ -22,7 +22,7 @@ import socket as hosts
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import async_loader
 from async_loader.errors import (
@@ -36,12 +36,9 @@ from async_loader.errors import (
 from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.channel import Channel, Failure, failure_of, guarded
 from async_loader.feeder.client.errors import error_of, state_of
-from async_loader.feeder.client.forks import forks
-from async_loader.feeder.client.notifier import Waker
-from async_loader.feeder.client.reader_state import OldRows
-from async_loader.feeder.client.session import Action, Session, SessionPhase
+from async_loader.feeder.client.notifier import Waker, forks
+from async_loader.feeder.client.session import Action, Session
 from async_loader.feeder.client.sockets import Sockets
-from async_loader.feeder.client.whereabouts import FixedAddress, Whereabouts
 from async_loader.feeder.curve_keys import ClientKeys
 from async_loader.feeder.wire import (
     Control,
@@ -61,14 +58,9 @@ from async_loader.feeder.wire import (
 )
 from async_loader.feeder.wire.data import Buffer
 
-if TYPE_CHECKING:
-    from _typeshed import HasFileno
-
-_LAST_ANSWERS_S = 0.25  # control is read for so long when another connection has ended
+_LAST_ANSWERS_S = 0.25  # the others are read for so long when a connection has ended
 _LAST_WORDS_S = 1.0
 """After the session's END: the ends of its readers come over another connection, perhaps later."""
-_AT_ONCE = 256
-"""Messages of one plane that are read before the others have their turn."""
 
 
 class IoThread:
@@ -78,8 +70,8 @@ class IoThread:
 
     Parameters
     ----------
-    address : str or Whereabouts
-        The server's control endpoint, or what knows it at each attempt to connect.
+    address : str
+        The server's control endpoint.
     wait_s : float | None
         How long a lost session may stay lost until everything is Broken; ``None``: for ever.
     clock : callable
@@ -93,51 +85,48 @@ class IoThread:
 
     Attributes
     ----------
+    place : str
+        The endpoint of the next attempt to connect: see `Connection.move`.
+    fate : callable
+        Returns the error of a server that will not come back, or None. Asked while it is lost.
     servers : int
         Servers before the present one: ids of rows belong to one server.
     wake : callable
         Wakes the IO thread; does nothing in a fork, where finalizers may call it.
     yield_to_io : callable
-        See NOTE [turns] in waker.py.
-    old_rows : OldRows
+        See `Waker.yield_to_io`.
     """
 
     def __init__(
         self,
-        address: str | Whereabouts,
+        address: str,
         wait_s: float | None,
         clock: Callable[[], float] = time.monotonic,
         keys: ClientKeys | None = None,
         name: str = "",
         client: bytes | None = None,
     ) -> None:
-        self._where = FixedAddress(address) if isinstance(address, str) else address
-        self.address, self.clock, self._keys, self._name = self._where.now(), clock, keys, name
+        self.place = self.address = address
+        self.clock, self._keys, self._name = clock, keys, name
+        self.fate: Callable[[], AsyncLoaderError | None] = lambda: None
         self.session = Session(clock(), wait_s, random.random)
-        self._phases = self.session.phases
         self.limits = Limits()
         self.incarnation, self.servers, self._numbers = b"", 0, 0
         self._pid, self._generation = os.getpid(), forks.generation
         self.client = client or secrets.token_bytes(16)
-        self.old_rows = OldRows(clock)
         self._waker, self._calls = Waker(), Calls()
         self.wake, self.yield_to_io = self._waker.wake, self._waker.yield_to_io
         self.news, self.sequence = self._calls.news, self._calls.sequence
         self._channels: dict[int, Channel] = {}
         self._failure: Failure | None = None
-        self._parting: float | None = None  # when the sockets are closed after an END
+        self._parting = math.inf  # when the sockets are closed after an END, or a cut
         self._session_due = -math.inf  # when the session has to step, or earlier
         self._stop, self._refusal = False, ""
-        self._followed: tuple[int, Failure] | None = None
         self._sockets: Sockets
         self._thread = threading.Thread(
             target=self._run, name="async-loader-feeder-client", daemon=True
         )
         self._thread.start()
-
-    def watch(self, what: HasFileno) -> None:
-        """Step channels when this is readable too, until its ``fileno()`` is -1."""
-        self._sockets.watch(what)
 
     def forget(self, channel: Channel) -> None:
         """Step a channel no more. Any thread, finalizers too: it takes no lock."""
@@ -152,9 +141,15 @@ class IoThread:
     @property
     def is_open(self) -> bool:
         """Whether there is a session."""
-        return self._phases.state is SessionPhase.OPEN
+        return self.session.is_open
 
-    # -- the loop -----------------------------------------------------------------------------
+    @property
+    def memory_endpoint(self) -> str | None:
+        """Where the feeder takes and gives memory; ``None``: nowhere."""
+        welcome = self.session.welcome
+        return None if welcome is None else welcome.memory_endpoint
+
+    # -- the loop ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -180,8 +175,6 @@ class IoThread:
                 self._sockets.close()
             self._waker.close()
             self._fail(lambda: Closed(f"this client of {self.address} is closed"))
-            if self._followed is not None:
-                os.close(self._followed[0])
 
     def _fail(self, failure: Failure) -> None:
         """End all channels and calls. The first reason counts, until the client is closed."""
@@ -190,57 +183,42 @@ class IoThread:
         for channel in list(self._channels.values()):
             channel.end(self._failure)
         self.news.ring()
-        self._where.ended()
 
     def _round(self) -> None:
-        now = self.clock()
-        if self._phases.state is not SessionPhase.OPEN and self._where.now() != self.address:
-            self._move(now)
+        now, session, sockets = self.clock(), self.session, self._sockets
+        if not self.is_open:
+            if (error := self.fate()) is not None:
+                raise error
+            if self.place != self.address:
+                self.address = self.place
+                self._lose_session(moved=True)
         if now >= self._session_due:
-            self._step_session(now)
-        due = min(self._session_due, self._parting or math.inf)
+            while (action := session.step(now)) is not None:
+                self._act(action)
+            self._session_due = session.due()
+        due = min(self._session_due, self._parting)
         for channel in list(self._channels.values()):
-            channel_due = guarded(channel, channel.step, now, self)
+            channel_due = guarded(channel, channel.step, now)
             if channel_due is not None and channel_due < due:
                 due = channel_due
         self._waker.turned()
         if self._calls.unsent and self.is_open:
             self._send_calls()
-        followed = self._followed
-        if followed is not None:
-            self._sockets.follow(followed[0])
-        over = self._sockets.wait(None if due == math.inf else max(0.0, due - self.clock()))
-        self._waker.clear(self._sockets.rang)
-        cut, ended = self._sockets.cut(), self._sockets.ended  # before the last messages are read
-        for plane in self._sockets.ready():
-            for _ in range(_AT_ONCE):
-                frames = self._sockets.receive(plane)
-                if frames is None:
-                    break
-                self._read(plane, frames)
-        if cut and self._phases.state in (SessionPhase.OPEN, SessionPhase.CONNECTING):
-            if Plane.CONTROL not in ended:  # see NOTE [cut] in sockets.py
-                self._parting = min(self._parting or math.inf, self.clock() + _LAST_ANSWERS_S)
-            elif self._parting is None or Plane.PULL in ended:
-                self._lose_session()
-        elif self._parting is not None and self.clock() >= self._parting:
+        sockets.wait(due - self.clock())
+        self._waker.clear(sockets.rang)
+        if sockets.cut():  # see NOTE [cut] in sockets.py
+            self._parting = min(self._parting, self.clock() + _LAST_ANSWERS_S)
+        for plane, frames in sockets.messages():
+            self._read(plane, frames)
+        if self.clock() >= self._parting:
             self._lose_session()
-        if self._sockets.refusal is not None:
-            (self._refusal, for_good), self._sockets.refusal = self._sockets.refusal, None
+        if sockets.refusal is not None:
+            (self._refusal, for_good), sockets.refusal = sockets.refusal, None
             if for_good:
                 raise ConfigError(f"the feeder at {self.address} {self._refusal}")
-        if over and followed is not None:  # its last messages were read
-            raise followed[1]()
-
-    def _step_session(self, now: float) -> None:
-        while (action := self.session.step(now)) is not None:
-            self._act(action)
-        due = self.session.due()
-        self._session_due = math.inf if due is None else due
 
     def _act(self, action: Action) -> None:
         if action is Action.CONNECT:
-            self.address = self._where.now()
             self._sockets.open_control(self.address)
             agent = f"{self._name} async_loader/{async_loader.__version__}".lstrip()
             hello = Hello(
@@ -251,9 +229,7 @@ class IoThread:
             )
             self._sockets.send(Plane.CONTROL, encode(Message(hello)))
         elif action is Action.LEAVE:
-            self._sockets.leave()
-            self._where.lost()
-            self.news.ring()
+            self._leave()
         elif action is Action.PING:
             self.send(Plane.CONTROL, Ping(), 0, self.sequence())
         else:
@@ -266,19 +242,13 @@ class IoThread:
         number: int,
         sequence: int,
         data: Buffer | None = None,
+        schema: int = 0,
+        flags: int = 0,
     ) -> None:
         """Send in order, as soon as possible. IO thread, while there is a session."""
         self.session.sent(self.clock())
-        message = Message(body, self.session.number, sequence, number, data=data)
+        message = Message(body, self.session.number, sequence, number, schema, flags, data)
         self._sockets.send(plane, encode(message))
-
-    def send_insert(self, body: Data, number: int, sequence: int, schema: int, flags: int) -> bool:
-        """Send now; return False if the socket is full. IO thread, while there is a session."""
-        frames = encode(Message(body, self.session.number, sequence, number, schema, flags))
-        if not self._sockets.send_now(Plane.INSERT, frames):
-            return False
-        self.session.sent(self.clock())
-        return True
 
     def _send_calls(self) -> None:
         unsent = self._calls.unsent
@@ -294,7 +264,7 @@ class IoThread:
     # -- messages ----------------------------------------------------------------------------------
 
     def _read(self, plane: Plane, frames: list[Any]) -> None:
-        connecting = self._phases.state is SessionPhase.CONNECTING
+        connecting = not self.is_open
         try:
             message = decode(frames, self.limits)
         except Malformed as error:
@@ -306,7 +276,7 @@ class IoThread:
             self._welcomed(message)
         elif connecting and isinstance(message.body, Error):
             self._refused(message.body)
-        elif self._phases.state is SessionPhase.OPEN and message.session == self.session.number:
+        elif self.is_open and message.session == self.session.number:
             self.session.heard(self.clock())
             self._dispatch(plane, message)
 
@@ -320,7 +290,6 @@ class IoThread:
             self.servers += 1
             self._calls.note_end(message)
         self.limits, self.incarnation = welcome.limits, welcome.incarnation
-        self._where.reached(self.servers)
         self._sockets.open_data(welcome)
         for plane in (Plane.INSERT, Plane.PULL):
             self.send(plane, Ping(), 0, self.sequence())  # so that the server knows their routes
@@ -358,17 +327,12 @@ class IoThread:
         channel.begin()
         return True
 
-    def _move(self, now: float) -> None:
-        """Connect to the server's new address soon: nothing answers at the old one."""
-        self.address = self._where.now()
-        self.session.moved(now)
+    def _lose_session(self, moved: bool = False) -> None:
+        self.session.lost(self.clock(), moved)
         self._session_due = -math.inf
-        self._sockets.leave()
+        self._leave()
 
-    def _lose_session(self) -> None:
-        self._parting = None
-        self.session.lost(self.clock())
-        self._session_due = -math.inf
+    def _leave(self) -> None:
+        self._parting = math.inf
         self._sockets.leave()
-        self._where.lost()
         self.news.ring()  # for threads that wait only as long as there is a session

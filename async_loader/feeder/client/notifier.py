@@ -1,16 +1,29 @@
-"""Wakes user threads when the IO thread has changed something."""
+"""Wakes user threads when the IO thread has changed something, and the other way round."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from async_loader.errors import Timeout
-from async_loader.feeder.client.forks import forks
 from async_loader.lifecycle import AutoResetEvent, Deadline, EventFd
 
 _TURN_S = 0.001
+
+
+class _Forks:
+    """Detects forks by a number: every append checks it, so it must not be a system call."""
+
+    generation = 0
+
+    def born(self) -> None:
+        self.generation += 1
+
+
+forks = _Forks()
+os.register_at_fork(after_in_child=forks.born)
 
 
 class Waker:
@@ -38,7 +51,7 @@ class Waker:
         return False
 
     def yield_to_io(self) -> None:
-        """As `wake`, and let the IO thread have its turn now. See NOTE [turns]."""
+        """As `wake`, and let the IO thread run: a busy thread would keep the interpreter."""
         self._turned.pass_through(0.0)
         if self.wake():
             self._turned.pass_through(_TURN_S)

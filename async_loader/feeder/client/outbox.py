@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -31,13 +31,16 @@ class Entry:
 
     Attributes
     ----------
+    payload : Insert
     rows, nbytes : int
-    cut : bool
-        It replaces dropped messages, and has no step.
-    sent : int
-        How often it was sent, or may have been.
     finals : int
         Rows that are final observations, not steps.
+    streams : frozenset of int
+        Streams that it continues.
+    buffer : RowBuffer | None
+        The buffer that holds its rows; ``None`` if they were copied out.
+    sent : int
+        How often it was sent.
     elsewhere : bool
         An earlier server may have had it, and may have delivered its rows.
     """
@@ -45,15 +48,16 @@ class Entry:
     payload: Any
     rows: int
     nbytes: int
-    cut: bool = False
-    sent: int = 0
     finals: int = 0
+    streams: frozenset[int] = frozenset()
+    buffer: Any = None
+    sent: int = 0
     elsewhere: bool = False
 
     @property
     def steps(self) -> int:
         """Rows that count as steps."""
-        return 0 if self.cut else self.rows - self.finals
+        return self.rows - self.finals
 
 
 @dataclass(slots=True)
@@ -76,57 +80,36 @@ class Outbox:
     ----------
     buffer_bytes : int
         Bytes kept at most, sent or not; a single message may be larger.
-    done : callable, optional
+    done : callable
         Called with each message that is acknowledged, or dropped before it was sent.
 
     Attributes
     ----------
     queue : bool
         Whether the window bounds also what is kept and not sent, but for one message.
-    rows : int
-        In all messages that are kept.
+    cursor : int
+        Messages that were sent and not yet acknowledged.
+    done_total, put_total : int
+        Messages that are acknowledged or dropped, and all that were put.
     """
 
-    def __init__(self, buffer_bytes: int, done: Callable[[Entry], None] | None = None) -> None:
+    def __init__(self, buffer_bytes: int, done: Callable[[Entry], object]) -> None:
         self.buffer_bytes, self._done = buffer_bytes, done
         self.window_bytes = self.window_rows = 0
         self.queue = False
-        self.base = 0
-        self.nbytes = 0
-        self.done_total = 0
-        """Messages that were put, and are acknowledged or dropped."""
+        self.base = self.nbytes = self.done_total = self.cursor = 0
         self.counts = Counts()
         self.entries: deque[Entry] = deque()
-        self._cursor = self._high = 0
-        self._sent_bytes = self._sent_rows = 0
-        self._rewound = -1
-        self._acked_steps = 0
+        self._high = self._sent_bytes = self._sent_rows = 0
         self._history: deque[int] = deque(maxlen=_HISTORY)
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
     @property
     def put_total(self) -> int:
-        """Messages that were put."""
         return self.done_total + len(self.entries)
 
     @property
-    def end(self) -> int:
-        """The sequence of the next message."""
-        return self.base + len(self.entries)
-
-    @property
-    def under_way(self) -> int:
-        """Messages that were sent and not yet acknowledged."""
-        return self._cursor
-
-    @property
-    def unsent(self) -> int:
-        return len(self.entries) - self._cursor
-
-    @property
     def rows(self) -> int:
+        """Rows in all messages that are kept."""
         return sum(entry.rows for entry in self.entries)
 
     def left(self) -> int:
@@ -141,7 +124,7 @@ class Outbox:
 
     def put(self, entry: Entry) -> None:
         self.nbytes += entry.nbytes
-        self.entries += (entry,)
+        self.entries.append(entry)
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -150,45 +133,38 @@ class Outbox:
 
         One message fits any window.
         """
-        if self._cursor == len(self.entries):
+        if self.cursor == len(self.entries):
             return None
-        entry = self.entries[self._cursor]
+        entry = self.entries[self.cursor]
         full = (
-            self._sent_bytes + entry.nbytes > self.window_bytes
+            self._sent_bytes + entry.nbytes > min(self.window_bytes, self.buffer_bytes)
             or self._sent_rows + entry.rows > self.window_rows
         )
-        return None if self._cursor and full else (self.base + self._cursor, entry)
+        return None if self.cursor and full else (self.base + self.cursor, entry)
 
     def sent(self) -> None:
         """Note that the message of `next` was sent."""
-        entry = self.entries[self._cursor]
+        entry, counts = self.entries[self.cursor], self.counts
         entry.sent += 1
-        again = self._cursor < self._high
-        self._cursor += 1
-        self._high = max(self._high, self._cursor)
+        counts.messages_resent += self.cursor < self._high
+        counts.messages_sent += 1
+        counts.bytes_sent += entry.nbytes
+        self.cursor += 1
+        self._high = max(self._high, self.cursor)
         self._sent_bytes += entry.nbytes
         self._sent_rows += entry.rows
-        self.counts.messages_sent += 1
-        self.counts.messages_resent += again
-        self.counts.bytes_sent += entry.nbytes
 
-    def probe(self) -> tuple[int, Entry] | None:
-        """Return the newest sent message, to be sent again after long silence.
+    def send_again(self, expected: int) -> None:
+        """Send again from this sequence on. Not an ACK: earlier ones may wait in the server."""
+        first = expected - self.base
+        if first < 0:
+            return
+        for entry in islice(self.entries, first, self.cursor):
+            self._sent_bytes -= entry.nbytes
+            self._sent_rows -= entry.rows
+        self.cursor = min(first, self.cursor)
 
-        ACK or GAP answers it.
-        """
-        if not self._cursor:
-            return None
-        self._rewound = -1
-        self.entries[self._cursor - 1].sent += 1
-        self.counts.messages_sent += 1
-        self.counts.messages_resent += 1
-        return self.base + self._cursor - 1, self.entries[self._cursor - 1]
-
-    # -- what comes back ---------------------------------------------------------------------------
-
-    def window(self, nbytes: int, rows: int) -> None:
-        self.window_bytes, self.window_rows = nbytes, rows
+    # -- answers -----------------------------------------------------------------------------------
 
     def acked(self, applied: int) -> bool:
         """Handle a cumulative ACK. Return True if it advances the watermark.
@@ -201,104 +177,71 @@ class Outbox:
         for i in range(count):
             entry = self.entries.popleft()
             self.nbytes -= entry.nbytes
-            if i < self._cursor:
+            if i < self.cursor:
                 self._sent_bytes -= entry.nbytes
                 self._sent_rows -= entry.rows
-            if self._done is not None:
-                self._done(entry)
+            self._done(entry)
             self._history.append(entry.steps)
-            self._acked_steps += entry.steps
             self.counts.rows_acked += entry.steps
         self.base += count
-        self._cursor = max(0, self._cursor - count)
+        self.cursor = max(0, self.cursor - count)
         self._high -= count
         self.done_total += count
         self.counts.messages_acked += count
         return True
 
-    def gap(self, expected: int) -> bool:
-        """Send again from ``expected``; return whether this rewinds.
-
-        Not an ACK: earlier messages may wait in the server. Each message behind a lost one is
-        answered so; only the first answer rewinds.
-        """
-        back = expected - self.base
-        if not 0 <= back < self._cursor or expected == self._rewound:
-            return False
-        self._rewound = expected
-        self._rewind(back)
-        return True
-
-    def reopened(self, applied: int, resumed: bool, cut: Entry | None = None) -> int:
+    def reopened(self, applied: int, resumed: bool, cut: Callable[[], Entry]) -> int:
         """Reopen at ``applied``; return how many acknowledged rows the server does not have.
 
         Parameters
         ----------
         resumed : bool
             The server knows the producer. If not, it has none of its rows.
-        cut : Entry, optional
-            Sent first if acknowledged rows are missing.
+        cut : callable
+            Makes what is sent first if acknowledged rows are missing.
         """
-        self._rewound = -1
-        self._rewind(0)
-        if resumed and applied >= self.base:
+        self.send_again(self.base)
+        missing, history = self.base - applied, self._history
+        if resumed and missing <= 0:
             self.acked(applied)
-            self._rewind(0)
+            self.send_again(self.base)
             return 0
         if not resumed:
             for entry in self.entries:
                 entry.elsewhere = entry.elsewhere or entry.sent > 0
-        lost = self._missing(self.base - applied) if resumed else self._acked_steps
+        if not resumed or missing > len(history):  # more than is remembered: at most all
+            lost = self.counts.rows_acked - self.counts.rows_lost
+            history.clear()
+        else:
+            lost = sum(history.pop() for _ in range(missing))
         self.base, self._high = applied, 0
-        self._acked_steps = self._acked_steps - lost if resumed else 0
-        if not resumed:
-            self._history.clear()
-        elif lost and cut is not None:
-            self.entries.appendleft(cut)
-            self.nbytes += cut.nbytes
+        if lost and resumed:
+            self.put(cut())
+            self.entries.rotate(1)
             self.done_total -= 1  # so that earlier values of `put_total` are still reached
         self.counts.rows_lost += lost
         return lost
 
-    def drop_oldest(self, cut: Callable[[Sequence[Entry]], Entry]) -> int:
-        """Drop the oldest message with steps that was never sent; return its steps, 0: none.
+    def drop_oldest(self, cut: Callable[[frozenset[int]], Entry]) -> bool:
+        """Drop the oldest message with steps that was never sent; return whether there was one.
 
         ``cut`` makes its replacement, which ends the streams, so that later rows do not continue
-        them. Messages before it that have no step, cuts and ends of episodes, are dropped with it.
+        them. Messages before it that have no step are dropped with it.
         """
-        at, rows = self._high, 0
-        while not rows:
-            taken = list(islice(self.entries, at, at + 2))
-            if taken and taken[0].steps:
-                taken = taken[:1]
-            elif len(taken) < 2:
-                return 0
-            rows = sum(entry.steps for entry in taken)
-            dropped = rows + sum(not entry.steps and not entry.cut for entry in taken)
-            made = cut(taken)
-            added, two = made.nbytes - sum(entry.nbytes for entry in taken), len(taken) == 2
-            if two:  # no call from here on: Ctrl-C comes before all of it or after
-                del self.entries[at]
-                self.done_total += 1
-            self.entries[at] = made
-            self.nbytes += added
-            self.counts.rows_dropped += dropped
-            if self._done is not None:
-                for entry in taken:
-                    self._done(entry)
-        return rows
-
-    def _rewind(self, to: int) -> None:
-        for entry in islice(self.entries, to, self._cursor):
-            entry.sent += 1  # once more, when it is sent again
-            self._sent_bytes -= entry.nbytes
-            self._sent_rows -= entry.rows
-        self._cursor = to
-
-    def _missing(self, messages: int) -> int:
-        """Return the steps of the last ``messages`` acknowledged messages."""
-        if messages >= len(self._history) and len(self._history) == _HISTORY:
-            lost = self._acked_steps  # more than is remembered: at most all
-            self._history.clear()
-            return lost
-        return sum(self._history.pop() for _ in range(min(messages, len(self._history))))
+        dropped: list[Entry] = []
+        for entry in islice(self.entries, self._high, None):
+            dropped.append(entry)
+            if entry.steps:
+                break
+        else:
+            return False
+        made = cut(frozenset().union(*(entry.streams for entry in dropped)))
+        for entry in dropped:
+            del self.entries[self._high]
+            self.nbytes -= entry.nbytes
+            self._done(entry)
+        self.entries.insert(self._high, made)
+        self.nbytes += made.nbytes
+        self.done_total += len(dropped) - 1
+        self.counts.rows_dropped += dropped[-1].steps
+        return True

@@ -6,9 +6,8 @@ from collections.abc import Hashable
 from typing import Protocol, TypeVar
 
 from async_loader.feeder.client.reader_channel import ReaderChannel
-from async_loader.feeder.client.row_queue import WriterOptions
-from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.writer import RemoteWriter
+from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.schema import SchemaLike
 
 W = TypeVar("W", bound=RemoteWriter)
@@ -33,9 +32,6 @@ class Client(Protocol):
 
     def _has_read(self, channel: ReaderChannel, /) -> None:
         """Count what a reader does."""
-
-    def _keep(self, one: RemoteWriter | RemoteSource) -> None:
-        """Close a writer or source at the client's end."""
 
 
 class OwnFeeder(Protocol):

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import threading
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zmq
 
-from async_loader.feeder.client.insert_memory import LEAST_BYTES, InsertMemory, InsertSlot
-from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED, Insert, RowLayout, SlotInsert
+from async_loader.errors import ConfigError
+from async_loader.feeder.client.outbox import Entry
+from async_loader.feeder.wire import (
+    FINAL,
+    STREAMS,
+    TERMINATED,
+    TRUNCATED,
+    Insert,
+    RowLayout,
+)
 from async_loader.replay.arguments import one_float
+from async_loader.replay.episode_ends import Ends
 from async_loader.replay.samplers import priority_rules
-from async_loader.replay.table.episode_ends import Ends
+from async_loader.replay.stream_names import stream_name
 from async_loader.replay.table.records import Records, Rows
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.schema import Schema
 
 NAN = float("nan")
+OWN = 0
+"""The number of a writer's own stream."""
+SLOT_FROM = 64 << 10
+"""Bytes of a message's rows, from which on they lie in a slot: below the socket costs little
+more."""
 _ENDS = TERMINATED | TRUNCATED
+Slot = tuple[int, memoryview]
+"""The number of a slot, and its memory."""
 
 
 class RowPacker(StepPacker):
@@ -51,8 +67,8 @@ class RowPacker(StepPacker):
         self.slot_bytes = layout.slot_places(self.message_rows + 1)[1]
         self.fill_rows = min(batch_rows, self.message_rows)
         self.fill_bytes = self.fill_rows * layout.row_bytes
-        self._said = Ends(schema)
-        self.stored = self._said.stored | ({"done"} if self._said.done else frozenset())
+        self._ends = Ends(schema)
+        self.stored = self._ends.stored
 
     def step(
         self, step: dict[str, Any], terminated: object, truncated: object, final: object
@@ -63,7 +79,7 @@ class RowPacker(StepPacker):
         ------
         SchemaError
         """
-        said = self._said.into(step, terminated, truncated)
+        said = self._ends.into(step, terminated, truncated)
         values, flags = self.pack(step, said, final is not None)
         return values, flags & _ENDS, None if final is None else self.final(final)
 
@@ -77,7 +93,7 @@ class RowPacker(StepPacker):
         ------
         SchemaError, ConfigError
         """
-        rows = self.rows(batch, self._said.into_columns(batch, terminated, truncated), final_obs)
+        rows = self.rows(batch, self._ends.into_columns(batch, terminated, truncated), final_obs)
         rows.of(streams)["flags"] &= np.uint32(_ENDS | FINAL)
         if priority is not None:
             priorities = priority_rules.column_of(priority, rows.steps)
@@ -92,15 +108,15 @@ class RowPacker(StepPacker):
         last = first + count
         return count + (last < len(rows) and bool(rows.heads["flags"][last] == FINAL))
 
-    def cut(self, streams: Iterable[int]) -> InsertPayload:
+    def cut(self, streams: Iterable[int]) -> Entry:
         """Return a message that ends the open episodes of these streams."""
         listed = sorted(streams)
         buffer = RowBuffer(self, max(1, len(listed)))
         for stream in listed:
             buffer.put(self.nothing.copy(), stream, FINAL | TRUNCATED, NAN)
-        payload = buffer.sealed()
-        payload.buffer = None  # of a size that is not used again
-        return payload
+        entry = buffer.sealed()
+        entry.buffer = None  # of a size that is not used again
+        return entry
 
 
 class RowBuffer(Records):
@@ -111,7 +127,7 @@ class RowBuffer(Records):
 
     __slots__ = ("slot",)
 
-    def __init__(self, packer: RowPacker, capacity: int, slot: InsertSlot | None = None) -> None:
+    def __init__(self, packer: RowPacker, capacity: int, slot: Slot | None = None) -> None:
         self.slot = slot
         layout = packer.layout
         sizes = layout.sizes(capacity)
@@ -119,22 +135,12 @@ class RowBuffer(Records):
             frames: list[Any] = [zmq.Frame(bytes(nbytes), copy=True) for nbytes in sizes]
         else:
             places, _ = layout.slot_places(capacity)
-            frames = [slot.view[at : at + size] for at, size in zip(places, sizes, strict=True)]
+            frames = [slot[1][at : at + size] for at, size in zip(places, sizes, strict=True)]
             frames[0][:] = bytes(sizes[0])  # gaps between fields are sent too
         super().__init__(layout, packer.pack_into, capacity, frames)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the full buffer."""
-        return self.capacity * self.layout.row_bytes
-
-    def emptied(self) -> RowBuffer:
-        """Empty the buffer and return it. Its rows must be acknowledged."""
-        self.count, self.limit = 0, self.capacity
-        return self
-
-    def sealed(self) -> InsertPayload:
-        """Return the payload.
+    def sealed(self) -> Entry:
+        """Return the message.
 
         A full buffer, and one that fills a slot in part, is not copied: refill it only once it is
         acknowledged.
@@ -145,43 +151,80 @@ class RowBuffer(Records):
         if n < self.capacity:
             sizes = layout.sizes(n)
             frames = [memoryview(one)[:size] for one, size in zip(frames, sizes, strict=True)]
-            if self.slot is None or nbytes < LEAST_BYTES:
+            if self.slot is None or nbytes < SLOT_FROM:
                 frames, buffer = [zmq.Frame(one, copy=True) for one in frames], None
         streams = frozenset(np.unique(self.heads["stream"][:n]).tolist())
-        return InsertPayload(Insert(n, frames), nbytes, self.finals, streams, buffer)
+        return Entry(Insert(n, frames), n, nbytes, self.finals, streams, buffer)
 
 
-@dataclass(slots=True, eq=False)
-class InsertPayload:
-    """An INSERT that is kept until it is acknowledged.
+class StreamNumbers:
+    """Numbers of a writer's streams, by name. Any thread.
+
+    The table knows a stream by its producer and its number. After the end of an episode the next
+    step of that number begins another one, whatever its name here. So numbers are used again.
+
+    Parameters
+    ----------
+    own : hashable
+        The writer's own stream: number `OWN`.
 
     Attributes
     ----------
-    finals : int
-        Rows that are not steps.
-    streams : frozenset of int
-        Streams that it continues.
-    buffer : RowBuffer | None
-        The buffer that holds its rows; ``None`` if they were copied out.
-    over_socket : bool
-        Whether its rows were sent, not only the number of their slot.
+    numbers : dict
+        By name: of the streams with an open episode, and the writer's own.
+    names : dict
+        By number: of the streams with an open episode.
+    most : int
+        Above all numbers that were used.
     """
 
-    insert: Insert
-    nbytes: int
-    finals: int
-    streams: frozenset[int]
-    buffer: RowBuffer | None
-    over_socket: bool = False
+    def __init__(self, own: Hashable) -> None:
+        self.own, self.most = own, 1
+        self.numbers: dict[Hashable, int] = {own: OWN}
+        self.names: dict[int, Hashable] = {}
+        self._free: list[int] = []
+        self._lock = threading.Lock()
 
-    def in_slot(self, memory: InsertMemory) -> SlotInsert | None:
-        """Return the INSERT that names the slot of its rows; ``None`` if the feeder has no such
-        slot.
+    def number(self, name: object) -> int:
+        """Return the number of a stream, whose episode goes on.
+
+        Raises ConfigError for a wrong name.
         """
-        slot = None if self.buffer is None else self.buffer.slot
-        if self.buffer is None or slot is None or not memory.has(slot):
-            return None
-        return SlotInsert(self.insert.rows, slot.number, self.buffer.capacity)
+        kind = type(name)
+        found = name if kind is int or kind is str else stream_name(name)
+        number = self.numbers.get(found)
+        if number is None:
+            number = self._new(found)
+        self.names[number] = found
+        return number
+
+    def open_number(self, name: object) -> int | None:
+        """Return the number of a stream with an open episode."""
+        number = OWN if name is None else self.numbers.get(stream_name(name))
+        return number if number in self.names else None
+
+    def _new(self, name: Hashable) -> int:
+        with self._lock:
+            if self._free:
+                number = self._free.pop()
+            elif self.most < STREAMS:
+                number, self.most = self.most, self.most + 1
+            else:
+                text = (
+                    f"{STREAMS} streams of this writer have open episodes, which is all that a "
+                    "feeder takes"
+                )
+                raise ConfigError(f"stream={name!r}: {text}: end some, or use another writer")
+            self.numbers[name] = number
+            return number
+
+    def ended(self, numbers: Iterable[int]) -> None:
+        """Note that the episodes of these streams have ended."""
+        with self._lock:
+            for number in numbers:
+                name = self.names.pop(number, None)
+                if number and self.numbers.pop(name, None) is not None:
+                    self._free.append(number)
 
 
 def ended(rows: Rows) -> list[int]:

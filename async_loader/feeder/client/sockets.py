@@ -4,8 +4,7 @@
 ZeroMQ reconnects by itself and does not report lost messages: a BATCH that the server counts as
 sent, a RETURN, a request. Nothing would replace these while the session lives. So the end of a
 connection on the control and pull planes ends the session; INSERTs are numbered, and sent again
-anyway. A server that ends closes all: the answers and the END that it sent on the control plane are
-read before, also where the pull plane ended first.
+anyway. A server that ends closes all: what it sent on the other planes is read before.
 
 # NOTE [half-open]
 A peer, or a router, that vanishes leaves a connection that accepts messages and delivers none. A
@@ -18,21 +17,16 @@ With ZMQ_IMMEDIATE a socket drops received messages that were not read when its 
 libzmq ends the pipe of such a socket without waiting for its reader. Those would be END, and the
 last batches. So only the insert plane has it, where it keeps messages from queueing without a peer,
 and where lost ACKs are repeated.
-
-# NOTE [room on the way]
-A server alternates: it receives a message, then writes its rows into the table. Meanwhile the
-kernel takes 208 KiB more from a Unix socket, and the sender waits: this costs 20 % of the rate of
-rows of 56 KB. libzmq sets the size of that buffer for TCP only, so it is set here, on the
-descriptor that the socket's monitor reports.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
-import socket as hosts
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -41,9 +35,6 @@ from async_loader.errors import ConfigError
 from async_loader.feeder.client.errors import refusal_of
 from async_loader.feeder.curve_keys import ClientKeys, apply_client_keys
 from async_loader.feeder.wire import MESSAGE_BYTES, Plane, Welcome
-
-if TYPE_CHECKING:
-    from _typeshed import HasFileno
 
 _OPTIONS: dict[Any, int] = {
     zmq.LINGER: 0,
@@ -58,8 +49,6 @@ _LAST_MS = 200
 """For the last message, to a server that does not read."""
 _MOST_TTL_MS = 6_553_500
 """It is sent as 16 bits of tenths of seconds."""
-_LOCAL_BYTES = 1 << 20
-"""Bytes of INSERTs in the kernel, to a server on this host. See NOTE [room on the way]."""
 _REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -68,6 +57,8 @@ _REFUSED = (
 SILENCES = 3
 """A silent data connection is given up after this many times the silence that ends a session. Not
 after one: a heartbeat waits behind the message under way, and a large batch takes time."""
+_IN_TURN = 256
+"""Messages of one plane that are read before the others have their turn."""
 _EVERYWHERE = re.compile(r"^tcp://(?:\*|0\.0\.0\.0|\[::\]):")
 
 
@@ -85,8 +76,6 @@ class Sockets:
     ----------
     refusal : tuple of (str, bool) | None
         Why the last connection was refused, and whether the next one will be; see `refusal_of`.
-    ended : set of Plane
-        Whose connections have ended since the sockets were opened; of control and pull.
     """
 
     def __init__(self, wake: int, keys: ClientKeys | None = None) -> None:
@@ -96,14 +85,10 @@ class Sockets:
         self._queues: dict[Plane, deque[list[Any]]] = {plane: deque() for plane in Plane}
         self._full: set[Plane] = set()
         self._ends: dict[Plane, Any] = {}
-        self.ended: set[Plane] = set()
-        self._begin: Any = None  # monitor: tells the descriptor of the insert plane's connection
         self.refusal: tuple[str, bool] | None = None
         self._poller = zmq.Poller()
         self._poller.register(wake, zmq.POLLIN)
         self._ready: dict[Any, int] = {}  # from the last wait
-        self._followed: int | None = None
-        self._watched: dict[int, HasFileno] = {}
 
     def open_control(self, address: str) -> None:
         """Connect the control plane. Raises ConfigError for a wrong address."""
@@ -133,15 +118,12 @@ class Sockets:
         for plane, socket in self._sockets.items():
             self._poller.unregister(socket)
             monitor = self._ends.pop(plane, None)
-            if plane is Plane.INSERT:
-                monitor, self._begin = self._begin, None
             if monitor is not None:
                 self._poller.unregister(monitor)
                 socket.disable_monitor()
                 monitor.close(0)
             socket.close()
         self._sockets.clear()
-        self.ended.clear()
         self._full.clear()
         self._ready.clear()
         for queue in self._queues.values():
@@ -153,18 +135,16 @@ class Sockets:
 
     def send(self, plane: Plane, frames: list[Any]) -> None:
         """Send now, or as soon as possible, in order."""
-        if self._queues[plane] or not self.send_now(plane, frames):
+        if self._queues[plane] or not self._send_now(plane, frames):
             self._queues[plane].append(frames)
 
     def linger(self) -> None:
         """Let `close` wait a moment for the last messages of the control plane."""
         self._sockets[Plane.CONTROL].setsockopt(zmq.LINGER, _LAST_MS)
 
-    def send_now(self, plane: Plane, frames: list[Any]) -> bool:
+    def _send_now(self, plane: Plane, frames: list[Any]) -> bool:
         """Send now; return False if the socket is full. Then `wait` returns when it has room."""
-        socket = self._sockets.get(plane)
-        if socket is None:
-            return False
+        socket = self._sockets[plane]
         try:
             # Buffers other than frames are copied: else pyzmq starts a thread of its own for good.
             socket.send_multipart(frames, zmq.NOBLOCK)
@@ -174,24 +154,23 @@ class Sockets:
             return False
         return True
 
-    def receive(self, plane: Plane) -> list[Any] | None:
-        """Return the frames of the next message, if there was one at the end of the last `wait`."""
-        socket = self._sockets.get(plane)
-        if (
-            socket is None
-            or socket not in self._ready
-            or not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN
-        ):
-            return None  # asking is cheaper than an exception
-        try:
-            frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # its connection has ended just now; see NOTE [last words]
-            return None
-        return frames
+    def messages(self) -> Iterator[tuple[Plane, list[Any]]]:
+        """Return the messages that were there at the end of the last `wait`, and their planes."""
+        for plane in list(self._sockets):
+            for _ in range(_IN_TURN):
+                socket = self._sockets.get(plane)
+                if (
+                    socket is None
+                    or socket not in self._ready
+                    or not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN
+                ):
+                    break  # asking is cheaper than an exception
+                with contextlib.suppress(zmq.Again):  # it has ended just now: NOTE [last words]
+                    yield plane, socket.recv_multipart(zmq.NOBLOCK, copy=False)
 
-    def cut(self) -> set[Plane]:
-        """Return the planes whose connections ended since the last call. See NOTE [cut]."""
-        ended = set()
+    def cut(self) -> bool:
+        """Return whether a connection has ended at the last `wait`. See NOTE [cut]."""
+        ended = False
         for plane, end in self._ends.items():
             if end not in self._ready:
                 continue
@@ -202,74 +181,25 @@ class Sockets:
                         self.refusal = refusal_of(
                             int(said["event"]), int(said["value"]), self._keys is not None
                         )
-                    ended.add(plane)
-        self.ended |= ended
-        for plane in ended:  # its last messages may be newer than the poll
-            self._ready[self._sockets[plane]] = zmq.POLLIN
+                    ended = True
+            self._ready[self._sockets[plane]] = zmq.POLLIN  # its last messages may be newer
         return ended
 
-    def follow(self, descriptor: int) -> None:
-        """End `wait` when this is readable, too; there is one at most."""
-        if self._followed is None:
-            self._followed = descriptor
-            self._poller.register(descriptor, zmq.POLLIN)
-
-    def watch(self, what: HasFileno) -> None:
-        """End `wait` when this is readable, too, until its ``fileno()`` is -1."""
-        descriptor = what.fileno()
-        if descriptor >= 0:
-            self._watched[descriptor] = what
-            self._poller.register(descriptor, zmq.POLLIN)
-
-    def wait(self, left_s: float | None) -> bool:
-        """Wait for a message, room to send, a watched descriptor, or the time.
-
-        Return whether the descriptor of `follow` is readable.
-        """
-        if self._watched:
-            self._forget_closed()
-        self._ready = dict(
-            self._poller.poll(None if left_s is None else max(0, int(left_s * 1000 + 0.999)))
-        )
-        if self._full:
-            for plane in self._full:
-                self._poller.modify(self._sockets[plane], zmq.POLLIN)
-            self._full.clear()
+    def wait(self, left_s: float) -> None:
+        """Wait for a message, room to send, ``wake``, or the time."""
+        timeout = None if left_s == math.inf else max(0, int(left_s * 1000 + 0.999))
+        self._ready = dict(self._poller.poll(timeout))
+        for plane in self._full:
+            self._poller.modify(self._sockets[plane], zmq.POLLIN)
+        self._full.clear()
         for plane, queue in self._queues.items():
-            while queue and self.send_now(plane, queue[0]):
+            while queue and self._send_now(plane, queue[0]):
                 queue.popleft()
-        if self._begin is not None and self._begin in self._ready:
-            self._make_room()
-        return self._followed in self._ready
-
-    def _make_room(self) -> None:
-        """See NOTE [room on the way]."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                descriptor = int(
-                    parse_monitor_message(self._begin.recv_multipart(zmq.NOBLOCK))["value"]
-                )
-                # An ended connection has no descriptor, or another socket has its number: harmless.
-                with contextlib.suppress(OSError):
-                    connection = hosts.socket(fileno=descriptor)
-                    try:
-                        connection.setsockopt(hosts.SOL_SOCKET, hosts.SO_SNDBUF, _LOCAL_BYTES)
-                    finally:
-                        connection.detach()  # it is ZeroMQ's
 
     @property
     def rang(self) -> bool:
         """Whether ``wake`` was readable at the end of the last `wait`."""
         return self._wake in self._ready
-
-    def ready(self) -> list[Plane]:
-        """Return the planes with messages at the end of the last `wait`."""
-        return [plane for plane, socket in self._sockets.items() if socket in self._ready]
-
-    def _forget_closed(self) -> None:
-        for descriptor in [fd for fd, what in self._watched.items() if what.fileno() != fd]:
-            del self._watched[descriptor]
-            self._poller.unregister(descriptor)
 
     def _open(
         self, plane: Plane, endpoint: str, frame_bytes: int, more: dict[Any, int] | None = None
@@ -288,9 +218,6 @@ class Sockets:
         if plane is not Plane.INSERT:
             self._ends[plane] = end = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _REFUSED)
             self._poller.register(end, zmq.POLLIN)
-        elif endpoint.startswith("ipc:"):
-            self._begin = socket.get_monitor_socket(zmq.EVENT_CONNECTED)
-            self._poller.register(self._begin, zmq.POLLIN)
         _check_port(endpoint)
         try:
             socket.connect(endpoint)

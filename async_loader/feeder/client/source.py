@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -12,25 +13,27 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError
 from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.deliveries import Lease, ReceivedBatch
 from async_loader.feeder.client.goal_batches import structure_of
-from async_loader.feeder.client.reader_channel import ReaderChannel
-from async_loader.feeder.client.reader_state import (
+from async_loader.feeder.client.reader_batches import (
     AHEAD_LEAST,
+    Lease,
     ReaderOptions,
-    ReaderPhase,
+    ReceivedBatch,
     Transport,
 )
+from async_loader.feeder.client.reader_channel import ReaderChannel, ReaderPhase
 from async_loader.feeder.client.slots import FilledSlot
 from async_loader.feeder.wire import MOST_AHEAD, OpenReader, TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
 from async_loader.replay.hindsight_view import Hindsight
+from async_loader.replay.table_methods import TableMethods
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import ReadySlot
 from async_loader.source import END, Applied, Plan, Ready
@@ -38,7 +41,7 @@ from async_loader.source import END, Applied, Plan, Ready
 _GOODBYE_S = 1.0
 """How long a loader's close waits until the feeder has taken back what was not used."""
 IN_A_HURRY_S = 0.01
-"""A learner that asks for more twice in this time yields to the IO thread; see NOTE [turns]."""
+"""A learner that asks for more twice in this time is busy, see `Waker.yield_to_io`."""
 
 
 class RemoteSource:
@@ -54,14 +57,14 @@ class RemoteSource:
     Parameters
     ----------
     connection : Connection
-    wanted : callable
-        Makes the OPEN_READER of a batch size and a prefetch.
+    wanted : OpenReader
+        But for the size of batches, and how many may be ahead.
     prefetch : int | None
         Batches that the feeder may send ahead; see `TableClient.source`.
     transport : "auto" | "shm" | "tcp"
     timeout_s : float
         For `update_priorities` and `close`.
-    owner : object
+    table : TableMethods | None
         Lives as long as this does.
     goals : Hindsight, optional
         The view, if its functions are called here.
@@ -70,27 +73,24 @@ class RemoteSource:
     def __init__(
         self,
         connection: Connection,
-        wanted: Callable[[int, int], OpenReader],
+        wanted: OpenReader,
         prefetch: int | None,
         transport: Transport,
         timeout_s: float,
-        owner: object,
+        table: TableMethods | None,
         goals: Hindsight | None = None,
     ) -> None:
         self._goals = goals
         self._connection, self._wanted, self._timeout_s = connection, wanted, timeout_s
-        self._owner, self._options = owner, ReaderOptions(prefetch, transport)
+        self._table, self._options = table, ReaderOptions(prefetch, transport)
         self._channel: ReaderChannel | None = None
         self._lock = threading.Lock()
         self._over = False
         self._asked_at = -math.inf
         self._structure: BatchStructure | None = None
         self._closed = False
-        self._totals_every_s: float | None = None
         self._wait_s: float | None = None  # of the present call, see `call`
         self._on_open: Callable[[ReaderChannel], None] = lambda channel: None
-        self._update: Callable[..., Applied] | None = None  # the table's
-        self._prioritize: Callable[..., Applied] | None = None
         # See `Finishing`.
         self.finishes: Callable[[Any], Any] | None = None
 
@@ -99,22 +99,22 @@ class RemoteSource:
         if self._channel is None:
             options, planned = self._options, min(batches, MOST_AHEAD)
             prefetch = None if options.prefetch is None else max(options.prefetch, planned)
-            self._options = ReaderOptions(prefetch, options.transport, planned)
+            self._options = replace(options, prefetch=prefetch, planned=planned)
 
     @property
     def transport(self) -> Literal["shm", "tcp"] | None:
         """How batches are received; ``None`` before that is known."""
-        return None if self._channel is None else self._channel.deliveries.opening.transport
+        return None if self._channel is None else self._channel.transport
 
     @property
     def schema(self) -> Schema | None:
         """Of a batch's rows, as the feeder has said last; ``None`` before."""
-        return None if self._channel is None else self._channel.deliveries.opening.schema
+        return None if self._channel is None else self._channel.schema
 
     @property
     def leased(self) -> bool:
         """Whether batches have to be returned, as far as is known."""
-        return self._channel is not None and self._channel.deliveries.opening.leased
+        return self._channel is not None and self._channel.leased
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
         """Return the next batch, as it was drawn: contiguous arrays that nothing writes to.
@@ -131,20 +131,15 @@ class RemoteSource:
             channel = self._reader_channel(batch_size)
             bell = EventFd()
             try:
-                self._listen(channel, bell)
+                channel.listen(bell)
                 while (found := self._attempt(channel)) is None:
                     state = self._connection.state()
                     patience.wait(bell, f"batches of table {channel.wanted.table!r} ({state})")
                     bell.clear()  # before looking: later changes ring it again
             finally:
-                self._listen(channel, None)
+                channel.listen(None)
                 bell.close()
         return found
-
-    def _listen(self, channel: ReaderChannel, bell: EventFd | None) -> None:
-        with channel.lock:
-            if channel.deliveries.bell is not bell:
-                channel.deliveries.listen(bell)
 
     def draw_now(self, batch_size: int) -> Plan | None:
         """See `AnyThread`: a batch that has arrived."""
@@ -152,37 +147,31 @@ class RemoteSource:
 
     def _attempt(self, channel: ReaderChannel) -> Plan | None:
         """Return the next batch or the end, or raise the next error; ``None``: none of them yet."""
-        deliveries, ready = channel.deliveries, None
         with channel.lock:
             received = self._next(channel)
-        if isinstance(received, ReceivedBatch):
-            ready = self._ready(channel, received)
-        if deliveries.due or deliveries.owes:
+        ready = self._ready(channel, received) if isinstance(received, ReceivedBatch) else None
+        if received is END:
+            self._over = True
+        if channel.due or channel.settled:
             now = time.monotonic()
             hurries = now - self._asked_at < IN_A_HURRY_S
-            if received is not None and hurries and deliveries.due:
+            if ready is not None and hurries and channel.due:
                 self._connection.yield_to_io()
             else:
                 self._connection.wake()
             self._asked_at = now
-        if ready is not None or received is None:
-            return ready
-        self._over = True
-        if deliveries.owes:
-            self._connection.wake()
-        return END
+        return END if received is END else ready
 
     def _next(self, channel: ReaderChannel) -> Any:
         """As `_attempt`, under the channel's lock."""
-        deliveries = channel.deliveries
-        if (received := deliveries.next()) is not None:
+        if (received := channel.next()) is not None:
             return received
-        if deliveries.ended:
+        if channel.ended:
             return END
         if self._closed:
             raise Closed("this source is closed")
-        if (complaint := deliveries.inbox.complaint) is not None:
-            deliveries.inbox.complaint = None
+        if (complaint := channel.complaint) is not None:
+            channel.complaint = None
             raise complaint
         if channel.failure is not None:
             raise channel.failure()
@@ -200,7 +189,7 @@ class RemoteSource:
         def attempt() -> bool:
             nonlocal received
             received = self._next(channel)
-            if received is None and channel.deliveries.due:
+            if received is None and channel.due:
                 self._connection.wake()
             return received is not None
 
@@ -218,15 +207,14 @@ class RemoteSource:
         channel = self._channel
         if channel is None or channel.phase is not ReaderPhase.READY or self._closed:
             return False
-        deliveries = channel.deliveries
-        known = deliveries.credit.granted == deliveries.credit.received
-        return known and not deliveries.leases and not deliveries.inbox.waiting
+        known = channel.granted == channel.received
+        return known and not channel.leases and not channel.waiting
 
     def drop(self) -> None:
         """Close without waiting: what was not settled goes back."""
         self._closed = True
         if self._channel is not None:
-            self._close_channel(self._channel, used=False)
+            self._channel.close(used=False)
             self._connection.wake()
 
     # -- for a source of several feeders -----------------------------------------------------------
@@ -236,80 +224,63 @@ class RemoteSource:
 
         ``most_ahead``: batches ahead at most, unless a prefetch was given.
         """
-        self._totals_every_s = every_s
-        self._options = replace(self._options, most=most_ahead)
+        self._options = replace(self._options, most=most_ahead, totals_every_s=every_s)
 
     @property
     def server(self) -> int:
         """The server that was asked last to open the reader: see `Connection.servers`."""
-        return 0 if self._channel is None else self._channel.deliveries.opening.server
+        return 0 if self._channel is None else self._channel.server
 
     @property
     def end_has_come(self) -> bool:
         """Whether the feeder has sent its END; batches from before may be here."""
         channel = self._channel
-        return channel is not None and channel.deliveries.credit.ended_after is not None
+        return channel is not None and channel.ended_after is not None
 
     @property
     def ahead(self) -> int:
         """Batches that may be on their way or wait here, as far as is known."""
-        return 0 if self._channel is None else self._channel.deliveries.credit.ahead
+        return 0 if self._channel is None else self._channel.ahead
 
-    @property
-    def opened(self) -> tuple[int, int]:
-        """How often its reader was opened, and how many batches of before waited here then.
-
-        All others that may be ahead were asked for at that moment.
-        """
-        return (0, 0) if self._channel is None else self._channel.deliveries.opening.answered
-
-    def totals(self, batch_size: int) -> tuple[TotalsReply | None, dict[str, Any] | None]:
-        """Return what the feeder has said of how much there is to draw from, and the sampler.
+    def totals(self, batch_size: int) -> TotalsReply | None:
+        """Return what the feeder has said of how much there is to draw from.
 
         Does not wait. Asks again if that is older than `watch_totals` allows.
         """
         channel = self._reader_channel(batch_size)
+        every_s = channel.options.totals_every_s
+        assert every_s is not None
         with channel.lock:
-            deliveries, totals = channel.deliveries, channel.deliveries.totals
-            assert totals.every_s is not None
-            if totals.asked_at is None and not totals.wanted:
-                totals.wanted = time.monotonic() - totals.heard_at >= totals.every_s
-                asks = totals.wanted
-            else:
-                asks = False
-            newest, sampler = totals.newest, deliveries.opening.sampler
+            newest, now = channel.totals, time.monotonic()
+            asks = channel.totals_at == math.inf and now - channel.heard_at >= every_s
+            if asks:
+                channel.totals_at = now
         if asks:
             self._connection.wake()
-        return newest, sampler
+        return newest
 
     def ask_anew(self) -> None:
         """Forget what the feeder has said, and ask it again."""
         channel = self._channel
         if channel is not None:
             with channel.lock:
-                channel.deliveries.totals.begin()
+                channel.totals, channel.totals_at = None, 0.0
             self._connection.wake()
 
     def listen(self, batch_size: int, bell: EventFd | None) -> None:
         """Have a bell rung when there is something new, until another is given, or none."""
         channel = self._channel if bell is None else self._reader_channel(batch_size)
         if channel is not None:
-            with channel.lock:
-                channel.deliveries.listen(bell)
+            channel.listen(bell)
             if bell is not None:
                 self._connection.wake()  # from here on it asks for totals by itself
-
-    def returned(self, lease: object) -> bool:
-        """Whether a planned batch has gone back to the feeder meanwhile."""
-        assert isinstance(lease, Lease)
-        return not lease.deliveries.holds(lease)
 
     # -- leases, see `Leasing` ---------------------------------------------------------------------
 
     def hand_out(self, lease: object) -> bool:
         """Return whether the batch is still this learner's; if so it counts as handed out."""
         assert isinstance(lease, Lease)
-        return lease.deliveries.hand_out(lease)
+        return lease.reader.hand_out(lease)
 
     def settle(self, lease: object) -> None:
         """Note that a batch was used.
@@ -317,9 +288,9 @@ class RemoteSource:
         The feeder is told with the next PULL, or at once if no plan waits.
         """
         assert isinstance(lease, Lease)
-        deliveries = lease.deliveries
-        deliveries.settle(lease)
-        if deliveries.bell is not None or self._over or self._wait_s is not None:
+        reader = lease.reader
+        reader.settle(lease)
+        if reader.bell is not None or self._over or self._wait_s is not None:
             self._connection.wake()
 
     def release(self, timeout_s: float) -> None:
@@ -330,37 +301,18 @@ class RemoteSource:
         A source of a table without leases goes on where it is.
         """
         channel = self._channel
-        if channel is None or not channel.deliveries.opening.leased or self._closed:
+        if channel is None or not channel.leased or self._closed:
             return
-        # Without a session the feeder has the batches anyway.
-        limit_s = min(timeout_s, _GOODBYE_S) if self._connection.is_open else 0.0
-        try:
+        self._channel, self._over = None, False
+        with contextlib.suppress(AsyncLoaderError):
             self._connection.check()  # before the lock: in a fork its holder may not exist
-            self._close_channel(channel, used=False)
-            self._channel, self._over = None, False
-            self._wait_until_closed(channel, limit_s)
-        except AsyncLoaderError:
-            self._channel, self._over = None, False
+            channel.close(used=False)
+            self._wait_closed(channel, min(timeout_s, _GOODBYE_S))
 
-    def _close_channel(self, channel: ReaderChannel, used: bool) -> None:
-        """Close a reader. Planned batches go back; handed-out ones too, unless ``used``."""
-        with channel.lock:
-            channel.close(used)
-            if channel.deliveries.bell is not None:
-                channel.deliveries.bell.ring()
-
-    def _wait_until_closed(self, channel: ReaderChannel, timeout_s: float) -> None:
-        """Wait for the answer to CLOSE_READER."""
-        self._connection.check()
+    def _wait_closed(self, channel: ReaderChannel, timeout_s: float) -> None:
         self._connection.wake()
-        over = (ReaderPhase.CLOSED, ReaderPhase.FAILED)
-        channel.news.until(
-            lambda: channel.phase in over,
-            Deadline(timeout_s),
-            lambda: self._connection.no_answer("CLOSE_READER"),
-        )
-        if channel.phase is ReaderPhase.CLOSED:
-            self._connection.forget(channel)
+        no_answer = self._connection.no_answer
+        channel.wait_closed(Deadline(timeout_s), lambda: no_answer("CLOSE_READER"))
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -385,25 +337,25 @@ class RemoteSource:
         if channel is None:
             text = "there is nothing to give new priorities to"
             raise ConfigError(f"update_priorities before the first batch: {text}")
-        eta, deadline = channel.deliveries.opening.eta, Deadline(self._timeout_s)
+        eta, deadline = channel.eta, Deadline(self._timeout_s)
         values: Any = priority if eta is None else per_item(priority, np.size(index), eta)
         self._connection.check()
         channel.news.until(  # the reader's own sampler has to be there
-            lambda: channel.phase not in (ReaderPhase.WANTED, ReaderPhase.OPENING),
+            lambda: channel.phase is not ReaderPhase.WANTED,
             deadline,
             lambda: self._connection.no_answer("OPEN_READER"),
         )
         if channel.failure is not None:
             raise channel.failure()
-        assert self._prioritize is not None
-        return self._prioritize(index, values, deadline)
+        assert self._table is not None
+        return self._table._apply("update_priorities", index, {"priority": values}, deadline)
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set new values of some fields, by id: see `TableClient.update`."""
         if self._closed:
             raise Closed("this source is closed")
-        assert self._update is not None
-        return self._update(index, **fields)
+        assert self._table is not None
+        return self._table.update(index, **fields)
 
     @property
     def closed(self) -> bool:
@@ -411,7 +363,7 @@ class RemoteSource:
         return self._closed
 
     def __repr__(self) -> str:
-        wanted = self._wanted(1, 1) if self._channel is None else self._channel.wanted
+        wanted = self._wanted
         how = "" if self.transport is None else f" transport={self.transport!r}"
         state, address = "closed" if self._closed else "open", self._connection.address
         return f"<RemoteSource of table {wanted.table!r} at {address}{how} {state}>"
@@ -433,15 +385,9 @@ class RemoteSource:
         channel = self._channel
         if channel is None:
             return
-        if channel.phase is ReaderPhase.CLOSED:
-            channel.deliveries.inbox.waiting.clear()
-            return
         self._connection.check_fork()
-        self._close_channel(channel, used=True)
-        if channel.failure is not None:
-            self._connection.wake()
-            return
-        self._wait_until_closed(channel, self._timeout_s if timeout_s is None else timeout_s)
+        channel.close(used=True)
+        self._wait_closed(channel, self._timeout_s if timeout_s is None else timeout_s)
 
     def _reader_channel(self, batch_size: int) -> ReaderChannel:
         self._connection.check()
@@ -466,13 +412,11 @@ class RemoteSource:
         ahead = options.prefetch
         if ahead is None:
             ahead = max(AHEAD_LEAST, options.planned)
-        wanted = self._wanted(batch_size, max(1, ahead))
+        wanted = structs.replace(self._wanted, batch_size=batch_size, prefetch=max(1, ahead))
 
         def made(number: int) -> ReaderChannel:
-            channel = ReaderChannel(number, wanted, options)
+            channel = ReaderChannel(self._connection, number, wanted, options)
             channel.wait_s = self._wait_s
-            channel.deliveries.totals.every_s = self._totals_every_s
-            channel.deliveries.totals.wanted = self._totals_every_s is not None
             return channel
 
         channel: ReaderChannel = self._connection.add(made)
@@ -481,18 +425,12 @@ class RemoteSource:
         self._on_open(channel)
 
     def _ready(self, channel: ReaderChannel, received: ReceivedBatch) -> Ready:
-        opening, structure = channel.deliveries.opening, self._structure
-        schema = opening.schema
+        schema, structure = channel.schema, self._structure
         assert schema is not None
         if structure is None or schema is not structure.schema:
-            sequences = opening.eta is not None
-            structure = self._structure = structure_of(schema, sequences, self._goals)
-        body, lease, columns = received.body, received.lease, received.body.arrays()
-        if opening.leased:
-            self._connection.old_rows.look(channel.wanted.table, schema, columns)
-        batch = structure.batch(columns, received.server)
-        with channel.lock:
-            channel.deliveries.taken(received)
+            structure = self._structure = structure_of(schema, channel.eta is not None, self._goals)
+        body, lease = received.body, received.lease
+        batch = structure.batch(body.arrays(), received.server)
         if self._goals is None and type(body) is FilledSlot and (buffer := body.buffer) is not None:
             layout = body.slots.layout
             return ReadySlot(batch, lent=True, lease=lease, buffer=buffer, layout=layout)
@@ -504,5 +442,5 @@ def _drop(connection: Connection, channel: ReaderChannel) -> None:
 
     May run in any thread at any point, so it takes no lock: the IO thread closes the reader.
     """
-    channel.deliveries.returns.dropped = True
+    channel.dropped = True
     connection.wake()

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from async_loader.feeder.client.outbox import Counts
-from async_loader.feeder.client.reader_channel import ReaderChannel
-from async_loader.feeder.client.reader_state import OVER
+from async_loader.feeder.client.reader_channel import OVER, ReaderChannel
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.shm.limits import human
 from async_loader.stats import Stats
@@ -40,10 +39,10 @@ class Traffic:
         return [one for one in self._channels if isinstance(one, WriterChannel)]
 
     def open_writers(self) -> list[WriterChannel]:
-        """Return the channels of writers that are not over."""
-        over = (WriterPhase.CLOSED, WriterPhase.FAILED)
+        """Return the channels of writers that are not closed, nor known to have failed."""
         with self._lock:
-            return [one for one in self._writers() if one.phase not in over]
+            writers = [one for one in self._writers() if not one.told]
+            return [one for one in writers if one.phase is not WriterPhase.CLOSED]
 
     def open_reads(self) -> list[ReaderChannel]:
         """Return the channels of readers that are not over."""
@@ -55,7 +54,7 @@ class Traffic:
         """Return the counts of `ClientStats`."""
         with self._lock:
             total = self._past + _sum(self._channels)
-            kept = sum(one.queue.outbox.nbytes for one in self._writers())
+            kept = sum(one.outbox.nbytes for one in self._writers())
         return {**{name: total[name] for name in _NAMES}, "bytes_kept": kept}
 
 
@@ -63,12 +62,11 @@ def _sum(channels: Iterable[WriterChannel | ReaderChannel]) -> Counter[str]:
     total: Counter[str] = Counter()
     for one in channels:
         if isinstance(one, WriterChannel):
-            counts = one.queue.outbox.counts
+            counts = one.outbox.counts
             total.update({name: getattr(counts, name) for name in Counts.__slots__})
-            total["rows_added"] += one.queue.steps()
+            total["rows_added"] += one.steps
         else:
-            inbox = one.deliveries.inbox
-            total.update({"batches": inbox.batches, "batches_redelivered": inbox.redelivered})
+            total.update({"batches": one.batches, "batches_redelivered": one.redelivered})
     return total
 
 
@@ -83,8 +81,7 @@ class ClientStats(Stats):
     rows_acked : int
         Rows that the feeder has acknowledged: they are in its tables.
     rows_dropped : int
-        Dropped because the buffer was full (``overflow="drop_oldest"``). An end of an episode
-        counts as one if no step was dropped with it.
+        Steps that were dropped because the buffer was full (``overflow="drop_oldest"``).
     rows_lost : int
         Acknowledged by a feeder that was lost with them.
     messages_sent, messages_resent, messages_acked : int

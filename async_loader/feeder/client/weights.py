@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-import threading
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,7 +23,6 @@ from async_loader.feeder.wire import (
     DIMENSIONS,
     FIELDS,
     Latest,
-    Message,
     Publish,
     TensorSpec,
     Weights,
@@ -37,14 +32,10 @@ from async_loader.feeder.wire import (
     tensors_of,
 )
 from async_loader.feeder.wire import Published as WirePublished
-from async_loader.feeder.wire.data import Buffer
 from async_loader.lifecycle import LONGEST_S, Deadline
 
 PART_BYTES = 4 << 20
 """Bytes of one message: other control messages wait no longer than it takes."""
-AHEAD = 4
-"""Parts under way: a round trip for each would take longer than the part."""
-_RESTARTS = 16
 _MOST = (1 << 64) - 1
 _LONGEST = (1 << 31) - 1
 _MAP_S = 5.0
@@ -133,26 +124,19 @@ def publish(
     ``known``: the newest version that this client published so far.
     """
     first = connection.session.opened
-    for _ in range(_RESTARTS):
+    while True:
         session = connection.session.opened
         try:
             said = _send(connection, name, version, *weights, deadline)
-            again = (
-                version > known
-                and connection.session.opened != first
-                and (said.run, said.version) == (connection.client, version)
-            )
-            return (
-                WirePublished(newest=True) if again else said
-            )  # the answer to its last part was lost: these are the newest
         except Exception:
             # A restarted server does not have the first parts: begin again.
             if connection.session.opened == session or deadline.expired:
                 raise
-    raise Broken(
-        f"weights {name!r} could not be published: the connection was lost {_RESTARTS} times "
-        "meanwhile"
-    )
+            continue
+        again = version > known and connection.session.opened != first
+        if again and (said.run, said.version) == (connection.client, version):
+            return WirePublished(newest=True)  # the answer to its last part was lost
+        return said
 
 
 def _send(
@@ -163,31 +147,22 @@ def _send(
     whole: memoryview,
     deadline: Deadline,
 ) -> WirePublished:
-    """Send all parts, some ahead of their answers; stop after a refusal."""
-    most, asked = _part_bytes(connection), deque[Call]()
-
-    def answer() -> WirePublished:
-        said = connection.answer(asked.popleft(), deadline).body
-        assert isinstance(said, WirePublished)
-        return said
-
-    try:
-        for at in range(0, whole.nbytes, most):
-            body = Publish(
-                name=name,
-                version=version,
-                total_bytes=whole.nbytes,
-                offset=at,
-                specs=specs if not at else (),
-            )
-            asked.append(connection.ask(Call(body, data=whole[at : at + most])))
-            if len(asked) > AHEAD and not (said := answer()).newest:
-                return said
-        while (said := answer()).newest and asked:
-            continue
-        return said
-    finally:
-        connection.forget_calls(asked)
+    """Send all parts; stop after a refusal."""
+    most, said = _part_bytes(connection), WirePublished(newest=True)
+    for at in range(0, whole.nbytes, most):
+        body = Publish(
+            name=name,
+            version=version,
+            total_bytes=whole.nbytes,
+            offset=at,
+            specs=specs if not at else (),
+        )
+        reply = connection.call(Call(body, data=whole[at : at + most]), deadline).body
+        assert isinstance(reply, WirePublished)
+        said = reply
+        if not said.newest:
+            break
+    return said
 
 
 def latest(
@@ -201,31 +176,37 @@ def latest(
 ) -> Published | Missing:
     """See `Client.latest`."""
     most, limit = _part_bytes(connection), min(wait_s, LONGEST_S) if wait_s > 0 else None
-    path = _memory_of(connection)
+    path = connection.memory_endpoint
     if path is not None:  # more than that may come in shared memory
         most = min(most, SHARED_FROM - 1)
     body = Latest(name=name, newer_than=newer_than, run=run, most=most, timeout_s=limit)
-    reply = connection.call(Call(body), deadline)
-    while True:
-        first = reply.body
-        assert isinstance(first, Weights)
-        if reply.data is None:
-            return Missing.NONE if first.version is None else Missing.NOT_NEWER
-        if first.offset:
+    first: Weights | None = None
+    whole: bytearray | mmap.mmap = bytearray()
+    at = 0
+    while first is None or at < len(whole):
+        reply = connection.call(Call(body), deadline)
+        said = reply.body
+        assert isinstance(said, Weights)
+        if first is None and reply.data is None:
+            return Missing.NONE if said.version is None else Missing.NOT_NEWER
+        if first is None or (said.version, said.run) != (first.version, first.run):
+            first, at, whole = said, 0, bytearray(said.total_bytes)  # another, from its beginning
+            if path is not None and len(whole) >= SHARED_FROM:
+                mapped = _map(connection, path, first, deadline)
+                if mapped is not None:
+                    whole = mapped
+                    break
+        part = memoryview(b"" if reply.data is None else reply.data)
+        if said.offset != at or not 0 < part.nbytes <= len(whole) - at:
             raise Broken(
-                f"weights {name!r} begin at byte {first.offset}: the feeder answers what was not "
-                "asked"
+                f"weights {name!r} came in parts that do not fit: {part.nbytes} bytes from byte "
+                f"{said.offset} of version {said.version}, byte {at} of {first.version} was next"
             )
-        whole: bytearray | mmap.mmap | None = None
-        if path is not None and first.total_bytes >= SHARED_FROM:
-            whole = _map(connection, path, first, deadline)
-        if whole is not None:
-            break
-        whole = bytearray(first.total_bytes)
-        newer = _receive(connection, first, reply.data, whole, most, deadline)
-        if newer is None:
-            break
-        reply = newer
+        whole[at : at + part.nbytes] = part
+        at += part.nbytes
+        body = Latest(
+            name=name, version=first.version, run=first.run, offset=at, most=_part_bytes(connection)
+        )
     assert first.version is not None
     found: dict[str, Any] = dict(tensors_of(first.specs, whole))
     if as_torch:
@@ -233,12 +214,6 @@ def latest(
         make = {True: torch_tensors.from_bits, False: torch_tensors.to_tensor}
         found = {key: make[key in bfloat16](value) for key, value in found.items()}
     return Published(first.version, found, (first.run or b"").hex())
-
-
-def _memory_of(connection: Connection) -> str | None:
-    """Return where the feeder gives its memory to clients of this host; ``None``: nowhere."""
-    welcome = connection.session.welcome
-    return None if welcome is None else welcome.memory_endpoint
 
 
 def _map(connection: Connection, path: str, first: Weights, deadline: Deadline) -> mmap.mmap | None:
@@ -254,51 +229,6 @@ def _map(connection: Connection, path: str, first: Weights, deadline: Deadline) 
         )
     except (Unsupported, Malformed, Broken, Timeout, OSError):
         return None
-
-
-def _receive(
-    connection: Connection,
-    first: Weights,
-    data: Buffer,
-    whole: bytearray,
-    asked_for: int,
-    deadline: Deadline,
-) -> Message | None:
-    """Fill ``whole`` with all parts.
-
-    Return the first part of another version, if there is one now.
-    """
-    had = memoryview(data).nbytes
-    # less than was asked for is what the feeder sends at most
-    most = had if had < asked_for else _part_bytes(connection)
-    whole[:had] = data
-    offsets, asked = iter(range(had, len(whole), most)), deque[tuple[int, Call]]()
-
-    def more(at: int) -> Latest:
-        return Latest(name=first.name, version=first.version, run=first.run, offset=at, most=most)
-
-    try:
-        while True:
-            for at in islice(offsets, AHEAD - len(asked)):
-                asked.append((at, connection.ask(Call(more(at)))))
-            if not asked:
-                return None
-            at, call = asked.popleft()
-            reply = connection.answer(call, deadline)
-            body, part = reply.body, memoryview(reply.data if reply.data is not None else b"")
-            assert isinstance(body, Weights)
-            other = (body.version, body.run) != (first.version, first.run)
-            if other and not body.offset:
-                return reply
-            if other or body.offset != at or part.nbytes != min(most, len(whole) - at):
-                text = f"{part.nbytes} bytes from byte {body.offset} of version {body.version}"
-                raise Broken(
-                    f"weights {first.name!r} came in parts that do not fit: {text}, asked for byte "
-                    f"{at} of {first.version}"
-                )
-            whole[at : at + part.nbytes] = part
-    finally:
-        connection.forget_calls(call for _, call in asked)
 
 
 def _part_bytes(connection: Connection) -> int:
@@ -332,32 +262,3 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.asarray(array)
-
-
-class PublishTurns:
-    """Whose turn it is to publish, by name. Threads: any."""
-
-    def __init__(self) -> None:
-        self._locks: dict[str, threading.Lock] = {}
-
-    @contextlib.contextmanager
-    def turn(self, name: str, deadline: Deadline) -> Iterator[None]:
-        """Publish within this block.
-
-        Not in a forked process: the thread whose turn it is may not exist there.
-
-        Raises
-        ------
-        Timeout
-            The turn of another thread takes longer than the deadline.
-        """
-        lock, left = self._locks.setdefault(name, threading.Lock()), deadline.left_or_inf()
-        if not lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-            raise Timeout(
-                f"weights {name!r} are still being published by another thread: the call may be "
-                "made again"
-            )
-        try:
-            yield
-        finally:
-            lock.release()

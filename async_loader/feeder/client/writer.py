@@ -1,23 +1,20 @@
-"""What an actor writes with: it checks arguments and steps. `RowSink` adds rows and waits."""
+"""What an actor writes with: it checks arguments and steps."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Never
 
-from async_loader.errors import AsyncLoaderError, CannotSend
+import numpy as np
+
+from async_loader.errors import AsyncLoaderError, CannotSend, Unsupported
+from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.forks import forks
-from async_loader.feeder.client.row_packer import (
-    NAN,
-    RowPacker,
-    checked_priority,
-    ended,
-)
-from async_loader.feeder.client.row_sink import RowSink
-from async_loader.feeder.client.stream_numbers import OWN, StreamNumbers
+from async_loader.feeder.client.notifier import forks
+from async_loader.feeder.client.row_packer import NAN, OWN, RowPacker, checked_priority, ended
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
+from async_loader.feeder.wire import FINAL, MESSAGE_BYTES, SHOWN, About, AboutReply
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import (
     by_name,
@@ -26,9 +23,9 @@ from async_loader.names import (
     misplaced_fields,
 )
 from async_loader.replay.arguments import count_of, one_float, one_of, schema_of_columns
+from async_loader.replay.episode_ends import Ends, how_ended
 from async_loader.replay.samplers import priority_rules
-from async_loader.replay.stream_names import fresh_stream, stream_name, stream_names
-from async_loader.replay.table.episode_ends import Ends, how_ended
+from async_loader.replay.stream_names import stream_names
 from async_loader.replay.table.records import Rows
 from async_loader.replay.table.step_packer import NOT_PACKED
 from async_loader.schema import Schema
@@ -50,8 +47,6 @@ class RemoteWriter:
     Parameters
     ----------
     connection, channel : Connection, WriterChannel
-    stream : hashable
-        Of steps that name none; by default a new one.
     timeout_s : float
         For every call that waits, unless it says otherwise.
     owner : object
@@ -62,13 +57,11 @@ class RemoteWriter:
         self,
         connection: Connection,
         channel: WriterChannel,
-        stream: Hashable | None,
         timeout_s: float,
         owner: object,
     ) -> None:
         self._connection, self._channel, self._timeout_s = connection, channel, timeout_s
-        self._queue, self._sink = channel.queue, RowSink(connection, channel)
-        self._streams = StreamNumbers(fresh_stream() if stream is None else stream_name(stream))
+        self._streams = channel.streams
         self._owner = owner  # the client lives as long as its writers
         self._generation = forks.generation
 
@@ -83,10 +76,9 @@ class RemoteWriter:
 
         Waits for the feeder's answer.
         """
-        if self._queue.packer is None:
-            with contextlib.suppress(AsyncLoaderError):  # the calls that need it raise
-                self._sink.wait_for_schema(self._deadline(None))
-        packer = self._queue.packer
+        packer = None
+        with contextlib.suppress(AsyncLoaderError):  # the calls that need it raise
+            packer = self._agree(self._deadline(None))
         return None if packer is None else packer.schema
 
     @property
@@ -108,8 +100,7 @@ class RemoteWriter:
     @property
     def steps(self) -> int:
         """Steps added through this writer, in the table or on their way there."""
-        with self._channel.lock:
-            return self._queue.steps()
+        return self._channel.steps
 
     @by_name
     def append(
@@ -148,7 +139,7 @@ class RemoteWriter:
         """
         if misplaced:
             raise misplaced_fields("RemoteWriter.append", misplaced)
-        channel, queue = self._channel, self._queue
+        channel = self._channel
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         if forks.generation != self._generation:
@@ -158,47 +149,52 @@ class RemoteWriter:
             values = (
                 step if type(step) is dict and not fields else dict(one_of(step, fields, "step"))
             )
+        given = NAN
         if priority is not None:
             if not channel.takes_priorities:
                 one_float(priority, "priority")
-                self._sink.check_priorities(self._deadline(timeout_s))
-            priority = checked_priority(priority)
-        packer = queue.packer
+                self._check_priorities(self._deadline(timeout_s))
+            given = checked_priority(priority)
+        packer = channel.packer
         if packer is None:
             first = dict(values)
             Ends(None).into(first, terminated, truncated)
-            packer = self._sink.agree(
+            packer = self._agree(
+                self._deadline(timeout_s),
                 lambda: Schema.of_step(first),
                 lambda trial: trial.step(dict(values), terminated, truncated, final_obs),
-                self._deadline(timeout_s),
             )
+            assert packer is not None
         if values is step and packer.stored and not packer.stored <= values.keys():
             values = dict(values)  # the stored fields are added to it
+        streams = channel.streams
         if stream is None:  # without a call: this runs once for each step
             number = OWN
-            self._streams.finished.discard(OWN)
+            streams.names[OWN] = streams.own
         else:
-            number = self._streams.number(stream)
-        made = packer.step(values, terminated, truncated, final_obs)
-        given = NAN if priority is None else priority
+            number = streams.number(stream)
+        packed, flags, final = packer.step(values, terminated, truncated, final_obs)
         try:
-            if not made[1] and final_obs is None:
+            if not flags and final is None:
                 with channel.lock:
-                    buffer = queue.buffer
+                    buffer = channel.buffer
                     if (
                         buffer is not None
                         and not channel.closing
                         and channel.failure is None
                         and buffer.count + 1 < buffer.limit
                     ):
-                        buffer.put(made[0], number, 0, given)
+                        buffer.put(packed, number, 0, given)
                         return
-            self._sink.append(packer, made, number, given, self._deadline(timeout_s))
+            records = [(packed, flags, given)]
+            if final is not None:
+                records.append((final, FINAL, NAN))
+            channel.put(records, number, self._deadline(timeout_s), "the step")
         except NOT_PACKED:
             packer.pack_unusual(values)  # raises what is wrong
             raise
-        if made[1]:
-            self._streams.ended((number,))
+        if flags:
+            streams.ended((number,))
 
     @by_name
     def extend(
@@ -235,31 +231,29 @@ class RemoteWriter:
         """
         if misplaced:
             raise misplaced_fields("RemoteWriter.extend", misplaced, "batch")
-        self._connection.check()
-        deadline = self._deadline(timeout_s)
         whole = dict(one_of(batch, fields, "batch"))
         names: Any = self._streams.own
         if stream is not None:
-            names = stream_names(stream, count_of(whole), self._streams.names())
-        packer, rows = self._rows(
-            whole, names, terminated, truncated, priority, final_obs, deadline
-        )
-        self._sink.extend(packer, rows, deadline)
-        self._streams.ended(ended(rows))
+            names = stream_names(stream, count_of(whole), self._streams.numbers)
+        self._put_rows(whole, names, terminated, truncated, final_obs, priority, timeout_s)
 
-    def _rows(
+    def _put_rows(
         self,
         batch: dict[str, Any],
-        names: Hashable | Sequence[Hashable],
+        names: Any,
         terminated: object,
         truncated: object,
-        priority: object,
         final_obs: object,
-        deadline: Deadline,
-    ) -> tuple[RowPacker, Rows]:
-        """Check a batch. Nothing was added when this raises."""
-        count = count_of(batch)
-        streams = self._streams.of_rows(names, count)
+        priority: object,
+        timeout_s: float | None,
+        together: bool = False,
+    ) -> None:
+        """As `extend`; ``together``: all rows or none. ``names``: of one stream, or a list."""
+        self._connection.check()
+        deadline, channel, count = self._deadline(timeout_s), self._channel, count_of(batch)
+        each = names if isinstance(names, list) else [names]
+        numbers = np.array([self._streams.number(name) for name in each], np.uint32)
+        streams = np.broadcast_to(numbers, count) if len(numbers) == 1 else numbers
 
         def made(packer: RowPacker) -> Rows:
             return packer.batch(dict(batch), streams, priority, final_obs, terminated, truncated)
@@ -269,31 +263,23 @@ class RemoteWriter:
             Ends(None).into_columns(first, terminated, truncated)
             return schema_of_columns(first)
 
-        if priority is not None and not self._channel.takes_priorities:
+        if priority is not None and not channel.takes_priorities:
             priority_rules.column_of(priority, count)
-            self._sink.check_priorities(deadline)
-        packer = self._queue.packer or self._sink.agree(proposed, made, deadline)
-        return packer, made(packer)
+            self._check_priorities(deadline)
+        packer = self._agree(deadline, proposed, made)
+        assert packer is not None
+        rows = made(packer)
+        channel.put_rows(rows, together, deadline)
+        self._streams.ended(ended(rows))
 
     def _extend_together(
         self,
         batch: Mapping[str, Any],
         streams: Sequence[Hashable],
-        *,
-        terminated: object,
-        truncated: object,
-        final_obs: object,
-        priority: object,
-        timeout_s: float | None,
+        **how: Any,
     ) -> None:
         """As `extend`, all rows or none. For a `VectorWriter`."""
-        self._connection.check()
-        deadline = self._deadline(timeout_s)
-        packer, rows = self._rows(
-            dict(batch), list(streams), terminated, truncated, priority, final_obs, deadline
-        )
-        self._sink.extend_together(packer, rows, deadline)
-        self._streams.ended(ended(rows))
+        self._put_rows(dict(batch), list(streams), together=True, **how)
 
     @explain_wrong_names
     def end_episode(
@@ -312,28 +298,79 @@ class RemoteWriter:
         SchemaError, ConfigError, Timeout, Closed, Broken
         """
         ends = how_ended(terminated, truncated)
-        deadline = self._deadline(timeout_s)
+        deadline, channel = self._deadline(timeout_s), self._channel
         self._connection.check()
-        with self._channel.lock:
-            self._channel.check()
-        number = OWN if stream is None else self._streams.known(stream)
-        if final_obs is not None and self._queue.packer is None:
-            self._sink.wait_for_schema(deadline)  # the table may have one, which checks final_obs
-        packer = self._queue.packer
+        channel.check()
+        number = self._streams.open_number(stream)
+        # the table may have a schema, which checks final_obs
+        packer = channel.packer if final_obs is None else self._agree(deadline)
         if packer is None:
             return  # there was no step
-        final = None if final_obs is None else packer.final(final_obs)
+        values = packer.nothing.copy() if final_obs is None else packer.final(final_obs)
         if number is not None:
-            self._sink.end_episode(packer, final, number, ends, deadline)
+            flags = FINAL | ends | (0 if final_obs is None else SHOWN)
+            channel.put([(values, flags, NAN)], number, deadline, "the end of the episode")
             self._streams.ended((number,))
 
     def _end_episodes(self, streams: Sequence[Hashable]) -> None:
         """End the open episodes of these streams, as `end_episode` without arguments does."""
-        wanted = {self._streams.known(name) for name in streams}
-        numbers = [number for number in self._streams.open() if number in wanted]
-        if self._queue.packer is not None and numbers:
-            self._sink.end_open(numbers)
-            self._streams.ended(numbers)
+        found = map(self._streams.open_number, streams)
+        numbers = [number for number in found if number is not None]
+        if self._channel.packer is not None and numbers:
+            self._channel.end_streams(numbers)
+
+    # -- the table's schema and priorities ---------------------------------------------------------
+
+    def _agree(
+        self,
+        deadline: Deadline,
+        schema: Callable[[], Schema] | None = None,
+        check: Callable[[RowPacker], object] = id,
+    ) -> RowPacker | None:
+        """Wait for the table's schema; ``None``: it has none, and none is proposed.
+
+        If it has none, propose ``schema``, which ``check`` accepts.
+        """
+        channel = self._channel
+        if channel.packer is not None:
+            return channel.packer
+        self._connection.check()
+
+        def attempt() -> bool:
+            channel.check()
+            # A table that has a schema says itself what is wrong with the step.
+            nameless = channel.phase is WriterPhase.NAMELESS
+            if nameless and schema is not None:
+                proposed = schema()
+                check(RowPacker(proposed, 1, MESSAGE_BYTES))
+                channel.propose(proposed)
+                self._connection.wake()
+                return False
+            return nameless or channel.packer is not None
+
+        no_answer = self._connection.no_answer
+        channel.news.until(
+            attempt, deadline, lambda: f"nothing was added: {no_answer('OPEN_WRITER')}"
+        )
+        return channel.packer
+
+    def _check_priorities(self, deadline: Deadline) -> None:
+        """Raise Unsupported if the table uses no priorities.
+
+        The table is asked again after a refusal: a source with a sampler of its own may have come.
+        """
+        channel, connection = self._channel, self._connection
+        self._agree(deadline)
+        if channel.takes_priorities:
+            return
+        about, where = About(table=channel.table), f"table {channel.table!r}"
+        reply = connection.call(Call(about, where=where), deadline).body
+        assert isinstance(reply, AboutReply)
+        if reply.no_priorities is not None:
+            raise Unsupported(reply.no_priorities)
+        channel.takes_priorities = channel.packer is not None
+
+    # -- waiting -----------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when everything that was added is in the table.
@@ -349,7 +386,7 @@ class RemoteWriter:
         deadline = self._deadline(timeout_s)
         if self.closed:
             self._channel.check()
-        self._sink.flush(deadline)
+        self._channel.flush(deadline)
 
     def close(self, timeout_s: float | None = None) -> None:
         """End the open episodes, `flush`, and tell the feeder that nothing more comes.
@@ -366,7 +403,7 @@ class RemoteWriter:
         if self._channel.phase is WriterPhase.CLOSED:
             return
         self._connection.check()
-        self._sink.close([] if self.closed else self._streams.open(), deadline)
+        self._channel.close(deadline)
 
     def __enter__(self) -> RemoteWriter:
         return self
@@ -388,6 +425,5 @@ class VectorTarget(RemoteWriter):
     @property
     def schema(self) -> Schema | None:
         """Schema of the table's steps. Raises what keeps it from being known."""
-        if self._queue.packer is None:
-            self._sink.wait_for_schema(self._deadline(None))
+        self._agree(self._deadline(None))
         return super().schema

@@ -1,12 +1,12 @@
-"""A writer between user threads and the IO thread: the buffer being filled and the outbox.
+"""A writer between user threads and the IO thread: it opens the writer, and sends its rows.
 
 ::
 
-    WANTED ──OPEN_WRITER──▶ OPENING ──WRITER──▶ READY ──CLOSE_WRITER, ACK──▶ CLOSED
-      ▲ ▲                    │  │ no schema       │        any but CLOSED ──▶ FAILED
-      │ │                    │  ▼                 │
-      │ └─── first step ─── NAMELESS              │
-      └──────── new session, UNKNOWN_WRITER ──────┘
+    WANTED ──OPEN_WRITER, WRITER──▶ READY ──CLOSE_WRITER, ACK──▶ CLOSED
+      ▲ ▲          │ no schema        │        any but CLOSED ──▶ FAILED
+      │ │          ▼                  │
+      │ └──── NAMELESS: first step    │
+      └──────── new session, UNKNOWN_WRITER
 
 # NOTE [writer's lock]
 Rows, outbox and phase change under ``lock`` only. The IO thread holds it for one message at a time.
@@ -16,27 +16,16 @@ from __future__ import annotations
 
 import enum
 import secrets
-import threading
-import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from async_loader.errors import AsyncLoaderError, Closed, Malformed, SchemaError
-from async_loader.feeder.client.channel import (
-    ASK_AGAIN_S,
-    Failure,
-    Request,
-    check_opener,
-)
+from async_loader.errors import Malformed, SchemaError
+from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request, check_opener
 from async_loader.feeder.client.errors import error_of
-from async_loader.feeder.client.io_thread import IoThread
-from async_loader.feeder.client.notifier import Notifier
-from async_loader.feeder.client.outbox import Entry
-from async_loader.feeder.client.row_packer import InsertPayload, RowPacker
-from async_loader.feeder.client.row_queue import RowQueue, WriterOptions
+from async_loader.feeder.client.row_packer import RowPacker
+from async_loader.feeder.client.writer_rows import WriterOptions, WriterRows
 from async_loader.feeder.wire import (
     ACK_NOW,
     SENT_BEFORE,
@@ -54,102 +43,44 @@ from async_loader.feeder.wire import (
     schema_of,
     spec_of,
 )
-from async_loader.lifecycle import StateTable
+from async_loader.lifecycle import Deadline
 from async_loader.schema import Schema
+
+if TYPE_CHECKING:
+    from async_loader.feeder.client.connection import Connection
 
 INSERT_BYTES = 4 << 20
 """Bytes of an INSERT, unless one row is larger: several fit into a window, none delays the next."""
-PROBE_S, PROBE_MOST_S = 1.0, 10.0
+PROBE_S = 2.0
 """After this long without an ACK the newest INSERT is sent again: it, or the GAP, may be lost."""
 
 
 class WriterPhase(enum.Enum):
-    """Where a writer is. `MOVES` holds the legal moves."""
+    """Where a writer is."""
 
-    WANTED = "wanted"
-    """An OPEN_WRITER has to be sent."""
-    OPENING = "opening"
-    NAMELESS = "nameless"
+    WANTED = "opening"
+    NAMELESS = "without a schema"
     """Neither the table nor the writer has a schema: the first step gives it."""
     READY = "ready"
     CLOSED = "closed"
     FAILED = "failed"
 
 
-_ENDS = {WriterPhase.CLOSED, WriterPhase.FAILED}
-MOVES: dict[WriterPhase, set[WriterPhase]] = {
-    WriterPhase.WANTED: {WriterPhase.OPENING, *_ENDS},
-    WriterPhase.OPENING: {*WriterPhase},
-    WriterPhase.NAMELESS: {WriterPhase.WANTED, *_ENDS},
-    WriterPhase.READY: {WriterPhase.WANTED, *_ENDS},
-    WriterPhase.CLOSED: set(),
-    WriterPhase.FAILED: {WriterPhase.FAILED},
-}
-
-
-@dataclass(slots=True)
-class Probe:
-    """When the newest INSERT is sent again, in seconds of the IO thread's clock.
-
-    Attributes
-    ----------
-    at : float | None
-        ``None``: not at all.
-    wait_s : float
-        The current wait for an ACK; doubles with each probe.
-    """
-
-    at: float | None = None
-    wait_s: float = PROBE_S
-
-
-@dataclass(slots=True)
-class RowLosses:
-    """Acknowledged rows that were lost with a server.
-
-    Attributes
-    ----------
-    by_server : Counter
-        By the number of the server that had them; see `IoThread`.
-    unsaid : int
-        That the user was not warned of.
-    server, asked : int
-        The one that the writer is open at, and the one that it was opened at last.
-    """
-
-    by_server: Counter[int] = field(default_factory=Counter)
-    unsaid: int = 0
-    server: int = 0
-    asked: int = 0
-
-    def opened(self, lost: int) -> None:
-        """Note that a writer is open, and how many rows of before are missing there."""
-        if lost:
-            self.unsaid += lost
-            self.by_server[self.server] += lost
-        self.server = self.asked
-
-
-class WriterChannel:
-    """One writer of one table.
+class WriterChannel(WriterRows):
+    """One writer of one table: opens it, and sends its messages.
 
     Parameters
     ----------
-    number : int
-    table : str
+    port, number, table, stream, options : Connection, int, str, hashable, WriterOptions
+        See `WriterRows`.
     schema : Schema | None
-    options : WriterOptions
 
     Attributes
     ----------
     wanted : OpenWriter
         How the writer is opened, with the schema once it is known.
-    queue : RowQueue
     takes_priorities : bool
         Whether the table is known to use priorities.
-    closing : bool
-        Whether `close` was called.
-    losses : RowLosses
 
     Raises
     ------
@@ -158,194 +89,141 @@ class WriterChannel:
     """
 
     def __init__(
-        self, number: int, table: str, schema: Schema | None, options: WriterOptions
-    ) -> None:
-        self.number, self.options = number, options
+        self, port: Connection, number: int, table: str, stream: Hashable, schema: Schema | None,
+        options: WriterOptions,
+    ) -> None:  # fmt: skip
+        super().__init__(port, table, stream, options)
+        self.number = number
         spec = None if schema is None else spec_of(schema)
         producer = secrets.token_bytes(16)
         self.wanted = OpenWriter(table=table, producer=producer, epoch=1, schema=spec)
         check_opener(self.wanted)
-        self.lock = threading.RLock()
-        self.news = Notifier(self.lock)
-        self.queue = RowQueue(options)
         self.takes_priorities = False
-        self.closing = False
-        self.failure: Failure | None = None
-        self._phases = StateTable(WriterPhase.WANTED, MOVES)
+        self.phase = WriterPhase.WANTED
         self._request = Request()
-        self._probe = Probe()
-        self.losses = RowLosses()
+        self._probe_at: float | None = None
+        self._server = 0
 
-    # -- under the lock, any thread ----------------------------------------------------------------
-
-    @property
-    def table(self) -> str:
-        """The table's name."""
-        return self.wanted.table
-
-    @property
-    def phase(self) -> WriterPhase:
-        """Where the writer is."""
-        return self._phases.state
-
-    def check(self) -> None:
-        """Raise what ended this writer, if anything has."""
-        if self.failure is not None:
-            raise self.failure()
-        if self.closing:
-            raise Closed(f"this writer of {self.table!r} is closed")
+    # -- any thread --------------------------------------------------------------------------------
 
     def propose(self, schema: Schema) -> None:
-        """Open with the schema of the first step, if the table has none. Raises SchemaError."""
-        if self._phases.state is WriterPhase.NAMELESS:
-            wanted = msgspec.structs.replace(self.wanted, schema=spec_of(schema))
-            check_opener(wanted)
-            self.wanted = wanted
-            self._phases.to(WriterPhase.WANTED)
-            self._request.done()
+        """Open with the schema of the first step. Under the lock. Raises SchemaError."""
+        wanted = msgspec.structs.replace(self.wanted, schema=spec_of(schema))
+        check_opener(wanted)
+        self.wanted, self.phase, self._request = wanted, WriterPhase.WANTED, Request()
 
-    def close(self, open_streams: Sequence[int]) -> bool:
-        """Add nothing more: end these streams and hurry.
+    def close(self, deadline: Deadline) -> None:
+        """End the open streams, flush, and close the writer. Does not wait if nothing was put."""
+        with self.lock:
+            self.check_failure()
+            self.seal()
+            if not self.closing and self.packer is not None and self.streams.names:
+                self.end_streams(list(self.streams.names))
+            self.closing = True
+            self.hurried = self.outbox.put_total
+            if self.phase is WriterPhase.NAMELESS:
+                self.phase = WriterPhase.CLOSED
+        self.port.wake()
 
-        Return whether there is anything to send.
-        """
-        if self.failure is not None:
-            raise self.failure()
-        self.queue.seal()
-        if open_streams and self.queue.packer is not None and not self.closing:
-            self.queue.end_streams(open_streams)
-        self.closing = True
-        put = self.queue.hurry()
-        if self._phases.state is WriterPhase.NAMELESS:
-            self._phases.to(WriterPhase.CLOSED)
-        return bool(put)
+        def attempt() -> bool:
+            self.check_failure()
+            return self.phase is WriterPhase.CLOSED or not self.hurried
 
-    def warn(self) -> None:
-        """Warn the user's thread of rows that the server lost. Not under the lock."""
-        if self.losses.unsaid:
-            lost, self.losses.unsaid = self.losses.unsaid, 0
-            text = f"the feeder lost {lost} rows of table {self.table!r} that it had acknowledged"
-            warnings.warn(f"{text}: it was started anew", stacklevel=4)
+        self.news.until(attempt, deadline, self._why_not)
+        self.warn()
 
     # -- the IO thread -----------------------------------------------------------------------------
 
     def begin(self) -> None:
         """See `Channel`."""
         with self.lock:
-            self.queue.memory.begin()
-            if self._phases.state in (WriterPhase.OPENING, WriterPhase.READY):
-                self._phases.to(WriterPhase.WANTED)
-            self._request = Request()
+            self._open_again()
 
-    def step(self, now: float, port: IoThread) -> float | None:
+    def _open_again(self) -> None:
+        self.memory.begin()
+        if self.phase is WriterPhase.READY:
+            self.phase = WriterPhase.WANTED
+        self._request = Request()
+
+    def step(self, now: float) -> float | None:
         """See `Channel`."""
-        probe = self._probe
+        port, box = self.port, self.outbox
+        if self.memory.wanted and self.phase is WriterPhase.READY and port.is_open:
+            assert self.packer is not None
+            self.memory.offer(self.packer.slot_bytes, self.number, self.table, port)
         with self.lock:
-            if self.queue.is_due(now):
-                self.queue.seal()
-            self._ask(now, port)
-            if port.is_open and self._phases.state is WriterPhase.READY:
-                assert self.queue.packer is not None
-                slot_bytes = self.queue.packer.slot_bytes
-                self.queue.memory.step(slot_bytes, self.number, self.table, port)
-        while port.is_open and self._send_one(now, port):
+            # to a queue at once, unless a message is under way: others' rows would overtake these
+            due = self.linger_at
+            if due is not None and (now >= due or (box.queue and not box.entries)):
+                self.seal()
+            self._ask(now)
+            if self._probe_at is not None and now >= self._probe_at:
+                self._probe_at = None
+                box.send_again(box.base + box.cursor - 1)
+        while port.is_open and self._send_one(now):
             continue
         with self.lock:
-            self._send_probe(now, port)
-            dues = [self.queue.fill_at]
+            dues = [self.linger_at]
             if port.is_open:
-                dues += [self._request.again_at, probe.at, self.queue.memory.answer_at(now)]
-            return min((due for due in dues if due is not None), default=None)
+                dues += [self._request.again_at, self._probe_at]
+            return min((one for one in dues if one is not None), default=None)
 
-    def _ask(self, now: float, port: IoThread) -> None:
+    def _ask(self, now: float) -> None:
         """Send OPEN_WRITER; or CLOSE_WRITER, when everything is acknowledged."""
-        request = self._request
-        if (
-            self.closing
-            and self._phases.state is WriterPhase.WANTED
-            and not self.queue.outbox.put_total
-        ):
-            self._phases.to(WriterPhase.CLOSED)  # nothing was written: the feeder need not know
-        if self._phases.state in _ENDS:
+        request, box, port = self._request, self.outbox, self.port
+        unknown = self.phase is WriterPhase.WANTED and request.again_at is None
+        if self.closing and unknown and not box.put_total:
+            self.phase = WriterPhase.CLOSED  # nothing was written: the feeder need not know
+        if self.phase in (WriterPhase.CLOSED, WriterPhase.FAILED):
             port.forget(self)
         if not port.is_open or (request.again_at is not None and now < request.again_at):
             return
         body: OpenWriter | CloseWriter
-        if self._phases.state in (WriterPhase.WANTED, WriterPhase.OPENING):
+        if self.phase is WriterPhase.WANTED:
             body = self.wanted
-            self.losses.asked = port.servers
-            self._phases.to(WriterPhase.OPENING)
-        elif (
-            self._phases.state is WriterPhase.READY
-            and self.closing
-            and self.queue.buffer is None
-            and not len(self.queue.outbox)
-        ):
-            body = CloseWriter(last=self.queue.outbox.base)
+        elif self.phase is WriterPhase.READY and self.closing and not box.entries:
+            body = CloseWriter(last=box.base)
         else:
-            request.done()
+            request.again_at = None
             return
-        request.sent(port.sequence(), now + ASK_AGAIN_S)
-        port.send(Plane.CONTROL, body, self.number, request.sequence)
+        self._request = Request(port.sequence(), now + ASK_AGAIN_S)
+        port.send(Plane.CONTROL, body, self.number, self._request.sequence)
 
-    def _send_one(self, now: float, port: IoThread) -> bool:
+    def _send_one(self, now: float) -> bool:
         """Send the next message, if the window has room for it; return whether it was sent."""
         with self.lock:
-            ready, queue = self._phases.state is WriterPhase.READY, self.queue
-            found = queue.outbox.next() if ready else None
+            box = self.outbox
+            found = box.next() if self.phase is WriterPhase.READY else None
             if found is None:
                 return False
-            assert queue.packer is not None
+            assert self.packer is not None
             sequence, entry = found
-            hurried = queue.hurried > queue.outbox.done_total and queue.outbox.unsent == 1
-            flags = (ACK_NOW if hurried else 0) | (SENT_BEFORE if entry.elsewhere else 0)
-            schema_id = queue.packer.layout.schema_id
+            hurries = self.hurried > box.done_total and box.cursor + 1 == len(box.entries)
+            flags = (ACK_NOW if hurries else 0) | (SENT_BEFORE if entry.elsewhere else 0)
+            body: Insert | SlotInsert = entry.payload
+            if entry.buffer is not None and entry.buffer.slot is not None and self.memory.taken:
+                body = SlotInsert(entry.rows, entry.buffer.slot[0], entry.buffer.capacity)
+            schema_id = self.packer.layout.schema_id
             try:
-                body = self._body_of(entry)
-                if not port.send_insert(body, self.number, sequence, schema_id, flags):
-                    return False
+                self.port.send(
+                    Plane.INSERT, body, self.number, sequence, schema=schema_id, flags=flags
+                )
             except Malformed as error:
                 text = str(error)
                 self._fail(lambda: Malformed(text))
                 return False
-            queue.outbox.sent()
-            if self._probe.at is None:
-                self._probe.at = now + self._probe.wait_s
+            box.sent()
+            self._probe_at = self._probe_at or now + PROBE_S
             return True
-
-    def _body_of(self, entry: Entry) -> Insert | SlotInsert:
-        """Return the message with its rows, or with the slot that they lie in.
-
-        See NOTE [slots of a writer].
-        """
-        payload: InsertPayload = entry.payload
-        in_slot = payload.in_slot(self.queue.memory)
-        payload.over_socket = payload.over_socket or in_slot is None
-        return payload.insert if in_slot is None else in_slot
-
-    def _send_probe(self, now: float, port: IoThread) -> None:
-        probe = self._probe
-        if self._phases.state is not WriterPhase.READY or not self.queue.outbox.under_way:
-            probe.at = None
-        elif port.is_open and probe.at is not None and now >= probe.at:
-            found = self.queue.outbox.probe()
-            assert found is not None
-            assert self.queue.packer is not None
-            sequence, entry = found
-            flags = ACK_NOW | (SENT_BEFORE if entry.elsewhere else 0)
-            schema_id = self.queue.packer.layout.schema_id
-            port.send_insert(self._body_of(entry), self.number, sequence, schema_id, flags)
-            probe.wait_s = min(2 * probe.wait_s, PROBE_MOST_S)
-            probe.at = now + probe.wait_s
 
     def take(self, message: Message, now: float) -> None:
         """See `Channel`."""
         body = message.body
         with self.lock:
             if isinstance(body, Writer):
-                if self._phases.state is WriterPhase.OPENING and self._request.is_answer(message):
+                if self.phase is WriterPhase.WANTED and self._request.is_answer(message):
                     self._opened(body)
-            elif isinstance(body, Ack):
+            elif isinstance(body, Ack) and self.phase is WriterPhase.READY:
                 self._acked(message, body, now)
             elif isinstance(body, Error):
                 self._refused(message, body)
@@ -354,71 +232,70 @@ class WriterChannel:
     def end(self, failure: Failure) -> None:
         """See `Channel`."""
         with self.lock:
-            if self._phases.state is not WriterPhase.CLOSED:
-                self._fail(failure)
+            self._fail(failure)
         self.news.ring()
 
     def _opened(self, body: Writer) -> None:
-        self._request.done()
-        self.queue.memory.begin()
+        self.memory.begin()
+        self._request = Request()
         self.takes_priorities = body.no_priorities is None
-        if self.queue.packer is None:
+        if self.packer is None:
             schema, most = schema_of(body.schema), self.options.message_bytes
             self.wanted = msgspec.structs.replace(self.wanted, schema=body.schema)
             try:
-                self.queue.packer = RowPacker(
-                    schema, self.options.batch_rows, min(INSERT_BYTES, most)
-                )
+                self.packer = RowPacker(schema, self.options.batch_rows, min(INSERT_BYTES, most))
             except Malformed:  # a row is larger than that
-                self.queue.packer = RowPacker(schema, 1, most)
-        elif body.schema != spec_of(self.queue.packer.schema):
+                self.packer = RowPacker(schema, 1, most)
+        elif body.schema != spec_of(self.packer.schema):
             text = f"table {self.table!r} has another schema since the feeder was started anew"
             self._fail(lambda: SchemaError(f"{text}: open a new writer"))
             return
-        self.losses.opened(self.queue.reopened(body.applied, body.resumed))
-        self.queue.outbox.window(body.window_bytes, body.window_rows)
-        self.queue.outbox.queue = body.queue
-        self._probe.at, self._probe.wait_s = None, PROBE_S
-        self._phases.to(WriterPhase.READY)
+        packer, box = self.packer, self.outbox
+        lost = box.reopened(
+            body.applied, body.resumed, lambda: packer.cut(range(self.streams.most))
+        )
+        if lost:
+            self.unsaid += lost
+            self.lost[self._server] += lost
+        self._server = self.port.servers
+        box.window_bytes, box.window_rows, box.queue = (
+            body.window_bytes, body.window_rows, body.queue,
+        )  # fmt: skip
+        self._probe_at, self.phase = None, WriterPhase.READY
 
     def _acked(self, message: Message, body: Ack, now: float) -> None:
-        self.queue.outbox.window(body.window_bytes, body.window_rows)
+        box = self.outbox
+        box.window_bytes, box.window_rows = body.window_bytes, body.window_rows
         if isinstance(body, Gap):
-            self.queue.outbox.gap(body.applied)
-            return
-        if self._phases.state is not WriterPhase.READY:
-            return
-        if self.queue.outbox.acked(body.applied):
-            self._probe.wait_s = PROBE_S
-            self._probe.at = now + PROBE_S
-        if (
-            self.closing
-            and self._request.again_at is not None
-            and self._request.is_answer(message)
-            and not len(self.queue.outbox)
-        ):
-            self._phases.to(WriterPhase.CLOSED)
-            self._request.done()
-            self.queue.over()
+            box.send_again(body.applied)
+        elif box.acked(body.applied):
+            self._probe_at = now + PROBE_S if box.cursor else None
+        elif self.closing and self._request.is_answer(message) and not box.entries:
+            self._end(WriterPhase.CLOSED)
 
     def _refused(self, message: Message, error: Error) -> None:
-        opening = self._phases.state is WriterPhase.OPENING
+        opening = self.phase is WriterPhase.WANTED
         if error.code == ErrorCode.UNKNOWN_WRITER:
-            if self._phases.state is WriterPhase.READY and self._phases.to(WriterPhase.WANTED):
-                self._request.done()
+            if self.phase is WriterPhase.READY:
+                self._open_again()
         elif opening and not self._request.is_answer(message):
             return  # the answer to a request that was sent again since
         elif error.code == ErrorCode.SCHEMA and opening and self.wanted.schema is None:
-            self._phases.to(WriterPhase.CLOSED if self.closing else WriterPhase.NAMELESS)
-            self._request.done()
+            self.phase = WriterPhase.CLOSED if self.closing else WriterPhase.NAMELESS
+            self._request = Request()
         elif error.retryable and not (opening and error.code == ErrorCode.LIMIT):  # many writers
             return  # it is sent again: by a probe, or as a request without an answer
         else:
             self._fail(lambda: error_of(error, f"table {self.table!r}"))
 
-    def _fail(self, failure: Callable[[], AsyncLoaderError]) -> None:
-        if self._phases.to(WriterPhase.FAILED):
+    def _fail(self, failure: Failure) -> None:
+        if self.phase is not WriterPhase.CLOSED:
             self.failure = self.failure or failure
-            self._request.done()
-            self._probe = Probe()
-            self.queue.over()
+            self._end(WriterPhase.FAILED)
+
+    def _end(self, phase: WriterPhase) -> None:
+        """Free what no message needs: nothing is added any more."""
+        self.phase, self._request = phase, Request()
+        self._probe_at = self.linger_at = None
+        self.spare.clear()
+        self.memory.close()

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from async_loader.errors import Malformed, OutOfMemory, Unsupported
-from async_loader.feeder.shared.weights_memory import SHARED_FROM
+from async_loader.feeder.shared import SHARED_FROM
 from async_loader.feeder.wire import ErrorCode, Latest, Publish, TensorSpec, Weights
 from async_loader.feeder.wire.codes import CONTROL_BYTES
 from async_loader.feeder.wire.data import Buffer

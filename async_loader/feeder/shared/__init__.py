@@ -32,9 +32,11 @@ from __future__ import annotations
 
 from async_loader.feeder.shared.batch_ring import BatchSlot, SharedBatchRing
 from async_loader.feeder.shared.listener import Listener
-from async_loader.feeder.shared.offer import ANSWER_S, Offer, Offering, Owner
-from async_loader.feeder.shared.weights_memory import (
+from async_loader.feeder.shared.offer import (
+    ANSWER_S,
     SHARED_FROM,
+    Offer,
+    Owner,
     WeightsRequest,
     map_weights,
 )
@@ -45,7 +47,6 @@ __all__ = [
     "BatchSlot",
     "Listener",
     "Offer",
-    "Offering",
     "Owner",
     "SharedBatchRing",
     "WeightsRequest",

@@ -1,5 +1,5 @@
-"""The server's unix socket for offers of memory, and for weights in memory of its own. Never
-waits: a loop polls its descriptor. See NOTE [out of descriptors] in reserve_descriptor.py.
+"""The server's unix socket for offers of memory, and for weights in memory of its own. A loop polls
+its descriptor. See NOTE [out of descriptors] in reserve_descriptor.py.
 """
 
 from __future__ import annotations
@@ -7,17 +7,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import socket
 from collections.abc import Callable
 
 from async_loader.errors import Malformed
 from async_loader.feeder.listen_sockets import NO_ROOM, ReserveDescriptor
-from async_loader.feeder.shared.offer import Offer, answered, peer_uid
-from async_loader.feeder.shared.weights_memory import MAGIC, WeightsRequest
+from async_loader.feeder.shared.offer import MAGIC, Offer, WeightsRequest, answered, peer_uid
 
 _log = logging.getLogger("async_loader")
-_MOST_CALLERS = 64
+_CALLERS = 64
+_RECORD_S = 0.05
+"""For a caller's record: it is sent as soon as the caller is connected."""
 
 
 class Listener:
@@ -41,36 +41,25 @@ class Listener:
         give: Callable[[WeightsRequest], int],
     ) -> None:
         self.path, self._take, self._give = path, take, give
-        self._callers: dict[int, socket.socket] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # of a killed server: the address lock excludes a living one
             self._socket.bind(path)
             os.chmod(path, 0o600)
-            self._socket.listen(_MOST_CALLERS)
+            self._socket.listen(_CALLERS)
         except OSError:
             self._socket.close()
             raise
         self._reserve = ReserveDescriptor()
         self._reserve.refill()
-        self._epoll = select.epoll()
-        self._epoll.register(self._socket.fileno(), select.EPOLLIN)
 
     def fileno(self) -> int:
         """Return what to poll for reading."""
-        return self._epoll.fileno()
+        return self._socket.fileno()
 
     def handle(self) -> None:
-        """Hear callers. Called when it is readable."""
-        for fd, _ in self._epoll.poll(0):
-            if fd == self._socket.fileno():
-                self._accept()
-            elif fd in self._callers:
-                with self._callers.pop(fd) as caller:
-                    self._hear(caller)
-
-    def _accept(self) -> None:
+        """Hear a caller. Called when it is readable."""
         try:
             caller, _ = self._socket.accept()
         except OSError as error:
@@ -78,12 +67,9 @@ class Listener:
                 with contextlib.suppress(OSError):
                     self._reserve.turn_away(self._socket)
             return
-        with contextlib.suppress(OSError):
-            caller.setblocking(False)
-            if len(self._callers) >= _MOST_CALLERS:  # the one that has been silent longest
-                self._callers.pop(next(iter(self._callers))).close()
-            self._callers[caller.fileno()] = caller
-            self._epoll.register(caller.fileno(), select.EPOLLIN)
+        with caller:
+            caller.settimeout(_RECORD_S)
+            self._hear(caller)
 
     def _hear(self, caller: socket.socket) -> None:
         fds: list[int] = []
@@ -120,12 +106,8 @@ class Listener:
         self._take(offer, os.dup(fds[0]))
 
     def close(self) -> None:
-        """Close the socket and all callers, and remove the socket's file."""
-        for caller in self._callers.values():
-            caller.close()
-        self._callers.clear()
+        """Close the socket, and remove its file."""
         self._socket.close()
-        self._epoll.close()
         self._reserve.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)

@@ -1,24 +1,35 @@
-"""Offers of memory over a unix socket: one record with one descriptor, and one record back."""
+"""Memory over a unix socket: one record with descriptors, and one record back.
+
+A client offers memory for batches or rows; or asks for weights in memory of the server, which all
+clients of the host map.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import socket
 import stat
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
-from async_loader.lifecycle import Deadline
+from async_loader.lifecycle import Deadline, readable
 
 _RECORD = struct.Struct("<4sIQIIQ")
 _MAGIC = b"ALM1"
+MAGIC = b"ALW1"
+_WANTED = struct.Struct("<4sQQ16s")
+_NAME_BYTES = 1024
+SHARED_FROM = 1 << 20
+"""Bytes of weights from which on they are shared: fewer are sent sooner than mapped."""
 TEXT_BYTES = 512
 _MOST_SLOTS, _MOST_BYTES = 4096, 1 << 40
-ANSWER_S = 10.0
+ANSWER_S = 1.0
 """How long a client waits for the answer to an offer: a server gives it within milliseconds, unless
 it is stopped or out of file descriptors.
 """
@@ -26,9 +37,7 @@ SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 
 
 class Owner(IntEnum):
-    """What memory is offered for. A server that knows readers alone looks for a reader, whatever
-    the owner is, and refuses.
-    """
+    """What memory is offered for."""
 
     READER = 0
     WRITER = 1
@@ -54,6 +63,10 @@ class Offer:
         return _RECORD.pack(
             _MAGIC, self.number, self.session, self.slots, self.owner, self.slot_bytes
         )
+
+    def send(self, path: str, fd: int) -> None:
+        """Offer the memory ``fd`` to the server that listens at ``path``. Raises as `request`."""
+        request(path, self.pack(), [fd], ANSWER_S)
 
     @classmethod
     def unpack(cls, record: bytes) -> Offer:
@@ -90,92 +103,40 @@ class Offer:
             )
 
 
-class Offering:
-    """An offer that was sent. It is answered when its descriptor is readable.
-
-    Parameters
-    ----------
-    path : str
-        Where the server listens.
-    offer : Offer
-    fd : int
-        Of the memory.
-    patience_s : float
-        How long to wait for a busy server.
-    limit : Deadline, optional
-        By when it has to be answered.
+def request(path: str, record: bytes, fds: Sequence[int], timeout_s: float) -> list[int]:
+    """Send a record to a server's memory socket; return the descriptors of its answer.
 
     Raises
     ------
     Unsupported
-        If no server listens there: it is on another host, or in another container.
+        No server listens there: it is on another host, or in another container.
+    Malformed
+        The server refuses, with its reason.
     Broken
-        If the server is gone, or too busy.
+        It is gone, or too busy.
+    Timeout
+        It does not answer in time.
     """
-
-    def __init__(
-        self,
-        path: str,
-        offer: Offer,
-        fd: int,
-        patience_s: float = 0.0,
-        limit: Deadline | None = None,
-    ) -> None:
-        self._path, self._nbytes, self._limit = path, offer.nbytes, limit or Deadline(None)
-        self._channel = connected(path, patience_s)
+    limit = Deadline(timeout_s)
+    with connected(path, timeout_s) as channel:
         try:
-            socket.send_fds(self._channel, [offer.pack()], [fd])
-        except BaseException as error:
-            self._channel.close()
-            if not isinstance(error, OSError):
-                raise
-            raise Broken(
-                f"the server went away while memory was offered: {error.strerror}"
-            ) from None
-
-    def fileno(self) -> int:
-        """Return what to poll for reading; -1 when it is closed."""
-        return self._channel.fileno()
-
-    def taken(self) -> bool:
-        """Return whether the memory was taken; False: there is no answer yet.
-
-        Raises
-        ------
-        Malformed
-            If the server refuses, with its reason.
-        Broken
-            If the server is gone.
-        Timeout
-            If the limit has passed.
-        """
-        try:
-            answer = self._channel.recv(TEXT_BYTES)
-        except BlockingIOError:
-            if self._limit.expired:
-                raise Timeout(
-                    f"the feeder has not answered in time to an offer of {self._nbytes} bytes of "
-                    f"memory at {self._path}: it is stopped, or out of file descriptors"
-                ) from None
-            return False
+            socket.send_fds(channel, [record], fds)
+            heard = readable([channel.fileno()], limit.left())
+            answer, given = socket.recv_fds(channel, TEXT_BYTES, 8)[:2] if heard else (b"", [])
         except OSError as error:
-            raise Broken(
-                f"the server went away while memory was offered: {error.strerror}"
-            ) from None
-        if not answer:
-            raise Broken("the server went away while memory was offered")
-        if answer != b"\0":
-            raise Malformed(answer[1:].decode("utf-8", "replace"))
-        return True
-
-    def answer_at(self, now: float) -> float | None:
-        """Return when the answer has to be there; ``None`` without a limit."""
-        left = self._limit.left()
-        return None if left is None else now + left
-
-    def close(self) -> None:
-        """Close the connection. May be called again."""
-        self._channel.close()
+            raise Broken(f"the server went away while memory was shared: {error}") from None
+    if not heard:
+        raise Timeout(
+            f"the feeder has not answered at its memory socket {path} for {timeout_s:g} s: it is "
+            "stopped, or out of file descriptors"
+        )
+    if answer == b"\0":
+        return given
+    for fd in given:
+        os.close(fd)
+    if not answer:
+        raise Broken("the server went away while memory was shared")
+    raise Malformed(answer[1:].decode("utf-8", "replace"))
 
 
 def connected(path: str, patience_s: float) -> socket.socket:
@@ -210,6 +171,51 @@ def connected(path: str, patience_s: float) -> socket.socket:
     except BaseException:
         channel.close()
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRequest:
+    """A version of weights that a session wants to map."""
+
+    session: int
+    name: str
+    version: int
+    run: bytes
+
+    def pack(self) -> bytes:
+        return _WANTED.pack(MAGIC, self.session, self.version, self.run) + self.name.encode()
+
+    @classmethod
+    def unpack(cls, record: bytes) -> WeightsRequest:
+        """Decode a request. Raises Malformed if it is not one."""
+        name = record[_WANTED.size :]
+        if not 1 <= len(name) <= _NAME_BYTES:
+            raise Malformed(f"a request for weights has {len(record)} bytes: it ends with the name")
+        magic, session, version, run = _WANTED.unpack(record[: _WANTED.size])
+        if magic != MAGIC:
+            raise Malformed(f"a request for weights begins with {MAGIC!r}, not with {magic!r}")
+        try:
+            return cls(session, name.decode(), version, run)
+        except UnicodeDecodeError:
+            raise Malformed("the name of weights is no UTF-8") from None
+
+
+def map_weights(path: str, wanted: WeightsRequest, nbytes: int, timeout_s: float) -> mmap.mmap:
+    """Map a server's weights privately: pages that are not written to are shared by all clients.
+
+    Raises as `request`. The server never changes a version that is whole.
+    """
+    fds = request(path, wanted.pack(), [], timeout_s)
+    try:
+        if len(fds) != 1 or (found := os.fstat(fds[0]).st_size) != nbytes:
+            text = f"{len(fds)} descriptors" if len(fds) != 1 else f"{found} bytes"
+            raise Broken(f"weights in shared memory came as {text}, they have {nbytes} bytes")
+        return mmap.mmap(
+            fds[0], nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 def answered(reason: str | None) -> bytes:

@@ -104,7 +104,6 @@ def sooner() -> None:
     writer_channel.ASK_AGAIN_S = writer_channel.PROBE_S = reader_channel.ASK_AGAIN_S = (
         reader_channel.REMIND_S
     ) = 0.2
-    writer_channel.PROBE_MOST_S = 1.0
     sockets.SILENCES = 1
 
 

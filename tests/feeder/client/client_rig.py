@@ -9,7 +9,6 @@ import secrets
 import threading
 from collections import Counter, deque
 
-import msgspec
 import numpy as np
 import zmq
 
@@ -309,8 +308,7 @@ def make_impatient(client, silence_s=0.2):
     """From here on this client takes so little silence for the end of its session, but not of
     the next one.
     """
-    session = client._connection.session
-    session.welcome = msgspec.structs.replace(session.welcome, silence_s=silence_s)
+    client._connection.session.silence_s = silence_s
 
 
 def rewards(feeder):

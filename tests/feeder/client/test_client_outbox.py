@@ -13,6 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from async_loader.feeder.client.outbox import Entry, Outbox
 
 
+def END():
+    return Entry([], 1, 1, finals=1)
+
+
 class Delivery(RuleBasedStateMachine):
     """The wire keeps the order of what it does not lose, as TCP does; a reconnect loses
     everything that was under way.
@@ -20,7 +24,7 @@ class Delivery(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.box = Outbox(buffer_bytes=40)
+        self.box = Outbox(40, lambda entry: None)
         self.fresh = 0  # the next row
         self.to_server, self.to_client = deque(), deque()
         self.table, self.next = [], 0
@@ -40,16 +44,11 @@ class Delivery(RuleBasedStateMachine):
 
     @rule()
     def drop(self):
-        taken_rows = []
-
-        def cut(taken):
-            for entry in taken:
-                taken_rows.extend(entry.payload)
-            return Entry([], 1, 1, cut=True)
-
-        said = self.box.drop_oldest(cut)
-        assert said == len(taken_rows)
-        self.gone.update(taken_rows)
+        before, dropped = list(self.box.entries), self.box.counts.rows_dropped
+        self.box.drop_oldest(lambda streams: END())
+        gone = [row for one in before if one not in self.box.entries for row in one.payload]
+        assert self.box.counts.rows_dropped - dropped == len(gone)
+        self.gone.update(gone)
 
     @precondition(lambda self: self.connected)
     @rule(count=st.integers(1, 5))
@@ -64,13 +63,12 @@ class Delivery(RuleBasedStateMachine):
     @precondition(lambda self: self.connected)
     @rule()
     def probe(self):
-        found = self.box.probe()
-        if found is not None:
-            self.to_server.append((found[0], found[1].payload))
+        self.box.send_again(self.box.base + self.box.cursor - 1)
+        self.send(1)
 
     @rule(nbytes=st.integers(0, 30), rows=st.integers(0, 10))
     def window(self, nbytes, rows):
-        self.box.window(nbytes, rows)
+        self.box.window_bytes, self.box.window_rows = nbytes, rows
 
     # -- the wire ----------------------------------------------------------------------------------
 
@@ -109,7 +107,7 @@ class Delivery(RuleBasedStateMachine):
     def hear(self, count):
         for _ in range(min(count, len(self.to_client))):
             kind, sequence = self.to_client.popleft()
-            self.box.acked(sequence) if kind == "ack" else self.box.gap(sequence)
+            self.box.acked(sequence) if kind == "ack" else self.box.send_again(sequence)
 
     @rule(resumed=st.booleans())
     def reopen(self, resumed):
@@ -138,7 +136,7 @@ class Delivery(RuleBasedStateMachine):
         kept = {row for entry in self.box.entries for row in entry.payload}
         missing = [row for row in getattr(self, "lost_now", []) if row not in kept]
         self.lost_now = []
-        said = self.box.reopened(self.next, resumed, Entry([], 1, 1, cut=True))
+        said = self.box.reopened(self.next, resumed, END)
         assert said == len(missing)
         self.gone.update(missing)
 
@@ -157,24 +155,24 @@ class Delivery(RuleBasedStateMachine):
     def numbers_add_up(self):
         box = self.box
         assert box.nbytes == sum(entry.nbytes for entry in box.entries)
-        assert len(box) == box.put_total - box.done_total
-        assert box._sent_bytes == sum(entry.nbytes for entry in list(box.entries)[: box.under_way])
-        assert box._sent_rows == sum(entry.rows for entry in list(box.entries)[: box.under_way])
-        assert 0 <= box.under_way <= box._high <= len(box)
+        assert len(box.entries) == box.put_total - box.done_total
+        assert box._sent_bytes == sum(entry.nbytes for entry in list(box.entries)[: box.cursor])
+        assert box._sent_rows == sum(entry.rows for entry in list(box.entries)[: box.cursor])
+        assert 0 <= box.cursor <= box._high <= len(box.entries)
         assert box.counts.rows_dropped + box.counts.rows_lost == len(self.gone)
 
     def teardown(self):
         """However it stands: with a wire that loses nothing any more, everything arrives."""
-        self.box.window(30, 10)
+        self.box.window_bytes, self.box.window_rows = 30, 10
         for _ in range(200):
             self.send(5)
             self.receive(5)
             self.hear(5)
             self.each_row_is_once_in_order_or_gone()
-            if not len(self.box):
+            if not self.box.entries:
                 return
             self.probe()
-        raise AssertionError(f"{len(self.box)} messages never arrive")
+        raise AssertionError(f"{len(self.box.entries)} messages never arrive")
 
 
 TestDelivery = Delivery.TestCase

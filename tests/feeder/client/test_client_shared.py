@@ -340,7 +340,7 @@ def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(
             writer.extend(rows(100, LARGE))
         sources = [client.table("t").source(prefetch=2) for client in (waits, gives_up)]
         held = [source.plan(8, patience()).batch for source in sources]
-        slots = sources[0]._channel.memory.slots
+        slots = sources[0]._channel.slots
         assert [source.transport for source in sources] == ["shm", "shm"]
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
@@ -354,7 +354,7 @@ def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(
             check(batch, 8)
         check(batch, 8)
         assert sources[0].transport == "shm"
-        assert sources[0]._channel.memory.slots is not slots, (
+        assert sources[0]._channel.slots is not slots, (
             "what the first could still write into is not offered again"
         )
         for batch in held:

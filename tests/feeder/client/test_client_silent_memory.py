@@ -15,8 +15,8 @@ import pytest
 from test_client_shared import LARGE, check, patience, replay, rows, serving
 
 from async_loader.errors import Unsupported
-from async_loader.feeder.client import insert_memory, offered_memory
 from async_loader.feeder.client.client import Client
+from async_loader.feeder.shared import offer
 from tests.waiting_rig import until
 
 ANSWER_S = 0.3
@@ -25,8 +25,7 @@ ANSWER_S = 0.3
 @contextlib.contextmanager
 def silent(folder, monkeypatch) -> Iterator[tuple[Client, list[socket.socket]]]:
     """A client of a feeder whose memory socket was replaced by one that never answers."""
-    for module in (insert_memory, offered_memory):
-        monkeypatch.setattr(module, "ANSWER_S", ANSWER_S)
+    monkeypatch.setattr(offer, "ANSWER_S", ANSWER_S)
     with (
         serving(folder, replay(LARGE), schema=LARGE, filled=0) as (feeder, client),
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf,
@@ -49,7 +48,7 @@ def test_batches_that_cannot_come_in_shared_memory_come_over_the_socket(
         assert time.monotonic() - begun >= ANSWER_S
         assert source.transport == "tcp"
         (record,) = caplog.records
-        assert "has not answered in time to an offer of" in record.getMessage()
+        assert "has not answered at its memory socket" in record.getMessage()
         source.close()
 
 
@@ -58,7 +57,7 @@ def test_a_source_that_has_to_use_shared_memory_says_that_the_feeder_does_not_an
 ):
     with silent(tmp_path, monkeypatch) as (client, _):
         source = client.table("t").source(transport="shm")
-        with pytest.raises(Unsupported, match=r"an offer of \d+ bytes .*'auto' or 'tcp'"):
+        with pytest.raises(Unsupported, match=r"not answered at its memory .*'auto' or 'tcp'"):
             source.plan(32, patience(20))
         source.close()
 
@@ -69,13 +68,11 @@ def test_rows_and_samples_go_on_over_the_socket_and_the_offer_is_withdrawn(tmp_p
             for i in range(3):
                 writer.extend(rows(100, LARGE, 100 * i))
                 writer.flush()
-            memory = writer._channel.queue.memory
-            until(lambda: memory._barred)
-            assert memory._offering is None
+            until(lambda: writer._channel.memory._refused)
             writer.extend(rows(100, LARGE, 300))
         for _ in range(3):
             check(client.table("t").sample(8))
         ((_, source),) = client._sample_readers["t"]._idle
         assert source.transport == "tcp"
-        assert not source._channel.memory.under_offer
+        assert source._channel.slots is None
         assert client.status()["tables"]["t"]["inserted"] == 402

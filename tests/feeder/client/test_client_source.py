@@ -73,7 +73,7 @@ def test_a_timeout_of_the_feeder_is_ours_and_credits_stay(feeder, client):
     feeder.until(lambda: feeder.granted[1] == 4)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(plan, source)
-        feeder.until(lambda: source._channel.deliveries.bell is not None)
+        feeder.until(lambda: source._channel.bell is not None)
         feeder.do(complain)
         with pytest.raises(Timeout, match="no actor inserts"):
             waits.result(PATIENCE_S)

@@ -107,6 +107,63 @@ def test_the_oldest_unsent_is_dropped_and_its_stream_cut(address):
             assert after == before + 1 or any(i < cut < j for cut in cuts)
 
 
+LINKED = Schema.of({"obs": Field((), np.int64, next="next_obs"), "reward": np.float32})
+
+
+def linked(i):
+    return {"obs": i, "reward": float(i)}
+
+
+def episodes(feeder):
+    """The rewards of the only stream, up to each end."""
+    (rows,) = feeder.rows.values()
+    found = [[]]
+    for _, flags, reward in rows:
+        if flags & FINAL:
+            found.append([])
+        else:
+            found[-1].append(reward)
+    return found
+
+
+@pytest.mark.parametrize("how", ["append", "extend", "together", "end"])
+def test_a_writer_that_drops_never_waits_and_joins_no_rows_across_dropped_ones(address, how):
+    with FakeFeeder(address, schema=LINKED) as feeder, connect(address) as client:
+        feeder.hold_acks = True
+        row = wire.RowLayout.of(feeder.schema).row_bytes
+        writer = client.table("replay").writer(
+            batch_rows=4, linger_ms=LATE, buffer_bytes=8 * row, overflow="drop_oldest"
+        )
+        for i in range(8):
+            writer.append(linked(i))
+        feeder.until(lambda: feeder.seen[Type.INSERT] == 2)
+        added = 8
+        for i in range(8, 40, 4):
+            many = {"obs": np.arange(i, i + 4), "reward": np.arange(i, i + 4, dtype=np.float32)}
+            if how == "extend":
+                writer.extend(many, timeout_s=0)
+            elif how == "together":
+                writer._extend_together(
+                    many, [writer.stream] * 4, terminated=False, truncated=False, final_obs=None,
+                    priority=None, timeout_s=0,
+                )  # fmt: skip
+            else:
+                for j in range(i, i + 4):
+                    writer.append(linked(j), timeout_s=0)
+                if how == "end":
+                    writer.end_episode(terminated=True, final_obs=j + 1, timeout_s=0)
+            added += 4
+        assert writer.steps == added
+        feeder.hold_acks = False
+        feeder.forget_sessions()
+        writer.flush()
+        found = episodes(feeder)
+        assert all(after == before + 1 for one in found for before, after in pairwise(one)), found
+        assert sum(map(len, found)) + client.stats().rows_dropped == added
+        assert found[0] == [*range(8)]
+        assert found[-1][-1:] == [39] or found[-1] == []
+
+
 def test_what_a_feeder_lost_is_counted_and_said(address):
     with FakeFeeder(address) as feeder:
         client = connect(address)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from server_rig import SCHEMA, Rig, rows_of
 from async_loader import ReplayBuffer
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Malformed
-from async_loader.feeder.shared import Offer, Offering, Owner
+from async_loader.feeder.shared import Offer, Owner
+from async_loader.feeder.shared.offer import request
 from async_loader.feeder.wire import (
     REDELIVERED,
     Ack,
@@ -58,12 +60,13 @@ class Learner:
             self.segment.seal()
             self.sealed = True
         memory_acceptor = self.rig.server._memory_acceptor
-        with contextlib.closing(
-            Offering(memory_acceptor.path, offer or self.offer, self.segment.fileno())
-        ) as offering:
-            while not offering.taken():
-                if select.select([memory_acceptor.listener], [], [], 20)[0]:
+        record, fds = (offer or self.offer).pack(), [self.segment.fileno()]
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(request, memory_acceptor.path, record, fds, 20.0)
+            while not asked.done():
+                if select.select([memory_acceptor.listener], [], [], 0.01)[0]:
                     memory_acceptor.listener.handle()
+        asked.result()
 
     def pull(self, granted, returned=()):
         self.peer.send(Plane.PULL, Pull(granted, 0, np.array(returned, np.uint32)), self.number)

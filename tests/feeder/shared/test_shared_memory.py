@@ -12,8 +12,8 @@ import threading
 import pytest
 
 from async_loader.errors import Broken, Malformed, Timeout
-from async_loader.feeder.shared import Listener, Offer, Offering
-from async_loader.lifecycle import readable
+from async_loader.feeder.shared import Listener, Offer
+from async_loader.feeder.shared.offer import request
 from async_loader.shm.segment import Segment
 
 OFFER = Offer(session=7, number=1, slots=3, slot_bytes=4096)
@@ -64,10 +64,7 @@ def listening_to(listener):
 
 def offer_to(path, offer, fd, timeout_s):
     """Offer memory, and wait for the answer."""
-    with contextlib.closing(Offering(path, offer, fd, timeout_s)) as offering:
-        readable([offering.fileno()], timeout_s)
-        if not offering.taken():
-            raise Timeout(f"the server said nothing for {timeout_s:g} s")
+    request(path, offer.pack(), [fd], timeout_s)
 
 
 def test_memory_that_is_offered_is_the_same_memory(tmp_path, segment):
@@ -157,7 +154,7 @@ def test_a_server_that_says_nothing_ends_in_a_timeout(tmp_path, segment):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf:
         deaf.bind(str(tmp_path / "deaf"))
         deaf.listen()
-        with pytest.raises(Timeout, match="said nothing"):
+        with pytest.raises(Timeout, match="not answered at its memory socket"):
             offer_to(str(tmp_path / "deaf"), OFFER, segment.fileno(), 0.01)
 
 
