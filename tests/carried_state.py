@@ -159,10 +159,10 @@ def _listed(chooser: Any) -> list[int] | None:
     parts = vars(chooser)
     if "_heap" in parts:
         rows: Any = chooser._heap.order
-    elif "_arrivals" in parts:
-        rows = chooser._arrivals.order()
-    elif "_lists" in parts:
-        rows = np.flatnonzero(chooser._lists._list_of >= 0)
+    elif "_tree" in parts:
+        rows = chooser._order()
+    elif "_place" in parts:
+        rows = np.flatnonzero(np.array(chooser._place) >= 0)
     elif "_before" in parts:
         rows = np.flatnonzero(chooser._before != chooser._k.FREE)
     elif "_masses" in parts and chooser.eps > 0:

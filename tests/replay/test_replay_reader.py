@@ -154,7 +154,7 @@ def test_a_sample_overtaken_by_the_writer_is_whole_and_drawn_anew(
 ) -> None:
     buffer = full(64, LINKED)
     buffer.sample(1)
-    read, laps = ReplayReader._read, []
+    read, laps = ReplayReader._run, []
 
     def overtaken(self: ReplayReader, *arguments: Any) -> Any:
         if not laps:
@@ -162,7 +162,7 @@ def test_a_sample_overtaken_by_the_writer_is_whole_and_drawn_anew(
             buffer.extend(checked(64, 5000, 16), stream=0)
         return read(self, *arguments)
 
-    monkeypatch.setattr(ReplayReader, "_read", overtaken)
+    monkeypatch.setattr(ReplayReader, "_run", overtaken)
     # as large rows are: small ones are read under the lock
     monkeypatch.setattr(ReplayReader, "at_once", lambda *_: False)
     batch = buffer.sample(200)

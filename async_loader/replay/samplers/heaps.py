@@ -61,7 +61,7 @@ class Heap:
         return self._heap, self._places, self._keys, self._ages, self._counts
 
 
-class ByPriority(Binding):
+class HeapSampler(Binding):
     """Base of samplers that keep items in a heap by their priorities. An item without a priority
     gets the largest one ever given, 1.0 before the first.
     """
@@ -89,7 +89,7 @@ class ByPriority(Binding):
         self._heap.remove(rows)
 
 
-class _InOrder(ByPriority):
+class _ByPriority(HeapSampler):
     """Items in the order of their priorities, each once in a draw; of equal ones first the one that
     was updated earlier.
 
@@ -106,7 +106,7 @@ class _InOrder(ByPriority):
         return f"{type(self).__name__}()"
 
 
-class MinHeap(_InOrder):
+class MinHeap(_ByPriority):
     """The ``count`` items of lowest priority, lowest first, each once.
 
     As a remover: the lowest priority makes room.
@@ -115,5 +115,5 @@ class MinHeap(_InOrder):
     _sign = 1.0
 
 
-class MaxHeap(_InOrder):
+class MaxHeap(_ByPriority):
     """The ``count`` items of highest priority, highest first, each once."""

@@ -9,13 +9,13 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.replay.samplers.heaps import ByPriority
+from async_loader.replay.samplers.heaps import HeapSampler
 from async_loader.replay.samplers.prioritized import Normalize
 from async_loader.replay.samplers.priority_rules import Linear, number, schedule
 from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
 
 
-class RankPrioritized(ByPriority):
+class RankPrioritized(HeapSampler):
     """P(i) in proportion to 1 / rank(i) ** alpha, one item from each of batch_size parts of equal
     mass.
 

@@ -61,7 +61,7 @@ class Recency(Binding):
     def insert(self, rows: Rows, priority: Priorities) -> None:
         rows = rows[self._place[rows] == _GONE]
         if self._next + len(rows) > len(self._rows):  # once in as many arrivals as there are rows
-            there = self.order()
+            there = self._order()
             self._begin(len(self._rows))
             self._append(there)
         self._append(rows)
@@ -79,7 +79,7 @@ class Recency(Binding):
         self._place[rows] = _GONE
         self._held -= len(rows)
 
-    def order(self) -> Rows:
+    def _order(self) -> Rows:
         """Return all rows, oldest first. O(rows)."""
         rows: Rows = self._rows[np.flatnonzero(self._tree.leaves[: self._next])]
         return rows
