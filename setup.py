@@ -31,7 +31,7 @@ class BuildPy(build_py):
             "PYTHONDONTWRITEBYTECODE": "1",  # compiled modules are the installer's work
         }
         environment.pop("NUMBA_CACHE_DIR", None)
-        compile_ = [sys.executable, str(Path.cwd() / "scripts/compile_kernels.py")]
+        compile_ = [sys.executable, "-m", "async_loader.replay.kernel_build"]
         try:
             subprocess.run(compile_, env=environment, cwd=home, check=True, timeout=LIMIT_S)
         except (OSError, subprocess.SubprocessError) as error:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from async_loader.errors import Broken
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, Failure
-from async_loader.pipeline.producer import NO_WAIT, Credits, Supply
-from async_loader.pipeline.task_supplier import IterableTasks, StreamTasks
+from async_loader.pipeline.producer import NO_WAIT, Supply
+from async_loader.pipeline.tasks import IterableTasks, StreamTasks
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
 
@@ -31,31 +30,18 @@ def drained(ready: TrainQueue, supply: Supply) -> list[object]:
     found: list[object] = []
     while (item := ready.get(NOW)) is not END:
         found.append(item.error if isinstance(item, Failure) else item.tree)
-        supply.credits.give(ready.given)
+        supply.give(ready.given)
         supply.fill()
     return found
 
 
 def test_a_task_that_a_signal_ends_is_passed_over():
     ready = TrainQueue()
-    supply = Supply(IterableTasks(range(5)), Here({1, 3}), Credits(9), ready)
+    supply = Supply(IterableTasks(range(5)), Here({1, 3}), 9, ready)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             supply.fill()
     assert [task for task, _ in drained(ready, supply)] == [0, 2, 4]
-
-
-def test_a_signal_that_ends_a_generator_is_told():
-    def numbers():
-        yield 0
-        raise KeyboardInterrupt
-
-    tasks = IterableTasks(numbers())
-    assert tasks.draw(NO_WAIT) == 0
-    with pytest.raises(KeyboardInterrupt):
-        tasks.draw(NO_WAIT)
-    with pytest.raises(Broken, match="Ctrl-C"):
-        tasks.draw(NO_WAIT)
 
 
 def test_streams_take_turns_and_one_that_has_ended_is_left_out():

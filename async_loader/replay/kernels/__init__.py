@@ -25,7 +25,6 @@ from async_loader.replay.kernels.items import (
 )
 from async_loader.replay.kernels.reading import (
     find,
-    find_steps,
     read,
     read_any,
     read_many,
@@ -34,7 +33,6 @@ from async_loader.replay.kernels.writing import write
 
 __all__ = [
     "find",
-    "find_steps",
     "forget",
     "note_priorities",
     "read",

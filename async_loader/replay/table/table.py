@@ -20,7 +20,6 @@ from async_loader.errors import Broken
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Draw, Items, Sampler, one_scale
-from async_loader.replay.table.items import NO_ROWS
 from async_loader.replay.table.rebuild import derive, rebuild
 from async_loader.replay.table.write import TableWriting
 from async_loader.source import Applied
@@ -46,16 +45,15 @@ class Table(TableWriting):
         own: Items | None = getattr(sampler, "own_items", None)
         return len(self) if own is None else own.count
 
-    def drawable(self, sampler: Sampler, but: Ids = NO_ROWS) -> int | None:
+    def drawable(self, sampler: Sampler) -> int | None:
         """Return how many items one draw can hold; ``None``: any number, as long as there is one
-        item. Items in the rows ``but`` do not count.
+        item.
         """
-        held = self.held_for(sampler) - len(but)
+        held = self.held_for(sampler)
         if not held:
             return 0
         if self._most and sampler.repeats:
-            left = int((self._most - self.times[self.items.alive != 0]).sum())
-            return left - int((self._most - self.times[but]).sum())
+            return int((self._most - self.times[self.items.alive != 0]).sum())
         return None if sampler.repeats else held
 
     def chosen(self, sampler: Sampler, count: int) -> Draw:
@@ -71,13 +69,11 @@ class Table(TableWriting):
             )
         return drawn
 
-    def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> Drawn:
+    def draw(self, sampler: Sampler, count: int) -> Drawn:
         """Draw ``count`` items. There must be that many; see `drawable`.
 
         The caller counts them as sampled, unless each item counts its draws. Then a draw may choose
         an item more often than it has draws left, and other items take its places.
-
-        ``again``: they replace items that were counted and could not be read.
         """
         drawn = self.chosen(sampler, count)
         if not self._most:
@@ -89,10 +85,7 @@ class Table(TableWriting):
             self.unfinished = True
             self._k.use_up(self.times, self.dirty, rows, self._most, kept)
             kept = kept[kept >= 0]
-            if again:
-                self.lost += len(kept)
-            else:
-                self.sampled += len(kept)
+            self.sampled += len(kept)
             ids.append(self.names(rows[kept]))
             if drawn.weight is not None:
                 weights.append((drawn.weight[kept], drawn.scale))
@@ -122,7 +115,7 @@ class Table(TableWriting):
             self.unfinished = False
             return Applied(there, len(ids) - there)
         rows = np.empty(len(ids), np.int64)
-        there = int(self._k.find(self.g, ids, rows))
+        there = int(self._k.find(self.g, ids, rows, False))
         if there < len(ids):
             known = rows >= 0
             rows, priority = rows[known], priority[known]

@@ -4,6 +4,7 @@ waiting calls.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -12,7 +13,6 @@ from collections.abc import Callable, Container
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Unsupported
-from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.replay.arguments import whole_seed
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
@@ -335,4 +335,4 @@ def _after_fork_in_child() -> None:
         one.forked()
 
 
-at_fork(ForkStep.TABLES, _before_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
