@@ -138,8 +138,8 @@ class TableClient(TableMethods):
 
     # -- what it is --------------------------------------------------------------------------------
 
-    def _about(self, timeout_s: Timeout = None, newest: int = 0) -> AboutReply:
-        reply = self._ask(About(table=self.name, newest=newest), timeout_s).body
+    def _about(self, timeout_s: Timeout = None) -> AboutReply:
+        reply = self._ask(About(table=self.name), timeout_s).body
         assert isinstance(reply, AboutReply)
         return reply
 

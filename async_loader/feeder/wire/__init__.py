@@ -30,7 +30,6 @@ from __future__ import annotations
 from async_loader.errors import Malformed
 from async_loader.feeder.wire.batches import Batch, BatchBlock, BatchForm
 from async_loader.feeder.wire.calls import (
-    MOST_NEWEST,
     About,
     AboutReply,
     ById,
