@@ -15,7 +15,6 @@ from async_loader.errors import AsyncLoaderError, CannotSend, ConfigError, Schem
 from async_loader.feeder.client.arguments import (
     batch_size_of,
     reader_wanted,
-    save_number,
     save_path,
     view_of,
 )
@@ -313,7 +312,8 @@ class TableClient(RemoteTable[RemoteSource]):
         ------
         Unsupported, ConfigError, CorruptCheckpoint, OutOfMemory, OSError, Timeout, Closed, Broken
         """
-        there, which = save_path(path, self._client.owns_feeder), save_number(number)
+        there = save_path(path, self._client.owns_feeder)
+        which = None if number is None else positive("number", number)
         self._ask(Load(table=self.name, path=there, number=which), timeout_s)
 
 
