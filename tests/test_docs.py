@@ -4,7 +4,6 @@ figures are the recorded ones.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from script_rig import Scripts
+from zygote import Zygote
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "async_loader"
@@ -22,11 +21,11 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Warnings are errors, but for those that come after 10 s of waiting, as in pyproject.toml: they say
 # nothing on a shared machine where kernels are compiled meanwhile.
 _SLOW = ["no batch for", "waiting to insert for", "waiting to sample for"]
-_WARNINGS = [
+_WARNINGS = (
     "-W",
     "error",
     *(part for text in _SLOW for part in ("-W", f"ignore:{text}:RuntimeWarning")),
-]
+)
 
 
 def blocks():
@@ -36,17 +35,20 @@ def blocks():
 
 
 @pytest.fixture(scope="module")
-def scripts() -> Iterator[Scripts]:
-    with contextlib.closing(Scripts(_WARNINGS)) as found:
-        yield found
+def zygote() -> Iterator[Zygote]:
+    folders = (str(Path(__file__).parent),)
+    modules = ("torch", "async_loader.feeder.server", "loaded_kernels")
+    zygote = Zygote(*modules, folders=folders, options=_WARNINGS)
+    yield zygote
+    zygote.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", list(blocks()))
-def test_an_example_runs_as_it_stands(code: str, tmp_path: Path, scripts: Scripts):
+def test_an_example_runs_as_it_stands(code: str, tmp_path: Path, zygote: Zygote):
     script = tmp_path / "example.py"
     script.write_text(code)
-    exit_code, errors = scripts.run(script)
+    exit_code, _, errors = zygote.run(script)
     assert exit_code == 0, errors
 
 

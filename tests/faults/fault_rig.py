@@ -256,7 +256,7 @@ def _outcome(target, args):
 
 _PRELUDE = """\
 import ctypes, functools, gc, os, signal, sys, threading
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 import numpy as np
 import fault_rig
 from fault_rig import Batches, first, plain, wide
@@ -296,9 +296,9 @@ class Script:
     """
 
     def __init__(self, folder: Path, body: str, *args: str, fresh: bool = False):
-        here = str(Path(__file__).parent)
+        folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
         path = folder / "script.py"
-        path.write_text(_PRELUDE.format(folder=here) + textwrap.dedent(body))
+        path.write_text(_PRELUDE.format(folders=folders) + textwrap.dedent(body))
         self.said: dict[str, list[str]] = {}
         # Not below `folder`: a socket's path, which the fork server makes in it, has 108 characters
         # at most.

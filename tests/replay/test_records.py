@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 
 from async_loader import (
     Field,
-    Fifo,
-    Lifo,
-    MinHeap,
     Prioritized,
-    RankPrioritized,
     ReplayBuffer,
     Transitions,
     Uniform,
@@ -91,45 +87,6 @@ steps = st.lists(
     ),
     max_size=120,
 )
-
-
-@pytest.mark.parametrize("schema", [FLAT, LINKED], ids=["flat", "linked"])
-@given(
-    script=steps,
-    capacity=st.sampled_from([6, 17, 200]),
-    n_steps=st.sampled_from([1, 3]),
-    kind=st.sampled_from([Uniform, Prioritized, RankPrioritized, Fifo, Lifo, MinHeap]),
-)
-@settings(max_examples=60, deadline=None)
-def test_a_table_is_the_same_whether_its_steps_were_gathered_or_not(
-    schema: Any, script: list[tuple[Any, ...]], capacity: int, n_steps: int, kind: Any
-) -> None:
-    view = Transitions(n_steps=n_steps, reward="x")
-    both = buffers(schema, capacity, view=view, sampler=kind)
-    logs: list[list[Any]] = [[], []]
-    for buffer, log in zip(both, logs, strict=True):
-        for number, (what, one, how) in enumerate(script):
-            if what == "add":
-                log.append(buffer.add(step(number, how), stream=one))
-            elif what == "end":
-                buffer.end_episode(stream=one, terminated=how)
-            elif what == "extend":
-                rows = [step(number + k, "numpy") for k in range(one)]
-                columns = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-                log.append(buffer.extend(columns, stream=0).tolist())
-            elif what == "count":
-                log.append((len(buffer), buffer.stats()))
-            elif len(buffer) >= one:
-                batch = buffer.sample(one)
-                if what == "sample" and kind in (Prioritized, RankPrioritized, MinHeap):
-                    buffer.update_priorities(batch["index"], np.arange(1.0, 1 + one))
-                log.append({name: column.tolist() for name, column in batch.items()})
-                if what == "delete":
-                    log.append(buffer.delete(batch["index"]))
-    assert logs[0] == logs[1]
-    assert insides(both[0]) == insides(both[1])
-    for buffer in both:
-        buffer.close()
 
 
 WIDTH = 4

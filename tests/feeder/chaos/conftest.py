@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-FOLDERS = (str(HERE), str(HERE.parents[1] / "faults"))
+FOLDERS = (str(HERE), str(HERE.parents[1]))
 sys.path += [one for one in FOLDERS if one not in sys.path]
 
 

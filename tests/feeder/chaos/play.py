@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FOLDERS = (str(HERE), str(HERE.parents[1] / "faults"))
+FOLDERS = (str(HERE), str(HERE.parents[1]))
 sys.path[:0] = FOLDERS
 
 from plan import plan_of  # noqa: E402

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from async_loader.feeder.server.insert_queue import InsertQueue
+from collections import Counter
+
+from async_loader.feeder.server.insert_queue import InsertQueue, Producer, Queued
 
 
 def applies_again() -> None:
@@ -23,6 +25,38 @@ def applies_again() -> None:
     InsertQueue.receive = careless
 
 
+def sees_no_gaps() -> None:
+    """Whatever comes is the next, though others are missing before it."""
+    receive = InsertQueue.receive
+
+    def careless(self, writer, sequence, body, *more):
+        producer = writer.producer
+        if sequence > producer.received and not producer.queue:
+            producer.received = producer.applied = sequence
+        return receive(self, writer, sequence, body, *more)
+
+    InsertQueue.receive = careless
+
+
+def applies_nothing_sometimes() -> None:
+    """Every fifth insert of a producer is acknowledged, and is in no table."""
+    advance, seen = InsertQueue._advance_one, Counter()
+
+    def forgetful(self, producer: Producer):
+        first: Queued = producer.queue[0]
+        if not first.done:
+            seen[producer.key] += 1
+            if seen[producer.key] % 5 == 0:
+                insert, self.table.insert = self.table.insert, lambda steps, start: len(steps)
+                try:
+                    return advance(self, producer)
+                finally:
+                    self.table.insert = insert
+        return advance(self, producer)
+
+    InsertQueue._advance_one = forgetful
+
+
 def forgets_leases() -> None:
     """What a dead learner had is dropped."""
     from async_loader.feeder.server.batch_scheduler import BatchScheduler
@@ -34,3 +68,24 @@ def forgets_leases() -> None:
         close(self, reader)
 
     BatchScheduler.close = careless
+
+
+def says_nothing_of_what_comes_again() -> None:
+    """Rows that come back are delivered as if they were new."""
+    from async_loader.feeder.server.send_buffers import OutgoingBatch
+
+    OutgoingBatch.mark_redelivered = lambda self: None
+
+
+def takes_a_batch_for_used_when_it_was_sent() -> None:
+    """As if a learner gave each batch back when it arrives: what it has not come to is dropped."""
+    from async_loader.feeder.server.batch_scheduler import BatchScheduler
+
+    hand_over = BatchScheduler._hand_over
+
+    def careless(self, reader, *more):
+        done = hand_over(self, reader, *more)
+        reader.leases.clear()
+        return done
+
+    BatchScheduler._hand_over = careless

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import types
+from pathlib import Path
 
 
 class Zygote:
@@ -31,13 +32,15 @@ class Zygote:
     ----------
     modules : str
         Imported before the first script is forked. They may lie in `folders`.
+    options : str
+        Of the interpreter.
     """
 
-    def __init__(self, *modules: str, folders: tuple[str, ...] = ()):
+    def __init__(self, *modules: str, folders: tuple[str, ...] = (), options: tuple[str, ...] = ()):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             wanted = json.dumps([*(modules or ("torch", "async_loader.loader"))])
-            command = [sys.executable, __file__, str(theirs.fileno()), wanted, *folders]
+            command = [sys.executable, *options, __file__, str(theirs.fileno()), wanted, *folders]
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
             )
@@ -56,6 +59,18 @@ class Zygote:
             os.close(err_end)
             self._until(lambda: bool(self._started), None)
             return Started(self, self._started.pop(), out, err)
+
+    def run(self, script: Path, limit_s: float = 200.0) -> tuple[int, str, str]:
+        """Run a script to its end; return its exit code and what it wrote to stdout and stderr."""
+        with tempfile.TemporaryDirectory(prefix="al-") as tmp:  # paths of sockets are short
+            started = self.start(str(script), (), tmp)
+            try:
+                out, errors = started.communicate(limit_s)
+            finally:
+                started.kill()
+                started.stdout.close()
+                started.stderr.close()
+            return started.wait(), out.decode(), errors.decode()
 
     def status(self, pid: int, left_s: float | None) -> int | None:
         """How the process ended, as in subprocess; ``None`` if it has not within that time."""
@@ -181,6 +196,7 @@ def serve(channel: socket.socket, modules: list[str], folders: list[str]) -> Non
 def become(request: list[str], fds: list[int]) -> None:
     """This process is now the script's."""
     *argv, os.environ["TMPDIR"] = request
+    os.chdir(request[-1])
     tempfile.tempdir = None
     os.setsid()
     for fd, number in zip(fds, (1, 2), strict=True):
@@ -197,4 +213,5 @@ def become(request: list[str], fds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2]), sys.argv[3:])
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        serve(channel, json.loads(sys.argv[2]), sys.argv[3:])
