@@ -254,7 +254,7 @@ def ids_of(index: object) -> Ids:
         and index.flags.carray
     ):
         return index  # as in a batch
-    array = _array_of(index, "index")
+    array = array_of(index, "index")
     if array.size == 0:
         return np.empty(0, np.int64)
     check_ids(array)
@@ -270,7 +270,7 @@ def floats_of(values: object, name: str) -> Floats:
     """Convert numbers to a new float64 array ``[rows]``, whatever their shape, as ``[rows, 1]`` of
     a network.
     """
-    array = values if type(values) is np.ndarray else _array_of(values, name)
+    array = values if type(values) is np.ndarray else array_of(values, name)
     if array.dtype.kind not in "biuf":
         raise ConfigError(f"{name} is {array.dtype}: it must be real numbers")
     return (array if array.ndim == 1 else array.reshape(-1)).astype(np.float64)
@@ -282,7 +282,7 @@ def one_float(value: object, name: str) -> Floats:
     Raises ConfigError, also for NaN, which stands for "not given".
     """
     if type(value) is not float and type(value) is not int:
-        array = _array_of(value, name)
+        array = array_of(value, name)
         if array.ndim or array.dtype.kind not in "biuf":
             raise ConfigError(f"{name}={value!r}: it is one number for a step")
         value = array.item()
@@ -293,7 +293,8 @@ def one_float(value: object, name: str) -> Floats:
     return np.full(1, value, np.float64)
 
 
-def _array_of(values: object, name: str) -> Array:
+def array_of(values: object, name: str) -> Array:
+    """Convert a value to an array. Raises ConfigError."""
     array = tensors.as_array(values)
     if array is not None:
         return array

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tensors, tree
+from async_loader import tree
 from async_loader.errors import AsyncLoaderError, CannotSend, ConfigError, SchemaError
 from async_loader.feeder.client.arguments import (
     batch_size_of,
@@ -51,7 +51,7 @@ from async_loader.feeder.wire import (
 from async_loader.feeder.wire import Batch as WireBatch
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.replay.arguments import ids_of, named, one_axis, positive
+from async_loader.replay.arguments import array_of, ids_of, named, one_axis, positive
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.ragged import Ragged, ragged
@@ -244,7 +244,7 @@ class TableClient(RemoteTable[RemoteSource]):
             ids = ids_of(index)
         columns: dict[str, npt.NDArray[Any]] = {}
         for name, value in named(values):
-            column = np.ascontiguousarray(tensors.to_array(value))
+            column = np.ascontiguousarray(array_of(value, name))
             columns[name] = column if len(column) == len(ids) else column.reshape(-1)
             if len(columns[name]) != len(ids):
                 text = f"field {name!r} has {len(columns[name])} rows for {len(ids)} ids"
