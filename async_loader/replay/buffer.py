@@ -564,8 +564,8 @@ class ReplayBuffer(TableMethods):
         try:
             return ReplaySource(self._table_state, self._out, self._by_id, view, chosen, min_size)
         except BaseException:
-            if chosen.own:
-                self._table_state.let_go_of(chosen.sampler)
+            if chosen.own is not None:
+                self._table_state.let_go_of(chosen.own)
             raise
 
     # -- by id -------------------------------------------------------------------------------------
@@ -624,9 +624,9 @@ class ReplayBuffer(TableMethods):
     ) -> checkpoint.SaveReport:
         """Write the whole table into a folder, while other threads add and sample.
 
-        A save replaces the one before it in the folder. One that fails or is killed leaves that as
-        it was. Not saved: samplers that sources have of their own. One process at a time saves to a
-        folder.
+        The newest save and the one before it stay in the folder. One that fails or is killed leaves
+        both as they were. Not saved: samplers that sources have of their own. One process at a time
+        saves to a folder.
 
         Parameters
         ----------
