@@ -49,7 +49,7 @@ def cluster_up(
             raise typer.BadParameter("give a --config; --print-config prints one")
         from async_loader.scale import commands
 
-        commands.up(config, ray, as_json=as_json)
+        commands.show(commands.operator(config, ray, as_json).up(), as_json)
 
 
 @cluster.command("status")
@@ -62,7 +62,7 @@ def cluster_status(
     with errors_as_lines():
         from async_loader.scale import commands
 
-        commands.status(config, ray, as_json=as_json)
+        commands.show(commands.operator(config, ray, as_json).status(), as_json)
 
 
 CLUSTER_ADDRESSES = typer.Argument(
@@ -120,7 +120,8 @@ def cluster_drain(
     with errors_as_lines():
         from async_loader.scale import commands
 
-        commands.drain(shard, config, ray, timeout_s, discard=discard, as_json=as_json)
+        ended = commands.operator(config, ray, as_json).drain(shard, timeout_s, discard=discard)
+        commands.show_drained(ended, as_json)
 
 
 @cluster.command("restart")
@@ -136,7 +137,9 @@ def cluster_restart(
     with errors_as_lines():
         from async_loader.scale import commands
 
-        commands.restart(shards or [], config, ray, timeout_s, discard=discard, as_json=as_json)
+        operator = commands.operator(config, ray, as_json)
+        status = operator.restart(shards or [], timeout_s, discard=discard)
+        commands.show(status, as_json)
 
 
 @cluster.command("down")
@@ -150,4 +153,5 @@ def cluster_down(
     with errors_as_lines():
         from async_loader.scale import commands
 
-        commands.down(config, ray, timeout_s, as_json=as_json)
+        ended = commands.operator(config, ray, as_json).down(timeout_s)
+        commands.show_ended(ended, as_json)

@@ -40,6 +40,9 @@ from async_loader.shm.limits import human
 from async_loader.source import Applied
 from async_loader.table import Batch, Ids, Streams
 
+_OF_A_SAVE = ("cls", "path", "number")
+"""Arguments of `ReplayBuffer.from_checkpoint` that name a save; all others replace what it says."""
+
 
 @explain_wrong_attributes
 class ReplayBuffer(TableMethods):
@@ -728,18 +731,12 @@ class ReplayBuffer(TableMethods):
         OutOfMemory
             If it does not fit.
         """
-        others: dict[str, Any] = {"limiter": limiter, "view": view}
-        given: dict[str, Any] = {
-            "capacity": capacity,
-            "sampler": sampler,
-            "remover": remover,
-            "max_times_sampled": max_times_sampled,
-            "seed": seed,
-            "max_bytes": max_bytes,
-            "disk": disk,
+        given = {name: value for name, value in locals().items() if name not in _OF_A_SAVE}
+        overrides = {
+            name: value
+            for name, value in given.items()
+            if value is not (... if name in ("limiter", "view") else None)
         }
-        overrides = {name: value for name, value in given.items() if value is not None}
-        overrides |= {name: value for name, value in others.items() if value is not ...}
         buffer: ReplayBuffer = checkpoint.load(cls, path, number, overrides)
         return buffer
 

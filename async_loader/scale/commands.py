@@ -31,57 +31,31 @@ ASK_S = 1.0
 _CONNECT_S = 10.0
 
 
-def up(config: Path, ray: str | None, *, as_json: bool) -> None:
-    """Start what does not run."""
-    _print(_operator(config, ray, as_json).up(), as_json)
+def operator(config: Path, ray: str | None, as_json: bool) -> Operator:
+    """Return what works on the cluster of a file, connected to its Ray."""
+    settings = ClusterSettings.load(config)
+    ray_library.join(ray)
+    return Operator(settings, _say(as_json))
 
 
-def status(config: Path, ray: str | None, *, as_json: bool) -> None:
-    """Print the status."""
-    _print(_operator(config, ray, as_json).status(), as_json)
-
-
-def drain(
-    shard: str, config: Path, ray: str | None, timeout_s: float, *, discard: bool, as_json: bool
-) -> None:
-    """Remove a shard."""
-    ended = _operator(config, ray, as_json).drain(shard, timeout_s, discard=discard)
+def show_drained(ended: dict[str, Any], as_json: bool) -> None:
+    """Print what a shard has held that was removed."""
     if as_json:
         _json(ended)
         return
     where = f"saved in {ended['saves']}" if ended["saves"] else "in no checkpoint"
-    Console().print(f"{shard} has left, with {_held(ended['rows'])}, {where}", highlight=False)
+    text = f"{ended['shard']} has left, with {_held(ended['rows'])}, {where}"
+    Console().print(text, highlight=False)
 
 
-def restart(
-    shards: Sequence[str],
-    config: Path,
-    ray: str | None,
-    timeout_s: float,
-    *,
-    discard: bool,
-    as_json: bool,
-) -> None:
-    """Restart shards, one after the other."""
-    operator = _operator(config, ray, as_json)
-    _print(operator.restart(shards, timeout_s, discard=discard), as_json)
-
-
-def down(config: Path, ray: str | None, timeout_s: float, *, as_json: bool) -> None:
-    """End all shards."""
-    ended = _operator(config, ray, as_json).down(timeout_s)
+def show_ended(ended: list[dict[str, Any]], as_json: bool) -> None:
+    """Print what the shards have held that were ended."""
     if as_json:
         _json({"shards": ended})
         return
     for one in ended:
         how = f": {clean(one['error'])}" if one["error"] else f", with {_held(one['rows'])}"
         Console().print(f"{one['shard']} has ended{how}", highlight=False)
-
-
-def _operator(config: Path, ray: str | None, as_json: bool) -> Operator:
-    settings = ClusterSettings.load(config)
-    ray_library.join(ray)
-    return Operator(settings, _say(as_json))
 
 
 def _say(as_json: bool) -> Say:
@@ -97,7 +71,8 @@ def _held(rows: dict[str, int]) -> str:
     return ", ".join(f"{count} rows of {clean(name)}" for name, count in rows.items()) or "no rows"
 
 
-def _print(status: dict[str, Any], as_json: bool) -> None:
+def show(status: dict[str, Any], as_json: bool) -> None:
+    """Print the status of a cluster."""
     if as_json:
         _json(status)
         return

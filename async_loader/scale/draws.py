@@ -84,7 +84,8 @@ class Draws:
             return None
         if weights != self._weights or not self._ready:
             self._weights = weights
-            self._ready = rows_of_each(rng, rows, weights, by_mass and self.shuffled, _TOGETHER)
+            shares = np.asarray(weights) / sum(weights)
+            self._ready = list(rng.multinomial(rows, shares, _TOGETHER))
         return self._ready.pop()
 
     def weigh(self, mass: npt.NDArray[np.float32], totals: Sequence[TotalsReply]) -> None:
@@ -111,33 +112,6 @@ class Draws:
             base = whole / max(1, sum(one.items for one in totals))
         drawn[~there] = base
         mass[...] = (base / drawn) ** beta
-
-
-def rows_of_each(
-    rng: np.random.Generator, rows: int, totals: Sequence[float], stratified: bool, batches: int
-) -> list[Counts]:
-    """Return how many of ``rows`` draws fall into each shard, each in proportion to its total.
-
-    For each of some batches.
-
-    Independent draws make a multinomial; stratified ones have one point in each of ``rows`` equal
-    parts of the whole, as `Prioritized` has.
-
-    Parameters
-    ----------
-    totals : sequence of float
-        Items, or sums of masses; at least one is above 0.
-    """
-    weights = np.asarray(totals, np.float64)
-    shares = weights / weights.sum()
-    if not stratified:
-        return list(rng.multinomial(rows, shares, batches).astype(np.int64))
-    points = (np.arange(rows) + rng.random((batches, rows))) / rows
-    shard = np.searchsorted(np.cumsum(shares), points, side="right")
-    last = int(np.flatnonzero(weights)[-1])  # the sum of shares may be a little less than 1
-    return [
-        np.bincount(np.minimum(one, last), minlength=len(weights)).astype(np.int64) for one in shard
-    ]
 
 
 def chunks_of(batch_size: int, shards: int, most_age: int) -> tuple[int, int]:

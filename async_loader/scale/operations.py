@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from async_loader.errors import ConfigError, Timeout
 from async_loader.feeder.addresses import private_folder
 from async_loader.feeder.curve_keys import SERVER, load_server_keys, make_keys
@@ -96,9 +94,8 @@ class Operator:
         network, secrets = self._settings.network, dict[str, bytes]()
         if network.keys is not None:
             secrets = keys_for(Path(network.keys), f"shard-{number}", network.roles)
-        encoded = msgspec.msgpack.encode(self._settings)
         return ShardPlan(
-            encoded=encoded, number=number, secrets=secrets, removed=frozenset(removed)
+            settings=self._settings, number=number, secrets=secrets, removed=frozenset(removed)
         )
 
     def _start(self, plan: ShardPlan) -> None:

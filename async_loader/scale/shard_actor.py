@@ -23,14 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from async_loader.errors import Broken, Timeout
 from async_loader.feeder import addresses
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import SecuritySettings, ServerSettings
-from async_loader.feeder.settings_reader import settings_of
 from async_loader.lifecycle import join
 from async_loader.scale import ray_library
 from async_loader.scale.cluster_settings import ClusterSettings
@@ -47,8 +45,7 @@ class ShardPlan:
 
     Attributes
     ----------
-    encoded : bytes
-        `ClusterSettings`, in MessagePack.
+    settings : ClusterSettings
     number : int
     secrets : dict of bytes
         Its key files, by their paths in its folder of keys. Not shown by ``repr``.
@@ -56,7 +53,7 @@ class ShardPlan:
         Numbers of shards that are no part of the cluster any more.
     """
 
-    encoded: bytes = field(repr=False)
+    settings: ClusterSettings = field(repr=False)
     number: int
     secrets: dict[str, bytes] = field(default_factory=dict, repr=False)
     removed: frozenset[int] = frozenset()
@@ -64,10 +61,6 @@ class ShardPlan:
     @property
     def name(self) -> str:
         return f"shard-{self.number}"
-
-    @property
-    def settings(self) -> ClusterSettings:
-        return settings_of(msgspec.msgpack.decode(self.encoded), ClusterSettings)
 
     def place(self) -> Path:
         """Return the folder of the shard on this node. It and those above it are made."""

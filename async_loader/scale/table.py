@@ -6,37 +6,33 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from random import random
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from async_loader import tree
 from async_loader.errors import Broken, CannotSend, ConfigError, Timeout, Unsupported
-from async_loader.feeder.client.arguments import batch_size_of, reader_wanted
+from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.reader_batches import Transport
+from async_loader.feeder.client.remote_table import RemoteTable
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.table import TableClient, stats_of
-from async_loader.feeder.client.writer import RemoteWriter
-from async_loader.feeder.client.writer_rows import WriterOptions
-from async_loader.feeder.plain_values import limiter_from
-from async_loader.feeder.wire import AboutReply, schema_of
+from async_loader.feeder.wire import AboutReply, OpenReader
 from async_loader.lifecycle import Deadline, Patience, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import ids_of
 from async_loader.replay.checkpoint.writing import SaveReport
-from async_loader.replay.rate_limiter import RateLimiter
-from async_loader.replay.samplers import Sampler
-from async_loader.replay.table_methods import Change, TableMethods
+from async_loader.replay.table_methods import Change
 from async_loader.replay.views import View
 from async_loader.scale.connections import Connections, ShardConnection
 from async_loader.scale.draws import Draws
 from async_loader.scale.shards import MOST_SHARDS
 from async_loader.scale.source import ClusterSource
 from async_loader.scale.stats import ClusterTableStats, LostRows, summed
-from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.sources.mixture_member import split_by_source
 from async_loader.sources.mixture_rows import add_source, numbers_of, own_ids
@@ -55,7 +51,7 @@ _SAMPLERS = 8
 
 
 @explain_wrong_attributes
-class ClusterTable(TableMethods):
+class ClusterTable(RemoteTable[ClusterSource]):
     """One table of a cluster: `async_loader.table.Table` over all shards. Made by
     `ClusterClient.table`.
 
@@ -83,21 +79,6 @@ class ClusterTable(TableMethods):
 
     # -- what it is --------------------------------------------------------------------------------
 
-    @property
-    def schema(self) -> Schema | None:
-        """Schema of a step, of the first shard that knows it; ``None`` while none does."""
-        said = (one.schema for one in self._abouts().values())
-        return next((schema_of(one) for one in said if one is not None), None)
-
-    @property
-    def limiter(self) -> RateLimiter | None:
-        """How far sampling and inserting may run ahead of each other, by each shard.
-
-        Each shard limits by itself. Batches take from each in proportion to what it holds, so that
-        the ratio holds in the sum.
-        """
-        return limiter_from(next(iter(self._abouts().values())).limiter)
-
     def stats(self) -> ClusterTableStats:
         """Return the counts of all shards at this moment, and what was lost with shards.
 
@@ -119,38 +100,6 @@ class ClusterTable(TableMethods):
         raise CannotSend("a client's table stays in its process: connect to the cluster there")
 
     # -- steps in ----------------------------------------------------------------------------------
-
-    @explain_wrong_names
-    def writer(
-        self,
-        stream: Hashable | None = None,
-        *,
-        schema: SchemaLike | None = None,
-        batch_rows: int = WriterOptions.batch_rows,
-        linger_ms: float = WriterOptions.linger_ms,
-        buffer_bytes: int = WriterOptions.buffer_bytes,
-        overflow: Literal["block", "drop_oldest"] = "block",
-    ) -> RemoteWriter:
-        """Return a new writer, bound to one shard: on this host, or the one with the least load.
-
-        All its streams stay there. When the shard is lost it keeps what is not acknowledged, and
-        goes on with the process that takes the shard's place. See `TableClient.writer`.
-
-        Raises
-        ------
-        ConfigError, Timeout, Closed, Broken
-        """
-        return self._place().writer(
-            stream,
-            schema=schema,
-            batch_rows=batch_rows,
-            linger_ms=linger_ms,
-            buffer_bytes=buffer_bytes,
-            overflow=overflow,
-        )
-
-    def _vector_target(self, schema: SchemaLike | None) -> Any:
-        return self._place()._vector_target(schema)
 
     def _place(self) -> TableClient:
         """Return the table of a shard on this host, else of the one with the least load.
@@ -202,51 +151,11 @@ class ClusterTable(TableMethods):
         batch: Batch = plan.batch
         return batch
 
-    @explain_wrong_names
-    def source(
-        self,
-        *,
-        view: View | None = None,
-        sampler: Sampler | None = None,
-        min_size: int = 1,
-        seed: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        max_lag: int | None = None,
-        prefetch: int | None = None,
-        transport: Transport = "auto",
-        timeout_s: float | None = None,
+    def _source(
+        self, wanted: OpenReader, view: View | None, prefetch: int | None, transport: Transport
     ) -> ClusterSource:
-        """Return a source for ``AsyncDataLoader(source, batch_size)``: batches of all shards.
-
-        The loader makes one itself when it is given the table. See `ClusterSource`, and
-        `TableClient.source`.
-
-        Parameters
-        ----------
-        min_size : int
-            Items of all shards together that each batch waits for.
-        seed : int, optional
-            The same seed, rank and shards whose tables do not change give the same batches.
-        rank, world_size : int
-            Of data-parallel learners: each draws a stream of its own from all shards. Of a queue
-            each item goes to one of them.
-        prefetch : int, optional
-            Chunks that each shard may draw ahead; a chunk is a batch or less.
-        timeout_s : float, optional
-            For a batch, after which Timeout is raised; ``None``: as long as the loader waits.
-
-        Raises
-        ------
-        ConfigError, Unsupported, Timeout
-        """
-        wanted = reader_wanted(
-            self.name, view, sampler=sampler, min_size=min_size, seed=seed, rank=rank,
-            world_size=world_size, max_lag=max_lag, timeout_s=timeout_s,
-        )  # fmt: skip
         abouts = self._abouts()
-        said = {name: one.settings if sampler is None else wanted.sampler
-                for name, one in abouts.items()}  # fmt: skip
+        said = {name: wanted.sampler or one.settings for name, one in abouts.items()}
         settings, leased = next(iter(said.values())), any(one.leased for one in abouts.values())
         for name, one in said.items():
             if one != settings:
@@ -255,23 +164,27 @@ class ClusterTable(TableMethods):
                 )
 
         def make_draws() -> Draws:
-            return Draws(settings, world_size, leased)
+            return Draws(settings, wanted.world_size, leased)
 
         in_turn = make_draws().in_turn
 
         def open_source(shard: ShardConnection, ahead: int) -> RemoteSource:
-            made = shard.table(self.name)._source(
-                view, prefetch, transport, sampler=sampler, rank=rank, world_size=world_size,
-                seed=None if seed is None else _seed_of(seed, shard.number), max_lag=max_lag,
+            of_shard = structs.replace(
+                wanted,
+                seed=None if wanted.seed is None else _seed_of(wanted.seed, shard.number),
+                min_size=1,
+                timeout_s=None,
                 masses=not in_turn,
-            )  # fmt: skip
+            )
+            made = shard.table(self.name)._source(of_shard, view, prefetch, transport)
             made.watch_totals(TOTALS_S, ahead)
             return made
 
-        entropy: Any = np.random.SeedSequence().entropy if seed is None else wanted.seed
+        entropy: Any = np.random.SeedSequence().entropy if wanted.seed is None else wanted.seed
+        words = entropy, wanted.rank, wanted.world_size
         source = ClusterSource(
-            self, self._connections, open_source, make_draws, (entropy, rank, world_size),
-            wanted.min_size, seconds_or_none("timeout_s", timeout_s),
+            self, self._connections, open_source, make_draws, words, wanted.min_size,
+            wanted.timeout_s,
         )  # fmt: skip
         self._sources.add(source)
         return source
@@ -394,11 +307,9 @@ class ClusterTable(TableMethods):
         for one in list(self._sources):
             one.close()
 
-    def _deadline(self, timeout_s: float | Deadline | None) -> Deadline:
-        if isinstance(timeout_s, Deadline):
-            return timeout_s
-        limit = seconds_or_none("timeout_s", timeout_s)
-        return Deadline(self._timeout_s if limit is None else limit)
+    def _about(self, timeout_s: float | Deadline | None = None) -> AboutReply:
+        """Return what a shard says of its table: the first that knows its schema, if one does."""
+        return min(self._abouts().values(), key=lambda one: one.schema is None)
 
     def _abouts(self) -> dict[str, AboutReply]:
         """Ask all shards that can be reached; raise what the last one raised if none answers."""

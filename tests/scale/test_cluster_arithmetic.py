@@ -9,27 +9,20 @@ from hypothesis import strategies as st
 from async_loader import Prioritized, Uniform
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import TotalsReply
-from async_loader.scale.draws import Draws, rows_of_each
+from async_loader.scale.draws import Draws
 
 totals = st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(lambda one: sum(one) > 1e-3)
 
 
 @settings(max_examples=60)
-@given(totals, st.integers(1, 300), st.booleans(), st.integers(0, 9))
-def test_counts_add_up_and_an_empty_shard_gives_nothing(each, rows, stratified, seed):
-    found = rows_of_each(np.random.default_rng(seed), rows, each, stratified, 3)
-    assert len(found) == 3
-    for counts in found:
+@given(totals, st.integers(1, 300), st.integers(0, 9))
+def test_counts_add_up_and_an_empty_shard_gives_nothing(each, rows, seed):
+    rule, rng = Draws(plain_of(Prioritized())), np.random.default_rng(seed)
+    for _ in range(3):
+        counts = rule.counts(rng, rows, [TotalsReply(items=1, mass=one) for one in each])
         assert counts.sum() == rows
         assert len(counts) == len(each)
         assert not counts[np.array(each) == 0].any()
-
-
-@settings(max_examples=40)
-@given(totals, st.integers(1, 200))
-def test_stratified_counts_are_within_two_of_the_shares(each, rows):
-    (counts,) = rows_of_each(np.random.default_rng(0), rows, each, True, 1)
-    assert np.all(np.abs(counts - rows * np.array(each) / sum(each)) < 2)
 
 
 def test_counts_follow_masses_where_there_are_any_and_items_where_all_are_zero():

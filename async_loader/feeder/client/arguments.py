@@ -12,7 +12,6 @@ from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import (
     MOST_AHEAD,
     MOST_ROWS,
-    NAME_CHARACTERS,
     OpenReader,
     View,
     name_fault,
@@ -20,19 +19,14 @@ from async_loader.feeder.wire import (
 from async_loader.feeder.wire_views import wire_of
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.arguments import positive, whole_seed
-from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.samplers import Sampler
-from async_loader.replay.views import Sequences
 from async_loader.replay.views import View as AnyView
+from async_loader.replay.views import checked_view
 from async_loader.schema import Schema
 from async_loader.validation import path_of, whole
 
-_NO_SAVE = (1 << 63) - 1
-"""The highest number that can be sent; no save has it."""
 TRY_ONCE_S = 1e-3
 """A timeout of 0 in an OPEN_READER, which has no time limit of 0."""
-_COUNTS = ("length", "burn_in", "stride", "bootstrap", "dilation")
-"""Settings of `Sequences` that are numbers of steps."""
 
 
 def batch_size_of(value: object) -> int:
@@ -45,44 +39,15 @@ def batch_size_of(value: object) -> int:
 
 
 def view_of(view: AnyView | None) -> View | None:
-    """Convert to wire form. Raises ConfigError for what is no view, and for numbers beyond it."""
-    if view is None:
-        return None
-    if not isinstance(view, AnyView):
-        raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
-    for name in _COUNTS if isinstance(view, Sequences) else ("n_steps",):
-        number = getattr(view, name)
-        if number > MOST_ROWS:
-            text = f"the views of a feeder have {MOST_ROWS:,} steps at most"
-            raise ConfigError(f"{name}={number:,}: {text}")
-    for name in _names(view):
-        if len(name) > NAME_CHARACTERS:
-            text = f"fields of a feeder's steps have names of {NAME_CHARACTERS} at most"
-            raise ConfigError(f"the view names {name!r}: {text}")
-    return wire_of(view)
-
-
-def _names(view: AnyView) -> tuple[str, ...]:
-    """Return the names of fields that a view is told."""
-    if isinstance(view, Sequences):
-        return view.state
-    if isinstance(view, Hindsight):
-        return view.reward, view.goal, view.achieved, *view.info
-    return (view.reward,)
+    """Convert to wire form. Raises ConfigError for what is no view."""
+    known = checked_view(view)
+    return None if known is None else wire_of(known)
 
 
 def save_path(path: str | os.PathLike[str], absolute: bool) -> str:
     """Return the path of a save as it is sent. ``absolute``: for a client's own feeder."""
     text = path_of("path", path)
-    if len(text) > 1024:
-        kind = "a path in the feeder is text of at most 1024 characters"
-        raise ConfigError(f"path={path!r}: {kind}")
     return os.path.abspath(text) if absolute else text
-
-
-def save_number(number: int | None) -> int | None:
-    """Return the number of a save as it is sent. Raises ConfigError."""
-    return None if number is None else min(positive("number", number), _NO_SAVE)
 
 
 def reader_wanted(

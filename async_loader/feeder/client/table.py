@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Hashable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tensors, tree
+from async_loader import tree
 from async_loader.errors import AsyncLoaderError, CannotSend, ConfigError, SchemaError
 from async_loader.feeder.client.arguments import (
     batch_size_of,
     reader_wanted,
-    save_number,
     save_path,
     view_of,
 )
@@ -24,13 +23,12 @@ from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.errors import TooLarge
 from async_loader.feeder.client.goal_batches import structure_of
-from async_loader.feeder.client.owner import Client
+from async_loader.feeder.client.owner import Client, W
 from async_loader.feeder.client.reader_batches import Transport
+from async_loader.feeder.client.remote_table import RemoteTable, Timeout
 from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.source import RemoteSource
-from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
 from async_loader.feeder.client.writer_rows import WriterOptions
-from async_loader.feeder.plain_values import limiter_from
 from async_loader.feeder.wire import (
     About,
     AboutReply,
@@ -42,6 +40,7 @@ from async_loader.feeder.wire import (
     Load,
     Message,
     OfTable,
+    OpenReader,
     Plane,
     Prioritize,
     Save,
@@ -50,23 +49,20 @@ from async_loader.feeder.wire import (
     specs_of,
 )
 from async_loader.feeder.wire import Batch as WireBatch
-from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none
+from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.replay.arguments import ids_of, named, one_axis, positive
+from async_loader.replay.arguments import array_of, ids_of, named, one_axis, positive
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.ragged import Ragged, ragged
-from async_loader.replay.rate_limiter import RateLimiter
-from async_loader.replay.samplers import Sampler
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table.waiters import Waiting
-from async_loader.replay.table_methods import Change, TableMethods
+from async_loader.replay.table_methods import Change
 from async_loader.replay.views import View
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.table import Batch
 
-Timeout = float | Deadline | None
 _IDS = 1 << 20
 """Ids of one message at most."""
 _GONE = np.array([-1], np.int64)
@@ -83,7 +79,7 @@ class ServerReplaced(AsyncLoaderError):
 
 
 @explain_wrong_attributes
-class TableClient(TableMethods):
+class TableClient(RemoteTable[RemoteSource]):
     """One table of a feeder: `async_loader.table.Table` over a connection. Made by `Client.table`.
 
     Threads: any. A ``timeout_s`` of ``None`` is that of `connect`. Calls raise Timeout, Closed,
@@ -110,12 +106,15 @@ class TableClient(TableMethods):
         self._client, self._connection, self.name = client, connection, name
         self._timeout_s, self._readers = timeout_s, readers
 
-    def _deadline(self, timeout_s: Timeout) -> Deadline:
-        """Return the deadline of a call; ``None``: that of the client. Raises ConfigError."""
-        if isinstance(timeout_s, Deadline):
-            return timeout_s
-        limit = seconds_or_none("timeout_s", timeout_s)
-        return Deadline(self._timeout_s if limit is None else limit)
+    def _place(self) -> TableClient:
+        return self
+
+    def _open_writer(
+        self, kind: type[W], stream: Hashable | None, schema: SchemaLike | None, **options: Any
+    ) -> W:
+        """Return a new writer. ``options``: of `WriterOptions`."""
+        made = WriterOptions(message_bytes=self._connection.limits.message_bytes, **options)
+        return self._client._open_writer(kind, self.name, stream, schema, made)
 
     def _ask(
         self,
@@ -138,21 +137,10 @@ class TableClient(TableMethods):
 
     # -- what it is --------------------------------------------------------------------------------
 
-    def _about(self, timeout_s: Timeout = None, newest: int = 0) -> AboutReply:
-        reply = self._ask(About(table=self.name, newest=newest), timeout_s).body
+    def _about(self, timeout_s: Timeout = None) -> AboutReply:
+        reply = self._ask(About(table=self.name), timeout_s).body
         assert isinstance(reply, AboutReply)
         return reply
-
-    @property
-    def schema(self) -> Schema | None:
-        """Schema of a step; ``None`` while it is unknown."""
-        spec = self._about().schema
-        return None if spec is None else schema_of(spec)
-
-    @property
-    def limiter(self) -> RateLimiter | None:
-        """How far sampling and inserting may run ahead of each other."""
-        return limiter_from(self._about().limiter)
 
     def stats(self) -> TableStats:
         """Return the table's counts at this moment."""
@@ -166,53 +154,6 @@ class TableClient(TableMethods):
         text = f"say connect({address!r}).table({self.name!r}) there"
         raise CannotSend(f"a client's table stays in its process: {text}")
 
-    # -- steps in ----------------------------------------------------------------------------------
-
-    def writer(
-        self,
-        stream: Hashable | None = None,
-        *,
-        schema: SchemaLike | None = None,
-        batch_rows: int = WriterOptions.batch_rows,
-        linger_ms: float = WriterOptions.linger_ms,
-        buffer_bytes: int = WriterOptions.buffer_bytes,
-        overflow: Literal["block", "drop_oldest"] = "block",
-    ) -> RemoteWriter:
-        """Return a new writer.
-
-        It is opened in the background; its first call that waits raises the errors of that.
-
-        Parameters
-        ----------
-        stream : hashable, optional
-            Of steps that name none; by default a new one.
-        schema : Schema, or what `Schema.of` takes, optional
-            For a table that has none yet, rather than the schema of the first step.
-        batch_rows : int
-            Rows of a message that is sent at once.
-        linger_ms : float
-            After which a message with fewer rows is sent, counted from its first row; to a queue
-            it is sent at once, unless another is under way.
-        buffer_bytes : int
-            Bytes of rows that are kept until they are acknowledged. For a queue a writer keeps no
-            more rows than the queue takes, and one message.
-        overflow : "block" | "drop_oldest"
-            When there are more: let `append` wait, or drop the oldest message that was never sent.
-
-        Raises
-        ------
-        ConfigError, SchemaError, Closed, Broken
-        """
-        options = WriterOptions(
-            batch_rows=batch_rows, linger_ms=linger_ms, buffer_bytes=buffer_bytes,
-            overflow=overflow, message_bytes=self._connection.limits.message_bytes,
-        )  # fmt: skip
-        return self._client._open_writer(RemoteWriter, self.name, stream, schema, options)
-
-    def _vector_target(self, schema: SchemaLike | None) -> VectorTarget:
-        options = WriterOptions(message_bytes=self._connection.limits.message_bytes)
-        return self._client._open_writer(VectorTarget, self.name, None, schema, options)
-
     # -- batches out -------------------------------------------------------------------------------
 
     def _sample(self, batch_size: int, view: View | None, timeout_s: float | None) -> Batch:
@@ -225,7 +166,7 @@ class TableClient(TableMethods):
         kind = size, view_of(view)
 
         def make() -> RemoteSource:
-            made = self._source(view, 0, "auto")
+            made = self._source(reader_wanted(self.name, view), view, 0, "auto")
             made._table = None  # it is kept by the client
             return made
 
@@ -244,76 +185,14 @@ class TableClient(TableMethods):
             self._readers.give_back(kind, source, usable)
         return batch
 
-    @explain_wrong_names
-    def source(
-        self,
-        *,
-        view: View | None = None,
-        sampler: Sampler | None = None,
-        min_size: int = 1,
-        seed: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        max_lag: int | None = None,
-        prefetch: int | None = None,
-        transport: Transport = "auto",
-        timeout_s: float | None = None,
-    ) -> RemoteSource:
-        """Return a source for ``AsyncDataLoader(source, batch_size)``.
-
-        The loader makes one itself when it is given the table.
-
-        Parameters
-        ----------
-        view : Transitions | Sequences | Hindsight, optional
-            By default the table's. The functions of `Hindsight` are called here.
-        sampler : Sampler, optional
-            A sampler of the source's own, which the feeder makes from these settings.
-        min_size : int
-            Items that each batch waits for.
-        seed : int, optional
-        rank, world_size : int
-        max_lag : int, optional
-            As `ReplayBuffer.source`; the newest version is the one that was published to the
-            feeder (of ``policy``, for the field ``policy_version``), or else the newest stored.
-        prefetch : int, optional
-            Batches on their way or waiting here; those of a queue hold their places in it. 64 at
-            most, and over a socket no more than the feeder's ``in_flight_bytes``. By default 4 to
-            32 by size, at most 8 with weights, and as many as a loader plans. With 0 a batch is
-            drawn when `plan` waits for it.
-        transport : "auto" | "shm" | "tcp"
-            How batches come from a feeder on this machine: written into memory of this process, or
-            through its sockets (ipc too). "auto" uses memory, or logs why not; "shm" raises then.
-        timeout_s : float, optional
-            For a batch, after which Timeout is raised; ``None``: as long as the loader waits.
-
-        Raises
-        ------
-        ConfigError, Unsupported
-        """
-        return self._source(
-            view,
-            prefetch,
-            transport,
-            sampler=sampler,
-            min_size=min_size,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            max_lag=max_lag,
-            timeout_s=timeout_s,
-        )
-
     def _source(
-        self, view: View | None, prefetch: int | None, transport: Transport, **settings: Any
+        self, wanted: OpenReader, view: View | None, prefetch: int | None, transport: Transport
     ) -> RemoteSource:
-        """See `source`; ``settings`` are those of `reader_wanted`."""
         self._connection.check()
         if transport not in ("auto", "shm", "tcp"):
             raise ConfigError(f"transport={transport!r}: 'auto', 'shm' or 'tcp'")
         if prefetch is not None and (isinstance(prefetch, bool) or prefetch != 0):
             prefetch = positive("prefetch", prefetch)
-        wanted = reader_wanted(self.name, view, **settings)
         source = RemoteSource(
             self._connection, wanted, prefetch, transport, self._timeout_s, self, goals_of(view)
         )
@@ -364,7 +243,7 @@ class TableClient(TableMethods):
             ids = ids_of(index)
         columns: dict[str, npt.NDArray[Any]] = {}
         for name, value in named(values):
-            column = np.ascontiguousarray(tensors.to_array(value))
+            column = np.ascontiguousarray(array_of(value, name))
             columns[name] = column if len(column) == len(ids) else column.reshape(-1)
             if len(columns[name]) != len(ids):
                 text = f"field {name!r} has {len(columns[name])} rows for {len(ids)} ids"
@@ -432,7 +311,8 @@ class TableClient(TableMethods):
         ------
         Unsupported, ConfigError, CorruptCheckpoint, OutOfMemory, OSError, Timeout, Closed, Broken
         """
-        there, which = save_path(path, self._client.owns_feeder), save_number(number)
+        there = save_path(path, self._client.owns_feeder)
+        which = None if number is None else positive("number", number)
         self._ask(Load(table=self.name, path=there, number=which), timeout_s)
 
 

@@ -40,12 +40,9 @@ from async_loader.feeder.wire import (
     spec_of,
     tensors_of,
 )
-from async_loader.feeder.wire_views import wire_of
 from async_loader.replay.checkpoint.settings import limiter_json
-from async_loader.replay.table.newest_episodes import NewestEpisodes
 from async_loader.replay.views import Sequences
 from async_loader.schema import Field, Schema
-from async_loader.stats import histogram
 
 _MOST_WAITING = 8
 """Of those that wait, which ABOUT_REPLY names."""
@@ -100,7 +97,7 @@ class CallHandler:
 
     def _about(self, session: Session, message: Message, table: TableEntry, body: About) -> Message:
         buffer, there, now = table.buffer, table.table, self._server_state.clock()
-        stats, schema, look = table.stats(), buffer.schema, body.newest and buffer.schema
+        stats, schema = table.stats(), buffer.schema
         plain = {one.name: getattr(stats, one.name) for one in fields(stats)}
         plain["waiting"] = [
             (text, max(0.0, now - since)) for text, since in table.waiting()[:_MOST_WAITING]
@@ -113,8 +110,6 @@ class CallHandler:
             leased=there.leased,
             stats=plain,
             no_priorities=there.no_priorities,
-            view=None if buffer.view is None else wire_of(buffer.view),
-            episodes=episodes_plain(there.newest_episodes(body.newest)) if look else None,
         )
         return message.reply(reply)
 
@@ -173,14 +168,7 @@ class CallHandler:
         def work() -> Saved:
             folder.parent.mkdir(parents=True, exist_ok=True)
             report: Any = table.buffer.save(folder)
-            return Saved(
-                kind=report.kind,
-                number=report.number,
-                nbytes=report.nbytes,
-                duration_s=report.duration_s,
-                pause_s=report.pause_s,
-                rows=report.rows,
-            )
+            return Saved(**{name: getattr(report, name) for name in Saved.__struct_fields__})
 
         self._jobs.add(work, lambda result: self._over(session, message, result))
 
@@ -238,20 +226,3 @@ def _ids(message: Message) -> Any:
     """Return the ids of a call, copied: the memory of a message is read-only."""
     assert isinstance(message.body, ById)
     return np.frombuffer(memoryview(message.data)[: 8 * message.body.count], np.int64).copy()
-
-
-_IDS = 5
-
-
-def episodes_plain(found: NewestEpisodes) -> dict[str, Any]:
-    """Return the counts, a histogram of lengths and one of returns, and the ids of some steps."""
-    steps = len(found.ids)
-    picked = np.linspace(0, steps - 1, min(_IDS, steps)).astype(np.int64)
-    return {
-        "steps": steps,
-        "episodes": len(found.lengths),
-        "parts": found.parts,
-        "ids": found.ids[picked].tolist(),
-        "length": histogram(found.lengths),
-        "return": None if found.returns is None else histogram(found.returns),
-    }

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire.calls import (
-    MOST_NEWEST,
     About,
     AboutReply,
     ById,

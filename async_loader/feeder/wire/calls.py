@@ -12,9 +12,6 @@ from async_loader.feeder.wire.codes import U64, Count, Name, Path, Text, Type
 from async_loader.feeder.wire.control import Control, Share, TensorSpec, View, one_or_none
 from async_loader.feeder.wire.schema_codec import SchemaSpec
 
-MOST_NEWEST = 1 << 16
-"""Steps that an answer to ABOUT looks at: nothing else is served while it does."""
-
 
 class OfTable(Control, frozen=True, kw_only=True):
     """Root of the calls of a table."""
@@ -23,21 +20,16 @@ class OfTable(Control, frozen=True, kw_only=True):
 
 
 class About(OfTable, frozen=True, kw_only=True):
-    """A request for a table's properties and counts.
-
-    ``newest``: how many of the newest steps the answer is to look at.
-    """
+    """A request for a table's properties and counts."""
 
     TYPE = Type.ABOUT
-    newest: Annotated[int, Meta(ge=0, le=MOST_NEWEST)] = 0
 
 
 class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
     """``limiter``: least size, samples per insert, error buffer; ``stats``: those of the table.
 
     ``sampler``: as text; ``settings``: of the sampler, as in a configuration. ``leased``: whether
-    each item is given once. ``no_priorities``: why the table uses none. ``view``: the table's own.
-    ``episodes``: plain values that say what the newest steps hold.
+    each item is given once. ``no_priorities``: why the table uses none.
     """
 
     TYPE = Type.ABOUT_REPLY
@@ -48,8 +40,6 @@ class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
     settings: dict[str, Any] | None = None
     leased: bool = False
     no_priorities: Text | None = None
-    view: View | None = None
-    episodes: dict[str, Any] | None = None
 
 
 class Clear(OfTable, frozen=True, kw_only=True):

@@ -19,7 +19,6 @@ from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, TRU
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.by_id import TableParts
-from async_loader.replay.table.newest_episodes import NewestEpisodes, newest_episodes
 from async_loader.replay.table.records import RowSource
 from async_loader.replay.table.sampler_session import SamplerSession
 from async_loader.replay.table.source_sampler import NewestOf, nothing_published, sampler_for
@@ -285,12 +284,6 @@ class NonblockingTable:
         found = np.array([one in self._seen for one in ids.tolist()], np.bool_)
         self._seen.difference_update(ids.tolist())
         return found
-
-    def newest_episodes(self, most: int) -> NewestEpisodes:
-        """See `newest_episodes`. The table has a schema."""
-        with self._table_state.lock:
-            self._table_state.check_open()
-            return newest_episodes(self._table_state.table, most)
 
     @property
     def stale_by_reason(self) -> dict[str, int]:

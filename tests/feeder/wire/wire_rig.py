@@ -140,7 +140,6 @@ def examples() -> dict[str, wire.Message]:
             view=wire.View(hindsight=wire.HindsightView(n=3, info=("action",), ends=True)),
         ),
         "OPEN_READER of recent policies": wire.OpenReader(table="replay", batch_size=64, max_lag=1),
-        "ABOUT of the newest steps": wire.About(table="replay", newest=1000),
     }
     schemas = {
         "INSERT": small.schema_id,
