@@ -7,14 +7,13 @@ from __future__ import annotations
 import threading
 
 import pytest
-from fault_rig import SLACK_S, thread
+from fault_rig import SLACK_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_loader.errors import Closed
-from async_loader.lifecycle import Deadline, EndFlag
+from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, Failure
-from async_loader.pipeline.producer import Credits
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
 
@@ -100,33 +99,3 @@ def test_close_at_any_moment_wakes_every_waiter_and_keeps_nothing(history, at, w
     assert queue.depth == 0
     with pytest.raises(Closed):
         queue.get(Deadline(None))
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.integers(1, 4), st.integers(0, 60))
-def test_no_more_tasks_are_under_way_than_there_are_credits_and_a_producer_that_waits_ends(
-    count, batches
-):
-    end = EndFlag()
-    credits = Credits(count)
-    end.on_set(credits.close)
-    taken, enough = [], threading.Event()
-
-    def produce():
-        try:
-            while True:
-                credits.wait(len(taken))
-                taken.append(None)
-                if len(taken) == count + batches:
-                    enough.set()
-        except Closed:
-            return "closed"
-
-    with thread(produce) as result:
-        for n in range(batches):
-            assert len(taken) <= count + n
-            credits.give(n + 1)
-        assert enough.wait(SLACK_S)
-        end.set()
-        assert result() == "closed"
-    assert len(taken) == count + batches
