@@ -17,6 +17,7 @@ import numpy as np
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.table.sequence_sampler import SequenceSampler
 
 Items: TypeAlias = Any
 """A `TableItems`, whose file uses this one."""
@@ -129,6 +130,7 @@ def tell_all(table: Items, sampler: Sampler) -> None:
     priority = table.given_to(there)
     if sampler.prioritized:
         priority = np.where(np.isnan(priority), table.assigned[there], priority)
+    told = sampler.assigned[there] if isinstance(sampler, SequenceSampler) else None
     sampler.insert(there, priority)
     if hasattr(sampler, "passed"):  # deleted steps whose turn to become items has come
         flags = table.storage.heads()[:, r.FLAGS // 8]
@@ -136,7 +138,10 @@ def tell_all(table: Items, sampler: Sampler) -> None:
         rows = complete(table, np.flatnonzero(deleted), int(table.g[r.LOOKAHEAD]))
         sampler.passed(rows[np.argsort(table.ids[rows], kind="stable")])
     if sampler.prioritized:
-        later = np.signbit(table.given[there])  # sequences have these from their first step
+        # sequences that are new to their sampler have these from their first step
+        later = np.signbit(table.given[there])
+        if told is not None:
+            later &= np.isnan(told)
         if later.any():
             sampler.update(there[later], priority[later])
 

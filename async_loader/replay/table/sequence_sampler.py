@@ -83,7 +83,10 @@ class InnerSampler:
         """See `Sampler.update`. Rows that hold none of its items are left out."""
         here = self.own_items.alive[rows] != 0
         if here.any():
-            self.sampler.update(rows[here], priority[here])
+            self._update(rows[here], priority[here])
+
+    def _update(self, rows: Rows, priority: Priorities) -> None:
+        self.sampler.update(rows, priority)
 
     def changed(self, rows: Rows) -> None:
         """See sampler.py, NOTE [fields of steps]."""
@@ -130,7 +133,7 @@ class SequenceSampler(InnerSampler):
     Attributes
     ----------
     assigned : float64 array [rows]
-        As `TableItems.assigned`, of sequences.
+        The priorities of sequences; NaN: not of this view, or its sampler uses none.
     """
 
     def __init__(
@@ -196,6 +199,10 @@ class SequenceSampler(InnerSampler):
             parts.append(found[: count[0]].copy())
         return parts[0] if len(parts) == 1 else np.concatenate((*parts, _NONE))
 
+    def _update(self, rows: Rows, priority: Priorities) -> None:
+        super()._update(rows, priority)
+        self.assigned[rows] = priority
+
     def _add(self, rows: Rows) -> None:
         """Tell the sampler of the sequences that are new."""
         if not len(rows):
@@ -204,7 +211,8 @@ class SequenceSampler(InnerSampler):
         priority = np.full(len(new), np.nan)
         if self.prioritized:
             self._k.first_priorities(self._geometry(), new, self._shape, self.view.eta, priority)
-            priority = np.where(np.isnan(priority), self.assigned[new], priority)
+            told = self.assigned[new]  # NaN where the sampler is not told of them again
+            priority = np.where(np.isnan(told), priority, told)
         if len(new):
             self.sampler.insert(new, priority)
             if self.prioritized:
