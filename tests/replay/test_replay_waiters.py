@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting_rig import until
 
 from async_loader import (
     AsyncDataLoader,
@@ -23,17 +24,8 @@ from async_loader import (
     Uniform,
 )
 from async_loader.errors import AsyncLoaderError, Timeout, WouldDeadlock
-from async_loader.lifecycle import Deadline
 
 PATIENCE_S = 60.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Return when the condition holds; another thread sees to that."""
-    deadline = Deadline(PATIENCE_S)
-    while not condition():
-        assert not deadline.expired
-        threading.Event().wait(0.001)
 
 
 class Doing:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,12 @@ from hypothesis import strategies as st
 from server_rig import SCHEMA, Rig
 
 from async_loader import ReplayBuffer
-from async_loader.errors import ConfigError, CorruptCheckpoint, Malformed, Timeout
+from async_loader.errors import ConfigError, CorruptCheckpoint, Timeout
 from async_loader.feeder import connect, wire
-from async_loader.feeder.server.background_jobs import MOST, BackgroundJobs
 from async_loader.feeder.server.periodic_saves import Folders
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import CheckpointSettings, ServerSettings
 from async_loader.feeder.wire import Plane
-from async_loader.lifecycle import EventFd, readable
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
 
@@ -166,27 +163,6 @@ def test_a_table_rests_while_it_is_loaded_and_nothing_is_lost(serve, monkeypatch
             thread.join(PATIENCE_S)
         assert sizes[0] >= 10
         assert set(table.sample(500)["x"].tolist()) == {*range(10), *range(100, 105)}
-
-
-def test_jobs_are_bounded_done_in_order_and_ended():
-    bell, told, going = EventFd(), [], threading.Event()
-    jobs = BackgroundJobs(bell.ring)
-    try:
-        jobs.add(lambda: going.wait(PATIENCE_S), told.append)
-        for i in range(1, MOST):
-            jobs.add(lambda i=i: i, told.append)
-        with pytest.raises(Malformed, match="ask later"):
-            jobs.add(lambda: 0, told.append)
-        going.set()
-        until = time.monotonic() + PATIENCE_S
-        while jobs.busy and time.monotonic() < until:
-            readable([bell.fileno()], PATIENCE_S)
-            bell.clear()
-            jobs.finish()
-        assert told == [True, *range(1, MOST)]
-    finally:
-        assert jobs.close(PATIENCE_S)
-        bell.close()
 
 
 # -- turns and bounds ----------------------------------------------------------------------------

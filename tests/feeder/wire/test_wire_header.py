@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_rig import examples, raw, reheaded
 
-from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.errors import Malformed
 from async_loader.feeder import wire
 from async_loader.feeder.wire import codes, header
 from async_loader.feeder.wire.header import Header
@@ -48,15 +48,6 @@ def test_every_flipped_bit_is_found():
         assert header.decode(frame).type is message.type, name
 
 
-def test_a_damaged_header_is_answered_without_believing_it():
-    frame = bytearray(PING[0])
-    frame[20] ^= 4
-    with pytest.raises(Malformed, match="CRC32C") as caught:
-        wire.decode([frame])
-    answer = wire.refuse(caught.value)
-    assert (answer.session, answer.sequence, answer.body.code) == (0, 0, wire.ErrorCode.MALFORMED)
-
-
 @pytest.mark.parametrize("version", [0, wire.VERSION + 1, 255])
 def test_an_unknown_version_is_refused_and_the_answer_says_what_is_understood(version):
     frames = reheaded(raw(examples()["STATUS"]), sequence=77)
@@ -84,14 +75,6 @@ def test_an_error_is_read_whatever_its_sender_speaks(at, value):
     front, body = raw(examples()["ERROR"])
     message = wire.decode([patched(front, at, value), body])
     assert message.body == examples()["ERROR"].body
-
-
-def test_a_malformed_message_is_an_error_of_this_package_and_survives_a_queue():
-    import copy
-
-    error = copy.copy(Malformed("what", wire.ErrorCode.GAP, 3))
-    assert isinstance(error, AsyncLoaderError)
-    assert (str(error), error.code, error.expected) == ("what", wire.ErrorCode.GAP, 3)
 
 
 WIRE = Path(wire.__file__).parent
