@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from typing import Any
 
 from async_loader.public_names import set_public_names
 
@@ -144,6 +145,17 @@ def require(library: str) -> None:
     known = library in sys.modules
     if (sys.modules[library] if known else importlib.util.find_spec(library)) is None:
         raise missing_requirement(library)
+
+
+def of_extra(module: str, extra: str) -> Any:
+    """Import a module that an extra brings. Raises MissingExtra."""
+    library = module.partition(".")[0]
+    try:
+        importlib.import_module(library)
+        return importlib.import_module(module)
+    except ImportError as error:
+        text = f'{library} is not installed: pip install "async_loader[{extra}]"'
+        raise MissingExtra(text) from error
 
 
 class CorruptCheckpoint(AsyncLoaderError):

@@ -103,7 +103,6 @@ ELSEWHERE = {
         "recording.vector_recorder",
     },
     "ray": {"scale.ray_library"},
-    "mxnet": {"compat.gluon"},
     "tensordict": {"batch_format", "compat.torchrl"},
     "accelerate": {"compat.accelerate"},
     "stable_baselines3": {"compat.sb3.peer"},

@@ -324,8 +324,8 @@ def test_a_queue_of_a_feeder_gives_each_row_once_and_takes_back_what_was_not_use
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"x": np.arange(9)}, r"has a field 'o', and source 1 .* has none"),
-        ({**columns(0), "z": np.zeros(50)}, r"source 1 .* has a field 'z', and source 0"),
+        ({"x": np.arange(9)}, r"'o' is float32.* and not in source 1"),
+        ({**columns(0), "z": np.zeros(50)}, r"'z' is not in source 0 .*float64\[\] in source 1"),
         (
             {"x": np.arange(9), "o": np.zeros((9, 4), np.float32)},
             r"'o' is float32\[3\] in source 0 .*float32\[4\] in source 1",
@@ -342,10 +342,15 @@ def test_sources_of_unequal_rows_are_refused_with_the_field(other, message):
     ("shares", "message"),
     [
         ([], "0 sources"),
+        ([(columns(0), 0)], "share of source 0 is 0"),
         ([(columns(0), 1), (columns(0), -1.0)], "share of source 1 is -1.0"),
+        ([(columns(0), float("nan"))], "share of source 0 is nan"),
         ([(columns(0), True)], "share of source 0 is True"),
+        ([columns(0)], "list of pairs"),
         (7, "shares is 7"),
+        ([(print, 1)], "give a table"),
         ([(ReplayBuffer, 1)], "give a table"),
+        ([(Mixture([(columns(0), 1)]), 1)], "share multiplied"),
         ([(columns(0), 1)] * 129, "129 sources"),
     ],
 )

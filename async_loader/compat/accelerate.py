@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from async_loader.compat.torch import DataLoader, StatefulDataLoader
-from async_loader.errors import MissingExtra
+from async_loader.errors import of_extra
 from async_loader.public_names import set_public_names
 
 __all__ = [
@@ -38,11 +38,7 @@ def install() -> None:
     MissingExtra
         accelerate is not installed.
     """
-    try:
-        from accelerate import data_loader as theirs
-    except ImportError as error:
-        text = 'accelerate is not installed: pip install "async_loader[integrations]"'
-        raise MissingExtra(text) from error
+    theirs = of_extra("accelerate.data_loader", "integrations")
     adapter: Any = theirs.DataLoaderAdapter
     if getattr(adapter, _INSTALLED, False):
         return

@@ -47,9 +47,9 @@ def default_collate(batch: Sequence[Any]) -> Any:
     batch : sequence of samples
     """
     try:
-        collated = _collate(batch)
+        collated = collate(batch)
     except Exception as error:
-        said = _misfit(batch, "") if isinstance(batch, list | tuple) and batch else None
+        said = misfit(batch, "") if isinstance(batch, list | tuple) and batch else None
         if said is None:
             raise
         _raise_with(said, error)
@@ -58,7 +58,8 @@ def default_collate(batch: Sequence[Any]) -> Any:
     return collated
 
 
-def _collate(batch: Sequence[Any]) -> Any:
+def collate(batch: Sequence[Any]) -> Any:
+    """Collate by torch's rules, without an explanation of errors."""
     from torch.utils.data._utils.collate import collate
 
     return collate(batch, collate_fn_map=_rules())
@@ -78,7 +79,7 @@ def _raise_with(said: str, error: Exception) -> NoReturn:
     raise named from error
 
 
-def _misfit(samples: Sequence[Any], name: str) -> str | None:
+def misfit(samples: Sequence[Any], name: str) -> str | None:
     """The innermost field that cannot be collated, and why; ``None`` if all can be."""
     first = samples[0]
     if isinstance(first, Mapping) and all(isinstance(sample, Mapping) for sample in samples):
@@ -87,18 +88,18 @@ def _misfit(samples: Sequence[Any], name: str) -> str | None:
             for i, sample in enumerate(samples):
                 if key not in sample:
                     return f"field {path!r} is in sample 0 of the batch, and not in sample {i}"
-            if said := _misfit([sample[key] for sample in samples], path):
+            if said := misfit([sample[key] for sample in samples], path):
                 return said
         return None
     if isinstance(first, list | tuple) and all(
         isinstance(sample, list | tuple) and len(sample) == len(first) for sample in samples
     ):
         for i, column in enumerate(zip(*samples, strict=True)):
-            if said := _misfit(column, f"{name}.{i}" if name else str(i)):
+            if said := misfit(column, f"{name}.{i}" if name else str(i)):
                 return said
         return None
     try:
-        _collate(samples)
+        collate(samples)
     except Exception:
         return f"{f'field {name!r}' if name else 'a sample'} is {_kinds(samples)}"
     return None

@@ -2,77 +2,68 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import zip_longest
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Any
 
-from async_loader.observe.cluster_sessions import merged_sessions
-
 Status = Mapping[str, Any]
-_SUMS = (
-    "size",
-    "inserted",
-    "sampled",
-    "deleted",
-    "inserted_total",
-    "sampled_total",
-    "deleted_total",
-    "inserts_per_s",
-    "samples_per_s",
-    "inserts_per_s_mean",
-    "samples_per_s_mean",
-    "writers",
-    "readers",
-    "rows_in",
-    "duplicates",
-    "gaps",
-    "queued_rows",
-    "queued_bytes",
-    "writers_blocked_s",
-    "rows_out",
-    "batches_out",
-    "redelivered",
-    "readers_blocked_s",
-)
+_LARGEST = {"uptime_s", "queue_age_s", "newest", "lag", "lag_s", "batch_lag"}
+_SMALLEST = {"version", "oldest"}
+_OF_CLIENTS = ("writers", "readers", "rows_in", "batches_out", "in_flight_bytes")
+_NUMBER_AT = 32
+"""Bits of a session's id that are below the number of its shard."""
+_NONE: Status = {
+    "version": 0,
+    "connections": {},
+    "uptime_s": 0.0,
+    "draining": False,
+    "tables": {},
+    "sessions_ended": {},
+    "weights_stale": 0,
+    "weights_waiting": {},
+    "counters": {},
+}
+"""Of a cluster of which no shard answers."""
 
 
 def merged(cluster: Status) -> dict[str, Any]:
     """Return one `FeederStatus` of a `ClusterStatus`.
 
     Counts, rates and seconds are sums over the shards that answered, ages and lags the largest.
-    What waits begins with the name of its shard. A client is listed once, with the names of the
-    ``shards`` that it writes or reads.
+    What waits begins with the name of its shard. Sessions with the same host, process, name and key
+    are one client, with the names of the ``shards`` that it writes or reads.
     ``shards`` are all shards by number, also those that did not answer; a table's ``shards`` are
     the number of those that have it.
     """
     there = sorted(cluster["shards"].items(), key=lambda one: (one[1]["number"], one[0]))
-    parts = [
-        (one["number"], name, one["status"]) for name, one in there if one["status"] is not None
-    ]
+    parts = [(name, one["number"], one["status"]) for name, one in there if one["status"]]
     statuses = [status for *_, status in parts]
-    names = dict.fromkeys(name for status in statuses for name in sorted(status["tables"]))
-    sessions = merged_sessions([(number, name, one["sessions"]) for number, name, one in parts])
+    known = [
+        {key: status[key] for key in _NONE if key != "tables"}
+        | {"tables": {table: _of_shard(name, one) for table, one in status["tables"].items()}}
+        for name, _, status in parts
+    ]
+    found = {**_NONE, **_merged("", known)}
+    for table in found["tables"].values():
+        sampled, inserted = table["sampled"], table["inserted"]
+        table["samples_per_insert"] = sampled / inserted if inserted else 0.0
+    sessions = _clients(parts)
     unlisted = [one["sessions_open"] - len(one["sessions"]) for one in statuses]
     return {
+        **found,
         "incarnation": "cluster",
         "pid": 0,
         "address": f"cluster, {len(parts)} of {len(there)} shards answer",
-        "version": min((one["version"] for one in statuses), default=0),
-        "connections": _added(one["connections"] for one in statuses),
-        "uptime_s": max((one["uptime_s"] for one in statuses), default=0.0),
-        "draining": bool(statuses) and all(one["draining"] for one in statuses),
-        "tables": {name: _table(name, parts) for name in sorted(names)},
         "sessions_open": len(sessions) + max(unlisted, default=0),
-        "sessions_ended": _added(one["sessions_ended"] for one in statuses),
         "sessions": sessions,
         "checkpoints": {
-            f"{shard}/{table}": one
-            for _, shard, status in parts
+            f"{name}/{table}": one
+            for name, _, status in parts
             for table, one in status["checkpoints"].items()
         },
-        **_weights(statuses),
-        "counters": _added(one["counters"] for one in statuses),
+        "weights": _by_name(max, (one["weights"] for one in statuses)),
+        "weights_age_s": _by_name(min, (one["weights_age_s"] for one in statuses)),
         "shards": [_shard(name, one) for name, one in there],
     }
 
@@ -80,13 +71,13 @@ def merged(cluster: Status) -> dict[str, Any]:
 def paired(status: Status, before: Status | None) -> tuple[Status, Status | None]:
     """Return two statuses to be compared: those of a feeder as they are, a cluster's merged.
 
-    A shard that is new since ``before``, or has started anew, is in both with its present counts,
-    so that what it had already is no rate.
+    While a shard is new since ``before``, or has started anew, the second one is ``None``: rates do
+    not count the rows that it had already.
     """
     if not is_cluster(status):
         return status, before
     earlier = None if before is None else _earlier(status["shards"], before["shards"])
-    return merged(status), None if earlier is None else merged({**status, "shards": earlier})
+    return merged(status), None if earlier is None else merged({"shards": earlier})
 
 
 def is_cluster(status: Status) -> bool:
@@ -95,122 +86,84 @@ def is_cluster(status: Status) -> bool:
 
 
 def _earlier(now: Status, before: Status) -> dict[str, Any] | None:
-    """Return what the shards of ``now`` were before; ``None`` if none can be compared."""
-    old: dict[str, Status] = {}
-    spans = []
+    """Return what the shards of ``now`` that answer were before; ``None``: some were not there."""
+    found = {}
     for name, one in now.items():
-        status, last = one["status"], (before.get(name) or {}).get("status")
-        if status is None:
-            continue
-        old[name] = status
-        if last is not None and last["incarnation"] == status["incarnation"]:
-            old[name] = last
-            spans.append(status["uptime_s"] - last["uptime_s"])
-    if not spans:
+        status, old = one["status"], (before.get(name) or {}).get("status")
+        if status is not None:
+            if old is None or old["incarnation"] != status["incarnation"]:
+                return None
+            found[name] = {**one, "status": old}
+    return found or None
+
+
+def _of_shard(shard: str, table: Status) -> dict[str, Any]:
+    waiting = [f"{shard} {text}" for text in table["waiting"]]
+    return {**table, "waiting": waiting, "full": table.get("full", False), "shards": 1}
+
+
+def _merged(key: str, parts: Sequence[Any]) -> Any:
+    """Return the values of one key in several statuses as one value."""
+    if not parts:
+        return {}
+    if isinstance(parts[0], Mapping):
+        names = sorted({name for one in parts for name in one})
+        return {name: _merged(name, [one[name] for one in parts if name in one]) for name in names}
+    if key == "waiting":
+        return list(chain.from_iterable(parts))
+    if isinstance(parts[0], Sequence):
+        return [sum(column) for column in zip_longest(*parts, fillvalue=0)]
+    if None in parts:
         return None
-    span_s = max(spans)  # of all: rates are sums over the same time
+    if isinstance(parts[0], bool):
+        return all(parts)
+    add = max if key in _LARGEST else min if key in _SMALLEST else sum
+    return add(parts)
+
+
+def _by_name(pick: Any, parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    found: dict[str, list[Any]] = defaultdict(list)
+    for one in parts:
+        for name, value in one.items():
+            found[name].append(value)
+    return {name: pick(found[name]) for name in sorted(found)}
+
+
+def _clients(parts: Sequence[tuple[str, int, Status]]) -> list[dict[str, Any]]:
+    """Return one session for each client, by id."""
+    found: dict[object, list[tuple[str, Status]]] = defaultdict(list)
+    for name, number, status in parts:
+        for one in status["sessions"]:
+            client = one["host"], one["pid"], one["user_agent"], one["user"]
+            found[client].append((name, {**one, "id": (number << _NUMBER_AT) + one["id"]}))
+    return sorted(map(_client, found.values()), key=lambda one: one["id"])
+
+
+def _client(parts: Sequence[tuple[str, Status]]) -> dict[str, Any]:
+    """Return one session: it has died where it has died for one shard that it writes or reads."""
+    every = sorted((one for _, one in parts), key=lambda one: one["id"])
+    busy = [(name, one) for name, one in parts if one["writers"] or one["readers"]]
+    heard = [one for _, one in busy] or every
+    lags = [one["lag"] for _, one in busy if one.get("lag") is not None]
     return {
-        name: {**one, "status": None}
-        if one["status"] is None
-        else {**one, "status": {**old[name], "uptime_s": one["status"]["uptime_s"] - span_s}}
-        for name, one in now.items()
-    }
-
-
-# -- tables ----------------------------------------------------------------------------------------
-
-
-def _table(name: str, parts: Sequence[tuple[int, str, Status]]) -> dict[str, Any]:
-    tables = [(shard, one["tables"][name]) for _, shard, one in parts if name in one["tables"]]
-    each = [one for _, one in tables]
-    sums = {key: sum(one[key] for one in each) for key in _SUMS}
-    return {
-        **sums,
-        "capacity": _total(one["capacity"] for one in each),
-        "full": all(one.get("full", False) for one in each),
-        "nbytes": _total(one["nbytes"] for one in each),
-        "samples_per_insert": sums["sampled"] / sums["inserted"] if sums["inserted"] else 0.0,
-        "waiting": [f"{shard} {text}" for shard, one in tables for text in one["waiting"]],
-        "queue_age_s": max(one["queue_age_s"] for one in each),
-        "policies": _by_name([one["policies"] for one in each], _policy),
-        "policy_lags": _by_name([one["policy_lags"] for one in each], _policy_lags),
-        "stale": _added(one["stale"] for one in each),
-        "shards": len(each),
-    }
-
-
-def _policy(lags: Sequence[Status]) -> dict[str, Any]:
-    """Return the lag of the writer furthest behind."""
-    found: dict[str, Any] = {
-        "newest": max(one["newest"] for one in lags),
-        "oldest": min(one["oldest"] for one in lags),
-    }
-    for key in ("lag", "lag_s", "batch_lag"):
-        if known := [one[key] for one in lags if key in one]:
-            found[key] = max(known)
-    return found
-
-
-def _policy_lags(lags: Sequence[Status]) -> dict[str, Any]:
-    counts = [sum(places) for places in zip_longest(*(one["counts"] for one in lags), fillvalue=0)]
-    return {"counts": counts, "sum": sum(one["sum"] for one in lags)}
-
-
-# -- the rest --------------------------------------------------------------------------------------
-
-
-def _weights(statuses: Sequence[Status]) -> dict[str, Any]:
-    """Return the newest version of each name, with the age of its first publication."""
-    newest = {
-        name: max(one["weights"][name] for one in statuses if name in one["weights"])
-        for name in sorted({name for one in statuses for name in one["weights"]})
-    }
-    ages = {
-        name: [
-            one["weights_age_s"][name]
-            for one in statuses
-            if one["weights"].get(name) == version and name in one["weights_age_s"]
-        ]
-        for name, version in newest.items()
-    }
-    return {
-        "weights": newest,
-        "weights_age_s": {name: max(found) for name, found in ages.items() if found},
-        "weights_stale": sum(one["weights_stale"] for one in statuses),
-        "weights_waiting": _added(one["weights_waiting"] for one in statuses),
+        **every[0],
+        **{key: sum(one[key] for one in every) for key in _OF_CLIENTS},
+        "age_s": max(one["age_s"] for one in every),
+        "silent_s": max(one["silent_s"] for one in heard),
+        "connected": all(one["connected"] for one in heard),
+        "lag": max(lags, default=None),
+        "shards": list(dict.fromkeys(name for name, _ in busy)),
     }
 
 
 def _shard(name: str, one: Status) -> dict[str, Any]:
     """Return a row of the list of shards; with its tables, from which its counts are."""
     status = one["status"]
-    state = "silent" if status is None else "draining" if status["draining"] else "serving"
     return {
         "name": name,
-        "number": one["number"],
-        "state": state,
+        "state": "silent" if status is None else "draining" if status["draining"] else "serving",
         "answers": status is not None,
         "address": one["address"],
         "host": one["host"],
         "tables": {} if status is None else status["tables"],
     }
-
-
-def _by_name(
-    parts: Sequence[Status], merge: Callable[[Sequence[Status]], dict[str, Any]]
-) -> dict[str, Any]:
-    names = sorted({name for one in parts for name in one})
-    return {name: merge([one[name] for one in parts if name in one]) for name in names}
-
-
-def _added(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for one in parts:
-        found.update(one)
-    return {name: found[name] for name in sorted(found)}
-
-
-def _total(parts: Iterable[int | None]) -> int | None:
-    """Return the sum; ``None`` if one is unknown."""
-    found = list(parts)
-    return None if None in found else sum(one or 0 for one in found)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from itertools import accumulate
 from typing import Any
 
-from async_loader.errors import AsyncLoaderError, ConfigError, MissingExtra
+from async_loader.errors import AsyncLoaderError, ConfigError, of_extra
 from async_loader.feeder.status_view import client_name
-from async_loader.observe.families import Family, Histogram, Kind
 from async_loader.observe.http_server import Viewer, ViewerServer
 from async_loader.public_names import set_public_names
 from async_loader.stats import DURATIONS, LoaderStats, Stats
@@ -97,19 +95,19 @@ class MetricsServer(ViewerServer):
     """
 
     def __init__(
-        self, collect: Callable[[], Iterable[Family]], port: int, address: str = "127.0.0.1"
+        self, collect: Callable[[], Iterable[Any]], port: int, address: str = "127.0.0.1"
     ) -> None:
-        try:
-            import prometheus_client
-        except ImportError as error:
-            raise MissingExtra(
-                'metrics need prometheus_client: pip install "async_loader[metrics]"'
-            ) from error
-        registry = prometheus_client.CollectorRegistry(auto_describe=False)
-        prometheus_client.ProcessCollector(registry=registry)
-        registry.register(_Collector(collect))
-        self.text = partial(prometheus_client.generate_latest, registry)
+        prometheus_client = of_extra("prometheus_client", "metrics")
+        self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
+        prometheus_client.ProcessCollector(registry=self._registry)
+        self._registry.register(self)
+        self._generate, self.collect = prometheus_client.generate_latest, collect
         super().__init__("metrics", address, port, _Scrape)
+
+    def text(self) -> bytes:
+        """Return a scrape."""
+        made: bytes = self._generate(self._registry)
+        return made
 
     @property
     def port(self) -> int:
@@ -129,32 +127,27 @@ class _Scrape(Viewer):
         self.send(status, "text/plain; version=0.0.4; charset=utf-8", body)
 
 
-class _Collector:
-    """Converts families to the library's metrics."""
-
-    def __init__(self, collect: Callable[[], Iterable[Family]]) -> None:
-        self._collect = collect
-
-    def collect(self) -> Iterator[Any]:
-        return (_metric(family) for family in self._collect())
-
-
-def _metric(family: Family) -> Any:
+def _metric(name: str, kind: str, text: str) -> Any:
+    """Return a metric of the library, to which values are added."""
     from prometheus_client.metrics_core import Metric
 
-    name = family.full_name.removesuffix("_total")
-    metric = Metric(name, family.help, family.kind)
-    for labels, value in family.samples:
-        if isinstance(value, Histogram):
-            sums = list(accumulate(value.counts))
-            bounds = [repr(float(bound)) for bound in value.bounds]
-            for bound, count in zip([*bounds, "+Inf"], sums, strict=True):
-                metric.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
-            metric.add_sample(f"{name}_count", labels, sums[-1])
-            metric.add_sample(f"{name}_sum", labels, value.sum)
-        else:
-            metric.add_sample(family.full_name, labels, value)
-    return metric
+    return Metric(f"async_loader_{name}", text, kind)
+
+
+def _add(metric: Any, value: float, **labels: object) -> None:
+    name = metric.name + ("_total" if metric.type == "counter" else "")
+    metric.add_sample(name, {key: str(one) for key, one in labels.items()}, value)
+
+
+def _add_histogram(
+    metric: Any, bounds: Sequence[float], counts: Sequence[int], total: float, **labels: str
+) -> None:
+    """Add observations by size: ``counts`` are those of each bucket alone, one more than bounds."""
+    sums = list(accumulate(counts))
+    for bound, count in zip([*(repr(float(one)) for one in bounds), "+Inf"], sums, strict=True):
+        metric.add_sample(f"{metric.name}_bucket", {**labels, "le": bound}, count)
+    metric.add_sample(f"{metric.name}_count", labels, sums[-1])
+    metric.add_sample(f"{metric.name}_sum", labels, total)
 
 
 _BOUNDS = tuple(2.0**i / 1e6 for i in range(DURATIONS - 1))
@@ -172,39 +165,35 @@ def known(one: Any) -> bool:
     return callable(stats) and isinstance(stats(), Stats)
 
 
-def families_of(objects: Mapping[str, Any]) -> list[Family]:
+def families_of(objects: Mapping[str, Any]) -> list[Any]:
     """Return the metrics of objects by name. Objects that are closed are left out."""
-    families: dict[str, Family] = {}
+    families: dict[str, Any] = {}
     for name, one in objects.items():
         try:
             stats: Stats = one.stats()
         except AsyncLoaderError:
             continue
-        labels = {"name": name}
-        for family in _of(stats, stats.KIND, labels):
-            same = families.setdefault(family.name, family)
-            if same is not family:
-                same.samples += family.samples
+        for metric in _of(stats, stats.KIND, {"name": name}):
+            same = families.setdefault(metric.name, metric)
+            if same is not metric:
+                same.samples += metric.samples
     return list(families.values())
 
 
-def _of(stats: Stats, prefix: str, labels: Mapping[str, str]) -> Iterator[Family]:
+def _of(stats: Stats, prefix: str, labels: Mapping[str, str]) -> Iterator[Any]:
     for field, value in stats.numbers().items():
-        counts = field in stats.COUNTERS
+        kind = "counter" if field in stats.COUNTERS else "gauge"
         named = _UNITS.get(field, re.sub(r"_s$", "_seconds", field))
-        family = Family(
-            f"{prefix}_{named}", "counter" if counts else "gauge", _help(type(stats), field)
-        )
-        family.add(value, **labels)
-        yield family
+        metric = _metric(f"{prefix}_{named}", kind, _help(type(stats), field))
+        _add(metric, value, **labels)
+        yield metric
     for name, part in stats.parts():
         yield from _of(part, f"{prefix}_stage", {**labels, "stage": name})
     if isinstance(stats, LoaderStats) and stats.durations:
         text = "Calls of next() by duration."
-        latency = Family(f"{prefix}_batch_latency_seconds", "histogram", text)
-        waited_s = stats.learner.wait_s
-        latency.add(Histogram(_BOUNDS, stats.durations, waited_s), **labels)
-        yield latency
+        metric = _metric(f"{prefix}_batch_latency_seconds", "histogram", text)
+        _add_histogram(metric, _BOUNDS, stats.durations, stats.learner.wait_s, **labels)
+        yield metric
 
 
 def _help(kind: type[Stats], field: str) -> str:
@@ -216,8 +205,10 @@ def _help(kind: type[Stats], field: str) -> str:
 
 
 Status = Mapping[str, Any]
+_Columns = tuple[tuple[str, str, str, str], ...]
+"""Of each metric the name, kind, key in a status, and text."""
 
-_TABLE: tuple[tuple[str, Kind, str, str], ...] = (
+_TABLE: _Columns = (
     ("table_items", "gauge", "size", "Items that can be drawn."),
     ("table_capacity_steps", "gauge", "capacity", "Steps that the table keeps."),
     ("table_memory_bytes", "gauge", "nbytes", "Shared memory of the full table."),
@@ -237,7 +228,7 @@ _TABLE: tuple[tuple[str, Kind, str, str], ...] = (
     ("table_queued_bytes", "gauge", "queued_bytes", "Bytes received that wait for the table."),
     ("table_queue_age_seconds", "gauge", "queue_age_s", "Time that the oldest of them waits."),
 )
-_CLIENT: tuple[tuple[str, Kind, str, str], ...] = (
+_CLIENT: _Columns = (
     ("client_received_rows", "counter", "rows_in", "Steps received from its writers."),
     ("client_sent_batches", "counter", "batches_out", "Batches sent to its readers."),
     ("client_in_flight_bytes", "gauge", "in_flight_bytes", "Bytes received, and not in a table."),
@@ -245,11 +236,11 @@ _CLIENT: tuple[tuple[str, Kind, str, str], ...] = (
     ("client_connected", "gauge", "connected", "1 while a connection of the client is open."),
 )
 
-
-_FEEDER = (
-    ("feeder_uptime_seconds", "uptime_s", "Time since the start."),
-    ("feeder_draining", "draining", "1 while the feeder drains."),
-    ("feeder_clients", "sessions_open", "Clients with an open session."),
+_FEEDER: _Columns = (
+    ("feeder_uptime_seconds", "gauge", "uptime_s", "Time since the start."),
+    ("feeder_draining", "gauge", "draining", "1 while the feeder drains."),
+    ("feeder_clients", "gauge", "sessions_open", "Clients with an open session."),
+    ("weights_stale", "counter", "weights_stale", "Published versions that were ignored as old."),
 )
 _TRAFFIC = {
     "messages": ("feeder_messages", "Messages, by plane and direction."),
@@ -277,72 +268,67 @@ _WEIGHTS = (
 )
 
 
-def feeder_families(status: Status, bounds: tuple[int, ...]) -> Iterator[Family]:
+def feeder_families(status: Status, bounds: tuple[int, ...]) -> Iterator[Any]:
     """Return the metrics of a status.
 
     ``bounds``: of the histogram of policy lags, see `FeederStatus`.
     """
     tables = status["tables"].items()
-    info = Family("feeder_info", "gauge", "1; its labels say what the feeder is.")
-    info.add(1, incarnation=status["incarnation"], wire_version=status["version"])
-    yield info
-    for name, key, help_ in _FEEDER:
-        yield Family(name, "gauge", help_, [({}, float(status[key]))])
-    ended = Family("feeder_clients_ended", "counter", "Clients that left, died or were lost.")
+    info = _metric("feeder_info", "gauge", "1; its labels say what the feeder is.")
+    _add(info, 1, incarnation=status["incarnation"], wire_version=status["version"])
+    ended = _metric("feeder_clients_ended", "counter", "Clients that left, died or were lost.")
     for how, count in status["sessions_ended"].items():
-        ended.add(count, how=how)
-    yield ended
-    traffic = {what: Family(name, "counter", help_) for what, (name, help_) in _TRAFFIC.items()}
+        _add(ended, count, how=how)
+    traffic = {what: _metric(name, "counter", help_) for what, (name, help_) in _TRAFFIC.items()}
     for name, count in status["counters"].items():
         what, _, rest = name.partition("_")
         plane, _, way = rest.rpartition("_")
         if what in traffic:
             labels = {"reason": rest} if what == "refused" else {"plane": plane, "direction": way}
-            traffic[what].add(count, **({} if what == "faults" else labels))
-    yield from traffic.values()
+            _add(traffic[what], count, **({} if what == "faults" else labels))
+    yield from (info, ended, *traffic.values())
+    yield from _columns(_FEEDER, [({}, status)])
     yield from _columns(_TABLE, [({"table": name}, one) for name, one in tables])
-    blocked = Family(
+    yield from _columns(_CLIENT, [(_client(one), one) for one in status["sessions"]])
+    blocked = _metric(
         "table_blocked_seconds",
         "counter",
         "Time in which the table let no reader draw (too few items, or the limiter), or no writer "
         "insert (the limiter, or a full queue).",
     )
-    stale = Family("table_stale_items", "counter", "Items left out by max_lag, by reason.")
-    steps = Family(
+    stale = _metric("table_stale_items", "counter", "Items left out by max_lag, by reason.")
+    steps = _metric(
         "policy_lag_steps",
         "histogram",
         "Received steps by how many versions their weights were behind the published ones.",
     )
-    lags = [(key, Family(name, "gauge", help_)) for name, key, help_ in _LAGS]
+    lags = [(key, _metric(name, "gauge", help_)) for name, key, help_ in _LAGS]
     for name, table in tables:
         for side in ("readers", "writers"):
-            blocked.add(table[f"{side}_blocked_s"], table=name, side=side)
+            _add(blocked, table[f"{side}_blocked_s"], table=name, side=side)
         for reason, count in table["stale"].items():
-            stale.add(count, table=name, reason=reason)
+            _add(stale, count, table=name, reason=reason)
         for policy, one in table["policies"].items():
-            for key, family in lags:
+            for key, metric in lags:
                 if key in one:
-                    family.add(one[key], table=name, policy=policy)
+                    _add(metric, one[key], table=name, policy=policy)
         for policy, one in table["policy_lags"].items():
-            steps.add(Histogram(bounds, one["counts"], one["sum"]), table=name, policy=policy)
-    yield from (blocked, stale, *(family for _, family in lags), steps)
+            _add_histogram(steps, bounds, one["counts"], one["sum"], table=name, policy=policy)
+    yield from (blocked, stale, *(metric for _, metric in lags), steps)
     for name, key, help_ in _WEIGHTS:
-        family = Family(name, "gauge", help_)
+        metric = _metric(name, "gauge", help_)
         for policy, value in status[key].items():
-            family.add(value, policy=policy)
-        yield family
-    text = "Published versions that were ignored as old."
-    yield Family("weights_stale", "counter", text, [({}, status["weights_stale"])])
-    yield from _columns(_CLIENT, [(_client(one), one) for one in status["sessions"]])
+            _add(metric, value, policy=policy)
+        yield metric
 
 
-def _columns(
-    columns: tuple[tuple[str, Kind, str, str], ...],
-    rows: list[tuple[dict[str, str], Mapping[str, Any]]],
-) -> Iterator[Family]:
+def _columns(columns: _Columns, rows: list[tuple[dict[str, str], Status]]) -> Iterator[Any]:
     for name, kind, key, help_ in columns:
-        found = [(labels, float(one[key])) for labels, one in rows if one[key] is not None]
-        yield Family(name, kind, help_, [*found])
+        metric = _metric(name, kind, help_)
+        for labels, one in rows:
+            if one[key] is not None:
+                _add(metric, float(one[key]), **labels)
+        yield metric
 
 
 def _client(session: Mapping[str, Any]) -> dict[str, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from async_loader.errors import SchemaError
+from async_loader.errors import AsyncLoaderError, SchemaError
 
 
 class BadData(SchemaError):
@@ -59,6 +61,20 @@ class Place:
         return BadData(
             f"{where}: {text}" if where else text, self.file, self.episode, field or about
         )
+
+    @contextlib.contextmanager
+    def reading(self, kind: str) -> Iterator[None]:
+        """Have what a library raises for damage be BadData of this file, in the block."""
+        try:
+            yield
+        except AsyncLoaderError:
+            raise
+        except Exception as error:  # each library has others, also for a type it does not know
+            raise self.error(
+                None,
+                f"it cannot be read as {kind} ({error}): it is missing, cut off, damaged or of "
+                "another format; correct the path, or copy or download it again",
+            ) from None
 
     def misfit(self, error: SchemaError) -> BadData:
         """Return the error for data here that a table has refused."""

@@ -72,7 +72,7 @@ class Episode:
 
 
 class EpisodeReader:
-    """Turns dicts of arrays into episodes. The table checks their dtypes and shapes.
+    """Turns dicts of arrays into episodes. The table checks their lengths, dtypes and shapes.
 
     Parameters
     ----------
@@ -117,11 +117,9 @@ class EpisodeReader:
             values[name] = _arrays(value, name, place)
         for name in [one for one in fields if one not in (*END_FIELDS, *_AFTER)] or NEEDED:
             if name not in values:
-                names = (name, *OTHER_NAMES.get(name, "").split())
-                raise place.error(
-                    name, f"it is missing, there are {', '.join(values) or 'none'}: give it as "
-                    f"{' or '.join(names)}"
-                )  # fmt: skip
+                names = " or ".join((name, *OTHER_NAMES.get(name, "").split()))
+                there = ", ".join(values) or "none"
+                raise place.error(name, f"it is missing, there are {there}: give it as {names}")
         steps = _steps_of(values, place)
         for name in values.keys() & {"info", "infos"}:
             values[name] = after_steps(values[name], steps)
@@ -134,8 +132,8 @@ class EpisodeReader:
                     "data, or say missing_ends='truncate' if the episode was cut off there",
                 )
             ends["truncated"] = True
-        terminated, truncated = ends["terminated"], ends["truncated"]
-        terminated |= ends["done"] and not truncated
+        truncated = ends["truncated"]
+        terminated = ends["terminated"] or (ends["done"] and not truncated)
         after = _after(values, steps, follows, place)
         if after is not None and "next_obs" in fields:
             values["next_obs"] = after
@@ -145,7 +143,15 @@ class EpisodeReader:
             wanted = [] if self.schema is None else self.schema.fields
             like = next((one.shape for one in wanted if one.name == "done"), ())
             columns["done"] = (at_last(steps) & ends["done"]).reshape(steps, *like)
-        _check(columns, steps, place)
+        for name, leaf in _leaves("reward", columns.get("reward", ())):
+            for at in np.argwhere(~np.isfinite(leaf))[:1, :1].flat:
+                remedy = "correct it, or leave the episode out"
+                raise place.error(name, f"step {at} has {leaf[at]}: {remedy}")
+        if self.schema is None:
+            try:
+                self.schema = _schema_of(columns, self._float)
+            except SchemaError as error:
+                raise place.misfit(error) from None
         if after is None and follows and not terminated:
             if not self._drop_last:
                 raise place.error(
@@ -157,17 +163,8 @@ class EpisodeReader:
             if steps == 1:
                 return None
             after, columns = _cut(columns["obs"], slice(1, None)), _cut(columns, slice(-1))
-        if self.schema is None:
-            try:
-                self.schema = _schema_of(columns, self._float)
-            except SchemaError as error:
-                raise place.misfit(error) from None
-        return Episode(
-            columns,
-            _cut(after, -1) if follows and after is not None else None,
-            terminated,
-            truncated,
-        )
+        final = _cut(after, -1) if follows and after is not None else None
+        return Episode(columns, final, terminated, truncated)
 
 
 def at_last(steps: int) -> Bools:
@@ -261,51 +258,32 @@ def _after(values: dict[str, Any], steps: int, follows: bool, place: Place) -> A
         return None
     whole = all(leaf.ndim and len(leaf) == steps + 1 for _, leaf in _leaves("obs", obs))
     if len(given) > 1 - whole:
-        raise place.error(given[-1], "the observation after the last step is there without it: "
-                          f"leave {given[-1]} out")  # fmt: skip
+        text = "the observation after the last step is there without it: leave "
+        raise place.error(given[-1], f"{text}{given[-1]} out")
     if whole:
         values["obs"] = _cut(obs, slice(-1))
         return _cut(obs, slice(1, None))
     if not given:
         return None
-    _check({"obs": obs}, steps, place)
-    structure, name = tree.structure_of(obs), given[0]
+    name = given[0]
     try:
-        pairs = list(tree.columns(structure, [obs, values[name]]))
-    except tree.Misfit as error:
-        raise place.error(
-            name, f"it is nested differently from obs ({error}): give both alike"
-        ) from None
-    for named, (before, leaf) in zip(tree.names(structure, name), pairs, strict=True):
-        wanted = before.shape[name == "final_obs" :]
-        if leaf.shape != wanted:
-            raise place.error(named, f"it has shape {leaf.shape}: by obs it is {wanted}")
-        if name == "next_obs" and follows:
-            same = (leaf[:-1] == before[1:]) | (
-                (leaf[:-1] != leaf[:-1]) & (before[1:] != before[1:])
-            )
-            if not same.all():
-                at = int(np.argwhere(~same)[0][0])
+        if name == "final_obs":
+            return _joined(_cut(obs, slice(1, None)), values[name])
+        structure = tree.structure_of(obs)
+        for before, leaf in tree.columns(structure, [obs, values[name]]):
+            wrong = ~((leaf[:-1] == before[1:]) | ((leaf[:-1] != leaf[:-1]) & np.isnan(before[1:])))
+            for at in np.argwhere(wrong)[:1, :1].flat if follows else ():
                 raise place.error(
-                    named,
+                    name,
                     f"that of step {at} is not the observation of step {at + 1}, so that these "
                     "steps do not follow each other: give a schema with next_obs as a field of its "
                     "own, without Field(next=...)",
                 )
-    return values[name] if name == "next_obs" else _joined(_cut(obs, slice(1, None)), values[name])
-
-
-def _check(columns: Mapping[str, Any], steps: int, place: Place) -> None:
-    """Raise BadData for columns of another length, and for rewards that are not finite."""
-    for name, leaf in _leaves("", columns):
-        if not leaf.ndim or len(leaf) != steps:
-            held = f"{len(leaf)} values" if leaf.ndim else "one value"
-            raise place.error(name, f"it has {held} for {steps} steps: give one for each step")
-        if name.split(".")[0] == "reward" and not (finite := np.isfinite(leaf)).all():
-            at = int(np.argwhere(~finite)[0][0])
-            raise place.error(
-                name, f"step {at} has {leaf[at]}: correct it, or leave the episode out"
-            )
+    except (tree.Misfit, ValueError) as error:
+        raise place.error(
+            name, f"it is built otherwise than obs ({error}): give both alike"
+        ) from None
+    return values[name]
 
 
 def _within(value: Any, structure: tree.Structure) -> Any:

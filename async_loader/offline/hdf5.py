@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.errors import MissingExtra
+from async_loader.errors import of_extra
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import NAMES
 from async_loader.offline.fill import Import, check_names, put
@@ -94,38 +94,27 @@ def from_hdf5(
 
 
 def _arrays(path: str, extra: Sequence[str], place: Place) -> dict[str, Any]:
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingExtra(
-            'h5py is not installed: pip install "async_loader[offline]", or pip install h5py'
-        ) from error
-    if not os.path.isfile(path):
-        raise place.error(None, "there is no such file: correct the path, or download it first")
+    h5py = of_extra("h5py", "offline")
     arrays: dict[str, Any] = {}
-    try:
-        with h5py.File(path, "r") as file:
-            there = [name for name in ("timeouts", "next_observations") if name in file]
-            for name in (*_NEEDED, *there, *extra):
-                if isinstance(file.get(name), h5py.Dataset):
-                    arrays[name] = np.atleast_1d(file[name][()])
-            names: list[str] = []
-            file.visit(names.append)
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise place.error(
-            None, f"it cannot be read as HDF5 ({error}): it is cut off, damaged or another format; "
-            "copy or download it again"
-        ) from None  # fmt: skip
-    if missing := [name for name in (*_NEEDED, *extra) if name not in arrays]:
-        raise place.error(
-            NAMES.get(missing[0], missing[0]), f"the array {missing[0]} is missing, there are "
-            f"{', '.join(map(str, names[:20])) or 'none'}: correct it in extra=, or "
-            f"leave it out; D4RL's layout has {', '.join(_NEEDED)}, and from_minari reads Minari's"
-        )  # fmt: skip
+    with place.reading("HDF5"), h5py.File(path, "r") as file:
+        there = [name for name in ("timeouts", "next_observations") if name in file]
+        for name in (*_NEEDED, *there, *extra):
+            if not isinstance(file.get(name), h5py.Dataset):
+                names: list[str] = []
+                file.visit(names.append)
+                raise place.error(
+                    NAMES.get(name, name), f"the array {name} is missing, there are "
+                    f"{', '.join(map(str, names[:20])) or 'none'}: correct it in extra=, or "
+                    f"leave it out; D4RL's layout has {', '.join(_NEEDED)}, and from_minari reads "
+                    "Minari's"
+                )  # fmt: skip
+            arrays[name] = np.atleast_1d(file[name][()])
+    rows = len(arrays["rewards"])
     for name, array in arrays.items():
-        if len(array) != len(arrays["rewards"]):
+        if len(array) != rows:
             raise place.error(
-                NAMES.get(name, name), f"{name} has {len(array)} rows and rewards "
-                f"{len(arrays['rewards'])}: the file is incomplete, download it again"
-            )  # fmt: skip
+                NAMES.get(name, name),
+                f"{name} has {len(array)} rows and rewards {rows}: the file is incomplete, "
+                "download it again",
+            )
     return arrays

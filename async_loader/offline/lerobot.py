@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, Unsupported
+from async_loader.errors import ConfigError, Unsupported, of_extra
 from async_loader.lifecycle import Patience
 from async_loader.names import explain_wrong_names
 from async_loader.offline.bad_data import Place
@@ -75,9 +75,9 @@ class LeRobotSource:
         The features that batches have. By default all numbers and videos.
     windows : mapping of str to sequence of float, optional
         Seconds from the frame that is drawn, each a multiple of ``1 / fps``, as LeRobot's
-        ``delta_timestamps``. The frames have to lie ``1 / fps`` apart. The feature is
-        ``[batch, values, *shape]`` then. Beyond the ends of the episode its first or last frame is
-        shown, and ``NAME_is_pad``, bool ``[batch, values]``, is true.
+        ``delta_timestamps``: frames are counted. The feature is ``[batch, values, *shape]`` then.
+        Beyond the ends of the episode its first or last frame is shown, and ``NAME_is_pad``, bool
+        ``[batch, values]``, is true.
     episodes : sequence of int, optional
         Those that frames are drawn of. By default all.
     seed : int, optional
@@ -91,8 +91,8 @@ class LeRobotSource:
     Raises
     ------
     BadData
-        For files that are missing or damaged, for another version of the format, and with windows
-        for a timestamp that does not follow the one before by ``1 / fps``.
+        For parquet files that are missing or damaged, and for another version of the format.
+        Videos are opened when a frame of them is drawn.
     ConfigError
         For arguments that cannot work.
     MissingExtra
@@ -119,7 +119,7 @@ class LeRobotSource:
         shapes = {name: shape for name, (dtype, shape) in features.items() if dtype == "video"}
         meta = _episodes(root, list(shapes))
         start, stop = meta["dataset_from_index"], meta["dataset_to_index"]
-        if start[0] != 0 or (start[1:] != stop[:-1]).any() or stop[-1] != info["total_frames"]:
+        if not np.array_equal([*start, info["total_frames"]], [0, *stop]):
             raise place.error(
                 None,
                 f"it says {info['total_frames']} frames, and the episodes of meta/episodes do not "
@@ -127,30 +127,22 @@ class LeRobotSource:
                 "missing, download them again",
             )
         self._frames = _of_episodes(start, stop, episodes)
-        shown = {
-            name: _window(name, at, self.fps, features) for name, at in (windows or {}).items()
-        }
+        shown = {key: _window(key, at, self.fps, features) for key, at in (windows or {}).items()}
         kinds = {name: one for name, one in features.items() if name not in shapes}
-        if fields is None:
-            kinds.setdefault("timestamp", ("float32", ()))
-        moved = any(frames.any() for frames in shown.values())
-        read = {"index": (), **{name: shape for name, (_, shape) in kinds.items()}}
         paths, _ = _paths(root, info, "data_path", meta, "data")
-        columns = read_columns(paths, read | ({"timestamp": ()} if moved else {}))
+        columns = read_columns(paths, {"index": ()} | {name: of for name, (_, of) in kinds.items()})
         if not np.array_equal(columns["index"], np.arange(stop[-1])):
             raise Place(str(paths[-1])).error(
                 "index", f"the files do not hold the frames 0 to {stop[-1] - 1}, each once and in "
                 "order: download them again"
             )  # fmt: skip
-        if moved:
-            _check_times(columns["timestamp"], self._frames, start, self.fps, Place(str(root)))
-        videos = {key: _videos(root, info, key, shapes[key], meta, self.fps) for key in shapes}
-        numbers = {name: columns[name].astype(dtype) for name, (dtype, _) in kinds.items()}
+        videos = {key: _videos(root, info, key, one, meta, self.fps) for key, one in shapes.items()}
+        numbers = SharedArrays([columns[name].astype(dtype) for name, (dtype, _) in kinds.items()])
+        images = {name: ("uint8", shape) for name, shape in shapes.items()}
+        schema = _schema({**kinds, **images}, shown)
         self._reader = LeRobotReader(
-            _schema({**kinds, **{name: ("uint8", one) for name, one in shapes.items()}}, shown),
-            SharedArrays(list(numbers.values())), list(numbers), videos, shown, start, stop,
-            self.fps,
-        )  # fmt: skip
+            schema, numbers, tuple(kinds), videos, shown, start, stop, self.fps
+        )
         self._rng = np.random.default_rng(seed)
 
     def __len__(self) -> int:
@@ -178,45 +170,41 @@ class LeRobotSource:
         return f"<LeRobotSource {len(self):,} frames ({self.schema})>"
 
 
+@dataclass(eq=False)
 class LeRobotReader:
     """Reads frames by their index in the dataset: numbers from memory, images from videos.
 
     One thread at a time.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        numbers: SharedArrays,
-        names: list[str],
-        videos: dict[str, _Videos],
-        windows: dict[str, Ids],
-        start: Ids,
-        stop: Ids,
-        fps: float,
-    ) -> None:
-        self._made_of = schema, numbers, names, videos, windows, start, stop, fps
-        self.schema, self._numbers, self._names, self._videos = schema, numbers, names, videos
-        self._windows, self._start, self._stop, self._fps = windows, start, stop, fps
-        self._fields = {field.name: i for i, field in enumerate(schema.fields)}
+    schema: Schema
+    numbers: SharedArrays
+    names: tuple[str, ...]
+    videos: dict[str, _Videos]
+    windows: dict[str, Ids]
+    start: Ids
+    stop: Ids
+    fps: float
+
+    def __post_init__(self) -> None:
         self._open: OrderedDict[Path, VideoFile] = OrderedDict()
         self._pid = os.getpid()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LeRobotReader, self._made_of
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": OrderedDict()}
 
     def read(self, index: Ids, into: Window, seed: Seed) -> None:
         """Fill ``into`` with the frames of ``index``. Raises BadData for a damaged video."""
-        episode = np.searchsorted(self._stop, index, side="right")
-        fields = {name: into.fields[i] for name, i in self._fields.items()}
-        for name, column in zip(self._names, self._numbers.arrays, strict=True):
+        episode = np.searchsorted(self.stop, index, side="right")
+        fields = {f.name: out for f, out in zip(self.schema.fields, into.fields, strict=True)}
+        for name, column in zip(self.names, self.numbers.arrays, strict=True):
             fields[name][...] = column[self._shown(name, index, episode, fields)]
-        for name, videos in self._videos.items():
+        for name, videos in self.videos.items():
             shown = self._shown(name, index, episode, fields)
-            first = (videos.first - self._start)[episode]
-            file = videos.file[episode].reshape(len(index), *[1] * (shown.ndim - 1))
-            frame = shown + first.reshape(file.shape)
-            which = np.stack([np.broadcast_to(file, frame.shape), frame]).reshape(2, -1)
+            rows = (len(index), *[1] * (shown.ndim - 1))
+            frame = shown + (videos.first - self.start)[episode].reshape(rows)
+            file = np.broadcast_to(videos.file[episode].reshape(rows), frame.shape)
+            which = np.stack([file, frame]).reshape(2, -1)
             each, place = np.unique(which, axis=1, return_inverse=True)
             for i, (number, at) in enumerate(each.T.tolist()):
                 image = self._file(videos, number).frame(at)
@@ -227,10 +215,10 @@ class LeRobotReader:
         """Return which frames a feature shows, ``[rows]`` or ``[rows, values]``; note which of
         them lie outside of the episode, and are its first or last.
         """
-        if name not in self._windows:
+        if name not in self.windows:
             return index
-        wanted = index[:, None] + self._windows[name]
-        shown: Ids = wanted.clip(self._start[episode][:, None], self._stop[episode][:, None] - 1)
+        wanted = index[:, None] + self.windows[name]
+        shown: Ids = wanted.clip(self.start[episode][:, None], self.stop[episode][:, None] - 1)
         fields[f"{name}_is_pad"][...] = shown != wanted
         return shown
 
@@ -238,7 +226,7 @@ class LeRobotReader:
         if self._pid != os.getpid():  # a fork shares the place in a file with its parent
             self._open, self._pid = OrderedDict(), os.getpid()
         path = videos.paths[number]
-        opened = self._open.pop(path, None) or VideoFile(path, videos.shape, self._fps)
+        opened = self._open.pop(path, None) or VideoFile(path, videos.shape, self.fps)
         self._open[path] = opened
         if len(self._open) > _OPEN_FILES:
             self._open.popitem(last=False)[1].close()
@@ -325,38 +313,12 @@ def _videos(
     root: Path, info: Mapping[str, Any], key: str, shape: tuple[int, ...],
     meta: Mapping[str, Array], fps: float,
 ) -> _Videos:  # fmt: skip
-    """Return the files of a video feature, which have all of their episodes' frames."""
+    """Return the files of a video feature."""
+    of_extra("av", "lerobot")
     prefix = f"videos/{key}"
     paths, file = _paths(root, info, "video_path", meta, prefix, video_key=key)
     first = np.rint(meta[f"{prefix}/from_timestamp"].astype(np.float64) * fps).astype(np.int64)
-    ends = first + meta["dataset_to_index"] - meta["dataset_from_index"]
-    for number, path in enumerate(paths):
-        opened = VideoFile(path, shape, fps)
-        try:
-            opened.check(int(ends[file == number].max()))
-        finally:
-            opened.close()
     return _Videos(paths, shape, file, first)
-
-
-def _check_times(times: Array, frames: Ids, start: Ids, fps: float, place: Place) -> None:
-    """Raise BadData for a frame that does not lie ``1 / fps`` after the one before it.
-
-    ``frames``: those that are drawn, whole episodes of them.
-    """
-    rounding = float(np.spacing(np.abs(times).max(where=np.isfinite(times), initial=0)))
-    later = frames[~np.isin(frames, start)]
-    apart = times.astype(np.float64)[later] - times.astype(np.float64)[later - 1]
-    wrong = ~(np.abs(apart - 1 / fps) <= _TOLERANCE + rounding)
-    if wrong.any():
-        at = int(wrong.argmax())
-        episode = int(np.searchsorted(start, later[at], side="right")) - 1
-        raise Place(place.file, episode).error(
-            "timestamp",
-            f"frame {later[at] - start[episode]} comes {apart[at]:.6g} s after the one before, "
-            f"and windows count on 1 / fps = {1 / fps:.6g} s: leave the episode out with "
-            "episodes=, or record it again",
-        )
 
 
 def _schema(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import MissingExtra
+from async_loader.errors import of_extra
 from async_loader.offline.bad_data import Place
 
 Array = npt.NDArray[Any]
@@ -26,15 +26,9 @@ def read_info(root: Path) -> dict[str, Any]:
     """Return what ``meta/info.json`` says. Raises BadData."""
     path = root / "meta/info.json"
     place = Place(str(path))
-    if not path.is_file():
-        raise place.error(
-            None, "there is no such file: name the folder of a LeRobot dataset, which has it"
-        )
-    try:
+    with place.reading("the meta/info.json of a LeRobot dataset"):
         info: dict[str, Any] = json.loads(path.read_text())
         missing = [name for name in _NEEDED if name not in info]
-    except (ValueError, TypeError) as error:
-        raise place.error(None, f"it cannot be read ({error}): {_AGAIN}") from None
     if missing:
         raise place.error(missing[0], f"there is no such entry: {_AGAIN}")
     if not str(info["codebase_version"]).startswith("v3."):
@@ -59,23 +53,17 @@ def features_of(
         if name == "index" or (fields is not None and name not in fields):
             continue
         dtype, shape = str(one["dtype"]), tuple(int(n) for n in one.get("shape", (1,)))
-        if dtype == "video":
-            if len(shape) == 3 and shape[0] == 3 != shape[2]:
-                shape = (shape[1], shape[2], 3)
-            if len(shape) != 3 or shape[2] != 3:
-                raise place.error(
-                    name, f"its frames are {list(shape)}, and height, width and 3 colours are "
-                    "read: leave it out with fields="
-                )  # fmt: skip
-            found[name] = dtype, shape
-        elif hasattr(np, dtype) or dtype == "bool":
+        if dtype == "video" and shape[:1] == (3,) != shape[2:]:
+            shape = (*shape[1:], 3)
+        numbers = hasattr(np, dtype) or dtype == "bool"
+        if numbers or (dtype == "video" and len(shape) == 3 and shape[2] == 3):
             found[name] = dtype, () if shape == (1,) else shape
-        elif dtype == "image" or fields is not None:
+        elif dtype in ("video", "image") or fields is not None:
             raise place.error(
-                name, f"it is {dtype}, and numbers and videos are read: leave it out with fields="
+                name,
+                f"it is {dtype} of {list(shape)}, and numbers and videos of 3 colours are read: "
+                "leave it out with fields=",
             )
-    for name in ("frame_index", "episode_index", "task_index") if fields is None else ():
-        found.setdefault(name, ("int64", ()))
     return found
 
 
@@ -91,29 +79,17 @@ def read_columns(
         For a file that is not there or damaged, and a column that is missing or of another shape.
     MissingExtra
     """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtra(
-            'pyarrow is not installed: pip install "async_loader[lerobot]", or pip install pyarrow'
-        ) from error
+    parquet = of_extra("pyarrow.parquet", "lerobot")
     parts: dict[str, list[Array]] = {name: [] for name in columns}
     for path in paths:
         place = Place(str(path))
-        if not path.is_file():
-            raise place.error(None, f"there is no such file: {_AGAIN}")
-        try:
+        with place.reading("parquet"):
             there = parquet.read_schema(path).names
-            if missing := [name for name in columns if name not in there]:
-                raise place.error(
-                    missing[0], f"there is no such column, it has {', '.join(there[:20])}"
-                )
+            for name in columns:
+                if name not in there:
+                    names = ", ".join(there[:20])
+                    raise place.error(name, f"there is no such column, it has {names}")
             table = parquet.read_table(path, columns=list(columns))
-        except (OSError, pyarrow.ArrowException) as error:
-            raise place.error(
-                None, f"it cannot be read as parquet ({error}): it is cut off or damaged, {_AGAIN}"
-            ) from None
         for name, shape in columns.items():
             column = table.column(name)
             values = column.combine_chunks()
@@ -138,8 +114,7 @@ def read_tasks(root: Path) -> tuple[str, ...]:
     """Return the texts of tasks, by ``task_index``."""
     path = root / "meta/tasks.parquet"
     index = read_columns([path], {"task_index": ()})["task_index"]
-    from pyarrow import parquet
-
+    parquet = of_extra("pyarrow.parquet", "lerobot")
     names = [name for name in parquet.read_schema(path).names if name != "task_index"]
     text = read_columns([path], dict.fromkeys(names[-1:]))
     named = dict(zip(index.tolist(), *text.values(), strict=True)) if text else {}
@@ -164,23 +139,10 @@ class VideoFile:
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], fps: float) -> None:
-        try:
-            import av
-        except ImportError as error:
-            raise MissingExtra(
-                'PyAV is not installed: pip install "async_loader[lerobot]", or pip install av'
-            ) from error
-        if not path.is_file():
-            raise Place(str(path)).error(None, f"there is no such file: {_AGAIN}")
-        self._damage = (av.FFmpegError, OSError, IndexError)
         self._place, self._fps = Place(str(path)), fps
-        try:
-            self._container: Any = av.open(str(path))
+        with self._place.reading("video"):
+            self._container: Any = of_extra("av", "lerobot").open(str(path))
             self._stream: Any = self._container.streams.video[0]
-        except self._damage as error:
-            raise self._place.error(
-                None, f"it cannot be read as video ({error}): {_AGAIN}"
-            ) from None
         codec = self._stream.codec_context
         codec.thread_count = 1  # workers decode beside each other
         if (codec.height, codec.width, 3) != shape:
@@ -192,35 +154,22 @@ class VideoFile:
         self._decoded: Iterator[Any] = iter(())
         self._at = _NOWHERE  # the frame that was decoded last
 
-    def check(self, frames: int) -> None:
-        """Raise BadData if the file says that it has fewer frames."""
-        if self._stream.frames and self._stream.frames < frames:
-            raise self._place.error(
-                None, f"it has {self._stream.frames} frames, and its episodes have {frames}: it is "
-                f"cut off, {_AGAIN}"
-            )  # fmt: skip
-
     def frame(self, number: int) -> Array:
         """Decode a frame. Raises BadData if the file does not have it."""
         at, self._at = self._at, _NOWHERE
-        why: object = "the file ends before it"
-        try:
+        with self._place.reading(f"video at frame {number}"):
             if not 0 < number - at <= _AHEAD:
                 offset = int(number / self._fps / self._stream.time_base)
                 self._container.seek(offset, stream=self._stream, backward=True)
                 self._decoded = self._container.decode(self._stream)
             for frame in self._decoded:
                 found = round(float(frame.pts * self._stream.time_base) * self._fps)
-                if found >= number:
+                if found == number:
+                    self._at = number
+                    return frame.to_ndarray(format="rgb24")  # type: ignore[no-any-return]
+                if found > number:
                     break
-            else:
-                found = -1
-            if found == number:
-                self._at = number
-                return frame.to_ndarray(format="rgb24")  # type: ignore[no-any-return]
-        except self._damage as error:
-            why = error
-        raise self._place.error(None, f"frame {number} cannot be decoded ({why}): {_AGAIN}")
+            raise EOFError("the file does not have it")
 
     def close(self) -> None:
         """Close the file."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from async_loader import tree
-from async_loader.errors import ConfigError, MissingExtra
+from async_loader.errors import ConfigError, of_extra
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import NEEDED, after_steps
 from async_loader.offline.fill import Import, check_names, put
@@ -19,16 +19,6 @@ from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
 
 _ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
-_OF_DAMAGE = (
-    OSError,
-    KeyError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    AssertionError,
-)
-"""What Minari and h5py raise for damage, as for a type that they do not know."""
 
 
 def from_minari(dataset: Any, *, extra: Sequence[str] = (), **options: Any) -> ReplayBuffer:
@@ -114,9 +104,8 @@ def to_minari(table: ReplayBuffer, name: str, **options: Any) -> Any:
             "Minari needs the spaces of a data set: give env='Pendulum-v1', or observation_space= "
             "and action_space="
         )
-    minari = _minari()
-    from minari.data_collector import EpisodeBuffer
-
+    minari = of_extra("minari", "offline")
+    buffer_of = of_extra("minari.data_collector", "offline").EpisodeBuffer
     buffers = []
     for number, episode in enumerate(read_episodes(table)):
         if missing := [name for name in NEEDED if name not in episode.steps]:
@@ -128,7 +117,7 @@ def to_minari(table: ReplayBuffer, name: str, **options: Any) -> Any:
             )
         values = [columns[name] for name in (*NEEDED, "terminated", "truncated")]
         fields = dict(zip(_ARRAYS, values, strict=True))
-        buffers.append(EpisodeBuffer(id=number, infos={}, **fields))
+        buffers.append(buffer_of(id=number, infos={}, **fields))
     if not buffers:
         raise ConfigError("the table has no episodes to write: fill it first")
     return minari.create_dataset_from_buffers(
@@ -136,43 +125,21 @@ def to_minari(table: ReplayBuffer, name: str, **options: Any) -> Any:
     )
 
 
-def _minari() -> Any:
-    try:
-        import minari
-    except ImportError as error:
-        raise MissingExtra(
-            "Minari's data sets are read and written through it, and it is not installed: pip "
-            'install "async_loader[offline]", or pip install minari'
-        ) from error
-    return minari
-
-
 def _load(place: Place) -> Any:
-    minari, path = _minari(), Path(place.file)
+    minari, path = of_extra("minari", "offline"), Path(place.file)
     folder = path.parent if path.is_file() else path / "data" if (path / "data").is_dir() else path
-    try:
+    with place.reading("a Minari data set (minari.list_local_datasets() names those here)"):
         return minari.MinariDataset(folder) if folder.is_dir() else minari.load_dataset(place.file)
-    except _OF_DAMAGE as error:
-        raise place.error(
-            None, f"Minari cannot load it ({error}): minari.list_local_datasets() names those "
-            "that are here, minari.download_dataset() gets others"
-        ) from None  # fmt: skip
 
 
 def _read(
     dataset: Any, extra: Sequence[str], place: Place
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
-    numbers = [int(one) for one in dataset.episode_indices]
-    episodes = iter(dataset.storage.get_episodes(numbers))
-    for number in numbers:
+    for number in map(int, dataset.episode_indices):
         here = Place(place.file, number)
-        try:
-            one = next(episodes)
+        with here.reading("an episode of Minari"):
+            one = next(iter(dataset.storage.get_episodes([number])))
             made = {name: one[name] for name in _ARRAYS}
-        except (*_OF_DAMAGE, StopIteration) as error:
-            raise here.error(
-                None, f"Minari cannot read it ({error}): the data set is damaged, download it again"
-            ) from None
         for name in extra:
             value: Any = one
             for part in name.split("/"):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import glob
-import lzma
 import os
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,6 @@ from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
 
 _TUPLE = "_index_"
-_UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    RuntimeError,  # zipfile's, for a method or a version that it does not know
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-)
 
 
 def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
@@ -156,21 +145,15 @@ def _tuples(value: Any) -> Any:
     return {key: _tuples(one) for key, one in value.items()}
 
 
-def _read(file: Path, number: int) -> dict[str, Any]:
-    place = Place(str(file), number)
+def _read(file: Path, number: int) -> Any:
     flat: dict[str, Array] = {}
-    try:
-        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as loaded:
+    with Place(str(file), number).reading("npz"), file.open("rb") as handle:
+        with np.load(handle, allow_pickle=False) as loaded:
             for name in loaded.files:
                 try:
                     flat[name] = loaded[name]
                 except ValueError as error:
                     if "pickle" not in str(error):
                         raise
-                    flat[name] = np.empty(0, object)  # which is refused unless a schema leaves it
-        return _nested(flat)  # type: ignore[no-any-return]
-    except (*_UNREADABLE, AttributeError) as error:
-        raise place.error(
-            None, f"it cannot be read as npz ({error}): it is cut off, damaged or another format; "
-            "copy or write it again"
-        ) from None  # fmt: skip
+                    flat[name] = np.empty(0, object)  # refused unless a schema leaves it out
+        return _nested(flat)

@@ -123,7 +123,6 @@ class Mixture:
         self._closed = False
         self._ended = False
         self._counts: tuple[int, list[int]] | None = None  # of the batch that is being planned
-        self._bounds: tuple[int, list[tuple[int, float]]] = (0, [])
         self._at: MixtureMember | None = None
         self._mixed: MixedSchema | None = None
         self._arrays, self._batches = ArrayPool(), 0
@@ -171,40 +170,34 @@ class Mixture:
 
         Waits for one source after the other.
         """
-        plan = self._planned(
-            batch_size, lambda member, count: member.fill(count, batch_size, patience)
-        )
+        plan = self._planned(batch_size, lambda source, count: source.plan(count, patience))
         assert plan is not None
         return plan
 
     def draw_now(self, batch_size: int) -> Plan | None:
         """See `AnyThread`."""
-        return self._planned(batch_size, lambda member, count: member.fill_now(count, batch_size))
+        return self._planned(
+            batch_size, lambda source, count: cast(AnyThread, source).draw_now(count)
+        )
 
-    def _planned(
-        self, batch_size: int, fill: Callable[[MixtureMember, int], bool | None]
-    ) -> Plan | None:
+    def _planned(self, batch_size: int, ask: Callable[[Source, int], Plan | None]) -> Plan | None:
         if self._closed:
             raise Closed("this mixture was closed: make another")
         if self._ended:
             return END
         counts = self._rounded(batch_size)
         for member, count in zip(self._members, counts, strict=True):
-            # also of a source that gives no row this time: its fields have to be known
-            count = max(count, int(member.schema is None))
-            if not member.missing(count):
-                continue
             self._at = member
-            there = fill(member, count)
+            # also of a source that gives no row this time: its fields have to be known
+            there = member.fill(max(count, int(member.schema is None)), batch_size, ask)
             if there is None:
                 return None
             if not there:
                 self._ended, self._at = True, None
                 return END
-        self._at = None
+        self._at, self._counts = None, None
         mixed = self._mix()
         assert mixed is not None
-        self._counts = None
         pieces = [
             (member, piece)
             for member, count in zip(self._members, counts, strict=True)
@@ -218,11 +211,9 @@ class Mixture:
     def _rounded(self, batch_size: int) -> list[int]:
         """Return how many rows of each source the next batch has."""
         if self._counts is None or self._counts[0] != batch_size:
-            if self._bounds[0] != batch_size:
-                cumulated = accumulate(member.share * batch_size for member in self._members)
-                self._bounds = batch_size, [(int(one), float(one % 1)) for one in cumulated]
             shift = float(self._rng.random())
-            bounds = [0, *(low + int(part + shift) for low, part in self._bounds[1])]
+            cumulated = accumulate(member.share * batch_size for member in self._members)
+            bounds = [0, *(int(one) + int(float(one % 1) + shift) for one in cumulated)]
             self._counts = batch_size, [high - low for low, high in pairwise(bounds)]
         return self._counts[1]
 
@@ -233,8 +224,7 @@ class Mixture:
         """
         if self._mixed is None:
             for member in self._members:
-                if member.schema is None:
-                    _ = member.reader
+                _ = member.schema or member.reader
             known = [member for member in self._members if member.schema is not None]
             if known:
                 schemas = [cast(Schema, member.schema) for member in known]

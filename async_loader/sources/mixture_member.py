@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError, Unsupported
-from async_loader.lifecycle import Patience
 from async_loader.schema import Field, Schema
 from async_loader.source import (
     END,
-    AnyThread,
     Applied,
     Leasing,
     Plan,
@@ -102,14 +100,10 @@ class Piece:
     arrays: Sequence[Array] = ()
     lease: object = None
 
-    def split(self, rows: int) -> tuple[Piece, Piece]:
-        """Return the first ``rows`` and the others, which keep the lease."""
-        index = (None, None) if self.index is None else (self.index[:rows], self.index[rows:])
-        first, others = ([a[part] for a in self.arrays] for part in (np.s_[:rows], np.s_[rows:]))
-        return (
-            Piece(rows, index[0], first),
-            Piece(self.rows - rows, index[1], others, self.lease),
-        )
+    def part(self, rows: slice, lease: object = None) -> Piece:
+        """Return some of the rows."""
+        index = None if self.index is None else self.index[rows]
+        return Piece(len(range(self.rows)[rows]), index, [a[rows] for a in self.arrays], lease)
 
 
 class MixtureMember:
@@ -154,73 +148,48 @@ class MixtureMember:
         whole = self.share * batch_size
         return -(-whole.numerator // whole.denominator)
 
-    def missing(self, count: int) -> int:
-        """Return how many of the next ``count`` rows have to be planned."""
-        return max(0, count - self._held)
-
-    def _asked(self, count: int, batch_size: int) -> int:
-        """Return how many rows to plan: those that are missing.
+    def fill(
+        self, count: int, batch_size: int, ask: Callable[[Source, int], Plan | None]
+    ) -> bool | None:
+        """Plan until the next ``count`` rows are there. Return False if the source has ended, and
+        ``None`` if ``ask``, which plans a number of rows, returns ``None``.
 
         A source without a reader delivers batches that were made elsewhere: it is asked for the
         same number each time.
         """
-        if self._same == 0 and self.reader is None:
-            self._same = self.most(batch_size)
-        return self._same if self._own_reader is None else self.missing(count)
-
-    def fill(self, count: int, batch_size: int, patience: Patience) -> bool:
-        """Plan until the next ``count`` rows are there. Return False if the source has ended."""
         while self._held < count:
-            plan = self.source.plan(self._asked(count, batch_size), patience)
-            if plan is END:
-                return False
-            self._keep(plan)
+            if self._same == 0 and self.reader is None:
+                self._same = self.most(batch_size)
+            wanted = self._same if self._own_reader is None else count - self._held
+            plan = ask(self.source, wanted)
+            if plan is None or plan is END:
+                return None if plan is None else False
+            piece = self._piece(plan)
+            if piece.rows == 0:
+                raise ConfigError(f"{self.name} has planned no rows at all")
+            self._pieces.append(piece)
+            self._held += piece.rows
         return True
 
-    def fill_now(self, count: int, batch_size: int) -> bool | None:
-        """As `fill`, without a wait. ``None``: that needs one."""
-        source = cast(AnyThread, self.source)
-        while self._held < count:
-            plan = source.draw_now(self._asked(count, batch_size))
-            if plan is None:
-                return None
-            if plan is END:
-                return False
-            self._keep(plan)
-        return True
-
-    def _keep(self, plan: Plan) -> None:
-        if isinstance(plan, Rows):
-            if self.reader is None or self.schema is None:
-                raise ConfigError(
-                    f"{self.name} plans rows and has no reader of fixed fields for them"
-                )
-            piece = Piece(len(plan), join_words(plan.index, self.number))
-        elif isinstance(plan, Ready):
-            piece = self._ready(plan)
-        else:
+    def _piece(self, plan: Plan) -> Piece:
+        if isinstance(plan, Rows) and self.reader is not None and self.schema is not None:
+            return Piece(len(plan), join_words(plan.index, self.number))
+        if not isinstance(plan, Ready):
             raise ConfigError(
-                f"{self.name} plans {type(plan).__name__}: a mixture takes rows and batches, give "
-                "a table or a dict of columns"
+                f"{self.name} plans {type(plan).__name__}, of no fixed fields: a mixture takes "
+                "rows and batches, give a table or a dict of columns"
             )
-        if piece.rows == 0:
-            raise ConfigError(f"{self.name} has planned no rows at all")
-        self._pieces.append(piece)
-        self._held += piece.rows
-
-    def _ready(self, plan: Ready) -> Piece:
         if self.schema is None:
             self.schema = _schema_of(plan.batch, self.name)
-        fields = self.schema.fields
         try:
-            leaves = list(tree.leaves(plan.batch, self.schema.structure))
+            leaves = tree.leaves(plan.batch, self.schema.structure)
+            arrays = [_array(one, self.name) for one in leaves]
         except tree.Misfit as error:
             raise ConfigError(
                 f"{self.name} delivers batches of different fields: {error}"
             ) from None
-        arrays = [_array(one, self.name) for one in leaves]
         rows = len(arrays[0])
-        for array, field in zip(arrays, fields, strict=True):
+        for array, field in zip(arrays, self.schema.fields, strict=True):
             if array.shape != (rows, *field.shape) or array.dtype != field.dtype:
                 raise ConfigError(
                     f"{self.name} delivers {field.name!r} as {array.dtype}{list(array.shape)} in a "
@@ -232,13 +201,13 @@ class MixtureMember:
     def take(self, count: int) -> list[Piece]:
         """Take the next ``count`` rows, which are there."""
         taken: list[Piece] = []
+        self._held -= count
         while count:
             piece = self._pieces.popleft()
             if piece.rows > count:
-                piece, others = piece.split(count)
-                self._pieces.appendleft(others)
+                self._pieces.appendleft(piece.part(slice(count, None), piece.lease))
+                piece = piece.part(slice(count))
             taken.append(piece)
-            self._held -= piece.rows
             count -= piece.rows
         return taken
 

@@ -210,14 +210,12 @@ def _without_added(schema: Schema, name: str) -> Schema:
 
 def _check_alike(first: Schema, other: Schema, name: str, other_name: str) -> None:
     ours, theirs = ({f.name: (f.shape, f.dtype) for f in one.fields} for one in (first, other))
-    remedy = "give both the same fields, by the schema or by table.source(view=...)"
     for field in [*ours, *theirs]:
-        if field not in theirs or field not in ours:
-            has, lacks = (name, other_name) if field in ours else (other_name, name)
-            raise ConfigError(f"{has} has a field {field!r}, and {lacks} has none: {remedy}")
-        if ours[field] != theirs[field]:
-            (shape, dtype), (other_shape, other_dtype) = ours[field], theirs[field]
+        if ours.get(field) != theirs.get(field):
+            kinds = (
+                f"{k[1]}{list(k[0])}" if k else "not" for k in (ours.get(field), theirs.get(field))
+            )
             raise ConfigError(
-                f"field {field!r} is {dtype}{list(shape)} in {name}, and "
-                f"{other_dtype}{list(other_shape)} in {other_name}: {remedy}"
+                f"field {field!r} is {next(kinds)} in {name}, and {next(kinds)} in {other_name}: "
+                "give both the same fields, by the schema or by table.source(view=...)"
             )

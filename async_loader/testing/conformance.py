@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import functools
 import math
-import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import reduction
 from typing import Any
 
 import numpy as np
@@ -205,7 +203,7 @@ def check_reader(make_source: MakeSource, batch_size: int = 8, *, seeded: bool =
 
 
 def check_travel(make_source: MakeSource, batch_size: int = 8) -> None:
-    """Readers and jobs can be sent to a spawned process, and a reader reads the same data there."""
+    """Readers and jobs can be sent to another process, and a reader reads the same data there."""
     source = make_source()
     plan = source.plan(batch_size, _patience())
     if isinstance(plan, Jobs):
@@ -217,9 +215,7 @@ def check_travel(make_source: MakeSource, batch_size: int = 8) -> None:
         return
     reader = _reader_of(source)
     here = _values(reader, plan.index)
-    _demand_same(
-        here, _in_spawned_process(reader, plan.index), "a spawned process reads something else"
-    )
+    _demand_same(here, _values(_sent(reader), plan.index), "a reader that was sent reads otherwise")
     _demand_same(
         here, _values(reader, plan.index), "the reader reads something else after it was pickled"
     )
@@ -368,50 +364,14 @@ def _values(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
     return _read(reader, BatchLayout.contiguous(schema, len(index)), index, [(0, len(index))], 0)
 
 
-def _in_spawned_process(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
+def _sent(reader: Reader) -> Reader:
+    """Return the reader as a worker process gets it."""
     try:
-        encoded = codec.encode((reader, index))
-    except CannotSend as error:
+        encoded = codec.encode(reader)
+        found: Reader = codec.decode(encoded.head, fds=[os.dup(fd) for fd in encoded.fds])
+    except Exception as error:  # whatever its pickling raises
         raise NotConforming(f"the reader cannot be sent to a worker: {error}") from error
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(
-        target=_child, args=(sender, encoded.head, _Fds(encoded.fds)), daemon=True
-    )
-    with receiver, sender:
-        process.start()
-        sender.close()
-        try:
-            answer = receiver.recv_bytes() if receiver.poll(_PATIENCE_S) else None
-        except EOFError:
-            answer = None
-    if answer is None:
-        process.terminate()
-    process.join()
-    exitcode = process.exitcode
-    process.close()
-    if answer is None:
-        raise NotConforming(
-            f"the reader could not be loaded and read in a spawned process (exit code {exitcode})"
-        )
-    return codec.decode(answer)
-
-
-class _Fds:
-    """Descriptors for a spawned process."""
-
-    def __init__(self, fds: Sequence[int]) -> None:
-        self._fds = list(fds)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return list, ([reduction.DupFd(fd) for fd in self._fds],)
-
-
-def _child(sender: Any, head: bytes, fds: Sequence[Any]) -> None:
-    reader, index = codec.decode(head, fds=[fd.detach() for fd in fds])
-    sender.send_bytes(codec.encode(_values(reader, index)).head)
-    sender.close()
-    os._exit(0)
+    return found
 
 
 # -- comparing -------------------------------------------------------------------------------------

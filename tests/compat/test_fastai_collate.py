@@ -58,7 +58,7 @@ def test_leaves(samples, dtype):
     "samples", [[None], [object()], [np.array(["a"])] * 2], ids=["None", "object", "strings"]
 )
 def test_what_no_rule_covers_is_a_type_error(samples):
-    with pytest.raises(TypeError, match="cannot be collated"):
+    with pytest.raises(TypeError, match="must contain tensors, numpy arrays"):
         fa_collate(samples)
 
 
@@ -99,14 +99,14 @@ def collated(samples):
     [
         (
             [(torch.zeros(2), torch.zeros(3)), (torch.zeros(2), torch.zeros(4))],
-            ["field 1 (Tensor)", "[3]", "[4]", "item 1"],
+            ["field '1'", "[3]", "[4]", "sample 1"],
         ),
         (
             [{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros(5)}],
-            ["field x (ndarray)", "[5]", "item 2"],
+            ["field 'x'", "[5]", "sample 2"],
         ),
-        ([torch.zeros(2), torch.zeros(3)], ["the items (Tensor)", "[2]", "[3]"]),
-        ([Pair(1, {"z": torch.zeros(2)}), Pair(1, {"z": torch.zeros(3)})], ["field b.z"]),
+        ([torch.zeros(2), torch.zeros(3)], ["a sample is", "[2]", "[3]"]),
+        ([Pair(1, {"z": torch.zeros(2)}), Pair(1, {"z": torch.zeros(3)})], ["field '1.z'"]),
     ],
     ids=["tuple", "dict", "bare", "namedtuple"],
 )

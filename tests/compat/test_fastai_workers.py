@@ -16,6 +16,10 @@ from async_loader.compat.fastai import DataLoader
 from tests.waiting_rig import until
 
 
+class Image(torch.Tensor):
+    pass
+
+
 def lists(loader):
     return [batch.tolist() for batch in loader]
 

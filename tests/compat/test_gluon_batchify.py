@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -79,46 +77,3 @@ def test_group_gives_a_tuple_with_each_field_by_its_own_function():
         assert batch[0].tolist() == [[1, 2], [3, 0]]
         assert batch[1].tolist() == [7, 8]
         assert batch[2] == ["one", "two"]
-
-
-def test_batches_as_mxnets_arrays(monkeypatch):
-    made = types.SimpleNamespace(array=lambda array, dtype: NDArray(np.asarray(array, dtype)))
-    monkeypatch.setitem(sys.modules, "mxnet", types.SimpleNamespace(nd=made))
-    dataset = gluon.data.ArrayDataset(np.arange(4, dtype=np.float16), np.arange(4))
-    for try_nopython in (None, False):
-        batch = next(
-            iter(gluon.data.DataLoader(dataset, 2, try_nopython=try_nopython, array_type="mxnet"))
-        )
-        assert [type(field) for field in batch] == [NDArray, NDArray]
-        assert [field.asnumpy().dtype for field in batch] == [np.float16, np.int64]
-        assert batch[1].asnumpy().tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(("version", "place"), [("1.9.1", "nd"), ("2.0.0beta1", "np")])
-def test_arrays_are_those_that_gluon_of_this_mxnet_takes(monkeypatch, version, place):
-    def module(name):
-        return types.SimpleNamespace(
-            array=lambda array, dtype: (name, np.asarray(array, dtype).tolist())
-        )
-
-    mxnet = types.SimpleNamespace(__version__=version, nd=module("nd"), np=module("np"))
-    monkeypatch.setitem(sys.modules, "mxnet", mxnet)
-    assert Stack(array_type="mxnet")([1, 2]) == (place, [1, 2])
-    loader = gluon.data.DataLoader([1, 2], 2, array_type="mxnet")
-    assert next(iter(loader)) == (place, [1, 2])
-
-
-class NDArray:
-    """The part of mxnet's array that the module uses."""
-
-    def __init__(self, array):
-        self._array, self.shape = np.asarray(array), np.shape(array)
-
-    def asnumpy(self):
-        return self._array
-
-    def __len__(self):
-        return len(self._array)
-
-    def __getitem__(self, i):
-        return NDArray(self._array[i])

@@ -6,20 +6,19 @@ import importlib.util
 import io
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from async_loader import Prioritized
+from async_loader import Prioritized, Uniform
 from async_loader.compat.torchrl import (
     PrioritizedReplayBuffer,
+    PrioritizedSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
-    SliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from async_loader.errors import ConfigError, NotEnoughData
+from async_loader.errors import ConfigError
 
 
 class Storage:
@@ -30,6 +29,10 @@ class Storage:
 
 class Slices:
     pass
+
+
+class SliceSamplerWithoutReplacement:
+    """As TorchRL's, which has no counterpart here."""
 
 
 class HalfMade:
@@ -153,10 +156,14 @@ def test_states_and_folders_hold_everything(tmp_path, used):
     ("arguments", "text"),
     [
         ({"storage": "big"}, "number of steps"),
+        ({"storage": [1, 2]}, "number of steps"),
         ({"sampler": Slices()}, "sampler=Slices"),
-        ({"sampler": lambda: SliceSampler(num_slices=2, span=1)}, "span"),
+        ({"sampler": SliceSamplerWithoutReplacement}, "Sequences"),
+        ({"writer": HalfMade()}, "writer=<HalfMade>.* oldest"),
         ({"sampler": HalfMade()}, "sampler=HalfMade"),
+        ({"storage": HalfMade()}, "storage=<HalfMade>"),
         ({"shared": HalfMade()}, "shared=<HalfMade>"),
+        ({"anything": 1}, "anything=1"),
     ],
 )
 def test_what_means_nothing_here_is_refused_with_a_remedy(arguments, text):
@@ -164,7 +171,23 @@ def test_what_means_nothing_here_is_refused_with_a_remedy(arguments, text):
         ReplayBuffer(**arguments)
 
 
+def test_a_batch_size_is_needed():
+    buffer = ReplayBuffer(storage=9, sampler=PrioritizedSampler(9, 0.7, 0.9), prefetch=None)
+    assert buffer.table.sampler.alpha == 0.7
+    assert isinstance(ReplayBuffer(storage=3).table.sampler, Uniform)
+    with pytest.raises(ConfigError, match="batch_size"):
+        buffer.sample()
+    with pytest.raises(ConfigError, match="takes TensorDicts"):
+        TensorDictReplayBuffer(storage=3).extend({"x": torch.zeros(2)})
+
+
 # -- samplers and buffers by TorchRL's names -------------------------------------------------------
+
+
+def numbered(count: int, **settings: Any) -> ReplayBuffer:
+    buffer = ReplayBuffer(storage=count, **settings)
+    buffer.extend({"x": torch.arange(count)})
+    return buffer
 
 
 @pytest.mark.parametrize("rows", [12, 7, 1])
@@ -192,83 +215,6 @@ def test_passes_without_replacement_have_each_step_once(rows, drop_last, shuffle
             assert set(seen) <= set(range(rows))
             orders.add(tuple(seen))
     assert (len(orders) > 1) == (shuffle and rows > 1)
-
-
-def episodes(lengths: list[int], **more: Any) -> dict[str, Any]:
-    number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    step = torch.cat([torch.arange(one) for one in lengths])
-    done = torch.cat([torch.arange(one) == one - 1 for one in lengths])[:, None]
-    return {"number": number, "step": step, "next": {"done": done}, **more}
-
-
-@pytest.mark.parametrize("by", ["end_key", "end_keys", "traj_key", "episode", "theirs"])
-@pytest.mark.parametrize("settings", [{"slice_len": 4}, {"num_slices": 5}])
-@pytest.mark.parametrize("cached", [False, True])
-def test_slices_are_parts_of_trajectories_each_as_likely(by, settings, cached):
-    settings = {"cache_values": cached, **settings}
-    data = episodes([6, 40, 4, 3])
-    if by == "end_key":
-        settings["end_key"] = ("next", "done")
-    elif by == "end_keys":
-        settings["end_keys"] = [("next", "gone"), ("next", "done")]
-    elif by == "traj_key":
-        settings["traj_key"] = "number"
-    elif by == "episode":
-        data["episode"] = data["number"]
-        data["next"]["done"][:] = False
-    sampler: Any = SliceSampler(**settings)
-    if by == "theirs":
-        their = {"num_slices": None, "slice_len": None, "span": (False, False), **settings}
-        sampler = type("SliceSampler", (), {**their, "traj_key": "number", "_fetch_traj": True})()
-    buffer = ReplayBuffer(storage=53, sampler=sampler, batch_size=20, seed=0)
-    buffer.extend(data)
-    numbers = []
-    for _ in range(80):
-        batch, info = buffer.sample(return_info=True)
-        number, step = batch["number"].reshape(5, 4), batch["step"].reshape(5, 4)
-        assert torch.equal(step, step[:, :1] + torch.arange(4))
-        assert torch.equal(number, number[:, :1].expand(5, 4))
-        assert info["index"].shape == (20,)
-        truncated = info["next", "truncated"]
-        assert truncated.shape == (20, 1)
-        assert truncated.reshape(5, 4).tolist() == [[False, False, False, True]] * 5
-        assert torch.equal(info["next", "done"], batch["next"]["done"] | truncated)
-        assert not info["next", "terminated"].any()
-        numbers += number[:, 0].tolist()
-    counts = np.bincount(numbers, minlength=4)
-    assert counts[3] == 0
-    assert (counts[:3] > 90).all()
-    buffer.extend(
-        {**episodes([50]), **({"episode": torch.full((50,), 9)} if by == "episode" else {})}
-    )
-    assert (buffer.sample()["number"] == 0).any()
-
-
-def test_shorter_trajectories_are_shown_whole_unless_lengths_are_strict():
-    tensordict = pytest.importorskip("tensordict")
-    data = episodes([2, 3], is_init=torch.tensor([True, False] * 2 + [False])[:, None])
-    sampler = SliceSampler(slice_len=4, strict_length=False)
-    buffer = TensorDictReplayBuffer(storage=9, sampler=sampler, batch_size=8)
-    buffer.extend(tensordict.TensorDict(data, batch_size=[5]))
-    for _ in range(20):
-        batch = buffer.sample()
-        ends = batch["next", "truncated"].flatten().nonzero().flatten().tolist()
-        assert len(ends) == 2
-        for first, last in zip((0, ends[0] + 1), ends, strict=True):
-            number = int(batch["number"][first])
-            assert batch["step"][first : last + 1].tolist() == list(range(2 + number))
-            assert batch["is_init"][first]
-        assert len(batch) == ends[-1] + 1
-    buffer = ReplayBuffer(storage=9, sampler=SliceSampler(num_slices=2), batch_size=8)
-    with pytest.raises(NotEnoughData, match="empty"):
-        buffer.sample()
-    buffer.extend(data)
-    with pytest.raises(ConfigError, match=r"4 steps, and the longest trajectory 3"):
-        buffer.sample()
-    with pytest.raises(ConfigError, match="7 steps is no multiple of the 2 slices"):
-        buffer.sample(7)
-    with pytest.raises(ConfigError, match="one of num_slices and slice_len"):
-        SliceSampler()
 
 
 def test_buffers_with_priorities_have_the_names_and_weights_of_torchrl():

@@ -66,15 +66,9 @@ def test_no_client_is_lost_and_none_counts_twice(cluster):
     sessions = [one for status in there.values() for one in status["sessions"]]
     for key in ("writers", "readers", "rows_in", "batches_out", "in_flight_bytes"):
         assert sum(one[key] for one in whole["sessions"]) == sum(one[key] for one in sessions), key
-    of = Counter(one["pid"] for one in whole["sessions"])
-    by_shard = [Counter(one["pid"] for one in status["sessions"]) for status in there.values()]
-    assert of == {
-        pid: max(counts[pid] for counts in by_shard) for counts in by_shard for pid in counts
-    }
+    pids = [one["pid"] for one in whole["sessions"]]
+    assert sorted(pids) == sorted({one["pid"] for one in sessions})
     assert len({one["id"] for one in whole["sessions"]}) == len(whole["sessions"])
-    assert whole["sessions_open"] >= max(
-        (one["sessions_open"] for one in there.values()), default=0
-    )
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from async_loader.observe import Dashboard, http_server
+from async_loader.observe import Dashboard
 from async_loader.observe.exporter import MetricsServer
 
 STATUS = {
@@ -83,14 +83,3 @@ def test_a_server_ends_while_viewers_are_connected(serve):
         trickle.close()
         idle.close()
         closing.join()
-
-
-def test_the_head_of_a_request_has_one_deadline(serve, monkeypatch):
-    monkeypatch.setattr(http_server, "HEAD_S", 0.5)
-    server = serve()
-    trickle = Trickle(port_of(server))
-    try:
-        assert trickle.let_go(BOUND_S)
-    finally:
-        trickle.close()
-        server.close()

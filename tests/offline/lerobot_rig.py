@@ -45,6 +45,11 @@ def write(root: Path, lengths: tuple[int, ...] = (12, 20, 7), gop: int = 6) -> P
         "observation.state": {"dtype": "float32", "shape": [3], "names": ["x", "y", "z"]},
         "action": {"dtype": "float32", "shape": [2], "names": None},
         "next.done": {"dtype": "bool", "shape": [1], "names": None},
+        "timestamp": {"dtype": "float32", "shape": [1], "names": None},
+        **{
+            name: {"dtype": "int64", "shape": [1], "names": None}
+            for name in ("frame_index", "episode_index", "index", "task_index")
+        },
         **{
             key: {"dtype": "video", "shape": [HEIGHT, WIDTH, 3], "names": ["height", "width", "c"]}
             for key in KEYS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -102,16 +101,18 @@ VIDEO = f"videos/{rig.KEYS[0]}/chunk-000/file-000.mp4"
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda root: (root / "meta/info.json").unlink(), "name the folder of a LeRobot dataset"),
+        (lambda root: (root / "meta/info.json").unlink(), "cannot be read as the meta/info.json"),
+        (lambda root: (root / "meta/info.json").write_text("{"), "cannot be read"),
         (lambda root: _rewrite(root, codebase_version="v2.1"), "convert_dataset_v21_to_v30"),
-        (lambda root: (root / "meta/tasks.parquet").unlink(), "tasks.parquet: there is no such"),
+        (lambda root: _rewrite(root, total_frames=50), "files are missing"),
+        (lambda root: (root / "meta/tasks.parquet").unlink(), "tasks.parquet: it cannot be read"),
+        (
+            lambda root: (root / "data/chunk-000/file-001.parquet").unlink(),
+            "001.parquet: it cannot be",
+        ),
         (
             lambda root: (root / "data/chunk-000/file-001.parquet").write_bytes(b"PAR1junk"),
             "cannot be read as parquet",
-        ),
-        (
-            lambda root: os.truncate(root / VIDEO, (root / VIDEO).stat().st_size // 2),
-            "cannot be read as video",
         ),
     ],
 )

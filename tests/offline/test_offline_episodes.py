@@ -100,6 +100,14 @@ def test_the_observation_after_an_end_comes_in_three_ways_with_one_result():
     assert all(same(rows(table), rows(tables[0])) for table in tables)
 
 
+DONE = {
+    "obs": Field((3,), "float32", next="next_obs"),
+    "action": "int64",
+    "reward": "float32",
+    "done": "bool",
+}
+
+
 def test_a_schema_chooses_fields_and_dtypes_and_options_reach_the_table():
     schema = {
         "obs": Field((3,), "float16", stack=2, next="next_obs"),
@@ -138,15 +146,25 @@ def changed(**fields) -> list[dict]:
 NESTED = {**episode(4), "obs": {"x": np.zeros(4), "k": np.zeros(4)}}
 BAD = {
     "no dict": ([episode(3), [1, 2]], None, "episode 1: it is a list"),
+    "no episodes": ([], None, "the iterable: there are no episodes in it"),
     "missing": ([{"obs": np.zeros((3, 2)), "action": np.zeros(2)}], "reward", "it is missing"),
-    "unequal": (changed(action=np.zeros(3, int)), "action", "3 values for 4 steps"),
+    "other fields": (changed(log_prob=np.zeros(4)), None, "it has also 'log_prob'"),
+    "unequal": (changed(action=np.zeros(3, int)), None, "unequal length: .*'action': 3"),
+    "short obs": (changed(obs=np.zeros((3, 3), "f4")), None, "unequal length: .*'obs': 3"),
     "other shape": (changed(obs=np.zeros((5, 2), "f4")), "obs", "nothing is broadcast"),
+    "nan": (changed(reward=np.array([0, 1, np.nan, 0])), "reward", "step 2 has nan"),
     "inf": (changed(reward=np.array([0, np.inf, 0, 0])), "reward", "step 1 has inf"),
+    "object": (changed(action=np.array([None] * 4)), "action", "dtype object"),
     "text": (changed(action=np.array(list("abcd"))), "action", "dtype <U1"),
+    "no end": (changed(terminated=np.zeros(4, bool)), "truncated", "missing_ends='truncate'"),
     "early end": (changed(terminated=np.array([0, 1, 0, 1])), "terminated", "step 1 of 4 ends"),
+    "odd ends": (changed(terminated=np.array([0, 0, 0, 7])), "terminated", "beside 0 and 1"),
     "no steps": ([episode(3), episode(0)], "reward", "has no steps"),
+    "floats": (changed(action=np.zeros(4)), "action", "convert the value"),
     "twice": (changed(actions=np.zeros(4, int)), "action", "given twice"),
+    "too many": (changed(final_obs=np.zeros(3)), "final_obs", "leave final_obs out"),
     "nested": ([NESTED, {**NESTED, "obs": {"x": np.zeros(4)}}], None, "lacks 'k'"),
+    "final": ([NESTED, {**NESTED, "final_obs": {"y": np.zeros(())}}], "final_obs", "than obs"),
     "nothing after": (
         changed(obs=np.zeros((4, 3), "f4"), terminated=False, truncated=True),
         "obs",

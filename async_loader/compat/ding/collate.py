@@ -53,37 +53,43 @@ def default_collate(
     if is_tree_tensor(batch):  # of a whole batch
         parts: Any = batch
         return parts.json()
+    return _collate(batch, cat_1dim, ignore_prefix, ragged=False)
+
+
+def _collate(batch: Sequence[Any], cat_1dim: bool, ignored: Sequence[str], ragged: bool) -> Any:
+    """Collate by the rules of `default_collate`, or with ``ragged`` of `diff_shape_collate`."""
     if not len(batch):
         raise IndexError("the batch has 0 samples: collate at least one")
-    first = batch[0]
+    first, within = batch[0], () if ragged else (IGNORE_PREFIX,)
+    if ragged and any(sample is None for sample in batch):
+        return list(batch)
     if isinstance(first, str | bytes):  # before numpy's scalars: its strings are both
-        return batch
-    if isinstance(first, torch.Tensor):
-        return stacked(batch, cat_1dim)
+        return list(batch) if ragged else batch
     if is_tree_tensor(first):
-        return default_collate([sample.json() for sample in batch], cat_1dim, ignore_prefix)
-    if isinstance(first, np.ndarray | np.generic):
-        return stacked([as_tensor(value) for value in batch], cat_1dim)
+        return _collate([sample.json() for sample in batch], cat_1dim, ignored, ragged)
+    if isinstance(first, torch.Tensor | np.ndarray | np.generic):
+        tensors = [one if isinstance(one, torch.Tensor) else as_tensor(one) for one in batch]
+        if ragged and len({one.shape for one in tensors}) > 1:
+            return tensors
+        return torch.cat(tensors) if cat_1dim and first.shape == (1,) else torch.stack(tensors)
     if isinstance(first, bool | int | float):
         return numbers(batch)
     if isinstance(first, Mapping):
+        columns = {key: [sample[key] for sample in batch] for key in first}
         return {
-            key: _field(key, [sample[key] for sample in batch], cat_1dim, ignore_prefix)
-            for key in first
+            key: column
+            if isinstance(key, str) and key.startswith(tuple(ignored))
+            else _collate(column, cat_1dim, within, ragged)
+            for key, column in columns.items()
         }
     if isinstance(first, Sequence):
-        return rebuilt(first, [default_collate(column, cat_1dim) for column in positions(batch)])
+        parts = [_collate(column, cat_1dim, within, ragged) for column in positions(batch)]
+        return type(first)(*parts) if tree.is_namedtuple(first) else parts
     raise TypeError(
         f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers, "
         "strings, mappings or "
         f"sequences of these, or name the field {IGNORE_PREFIX}_..."
     )
-
-
-def _field(key: Any, column: list[Any], cat_1dim: bool, ignore_prefix: Sequence[str]) -> Any:
-    if isinstance(key, str) and key.startswith(tuple(ignore_prefix)):
-        return column
-    return default_collate(column, cat_1dim)
 
 
 def ttorch_collate(x: Sequence[Any], json: bool = False, cat_1dim: bool = True) -> Any:
@@ -108,13 +114,6 @@ def ttorch_collate(x: Sequence[Any], json: bool = False, cat_1dim: bool = True) 
 def is_tree_tensor(value: object) -> bool:
     """Whether the value is from DI-treetensor, which is not imported for this check."""
     return type(value).__module__.partition(".")[0] == "treetensor" and hasattr(value, "json")
-
-
-def stacked(batch: Sequence[torch.Tensor], cat_1dim: bool) -> torch.Tensor:
-    """Stack to ``[B, ...]``; shape ``(1,)`` becomes ``(B,)`` with ``cat_1dim``."""
-    if cat_1dim and batch[0].shape == (1,):
-        return torch.cat(list(batch))
-    return torch.stack(list(batch))
 
 
 def as_tensor(value: Any) -> torch.Tensor:
@@ -151,13 +150,6 @@ def positions(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
             f"{IGNORE_PREFIX}_..."
         )
     return [list(column) for column in zip(*batch, strict=True)]
-
-
-def rebuilt(first: Sequence[Any], columns: list[Any]) -> Any:
-    """Put columns into the container type of ``first``: namedtuples are kept,
-    everything else becomes a list.
-    """
-    return type(first)(*columns) if tree.is_namedtuple(first) else columns
 
 
 STATES = ("prev_state", "prev_actor_state", "prev_critic_state")
@@ -225,26 +217,7 @@ def diff_shape_collate(batch: Sequence[Any]) -> Any:
     ValueError
         For sequences of different lengths.
     """
-    if not len(batch):
-        raise IndexError("the batch has 0 samples: collate at least one")
-    first = batch[0]
-    if any(sample is None for sample in batch) or isinstance(first, str | bytes):
-        return list(batch)
-    if isinstance(first, torch.Tensor | np.ndarray | np.generic):
-        tensors = [
-            value if isinstance(value, torch.Tensor) else as_tensor(value) for value in batch
-        ]
-        return torch.stack(tensors) if len({t.shape for t in tensors}) == 1 else tensors
-    if isinstance(first, bool | int | float):
-        return numbers(batch)
-    if isinstance(first, Mapping):
-        return {key: diff_shape_collate([sample[key] for sample in batch]) for key in first}
-    if isinstance(first, Sequence):
-        return rebuilt(first, [diff_shape_collate(column) for column in positions(batch)])
-    raise TypeError(
-        f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers "
-        "or None"
-    )
+    return _collate(batch, False, (), ragged=True)
 
 
 STATE = "prev_state"
@@ -292,25 +265,19 @@ def _steps(value: Any) -> Any:
     """Stack T collated steps to one tensor if they are tensors, also within mappings."""
     if isinstance(value, Mapping):
         return {key: _steps(part) for key, part in value.items()}
-    together = (
-        isinstance(value, list) and value and all(isinstance(step, torch.Tensor) for step in value)
-    )
-    return torch.stack(value) if together else value
+    if isinstance(value, list) and value and all(map(torch.is_tensor, value)):
+        return torch.stack(value)
+    return value
 
 
 def _of_trees(steps: list[list[Any]]) -> Any:
     """Collate T steps of B tree tensors to one."""
-    kind, stated = type(steps[0][0]), STATE in steps[0][0].json()
+    kind, parts = type(steps[0][0]), [[sample.json() for sample in step] for step in steps]
     rest = [
-        default_collate(
-            [
-                {key: value for key, value in sample.json().items() if key != STATE}
-                for sample in step
-            ]
-        )
-        for step in steps
+        default_collate([{k: v for k, v in one.items() if k != STATE} for one in step])
+        for step in parts
     ]
     made = kind(default_collate(rest, cat_1dim=False))
-    if stated:
+    if STATE in parts[0][0]:
         made.prev_state = [[sample.get(STATE) for sample in step] for step in steps]
     return made

@@ -11,11 +11,11 @@ from typing import Any
 from async_loader.compat.fastai.collate import (
     collate_error,
     collate_in_slot,
-    fa_collate,
     fa_convert,
     retain_types,
 )
 from async_loader.compat.fastai.parts import GetAttrProxy, SkipItemException
+from async_loader.pipeline.batches import arena
 
 
 class BatchMaker(GetAttrProxy):
@@ -35,18 +35,14 @@ class BatchMaker(GetAttrProxy):
         """Return this worker's share of the indices: whole chunks,
         in turn with the other workers.
         """
-        idxs, size = self._idxs, self.bs or 1
-        if self.num_workers == 1:
-            return iter(idxs)
-        if isinstance(idxs, list):
-            starts = range(self.offs * size, len(idxs), self.num_workers * size)
-            return itertools.chain.from_iterable(idxs[start : start + size] for start in starts)
-        return (idx for i, idx in enumerate(idxs) if i // size % self.num_workers == self.offs)
+        size = self.bs or 1
+        mine = [i // size == self.offs for i in range(self.num_workers * size)]
+        return itertools.compress(self._idxs, itertools.cycle(mine))
 
     def create_batches(self, samps: Iterable[Any]) -> Iterator[Any]:
         """Yield batches of the items of ``samps``. StopIteration in any callback ends them."""
         alone = self._is_untouched("create_batches", "do_batch", "create_batch", "retain")
-        do_batch = self._do_batch_in_slot if alone else self.do_batch
+        do_batch = self.do_batch if alone else self._do_batch_apart
         chunks = iter(self.chunkify(self._items(samps)))
         while True:
             try:
@@ -54,13 +50,21 @@ class BatchMaker(GetAttrProxy):
             except StopIteration:
                 return
 
+    def _do_batch_apart(self, b: Any) -> Any:
+        """Make a batch outside of its slot: a callback may keep it."""
+        with arena.within(None):
+            return self.do_batch(b)
+
     def _items(self, samps: Iterable[Any]) -> Iterator[Any]:
         """Yield the items of ``samps`` that are not skipped."""
         if self.indexed and self._is_untouched("do_item", "create_item", "after_item"):
-            get = _by_number(self.dataset)
+            get: Callable[[Any], Any] = self.create_item
+            source = None
         else:
-            get = self._prepared(self.do_item)
+            get, source = self.do_item, self._source()
         for sample in samps:
+            if source is not None:
+                self.it = source  # a nested loop has set its own iterator
             try:
                 item = get(sample)
             except StopIteration:
@@ -70,20 +74,6 @@ class BatchMaker(GetAttrProxy):
             if item is not None:
                 yield item
 
-    def _prepared(self, do_item: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Yield ``do_item`` results with an iterator over the dataset in ``it``,
-        from which create_item may take items.
-        """
-        source = self._source()
-        if source is None:
-            return do_item
-
-        def get(sample: Any) -> Any:
-            self.it = source  # a nested loop has set its own iterator
-            return do_item(sample)
-
-        return get
-
     def _is_untouched(self, *names: str) -> bool:
         """Whether these methods are those of this class."""
         return all(
@@ -92,15 +82,13 @@ class BatchMaker(GetAttrProxy):
         )
 
     def _source(self) -> Iterator[Any] | None:
-        if self.dataset is None:
-            return None
+        """Return an iterator over the dataset, from which create_item may take items."""
         try:
-            source: Iterator[Any] = iter(self.dataset)
+            return iter(self.dataset) if self.dataset is not None else None
         except TypeError:
             if self.indexed:
                 return None
             raise
-        return source
 
     def do_item(self, s: Any) -> Any:
         """Return one item, or ``None`` if it is to be skipped."""
@@ -130,21 +118,11 @@ class BatchMaker(GetAttrProxy):
     def do_batch(self, b: Any) -> Any:
         return self.retain(self.create_batch(self.before_batch(b)), b)
 
-    def _do_batch_in_slot(self, b: Any) -> Any:
-        """Collate into a slot.
-
-        Used if no callback sees the batch before its delivery, and so cannot keep it.
-        """
-        return self.retain(self._collated(self.before_batch(b), collate_in_slot), b)
-
     def create_batch(self, b: Any) -> Any:
-        return self._collated(b, fa_collate)
-
-    def _collated(self, b: Any, collate: Callable[[Any], Any]) -> Any:
         if self.prebatched:
             return fa_convert(b)
         try:
-            return collate(b)
+            return collate_in_slot(b)
         except Exception as error:
             collate_error(error, b)
 
@@ -179,7 +157,3 @@ def chunks(items: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[An
     while chunk := list(itertools.islice(items, size)):
         if len(chunk) == size or not drop_last:
             yield chunk
-
-
-def _by_number(dataset: Any) -> Callable[[Any], Any]:
-    return lambda number: dataset[number or 0]

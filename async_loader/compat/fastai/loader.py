@@ -6,20 +6,23 @@ Worker processes are the pipeline's.
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import IterableDataset
 
-from async_loader.compat.fastai import parts, to_device
+from async_loader import tree
+from async_loader.compat.fastai import parts
 from async_loader.compat.fastai.batch_maker import BatchMaker
-from async_loader.compat.fastai.parts import Endless, FakeLoader, Permutation
+from async_loader.compat.fastai.collate import retain_types
+from async_loader.compat.fastai.parts import Endless, FakeLoader
 from async_loader.compat.fastai.workers import Epoch, Workers
+from async_loader.dataset.epoch import pinned
 from async_loader.shm.hugepages import keep_freed_memory
 
 
@@ -87,8 +90,6 @@ class DataLoader(BatchMaker):
     _methods: ClassVar[list[str]] = list(parts.NAMES)
     _workers: Workers | None = None
     _given_n: int | None = None
-    _rng: random.Random
-    _undrawn = 0
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class DataLoader(BatchMaker):
         pin_memory_device: str = "",
         **keywords: Any,
     ) -> None:
-        parts.take(self, keywords, _ARGUMENTS)
+        parts.take(self, keywords)
         bs = bs if batch_size is None else batch_size
         if bs is None and drop_last:
             raise AssertionError("drop_last without a batch size: give bs, or leave drop_last out")
@@ -160,10 +161,11 @@ class DataLoader(BatchMaker):
         try:
             for batch in batches:
                 if self.pin_memory:
-                    batch = to_device.pinned(batch)
+                    batch = pinned(batch) if torch.accelerator.is_available() else batch
                     batch = tuple(batch) if type(batch) is list else batch
                 if self.device is not None:
-                    batch = to_device.moved(batch, self.device)
+                    move = partial(_moved, device=self.device)
+                    batch = retain_types(tree.transform(batch, move), batch)
                 yield self.after_batch(batch)
         finally:
             getattr(batches, "close", _nothing)()
@@ -171,69 +173,21 @@ class DataLoader(BatchMaker):
         vars(self).pop("it", None)
 
     def _batches(self) -> Iterator[Any]:
-        number, timeout_s = self.fake_l.num_workers, self.fake_l.timeout
-        later = number > 0 and self._may_shuffle_later()
-        idxs = Permutation(copy.copy(self.rng), self.n or 0) if later else self.get_idxs()
+        idxs, number = self.get_idxs(), self.fake_l.num_workers
         # As torch's iterators do, with and without workers, so that a seed gives the same run.
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
         keep_freed_memory()
-        if later:
-            return self._shuffled_later(self._from_workers(idxs, None, seed, number, timeout_s))
-        if number:
-            return self._from_workers(idxs, vars(self).get("_rng"), seed, number, timeout_s)
-        self._idxs = idxs
-        return iter(self.create_batches(self.sample()))
-
-    def _may_shuffle_later(self) -> bool:
-        """True if delaying this process's shuffle until after the first batch is unobservable;
-        workers draw it too.
-        """
-        if type(self) is not DataLoader or not self.shuffle or self.n is None:
-            return False
-        given = parts.given(self)
-        alone = not any(isinstance(function, MethodType) for function in given.values())
-        return (
-            type(self.rng) is random.Random
-            and alone
-            and given.keys().isdisjoint(("get_idxs", "shuffle_fn"))
-        )
-
-    def _shuffled_later(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Let this process draw the order between the first batch and the second,
-        or when rng is read.
-        """
-        self._undrawn = self.n or 0
-        try:
-            yield from itertools.islice(batches, 1)
-        finally:
-            self._draw()
-        yield from batches
-
-    def _draw(self) -> None:
-        undrawn, self._undrawn = self._undrawn, 0
-        if undrawn:
-            self._rng.sample(range(undrawn), undrawn)
-
-    @property
-    def rng(self) -> random.Random:
-        self._draw()
-        return self._rng
-
-    @rng.setter
-    def rng(self, rng: random.Random) -> None:
-        self._rng, self._undrawn = rng, 0
-
-    def _from_workers(
-        self, idxs: Any, rng: Any, seed: int, number: int, timeout_s: float
-    ) -> Iterator[Any]:
-        epoch = Epoch(idxs, rng)
+        if not number:
+            self._idxs = idxs
+            return iter(self.create_batches(self.sample()))
+        epoch = Epoch(idxs, vars(self).get("rng"))
         if self.fake_l.persistent_workers:
             if isinstance(idxs, Iterator) and self.n is not None:
                 epoch.idxs = list(idxs)
             workers = self._workers_for_ever(number)
         else:
             workers = Workers(self, number, epoch)
-        return workers.batches(epoch, seed, timeout_s)
+        return workers.batches(epoch, seed, self.fake_l.timeout)
 
     def _workers_for_ever(self, number: int) -> Workers:
         if self._workers is None or not self._workers.fit(self, number):
@@ -329,12 +283,34 @@ class DataLoader(BatchMaker):
 
     @device.setter
     def device(self, device: Any) -> None:
-        self._device = to_device.parse(device)
-        to_device.move_transforms(getattr(self.after_batch, "fs", ()), device)
+        self._device = None if device is None else torch.device(device)
+        for transform in getattr(self.after_batch, "fs", ()):
+            _move_transform(transform, device)
 
 
 def _nothing() -> None:
     """Do nothing: create_batches returned no generator to close."""
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Return a tensor on a device; objects with a ``to_device`` method move themselves."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    return value.to_device(device) if hasattr(value, "to_device") else value
+
+
+def _move_transform(transform: Any, device: Any) -> None:
+    """Move a transform with a method ``to`` as a whole,
+    others by the attributes that ``parameters`` names.
+    """
+    if callable(getattr(transform, "to", None)):
+        transform.to(device)
+        return
+    names = getattr(transform, "parameters", None) or ()
+    for name in [names] if isinstance(names, str) else names:
+        value = getattr(transform, name)
+        if hasattr(value, "to"):
+            setattr(transform, name, value.to(device))
 
 
 def _length(dataset: Any) -> int | None:
@@ -347,10 +323,3 @@ def _length(dataset: Any) -> int | None:
 def _at_least(name: str, value: Any, least: int) -> None:
     if value is not None and value < least:
         raise ValueError(f"{name} is {value}: give at least {least}")
-
-
-_ARGUMENTS = [
-    name
-    for name in inspect.signature(DataLoader.__init__).parameters
-    if name not in ("self", "keywords")
-]

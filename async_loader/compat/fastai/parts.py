@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import itertools
 import multiprocessing
-import random
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MethodType, ModuleType
 from typing import Any, NoReturn
@@ -25,50 +25,38 @@ NOTHING_BY_DEFAULT = (
 )
 NAMES = (
     *NOTHING_BY_DEFAULT,
-    *(
-        "create_batches",
-        "create_item",
-        "create_batch",
-        "retain",
-        "get_idxs",
-        "sample",
-        "shuffle_fn",
-        "do_batch",
-    ),
+    "create_batches",
+    "create_item",
+    "create_batch",
+    "retain",
+    "get_idxs",
+    "sample",
+    "shuffle_fn",
+    "do_batch",
 )
 
 
-def take(loader: Any, keywords: dict[str, Any], others: Iterable[str]) -> None:
+def take(loader: Any, keywords: dict[str, Any]) -> None:
     """Replace methods by the callbacks among ``keywords``.
 
     A function replaces the method as it is, without ``self``. A bound method, of any object, is
     bound to the loader instead. None leaves the method as it is.
-
-    Parameters
-    ----------
-    others : iterable of str
-        Other valid keywords of the loader, for the message.
 
     Raises
     ------
     TypeError
         For a keyword that is not a callback, with the nearest name.
     """
-    for name in keywords:
-        if name not in NAMES:
-            raise TypeError(
-                f"{type(loader).__name__} takes no argument {name!r}: "
-                f"{nearest(name, [*NAMES, *others])}"
-            )
     for name, function in keywords.items():
-        if function is not None:
-            setattr(
-                loader,
-                name,
-                MethodType(function.__func__, loader)
-                if isinstance(function, MethodType)
-                else function,
+        if name not in NAMES:
+            known = [*NAMES, *inspect.signature(type(loader).__init__).parameters]
+            raise TypeError(
+                f"{type(loader).__name__} takes no argument {name!r}: {nearest(name, known)}"
             )
+        if isinstance(function, MethodType):
+            function = MethodType(function.__func__, loader)
+        if function is not None:
+            setattr(loader, name, function)
 
 
 def given(loader: Any) -> dict[str, Any]:
@@ -108,29 +96,6 @@ class Endless:
 
     def __iter__(self) -> Iterator[int | None]:
         return itertools.count() if self.counted else itertools.repeat(None)
-
-
-@dataclass(frozen=True, slots=True)
-class Permutation:
-    """The result of ``rng.sample(range(n), n)``, drawn one by one,
-    so that the first need not wait for all. Picklable.
-
-    Parameters
-    ----------
-    rng : random.Random
-        In the state before the draw; not changed.
-    """
-
-    rng: random.Random
-    n: int
-
-    def __iter__(self) -> Iterator[int]:
-        below = copy.copy(self.rng)._randbelow  # type: ignore[attr-defined]
-        pool = list(range(self.n))
-        for left in range(self.n, 0, -1):
-            j = below(left)
-            yield pool[j]
-            pool[j] = pool[left - 1]
 
 
 class GetAttrProxy:

@@ -5,7 +5,7 @@ and the check whether workers can be reused for another epoch.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,9 @@ import torch
 from async_loader.compat.torch.loader import as_torchs
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.pipeline.engine import Engine
-from async_loader.pipeline.iterator import BatchIterator
 from async_loader.pipeline.workers.work import WorkContext
 
-_OF_AN_EPOCH = {"_rng", "_undrawn", "it", "_idxs", "_workers"}
+_OF_AN_EPOCH = {"rng", "it", "_idxs", "_workers"}
 """Attributes that every epoch sends, or that do not matter to a worker."""
 _PLAIN = (bool, int, float, str, type(None), torch.device)
 
@@ -66,25 +65,17 @@ class WorkerStreams:
         if epoch.rng is not None:
             loader.rng = epoch.rng
         loader._idxs = epoch.idxs
-        seed_everything(here.seed, first=here.first)
+        seed_everything(here.seed)
         loader.fake_l.worker_init_fn(here.worker)
         batches: Iterator[Any] = iter(loader.create_batches(loader.sample()))
         return batches
 
 
-def seed_everything(seed: int, *, first: bool = True) -> None:
-    """Seed the three global generators like fastai.
-
-    `torch.manual_seed` goes through every kind of device, and notes for each that is not in use a
-    seed for later: that is done in the first epoch of a worker only, since it takes a millisecond.
-    """
+def seed_everything(seed: int) -> None:
+    """Seed the three global generators like fastai."""
     random.seed(seed)
     np.random.seed(seed % (2**32 - 1))
-    devices: Any = torch
-    if first or devices.cuda.is_initialized() or devices.xpu.is_initialized():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
+    torch.manual_seed(seed)
 
 
 class Workers:
@@ -107,36 +98,21 @@ class Workers:
         """Whether new workers would behave the same: the loader has the same attributes. The
         contents of the dataset are not compared.
         """
-        now = _look(loader)
-        same_names = (
-            not self._engine.closed
-            and self._engine.workers == number
-            and now.keys() == self._known.keys()
-        )
-        return same_names and all(_same(now[name], known) for name, known in self._known.items())
+        now, engine = _look(loader), self._engine
+        if engine.closed or engine.workers != number or now.keys() != self._known.keys():
+            return False
+        return all(_same(now[name], known) for name, known in self._known.items())
 
     def batches(self, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
         """The batches of an epoch, one from each worker in turn, with errors as fastai's callers
-        know them.
+        know them; then workers of this epoch alone end.
         """
-        yield from self._told(
-            self._engine.streams(**self._terms(epoch, seed, timeout_s)), timeout_s
+        iteration = self._engine.streams(
+            state=None if self._only is epoch else epoch,
+            seed=seed,
+            prefetch=2 * self._engine.workers,
+            timeout_s=timeout_s or None,
         )
-
-    def _terms(self, epoch: Epoch, seed: int, timeout_s: float) -> dict[str, Any]:
-        state = None if self._only is epoch else epoch
-        limit = timeout_s if timeout_s > 0 else None
-        return {
-            "state": state,
-            "seed": seed,
-            "prefetch": 2 * self._engine.workers,
-            "timeout_s": limit,
-        }
-
-    def _told(self, iteration: BatchIterator, timeout_s: float) -> Generator[Any, None, None]:
-        """The same, with errors as fastai's callers know them, and the end of workers that were
-        for this epoch alone.
-        """
         try:
             yield from iteration
         except (WorkerDied, Timeout) as error:

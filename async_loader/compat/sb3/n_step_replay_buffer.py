@@ -47,7 +47,6 @@ class NStepReplayBuffer(ReplayBuffer, _Theirs):  # type: ignore[misc]
 
     def _get_samples(self, batch_inds: Ids, env: Any = None) -> Any:
         """Return the n-step returns from these positions on, of environments that are drawn."""
-        assert self._placed is not None
         placed, count = self._placed, len(batch_inds)
         first = self._drawn(batch_inds)
         steps = np.arange(self.n_steps)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from async_loader.errors import MissingExtra
+from async_loader.errors import of_extra
 
-try:
-    buffers: Any = importlib.import_module("stable_baselines3.common.buffers")
-    samples: Any = importlib.import_module("stable_baselines3.common.type_aliases")
-except ImportError as error:
-    raise MissingExtra(
-        'stable-baselines3 is not installed: pip install "async_loader[sb3]"'
-    ) from error
+buffers: Any = of_extra("stable_baselines3.common.buffers", "sb3")
+samples: Any = of_extra("stable_baselines3.common.type_aliases", "sb3")

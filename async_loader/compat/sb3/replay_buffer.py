@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from async_loader.compat.sb3 import peer
-from async_loader.compat.sb3.linked_steps import LinkedSteps
-from async_loader.compat.sb3.placed_steps import PlacedSteps
+from async_loader.compat.sb3.steps import LinkedSteps, PlacedSteps
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
@@ -88,19 +87,20 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
             self.action_dim,
             self._maybe_cast_dtype(self.action_space.dtype),
         )
-        self._placed: PlacedSteps | None = None
-        self._linked: LinkedSteps | None = None
+        self._steps: PlacedSteps | LinkedSteps
         if self.optimize_memory_usage:
             seed = int(np.random.randint(_SEEDS)) if saved is None else None
-            self._linked = LinkedSteps(self.buffer_size, self._form, seed, saved)
+            self._steps = LinkedSteps(self.buffer_size, self._form, seed, saved)
         else:
-            self._placed = PlacedSteps(self.buffer_size, self._form, saved)
+            self._steps = PlacedSteps(self.buffer_size, self._form, saved)
 
     @property
-    def _steps(self) -> PlacedSteps | LinkedSteps:
-        steps = self._linked if self._placed is None else self._placed
-        assert steps is not None
-        return steps
+    def _placed(self) -> PlacedSteps:
+        if isinstance(self._steps, LinkedSteps):
+            raise NotImplementedError(
+                "with optimize_memory_usage=True transitions have no positions: use sample()"
+            )
+        return self._steps
 
     @property
     def table(self) -> Table:
@@ -118,52 +118,25 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         infos : sequence of dict
             One for each environment; read with ``handle_timeout_termination``.
         """
-        placed = self._placed
-        if placed is None:
-            self._fill(obs, next_obs, action, reward, done, infos)
-            assert self._linked is not None
-            self._linked.add(self.pos)
+        timeouts = None
+        if self.handle_timeout_termination:
+            for info in infos:
+                if info.get("TimeLimit.truncated", False):
+                    every = [one.get("TimeLimit.truncated", False) for one in infos]
+                    timeouts = np.array(every, np.bool_)
+                    break
+        if action.ndim != 2:
+            action = action.reshape(self.n_envs, self.action_dim)
+        if self._form.as_given:
+            values: Any = obs, next_obs, action, reward, done
         else:
-            ends = False
-            if self.handle_timeout_termination:
-                for info in infos:
-                    ends = ends or info.get("TimeLimit.truncated", False)
-            if not ends:
-                if action.ndim != 2:
-                    action = action.reshape(placed.block.action.shape)
-                if self._form.as_given:
-                    values: Any = obs, next_obs, action, reward, done
-                else:
-                    flat = self._form.flat
-                    values = *flat(obs), *flat(next_obs), action, reward, done
-            if ends or not placed.add(values):
-                self._fill(obs, next_obs, action, reward, done, infos)
-                placed.add_block()
+            flat = self._form.flat
+            values = *flat(obs), *flat(next_obs), action, reward, done
+        self._steps.add(values, timeouts, self.pos)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
             self.pos = 0
-
-    def _fill(
-        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any
-    ) -> None:
-        """Copy a transition of each environment into the block."""
-        form, block = self._form, self._steps.block
-        before = form.flat(obs)
-        if self._linked is not None:
-            self._linked.follow(before)
-        for into, value in zip(block.obs, before, strict=True):
-            into[...] = value
-        for into, value in zip(block.next_obs, form.flat(next_obs), strict=True):
-            into[...] = value
-        block.action[...] = np.asarray(action).reshape(block.action.shape)
-        block.reward[...] = reward
-        block.terminated[...] = done
-        block.truncated[...] = False
-        if self.handle_timeout_termination:
-            for env, info in enumerate(infos):
-                if info.get("TimeLimit.truncated", False):
-                    block.terminated[env], block.truncated[env] = False, True
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw transitions uniformly, with replacement.
@@ -179,22 +152,17 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         ReplayBufferSamples
             Of the version that is installed, with new tensors on `device`.
         """
-        if self._linked is not None:
-            return self._samples(self._linked.draw(batch_size), env)
+        if isinstance(self._steps, LinkedSteps):
+            return self._samples(self._steps.draw(batch_size), env)
         most = self.buffer_size if self.full else self.pos
         return self._get_samples(np.random.randint(0, most, size=batch_size), env=env)
 
     def _get_samples(self, batch_inds: Ids, env: Any = None) -> Any:
         """Return the transitions at these positions, of environments that are drawn."""
-        if self._placed is None:
-            raise NotImplementedError(
-                "with optimize_memory_usage=True transitions have no positions: use sample()"
-            )
         return self._samples(self._placed.at(self._drawn(batch_inds)), env)
 
     def _drawn(self, batch_inds: Ids) -> Ids:
         """Draw an environment for each position. Return the transitions' ids."""
-        assert self._placed is not None
         if self.n_envs == 1:  # randint(0, 1) uses no random number
             return self._placed.ids(batch_inds, 0, self.pos)
         drawn = np.random.randint(0, high=self.n_envs, size=len(batch_inds))
@@ -259,15 +227,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
 
     def _places(self) -> Ids:
         """Return the ids by place, ``[buffer_size, n_envs]``; -1 where there is nothing."""
-        if self._placed is None:
-            assert self._linked is not None
-            return self._linked.places
-        positions = np.arange(self.buffer_size)
-        ids = self._placed.ids(
-            positions[:, None] + np.zeros(self.n_envs, np.int64), np.arange(self.n_envs), self.pos
-        )
-        ids[self.size() :] = -1
-        return ids
+        return self._steps.places(self.pos, self.size())
 
     def _column(self, name: str) -> Array:
         return _read_only(self._steps.column(name, self._places()))
@@ -281,7 +241,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
 
     @property
     def next_observations(self) -> Any:
-        if self._placed is None:
+        if self.optimize_memory_usage:
             raise AttributeError(
                 "next_observations: with optimize_memory_usage=True there are none"
             )
@@ -310,7 +270,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     def dones(self) -> Array:
         ends = self._column("terminated") | self._column("truncated")
         shown = _read_only(ends.astype(np.float32))
-        if self._linked is None:
+        if not self.optimize_memory_usage:
             return shown
         made = shown.view(_Dones)
         made.end = self._end_newest
@@ -320,20 +280,20 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         """End episodes at their newest transitions, where these ``dones`` say so; return whether
         they say nothing else.
         """
-        assert self._linked is not None
+        assert isinstance(self._steps, LinkedSteps)
         changed = dones != self.dones.view(np.ndarray)
         newest = (self.pos - 1) % self.buffer_size
         which = changed[newest].copy()
         changed[newest] = False
         if changed.any() or not dones[newest][which].all():
             return False
-        self._linked.end(which)
+        self._steps.end(which)
         return True
 
     # -- pickles -----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_placed", "_linked", "_form")
+        left = ("_steps", "_form")
         state = {name: value for name, value in vars(self).items() if name not in left}
         state["_saved"] = self._steps.saved()
         return state

@@ -70,9 +70,6 @@ class TransitionFormat:
         self.as_given = self.keys is None and natural == self.obs_shapes
         self.obs_dtypes = [np.dtype(space.dtype) for space in spaces]
         self.action_shape, self.action_dtype = (action_dim,), np.dtype(action_dtype)
-        self._columns = [
-            ((n_envs, *s), d) for s, d in zip(self.obs_shapes, self.obs_dtypes, strict=True)
-        ]
 
     def schema(self, linked: bool) -> dict[str, Any]:
         """Return the schema of a step: with the observation after it, or with a link to it."""
@@ -97,14 +94,10 @@ class TransitionFormat:
         """Return arrays of one observation as a table takes them."""
         return arrays[0] if self.keys is None else dict(zip(self.keys, arrays, strict=True))
 
-    def empty_observations(self) -> list[Array]:
-        """Return zeros ``[n_envs, ...]`` in place of observations of all environments."""
-        return [np.zeros(shape, dtype) for shape, dtype in self._columns]
-
     def flat(self, obs: Any) -> list[Array]:
         """Return observations of all environments as arrays in the shapes that are stored."""
         values = [obs] if self.keys is None else [obs[key] for key in self.keys]
         return [
-            np.asarray(value).reshape(shape)
-            for value, (shape, _) in zip(values, self._columns, strict=True)
+            np.asarray(value).reshape(self.n_envs, *shape)
+            for value, shape in zip(values, self.obs_shapes, strict=True)
         ]

@@ -10,7 +10,6 @@ from async_loader.compat.torchrl.samplers import (
     PrioritizedSampler,
     RandomSampler,
     SamplerWithoutReplacement,
-    SliceSampler,
 )
 from async_loader.compat.torchrl.tensordict_replay_buffer import (
     PrioritizedReplayBuffer,
@@ -25,7 +24,6 @@ __all__ = [
     "RandomSampler",
     "ReplayBuffer",
     "SamplerWithoutReplacement",
-    "SliceSampler",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
 ]

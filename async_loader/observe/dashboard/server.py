@@ -23,7 +23,6 @@ from async_loader.observe.http_server import Viewer, ViewerServer
 
 _QUIET_S = 15.0
 """A comment is sent after this long without a frame, so that a viewer that is gone is noticed."""
-_VIEWERS = 64
 _HEADERS = {
     "Cache_Control": "no-store",
     "Referrer_Policy": "no-referrer",
@@ -74,7 +73,7 @@ class Dashboard:
         if token is not None:
             self.url += f"?token={token}"
         self._asking = contextlib.ExitStack()
-        self._asking.enter_context(self._history.kept_up())
+        self._asking.enter_context(every(EVERY_S, self._history.note, "async-loader-dashboard"))
 
     def close(self) -> None:
         """Stop serving, and end the connections of viewers. May be called again."""
@@ -93,7 +92,6 @@ class _Server(ViewerServer):
     def __init__(self, address: str, port: int, history: History, token: str | None) -> None:
         self.history, self.token = history, token
         self.page = resources.files(__package__).joinpath("page.html").read_bytes()
-        self.viewers = threading.BoundedSemaphore(_VIEWERS)
         super().__init__("the dashboard", address, port, _Page)
 
 
@@ -108,14 +106,16 @@ class _Page(Viewer):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", b"the address lacks its token\n")
             return
         history = self.server.history
-        if parts.path == "/":
-            self._send(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
-        elif parts.path == "/frame.json":
-            self._send(HTTPStatus.OK, "application/json", history.newest())
-        elif parts.path == "/points.json":
-            self._send(HTTPStatus.OK, "application/json", history.points())
-        elif parts.path == "/events":
+        pages: dict[str, tuple[str, Callable[[], bytes]]] = {
+            "/": ("text/html; charset=utf-8", lambda: self.server.page),
+            "/frame.json": ("application/json", history.newest),
+            "/points.json": ("application/json", history.points),
+        }
+        if parts.path == "/events":
             self._events()
+        elif parts.path in pages:
+            kind, body = pages[parts.path]
+            self._send(HTTPStatus.OK, kind, body())
         else:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page\n")
 
@@ -134,24 +134,15 @@ class _Page(Viewer):
         self.send(status, kind, body, **_HEADERS)
 
     def _events(self) -> None:
-        if not self.server.viewers.acquire(blocking=False):
-            said = f"{_VIEWERS} viewers look already, which is the limit\n".encode()
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", said)
-            return
-        try:
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.close_connection = True
-            with contextlib.suppress(OSError):  # the viewer has gone
-                self.wfile.write(b"retry: 1000\n\n")
-                for frame in self.server.history.follow(_QUIET_S):
-                    self.wfile.write(
-                        b": still here\n\n" if frame is None else b"data: %b\n\n" % frame
-                    )
-        finally:
-            self.server.viewers.release()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.close_connection = True
+        with contextlib.suppress(OSError):  # the viewer has gone
+            self.wfile.write(b"retry: 1000\n\n")
+            for frame in self.server.history.follow(_QUIET_S):
+                self.wfile.write(b": still here\n\n" if frame is None else b"data: %b\n\n" % frame)
 
 
 def _is_loopback(address: str) -> bool:
@@ -239,10 +230,6 @@ class History:
         with self._news:
             self._closed = True
             self._news.notify_all()
-
-    def kept_up(self) -> Any:
-        """Return a context in which a thread calls `note` each second."""
-        return every(EVERY_S, self.note, "async-loader-dashboard")
 
 
 def _point(frame: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,9 @@ def tell_all(table: Items, sampler: Sampler) -> None:
     priority = table.given_to(there)
     if sampler.prioritized:
         priority = np.where(np.isnan(priority), table.assigned[there], priority)
-    told = sampler.assigned[there] if isinstance(sampler, SequenceSampler) else None
+    told = None
+    if sampler.prioritized and isinstance(sampler, SequenceSampler):
+        told = sampler.assigned[there]
     sampler.insert(there, priority)
     if hasattr(sampler, "passed"):  # deleted steps whose turn to become items has come
         flags = table.storage.heads()[:, r.FLAGS // 8]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tensors
+from async_loader import tensors, tree
 from async_loader.compat.gluon.data import arrays
 from async_loader.compat.gluon.data.sampler import require
 from async_loader.pipeline.batches import arena
@@ -31,9 +31,8 @@ class _Batchify:
         self._array_type = None if array_type is None else arrays.checked(array_type)
 
     def _finished(self, array: npt.NDArray[Any]) -> Any:
-        return arrays.finished(
-            array, self._array_type or arrays.default_array_type(), self._use_shared_mem
-        )
+        array_type = self._array_type or arrays.default_array_type()
+        return arrays.finished(array, array_type, self._use_shared_mem)
 
 
 class Stack(_Batchify):
@@ -95,7 +94,7 @@ class Pad(_Batchify):
 
     def __call__(self, data: Sequence[Any]) -> Any:
         first = data[0]
-        if arrays.is_array(first):
+        if tensors.is_tensor(first):
             self._warn_of_speed()
         elif not isinstance(first, np.ndarray | list):
             raise NotImplementedError(
@@ -164,21 +163,18 @@ class Group:
         If one of them is not callable, or a sample has a different number of fields.
     """
 
-    _checked: int | None = None
-    """Number of samples whose fields are counted; None for all."""
-
     def __init__(self, fn: Any, *args: Callable[[list[Any]], Any]) -> None:
+        many = isinstance(fn, list | tuple)
         name = type(self).__name__
-        if isinstance(fn, list | tuple):
-            require(
-                not args,
-                f"{name} takes functions, or one list of them: {name}(a, b) or {name}([a, b])",
-            )
-        self._fn = tuple(fn) if isinstance(fn, list | tuple) else (fn, *args)
+        require(
+            not (many and args),
+            f"{name} takes functions, or one list of them: {name}(a, b) or {name}([a, b])",
+        )
+        self._fn = tuple(fn) if many else (fn, *args)
         require_callable(self._fn)
 
     def __call__(self, data: Sequence[Any]) -> tuple[Any, ...]:
-        for sample in data[: self._checked]:
+        for sample in data:
             require(
                 len(sample) == len(self._fn),
                 f"a sample has {len(sample)} fields, {type(self).__name__} has {len(self._fn)} "
@@ -196,16 +192,12 @@ class AsList:
 
 def default_batchify_fn(data: Sequence[Any]) -> Any:
     """Like `Stack`, but a list is one array, not several fields: the rule of mxnet 1."""
-    return _mapped(stacked_by_tuples(data), Stack())
+    return tree.transform(stacked_by_tuples(data), Stack()._finished)
 
 
 def default_mp_batchify_fn(data: Sequence[Any]) -> Any:
     """`default_batchify_fn` with tensors in shared memory."""
-    return _mapped(stacked_by_tuples(data), Stack(use_shared_mem=True))
-
-
-def _mapped(batch: Any, stack: Stack) -> Any:
-    return arrays.mapped(batch, stack._finished)
+    return tree.transform(stacked_by_tuples(data), Stack(use_shared_mem=True)._finished)
 
 
 def stacked_by_tuples(data: Sequence[Any]) -> Any:
@@ -232,14 +224,7 @@ def forgets(fn: Any) -> bool:
     if not str(getattr(fn, "__module__", "")).startswith(_PACKAGE):
         return False
     called: list[Any] = []
-    for value in getattr(fn, "__dict__", {}).values():
-        called += (
-            value.values()
-            if isinstance(value, dict)
-            else value
-            if isinstance(value, list | tuple)
-            else (value,)
-        )
+    tree.transform(list(getattr(fn, "__dict__", {}).values()), called.append)
     return all(forgets(one) for one in called if callable(one) and not isinstance(one, type))
 
 
@@ -254,58 +239,22 @@ def columns(data: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def stacked(data: Sequence[Any]) -> Any:
-    """Stack samples of one shape to one numpy array ``[len(data), ...]``;
-    a tensor if numpy lacks the dtype.
-    """
-    first = data[0]
-    if tensors.is_tensor(first):
-        if tensors.numpy_dtype(first.dtype) is None:
-            return arena.stack_tensors(data)
-        data = [arrays.to_numpy(one) for one in data]
-    elif hasattr(first, "asnumpy"):
-        data = [one.asnumpy() for one in data]
+    """Stack samples of one shape to one numpy array ``[len(data), ...]``; tensors to a tensor."""
     try:
-        known = _concatenated(data)
-        return _numbers(np.asarray(data) if known is None else known)
-    except ValueError as error:
-        shapes = sorted({np.shape(one) for one in data}) if _have_shapes(data) else []
-        if len(shapes) < 2:
-            raise
-        raise ValueError(
-            f"samples of shapes {', '.join(map(str, shapes))} in one batch: {_RAGGED}"
-        ) from error
-
-
-def _concatenated(data: Sequence[Any]) -> npt.NDArray[Any] | None:
-    """Stack arrays of one kind directly into the batch's memory; ``None`` for everything else."""
-    if set(map(type, data)) != {np.ndarray}:
-        return None
-    shape, dtype = data[0].shape, data[0].dtype
-    if (
-        not shape
-        or dtype.hasobject
-        or any(one.shape != shape or one.dtype != dtype for one in data)
-    ):
-        return None
-    out = arena.empty((len(data), *shape), dtype)
-    np.concatenate(data, out=out.reshape(len(data) * shape[0], *shape[1:]), casting="no")
-    return out
-
-
-def _numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if tensors.is_tensor(data[0]):
+            return arena.stack_tensors(data)
+        plain = all(type(one) is np.ndarray for one in data)
+        array = arena.stack(data) if plain else np.asarray(data)
+    except (ValueError, RuntimeError) as error:
+        shapes = sorted({str(tuple(one.shape)) for one in data if hasattr(one, "shape")})
+        what = f"shapes {', '.join(shapes)}" if shapes else "different lengths"
+        raise ValueError(f"samples of {what} in one batch: {_RAGGED}") from error
     if array.dtype.kind not in "biufc":
         raise TypeError(
             f"samples of dtype {array.dtype} make no array of numbers: use batchify.AsList for "
             "this field"
         )
     return array
-
-
-def _have_shapes(data: Sequence[Any]) -> bool:
-    try:
-        return all(isinstance(np.shape(one), tuple) for one in data)
-    except ValueError:
-        return False
 
 
 def padded(

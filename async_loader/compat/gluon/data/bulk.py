@@ -1,36 +1,16 @@
 """Batches gathered from arrays in bulk, without Python code for each item:
 gluon calls it the nopython loader.
 
-Detects whether a dataset consists of arrays, and reports why not, part by part. The gathering
-itself is the package's own.
+Detects whether a dataset consists of arrays. The gathering itself is the package's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from async_loader.compat.gluon.data import batchify
 from async_loader.compat.gluon.data.dataset import ArrayDataset, SimpleDataset, _SampledDataset
 from async_loader.dataset.array_dataset import Columns, NoColumns, as_index, columns_of
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether one part of a loader needs no Python code for each item,
-    and the reason if it does.
-    """
-
-    part: str
-    reason: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return not self.reason
-
-    def __str__(self) -> str:
-        return f"[{self.part}: {'pass' if self.passed else 'fail, ' + self.reason}]"
 
 
 class Gather:
@@ -63,30 +43,9 @@ class Gather:
         return found[0] if self._single else found
 
 
-def gather_of(dataset: Any) -> tuple[Gather | None, Verdict]:
-    """Return how to make batches of a dataset in bulk, or the reason why that is impossible."""
-    try:
-        fields, single = _resolved(dataset)
-    except NoColumns as reason:
-        return None, Verdict("dataset", str(reason))
-    return Gather(fields, single), Verdict("dataset")
-
-
-def of_batchify(fn: Any) -> Verdict:
-    """Check whether a batchify function only stacks arrays."""
-    if (
-        fn in (None, batchify.default_batchify_fn, batchify.default_mp_batchify_fn)
-        or type(fn) is batchify.Stack
-    ):
-        return Verdict("batchify_fn")
-    return Verdict(
-        "batchify_fn", f"{_name(fn)} is Python: only Stack and the default are done in bulk"
-    )
-
-
-def of_sampler(sampler: Any) -> Verdict:
-    """Accept any sampler: only its output matters."""
-    return Verdict("batch_sampler")
+def gather_of(dataset: Any) -> Gather:
+    """Return what makes batches of a dataset in bulk. Raises NoColumns if that is impossible."""
+    return Gather(*_resolved(dataset))
 
 
 def _resolved(dataset: Any) -> tuple[list[Columns], bool]:
@@ -107,9 +66,5 @@ def _resolved(dataset: Any) -> tuple[list[Columns], bool]:
     if type(dataset) is SimpleDataset:
         return _resolved(dataset._data)
     if isinstance(dataset, tuple | list | dict):
-        raise NoColumns(f"{_name(dataset)} is neither a numpy array nor a tensor")
+        raise NoColumns(f"{type(dataset).__name__} is neither a numpy array nor a tensor")
     return [columns_of(dataset)], True
-
-
-def _name(value: Any) -> str:
-    return getattr(value, "__name__", None) or type(value).__name__

@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from async_loader import tensors
 from async_loader.compat.gluon.data import arrays, bulk
 from async_loader.compat.gluon.data.batchify import (
     Stack,
@@ -30,8 +29,9 @@ from async_loader.compat.gluon.data.sampler import (
     SequentialSampler,
     require,
 )
+from async_loader.dataset.array_dataset import NoColumns
 from async_loader.dataset.dataset_work import gather_workers
-from async_loader.dataset.epoch import can_pin
+from async_loader.dataset.epoch import can_pin, pinned
 from async_loader.errors import ConfigError, Timeout
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.engine import Engine
@@ -94,7 +94,7 @@ class DataLoader:
     try_nopython : bool, optional
         Make batches in bulk, without Python code for each item: if possible (None), never (False),
         or raise if impossible (True; with workers only).
-    array_type : {'torch', 'numpy', 'mxnet'}, optional
+    array_type : {'torch', 'numpy'}, optional
         Array type of batches made by the default function; if given, also of those made by a
         ``batchify_fn``.
 
@@ -148,22 +148,28 @@ class DataLoader:
         self._batchify_fn = batchify_fn or Stack()
         self._finish = Finish(batchify_fn, array_type, pin_memory)
         gather = self._gather(batchify_fn, try_nopython)
-        self._blocks = Blocks(self._batch_sampler, whole=gather is not None)
-        work = self._work(gather, gather is not None and self._blocks.within(len(dataset)))
-        workers, kind = self._who(gather, batch_size)
+        self._in_bulk, checked = gather is not None, False
+        workers = self._num_workers
+        kind: Kind = "thread" if thread_pool else "process"
+        if gather is not None:
+            # gathering is faster than sending, and a thread gathers large ones ahead
+            workers, kind = gather_workers(gather.item_bytes, batch_size, workers)
+            own: Any = getattr(self._batch_sampler, "_sampler", None)
+            if type(own) in (SequentialSampler, RandomSampler):
+                checked = own.within(len(dataset))
+        work = self._batches_of(dataset, self._finish.collate, gather, checked)
         self._engine = Engine(work, workers, kind=kind, prefetch=self._prefetch, seed=_seed())
         self._engine.start()
 
-    def _work(self, gather: bulk.Gather | None, checked: bool) -> Batches:
-        return Batches(self._dataset, self._finish.collate, gather, checked)
+    @property
+    def _batches_of(self) -> type[Batches]:
+        return Batches
 
-    def _who(self, gather: bulk.Gather | None, batch_size: int | None) -> tuple[int, Kind]:
-        """Use workers only for items that take work: gathering is faster than sending, and a
-        thread gathers large ones ahead.
-        """
-        if gather is None:
-            return self._num_workers, "thread" if self._thread_pool else "process"
-        return gather_workers(gather.item_bytes, batch_size, self._num_workers)
+    def _tasks(self) -> Iterator[Any]:
+        sampler = self._batch_sampler
+        if type(sampler) is BatchSampler:
+            return sampler.blocks(self._in_bulk)
+        return iter(sampler)
 
     def _gather(self, batchify_fn: Collate | None, wanted: bool | None) -> bulk.Gather | None:
         """Return the bulk path if it is allowed and possible;
@@ -171,14 +177,26 @@ class DataLoader:
         """
         if wanted is False:
             return None
-        gather, of_dataset = bulk.gather_of(self._dataset)
-        verdicts = [of_dataset, bulk.of_batchify(batchify_fn), bulk.of_sampler(self._batch_sampler)]
-        if all(verdict.passed for verdict in verdicts):
+        stacks = (None, default_batchify_fn, default_mp_batchify_fn)
+        name = getattr(batchify_fn, "__name__", None) or type(batchify_fn).__name__
+        of_fn = ""
+        if batchify_fn not in stacks and type(batchify_fn) is not Stack:
+            of_fn = f"{name} is Python: only Stack and the default are done in bulk"
+        try:
+            gather, of_dataset = bulk.gather_of(self._dataset), ""
+        except NoColumns as reason:
+            gather, of_dataset = None, str(reason)
+        if gather is not None and not of_fn:
             return gather
         if wanted and self._num_workers:
+            # any sampler will do: only its output matters
+            parts = {"dataset": of_dataset, "batchify_fn": of_fn, "batch_sampler": ""}
+            text = "".join(
+                f"[{part}: {f'fail, {reason}' if reason else 'pass'}]"
+                for part, reason in parts.items()
+            )
             raise RuntimeError(
-                f"try_nopython is True, but {''.join(map(str, verdicts))}: change that, or leave "
-                "try_nopython at None"
+                f"try_nopython is True, but {text}: change that, or leave try_nopython at None"
             )
         return None
 
@@ -232,7 +250,7 @@ class BatchIterator(Iterator[Any]):
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
         self._finish = loader._finish
-        self._batches = loader._engine.iterate(iter(loader._blocks), timeout_s=loader._timeout)
+        self._batches = loader._engine.iterate(loader._tasks(), timeout_s=loader._timeout)
 
     def __iter__(self) -> BatchIterator:
         return self
@@ -286,33 +304,6 @@ def sampled(
     return BatchSampler(sampler, batch_size, last_batch or "keep")
 
 
-class Blocks(Iterable[Any]):
-    """The batches of a batch sampler on their way to workers:
-    as arrays if the samplers are gluon's own.
-
-    ``whole``: the receiver takes arrays; otherwise Python ints stay a list, and numpy ints stay the
-    array that contains them.
-    """
-
-    def __init__(self, batch_sampler: Any, whole: bool) -> None:
-        self._sampler, self._whole = batch_sampler, whole
-
-    def __iter__(self) -> Iterator[Any]:
-        sampler = self._sampler
-        if type(sampler) is not BatchSampler or (
-            not self._whole and type(sampler._sampler) is SequentialSampler
-        ):
-            return iter(sampler)
-        return sampler.blocks() or iter(sampler)
-
-    def within(self, length: int) -> bool:
-        """Whether all indices are known to be of a dataset of this length."""
-        own = type(self._sampler) is BatchSampler and self._sampler._sampler
-        if type(own) is SequentialSampler:
-            return own._start >= 0 and own._start + len(own) <= length
-        return type(own) is RandomSampler and len(own) <= length
-
-
 class Batches:
     """The work of a loader's workers: makes a batch from indices."""
 
@@ -324,10 +315,7 @@ class Batches:
 
     def begin(self, here: Any) -> Callable[[Any], Any]:
         """See `Work.begin`."""
-        return self._sent if here.kind == "process" else self._batch
-
-    def _sent(self, indices: Sequence[Any]) -> Any:
-        return arrays.sent(self._batch(indices))
+        return self._batch
 
     def _batch(self, indices: Sequence[Any]) -> Any:
         if self._gather is not None:
@@ -372,11 +360,12 @@ class Finish:
         self._pin = pin_memory and can_pin()
 
     def __call__(self, batch: Any) -> Any:
-        if type(batch) is arrays.Sent:
-            batch = batch.received()
         if self._array_type is not None:
             batch = arrays.converted(batch, self._array_type)
-        return _pinned(batch) if self._pin else batch
+        if self._pin:
+            batch = pinned(batch)
+            return list(batch) if isinstance(batch, tuple) else batch
+        return batch
 
 
 def _seed() -> int:
@@ -385,12 +374,3 @@ def _seed() -> int:
     """
     state = pickle.dumps(np.random.get_state(legacy=False), protocol=5)
     return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest())
-
-
-def _pinned(batch: Any) -> Any:
-    """Copy tensors to page-locked memory; lists and tuples become lists,
-    everything else is unchanged.
-    """
-    if isinstance(batch, list | tuple):
-        return [_pinned(one) for one in batch]
-    return batch.pin_memory() if tensors.is_tensor(batch) else batch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -126,7 +125,7 @@ class ArrayDataset(Dataset):
             f"arrays of {', '.join(map(str, lengths))} items: all need the same length",
         )
         self._length = lengths[0]
-        self._data = [_scalars(data) for data in args]
+        self._data = list(args)
 
     def __len__(self) -> int:
         return self._length
@@ -173,13 +172,6 @@ class _First:
 
     def __call__(self, first: Any, *rest: Any) -> Any:
         return (self._fn(first), *rest) if rest else self._fn(first)
-
-
-def _scalars(data: Any) -> Any:
-    """Convert one-dimensional NDArrays to numpy arrays, as the original does:
-    their items are labels, not arrays.
-    """
-    return data.asnumpy() if hasattr(data, "asnumpy") and len(data.shape) == 1 else data
 
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
@@ -248,8 +240,8 @@ class RecordFileDataset(Dataset):
         self.__dict__.update(state)
         self._fd = os.open(self.filename, os.O_RDONLY)
 
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not finalizing() and getattr(self, "_fd", -1) >= 0:
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
 
 

@@ -57,6 +57,10 @@ class SequentialSampler(Sampler):
         """Return one pass."""
         return range(self._start, self._start + self._length)
 
+    def within(self, length: int) -> bool:
+        """Whether all indices are those of a dataset of this length."""
+        return self._start >= 0 and self._start + self._length <= length
+
     def __len__(self) -> int:
         return self._length
 
@@ -81,6 +85,10 @@ class RandomSampler(Sampler):
         drawn = np.arange(self._length)
         np.random.shuffle(drawn)
         return drawn
+
+    def within(self, length: int) -> bool:
+        """Whether all indices are those of a dataset of this length."""
+        return self._length <= length
 
     def __len__(self) -> int:
         return self._length
@@ -178,32 +186,29 @@ class BatchSampler(Sampler):
         elif self._last_batch == "rollover":
             self._prev = batch
 
-    def blocks(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]] | None:
-        """Yield the same batches as arrays of indices, made in bulk;
-        ``None`` if the sampler yields single indices only.
+    def blocks(self, whole: bool = True) -> Iterator[Any]:
+        """Yield the same batches, as arrays of indices made in bulk if the sampler is gluon's own.
+
+        ``whole``: consecutive indices too may be arrays, whose items are no Python ints.
         """
         kind = type(self._sampler)
-        if kind not in (SequentialSampler, RandomSampler):
-            return None
-        return self._blocks()
+        return (
+            self._blocks()
+            if kind is RandomSampler or (whole and kind is SequentialSampler)
+            else iter(self)
+        )
 
     def _blocks(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
         left, self._prev = self._prev, []
         drawn = np.asarray(self._sampler.indices(), np.int64)  # type: ignore[attr-defined]
-        if left:
-            drawn = np.concatenate([np.asarray(left, np.int64), drawn])
+        drawn = np.concatenate([np.asarray(left, np.int64), drawn]) if left else drawn
         size, whole = self._batch_size, len(drawn) // self._batch_size * self._batch_size
         for start in range(0, whole, size):
             yield drawn[start : start + size]
-        if whole < len(drawn):
-            if self._last_batch == "keep":
-                yield drawn[whole:]
-            elif self._last_batch == "rollover":
-                self._prev = (
-                    drawn[whole:].tolist()
-                    if type(self._sampler) is SequentialSampler
-                    else list(drawn[whole:])
-                )
+        if whole < len(drawn) and self._last_batch == "keep":
+            yield drawn[whole:]
+        elif self._last_batch == "rollover":
+            self._prev = [*drawn[whole:]]
 
     def __len__(self) -> int:
         count, size = len(self._sampler), self._batch_size

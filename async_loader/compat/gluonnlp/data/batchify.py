@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from async_loader import tensors
 from async_loader.compat.gluon.data import arrays
 from async_loader.compat.gluon.data.batchify import (
     AsList,
@@ -38,7 +39,9 @@ class Stack:
 
     def __call__(self, data: Sequence[Any]) -> Any:
         array = stacked(data)
-        return _finished(array if self._dtype is None else array.astype(self._dtype, copy=False))
+        return _finished(
+            array if self._dtype is None else arrays.to_numpy(array).astype(self._dtype, copy=False)
+        )
 
 
 class Pad:
@@ -84,7 +87,7 @@ class Pad:
 
     def __call__(self, data: Sequence[Any]) -> Any:
         first = data[0]
-        if not isinstance(first, np.ndarray | list) and not arrays.is_array(first):
+        if not isinstance(first, np.ndarray | list) and not tensors.is_tensor(first):
             raise NotImplementedError(
                 f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several "
                 "fields, Tuple(Pad(), ...)"
@@ -109,8 +112,6 @@ class Tuple(Group):
         ``Tuple(a, b)`` is ``Tuple([a, b])``.
     """
 
-    _checked = 1
-
 
 class NamedTuple:
     """Apply one batchify function per field of named tuples; returns a named tuple.
@@ -123,24 +124,18 @@ class NamedTuple:
     """
 
     def __init__(self, container: Any, fn_info: Any) -> None:
-        self._container = container
-        if isinstance(fn_info, Mapping):
-            known = dict(fn_info)
-        elif all(callable(one) for one in fn_info):
-            _demand(
-                len(fn_info) == len(container._fields),
-                f"{len(fn_info)} functions for the fields {container._fields}: one for each",
-            )
-            known = dict(zip(container._fields, fn_info, strict=True))
-        else:
-            pairs = all(isinstance(one, tuple | list) and len(one) == 2 for one in fn_info)
-            _demand(pairs, "fn_info is a dict of functions, or a sequence of them or of pairs")
-            known = dict(fn_info)
+        names = container._fields
+        pairs = list(fn_info.items()) if isinstance(fn_info, Mapping) else list(fn_info)
+        if all(map(callable, pairs)):
+            pairs = list(zip(names, pairs, strict=False))
+        good = all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs)
+        _demand(good, "fn_info is a dict of functions, or a sequence of them or of pairs")
+        known = dict(pairs)
         _demand(
-            set(known) == set(container._fields),
-            f"functions for {sorted(known)}, fields are {container._fields}: one for each",
+            set(known) == set(names),
+            f"functions for {sorted(known)}, fields are {names}: one for each",
         )
-        self._fn = [known[name] for name in container._fields]
+        self._container, self._fn = container, [known[name] for name in names]
         require_callable(self._fn, _demand)
 
     def __call__(self, data: Sequence[Any]) -> Any:
@@ -186,4 +181,4 @@ def _demand(condition: object, message: str) -> None:
 
 
 def _finished(array: npt.NDArray[Any]) -> Any:
-    return arrays.finished(array, arrays.default_array_type(), False)
+    return arrays.finished(array, arrays.default_array_type())

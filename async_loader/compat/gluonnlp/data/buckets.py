@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_CELLS = 1 << 22
-"""Limit of the table of samples and buckets held at one time."""
-
 
 class BucketScheme:
     """Computes bucket keys from the shortest and longest length."""
@@ -99,10 +96,13 @@ def assigned(keys: Sequence[Any], lengths: npt.NDArray[np.int64]) -> list[list[i
     ValueError
         If a sample is longer than all keys.
     """
-    table = np.asarray(keys, np.int64)
-    bucket = (
-        np.searchsorted(table, lengths) if lengths.ndim == 1 else _least_padding(table, lengths)
-    )
+    rows, worst = lengths.reshape(len(lengths), -1), np.iinfo(np.int64).max
+    bucket, least = np.full(len(rows), len(keys)), np.full(len(rows), worst)
+    for number, key in enumerate(keys):
+        spare = np.asarray(key, np.int64) - rows
+        padding = np.where((spare >= 0).all(axis=1), spare.sum(axis=1), worst)
+        bucket[padding < least] = number
+        least = np.minimum(least, padding)
     outside = bucket == len(keys)
     if outside.any():
         longest = lengths[outside][0].tolist()
@@ -113,22 +113,3 @@ def assigned(keys: Sequence[Any], lengths: npt.NDArray[np.int64]) -> list[list[i
     order = np.argsort(bucket, kind="stable")
     ends = np.cumsum(np.bincount(bucket, minlength=len(keys)))
     return [part.tolist() for part in np.split(order, ends[:-1])]
-
-
-def _least_padding(
-    table: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return the bucket of each sample with several attributes;
-    ``len(table)`` if no bucket is large enough.
-    """
-    found = np.empty(len(lengths), np.int64)
-    step = max(1, _CELLS // table.size)
-    worst = np.iinfo(np.int64).max
-    for begin in range(0, len(lengths), step):
-        spare = table[None] - lengths[begin : begin + step, None]
-        padding = np.where((spare >= 0).all(axis=2), spare.sum(axis=2), worst)
-        best = padding.argmin(axis=1)
-        found[begin : begin + step] = np.where(
-            padding[np.arange(len(best)), best] == worst, len(table), best
-        )
-    return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from async_loader.compat.gluon.data import bulk
 from async_loader.compat.gluon.data.batchify import default_batchify_fn
 from async_loader.compat.gluon.data.dataloader import Batches, Collate, DataLoader
 from async_loader.public_names import set_public_names
@@ -33,7 +32,7 @@ class ShardedDataLoader(DataLoader):
         See gluon's loader.
     batchify_fn : callable, optional
         By default `default_batchify_fn`: only tuples are split, a list is one array.
-    array_type : {'torch', 'numpy', 'mxnet'}, optional
+    array_type : {'torch', 'numpy'}, optional
         See gluon's loader.
     """
 
@@ -69,8 +68,9 @@ class ShardedDataLoader(DataLoader):
             array_type=array_type,
         )
 
-    def _work(self, gather: bulk.Gather | None, checked: bool) -> Batches:
-        return _Shards(self._dataset, self._finish.collate, gather, checked)
+    @property
+    def _batches_of(self) -> type[Batches]:
+        return _Shards
 
 
 class _Shards(Batches):

@@ -273,9 +273,8 @@ class FixedBucketSampler(Sampler):
                 num_buckets is not None and num_buckets > 0,
                 f"num_buckets is {num_buckets}: it is at least 1",
             )
-            assert num_buckets is not None
             longest, shortest = self._lengths.max(axis=0), self._lengths.min(axis=0)
-            return scheme(_plain(longest), _plain(shortest), num_buckets)
+            return scheme(longest.tolist(), shortest.tolist(), num_buckets or 0)
         require(len(given) > 0, "bucket_keys is empty: it holds one key or more")
         if num_buckets is not None:
             warnings.warn(
@@ -283,15 +282,10 @@ class FixedBucketSampler(Sampler):
             )
         attributes = self._lengths.shape[1:]
         for key in given:
-            fits = (
-                isinstance(key, int | np.integer)
-                if not attributes
-                else isinstance(key, tuple) and len(key) == attributes[0]
-            )
             require(
-                fits,
+                np.shape(key) == attributes,
                 f"bucket key {key!r}: it is "
-                f"{'a tuple of ' + str(attributes[0]) + ' ints' if attributes else 'an int'}",
+                f"{f'a tuple of {attributes[0]} ints' if attributes else 'an int'}",
             )
         return list(given)
 
@@ -306,9 +300,7 @@ class FixedBucketSampler(Sampler):
         self._bucket_sample_ids = [samples for samples in buckets if samples]
 
     def _by_samples(self, batch_size: int) -> list[int]:
-        sizes = [
-            key if isinstance(key, int | np.integer) else sum(key) for key in self._bucket_keys
-        ]
+        sizes = [int(np.sum(key)) for key in self._bucket_keys]
         return [
             max(int(max(sizes) / float(size) * self._ratio * batch_size), batch_size)
             for size in sizes
@@ -365,11 +357,6 @@ def _lengths(lengths: Sequence[Any]) -> npt.NDArray[np.int64]:
     )
     require((known > 0).all(), f"the shortest length is {known.min()}: all are at least 1")
     return known
-
-
-def _plain(lengths: Any) -> Any:
-    """Convert numpy lengths to Python's: an int, or a list of them."""
-    return lengths.tolist()
 
 
 def _shuffled(samples: list[int]) -> list[int]:
