@@ -31,7 +31,7 @@ def cluster_up(
     as_json: Annotated[bool, CLUSTER_JSON] = False,
     print_config: Annotated[bool, PRINT_CONFIG] = False,
 ) -> None:
-    """Start the shards of the file that do not run yet. Where there is no Ray, start one here."""
+    """Start the shards of the file that do not run yet."""
     with errors_as_lines():
         if print_config:
             from async_loader.feeder.settings_reader import as_yaml
@@ -146,7 +146,7 @@ def cluster_down(
     as_json: Annotated[bool, CLUSTER_JSON] = False,
     timeout_s: Annotated[float, CLUSTER_WAIT] = 60.0,
 ) -> None:
-    """End all shards; and Ray, if 'cluster up' has started it."""
+    """End all shards."""
     with errors_as_lines():
         from async_loader.scale import commands
 

@@ -12,7 +12,7 @@ from async_loader.feeder.client.batch_structure import SERVER_BITS
 from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.commands import asking
 from async_loader.feeder.status_view import clean
-from async_loader.feeder.wire import MOST_NEWEST, About, AboutReply, schema_of
+from async_loader.feeder.wire import MOST_NEWEST, AboutReply, schema_of
 from async_loader.offline.commands import bars_of, fields_of, fields_table, rows_table
 from async_loader.replay.views import Transitions
 from async_loader.schema import END_FIELDS, Schema
@@ -42,7 +42,7 @@ def inspect(
     """
     with asking(address, keys, "inspect") as of:
         found = of.table(_named(of, table))
-        said = found._calls.ask(About(table=found.name, newest=MOST_NEWEST), AboutReply)
+        said = found._about(newest=MOST_NEWEST)
         if as_json:
             console.out(json.dumps(_facts(found.name, said)), highlight=False)
         else:
@@ -61,15 +61,15 @@ def _named(client: Client, table: str | None) -> str:
 
 
 def _facts(name: str, said: AboutReply) -> dict[str, Any]:
-    counts = {one: said.stats.get(one) for one in ("inserted", "sampled", "deleted")}
+    counts = {
+        one: said.stats.get(one) for one in ("capacity", "nbytes", "inserted", "sampled", "deleted")
+    }
     episodes = dict(said.episodes or {})
     episodes.pop("ids", None)
     return {
         "table": name,
         "schema": fields_of(_schema(said)),
         "steps": said.stats.get("size"),
-        "capacity": said.capacity,
-        "nbytes": said.nbytes,
         **counts,
         "sampler": said.sampler,
         "newest": episodes or None,
@@ -82,10 +82,10 @@ def _schema(said: AboutReply) -> Schema | None:
 
 def _print(table: TableClient, said: AboutReply, console: Console) -> None:
     facts, schema = _facts(table.name, said), _schema(said)
-    memory = "" if said.nbytes is None else f" in {human(said.nbytes)}"
+    memory = "" if facts["nbytes"] is None else f" in {human(facts['nbytes'])}"
     lines = [
         f"{clean(table.name)}: {facts['steps']:,} steps that can be drawn, capacity "
-        f"{said.capacity or 0:,}{memory}, by {clean(said.sampler)}",
+        f"{facts['capacity'] or 0:,}{memory}, by {clean(said.sampler)}",
         f"{facts['inserted']:,} inserted, {facts['sampled']:,} sampled, {facts['deleted']:,} "
         "deleted",
     ]

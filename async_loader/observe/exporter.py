@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -152,11 +151,6 @@ def _add_histogram(
 
 _BOUNDS = tuple(2.0**i / 1e6 for i in range(DURATIONS - 1))
 _UNITS = {"nbytes": "memory_bytes", "bytes_sent": "sent_bytes", "bytes_kept": "kept_bytes"}
-_DERIVED = {
-    "wait_fraction": "The share of the learner's time that it waited for a batch: 0 to 1.",
-    "samples_per_insert": "Items sampled per item inserted.",
-    "waiting": "Calls and writers that wait for the table.",
-}
 
 
 def known(one: Any) -> bool:
@@ -184,7 +178,7 @@ def _of(stats: Stats, prefix: str, labels: Mapping[str, str]) -> Iterator[Any]:
     for field, value in stats.numbers().items():
         kind = "counter" if field in stats.COUNTERS else "gauge"
         named = _UNITS.get(field, re.sub(r"_s$", "_seconds", field))
-        metric = _metric(f"{prefix}_{named}", kind, _help(type(stats), field))
+        metric = _metric(f"{prefix}_{named}", kind, f"{field} of {type(stats).__name__}.")
         _add(metric, value, **labels)
         yield metric
     for name, part in stats.parts():
@@ -194,14 +188,6 @@ def _of(stats: Stats, prefix: str, labels: Mapping[str, str]) -> Iterator[Any]:
         metric = _metric(f"{prefix}_batch_latency_seconds", "histogram", text)
         _add_histogram(metric, _BOUNDS, stats.durations, stats.learner.wait_s, **labels)
         yield metric
-
-
-def _help(kind: type[Stats], field: str) -> str:
-    """Return the text of a field in the docstring of its class."""
-    doc = (inspect.getdoc(kind) or "") + "\n"
-    found = re.search(rf"^(?:\w+, )*{field}(?:, \w+)* : .*\n((?:    .*\n|\n)*)", doc, re.MULTILINE)
-    text = "" if found is None else " ".join(found[1].split()).replace("`", "")
-    return _DERIVED.get(field) or text or f"{field} of {kind.__name__}."
 
 
 Status = Mapping[str, Any]

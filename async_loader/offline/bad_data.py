@@ -12,7 +12,7 @@ from async_loader.errors import AsyncLoaderError, SchemaError
 
 class BadData(SchemaError):
     """Data that a table cannot take. The message names the file, the episode, the field and the
-    remedy; nothing of the import is in a table.
+    remedy.
 
     Attributes
     ----------

@@ -11,7 +11,6 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.offline import from_hdf5, from_minari, from_npz
-from async_loader.offline.bad_data import BadData
 from async_loader.offline.table_episodes import episodes_of
 from async_loader.os_errors import check_folder, explain
 from async_loader.replay.buffer import ReplayBuffer
@@ -124,14 +123,7 @@ def import_data(
     except OSError as error:
         raise ConfigError(f"--to {explain(error)}") from error
     read = FORMATS[format_ or _format_of(source)]
-    try:
-        table = read(source, capacity=capacity, missing_ends=missing_ends, progress=progress)
-    except BadData as error:
-        if "missing_ends='truncate'" not in str(error):
-            raise
-        raise ConfigError(
-            str(error).replace("missing_ends='truncate'", "--missing-ends truncate")
-        ) from error
+    table = read(source, capacity=capacity, missing_ends=missing_ends, progress=progress)
     with table:
         table.save(to)
         older = table.stats().inserted - len(table)

@@ -13,7 +13,6 @@ from async_loader.errors import SchemaError
 from async_loader.offline.bad_data import Place
 from async_loader.replay.arguments import schema_of_columns, storable
 from async_loader.replay.array_types import Array, Bools
-from async_loader.replay.end_names import end_meant
 from async_loader.schema import END_FIELDS, Schema
 
 MissingEnds: TypeAlias = Literal["refuse", "truncate"]
@@ -129,7 +128,8 @@ class EpisodeReader:
                 raise place.error(
                     "truncated",
                     f"the last of {steps} steps is neither terminated nor truncated: correct the "
-                    "data, or say missing_ends='truncate' if the episode was cut off there",
+                    "data, or say missing_ends='truncate' (--missing-ends truncate) if the episode "
+                    "was cut off there",
                 )
             ends["truncated"] = True
         truncated = ends["truncated"]
@@ -190,9 +190,6 @@ def _named(given: object, place: Place) -> dict[str, Any]:
         if name in found:
             raise place.error(name, f"it is given twice, once as {key!r}: leave one of them out")
         found[name] = value
-    for key in () if found.keys() & END_FIELDS else found:
-        if (meant := end_meant(key)) is not None:
-            raise place.error(key, f"it ends no episode under this name: call it {meant!r}")
     return found
 
 

@@ -6,12 +6,11 @@ import contextlib
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 
-from async_loader.errors import AsyncLoaderError, ConfigError, SchemaError, Timeout
+from async_loader.errors import AsyncLoaderError, ConfigError, SchemaError
 from async_loader.names import hint
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import Episode, EpisodeReader, MissingEnds, at_last
@@ -62,7 +61,7 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
     BadData
         Names the episode, the field and the remedy: for missing and unequal arrays, rewards that
         are not finite, dtypes that a table cannot hold, ends that are missing or come early, no
-        episodes at all. Nothing of the import is in a table then: a new one is closed.
+        episodes at all. A new table is closed then; ``into`` keeps the episodes before.
     ConfigError
         For arguments that exclude each other.
     OutOfMemory
@@ -80,65 +79,66 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
     """
     if isinstance(episodes, Mapping):
         raise ConfigError("from_episodes() takes an iterable of episodes: [episode] for one dict")
-    wanted = Import.of(options, "from_episodes")
+    wanted = Import("from_episodes", **options)
     count = len(episodes) if isinstance(episodes, Sized) else None
     given = ((Place(episode=i), one) for i, one in enumerate(episodes))
     return wanted.run(given, Place("the iterable"), episodes=count)
 
 
-@dataclass(frozen=True, slots=True)
 class Import:
-    """The arguments that all imports share; see `from_episodes`."""
+    """The arguments that all imports share; see `from_episodes`.
 
-    into: Any
-    capacity: int | str | None
-    schema: Schema | None
-    missing_ends: MissingEnds
-    float_dtype: np.dtype[Any] | None
-    progress: bool
-    timeout_s: float | None
-    options: dict[str, Any]
+    Parameters
+    ----------
+    owner, own : str
+        The name of the import, for messages, and those of its own keywords.
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any], owner: str, *own: str) -> Import:
-        """Check the keywords of an import; ``owner`` is its name, and it takes ``own`` ones too.
+    Raises
+    ------
+    TypeError
+        Names a keyword that the import does not have.
+    ConfigError, SchemaError
+    """
 
-        Raises
-        ------
-        TypeError
-            Names a keyword that the import does not have.
-        ConfigError, SchemaError
-        """
-        rest = dict(options)
+    def __init__(
+        self,
+        owner: str,
+        *own: str,
+        into: Any = None,
+        capacity: int | str | None = None,
+        schema: Any = None,
+        missing_ends: MissingEnds = "refuse",
+        float_dtype: Any = None,
+        progress: bool = False,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> None:
         known = [*own, *_KEYWORDS, *inspect.signature(ReplayBuffer).parameters]
-        for word in rest.keys() - {*known}:
+        for word in options.keys() - {*known}:
             said = hint(word, dict.fromkeys(known), "ReplayBuffer")
             raise TypeError(f"{owner}() has no {word}: {said}")
-        into, capacity = rest.pop("into", None), rest.pop("capacity", None)
-        schema, floats = rest.pop("schema", None), rest.pop("float_dtype", None)
-        missing_ends = rest.pop("missing_ends", "refuse")
-        progress, timeout_s = rest.pop("progress", False), rest.pop("timeout_s", None)
         if missing_ends not in get_args(MissingEnds):
             raise ConfigError(f"missing_ends={missing_ends!r}: it is 'refuse' or 'truncate'")
         if into is not None:
             if not is_table(into):
                 raise ConfigError(f"into={into!r}: it is a table, as ReplayBuffer(...)")
-            given = {"capacity": capacity, "schema": schema, **rest}
+            given = {"capacity": capacity, "schema": schema, **options}
             if extra := [name for name, value in given.items() if value is not None]:
                 raise ConfigError(f"{extra[0]}= is for a new table, and into= one that is there")
             schema = into.schema
-        made = None if schema is None else Schema.of(schema)
-        for field in () if made is None else made.fields:
+        self.schema = None if schema is None else Schema.of(schema)
+        for field in () if self.schema is None else self.schema.fields:
             if field.next is not None and field.name.split(".")[0] != "obs":
                 raise ConfigError(
                     f"field {field.name!r} has next={field.next!r}, and what comes after an "
                     "episode's last step is known of obs only: leave next= out, and give the field "
                     "of the following step as a field of its own"
                 )
-        dtype = None if floats is None else np.dtype(floats)
-        if dtype is not None and dtype.kind != "f":
-            raise ConfigError(f"float_dtype={floats!r}: a floating dtype, as 'float32'")
-        return cls(into, capacity, made, missing_ends, dtype, progress, timeout_s, rest)
+        self.float_dtype = None if float_dtype is None else np.dtype(float_dtype)
+        if self.float_dtype is not None and self.float_dtype.kind != "f":
+            raise ConfigError(f"float_dtype={float_dtype!r}: a floating dtype, as 'float32'")
+        self.into, self.capacity, self.options = into, capacity, options
+        self.missing_ends, self.progress, self.timeout_s = missing_ends, progress, timeout_s
 
     def run(
         self,
@@ -200,14 +200,13 @@ class Import:
     def _fill(
         self, table: Table, episodes: Iterable[tuple[Place, Episode]], schema: Schema | None
     ) -> None:
-        """Write episodes into a table; what was written is taken out if one does not fit."""
+        """Write episodes into a table; the episodes before one that does not fit stay there."""
         writer = table.writer(schema=schema if table.schema is None else None)
-        written: list[Any] = []
         try:
             for place, episode in episodes:
                 count = len(episode)
                 try:
-                    ids = writer.extend(
+                    writer.extend(
                         episode.steps,
                         terminated=at_last(count) & episode.terminated,
                         truncated=at_last(count) & episode.truncated,
@@ -216,23 +215,9 @@ class Import:
                     )
                 except SchemaError as error:
                     raise place.misfit(error) from None
-                written.append(ids)
-        except BaseException as error:
-            if written and written[0] is not None:
-                table.delete(np.concatenate(written))
-            elif written:
-                error.add_note(
-                    f"{len(written)} episodes had been sent to the feeder before: clear() the "
-                    "table, or load() a save of it, to be without them"
-                )
+        except BaseException:
             with contextlib.suppress(AsyncLoaderError):  # the first error says why
                 writer.close(self.timeout_s)
-            if isinstance(error, Timeout) and table.limiter is not None:
-                raise Timeout(
-                    f"{error}. The table has a limiter, which waits for its learners: set "
-                    "table.limiter = None while it is filled, or leave it out of the settings of a "
-                    "feeder's table"
-                ) from error
             raise
         writer.close(self.timeout_s)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,8 +35,7 @@ def from_hdf5(
         More arrays of the file, as "infos/qpos", which becomes the nested field ``infos.qpos``.
     **options
         As in `from_episodes`. D4RL's files often end within an episode: ``missing_ends="truncate"``
-        takes it as cut off there. Where the file has no timeouts, a RuntimeWarning then says how
-        long the episodes are.
+        takes it as cut off there.
 
     Returns
     -------
@@ -53,7 +51,7 @@ def from_hdf5(
     """
     check_names("extra", extra)
     path = path_of("path", path)
-    wanted, place = Import.of(options, "from_hdf5", "extra"), Place(path)
+    wanted, place = Import("from_hdf5", "extra", **options), Place(path)
     arrays = _arrays(path, extra, place)
     rows = len(arrays["rewards"])
     ended = np.zeros(rows, np.bool_)
@@ -68,14 +66,6 @@ def from_hdf5(
         ended |= arrays[name]
     cuts = np.flatnonzero(ended[:-1]) + 1
     bounds = np.concatenate([[0], cuts, [rows] if rows else []]).astype(int)
-    if "timeouts" not in arrays and wanted.missing_ends == "truncate" and rows:
-        warnings.warn(
-            f"{path}: without an array 'timeouts' an episode ends with its terminal step only, and "
-            f"there are {len(cuts) + 1} episodes of up to {np.diff(bounds).max()} steps. If a time "
-            "limit cut some off, their ends are missing: add timeouts [rows], 1 where one did",
-            RuntimeWarning,
-            stacklevel=2,
-        )
 
     def episode(number: int) -> dict[str, Any]:
         made: dict[str, Any] = {}

@@ -53,7 +53,7 @@ def from_minari(dataset: Any, *, extra: Sequence[str] = (), **options: Any) -> R
         If Minari is not installed.
     """
     check_names("extra", extra)
-    wanted = Import.of(options, "from_minari", "extra")
+    wanted = Import("from_minari", "extra", **options)
     if isinstance(dataset, str | bytes | os.PathLike):
         place = Place(path_of("dataset", dataset))
         dataset = _load(place)

@@ -45,7 +45,7 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
     BadData
         As `from_episodes`, with the file's name; and for files that cannot be read, or none.
     """
-    wanted = Import.of(options, "from_npz")
+    wanted = Import("from_npz", **options)
     path = path_of("path", path)
     folder = Path(path).is_dir()
     files = sorted(Path(path).glob("*.npz") if folder else map(Path, glob.glob(path)))

@@ -1,4 +1,4 @@
-"""The fields of a step of an environment, from its spaces, and whether a table's fields hold it."""
+"""The fields of a step of an environment, from its spaces, and what a recorder writes of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from async_loader.schema import Field, Schema
 
 NEXT = "next_obs"
 _ENDS = ("terminated", "truncated")
-_HOLDING = {"b": "biufc", "i": "iufc", "u": "iufc", "f": "fc", "c": "c"}
-"""Kinds of dtypes that may hold values of a kind; whether each value fits is seen in a step."""
 _OWN = ("obs", "action", "reward", *_ENDS)
 
 
@@ -105,18 +103,14 @@ def _spaces_of_agents(env: Any, which: Sequence[Any] | None) -> tuple[Any, Any]:
 
 
 class StepFields:
-    """What a recorder writes into the fields of a table's schema.
+    """What a recorder writes into the fields of a table's schema. The table checks the values.
 
     Parameters
     ----------
     schema : Schema
         The table's.
-    env : object
-        As of `schema_of`.
     own : sequence of str
         Names that the recorder knows beside those of every step.
-    agents : sequence, optional
-        As of `schema_of`.
 
     Attributes
     ----------
@@ -132,16 +126,10 @@ class StepFields:
     Raises
     ------
     SchemaError
-        Names the first field in which environment and table differ.
+        For a table without a field that a recorder writes.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        env: Any,
-        own: tuple[str, ...] = (),
-        agents: Sequence[Any] | None = None,
-    ) -> None:
+    def __init__(self, schema: Schema, own: tuple[str, ...] = ()) -> None:
         root = schema.structure
         if root is None or root.kind is not dict:
             raise SchemaError(
@@ -155,11 +143,6 @@ class StepFields:
                 f"{', '.join(map(str, self.names))}: "
                 "make it with async_loader.recording.schema_of(env)"
             )
-        observation, action = spaces_of(env, agents)
-        by_name = {field.name: field for field in schema.fields}
-        for name, space in (("obs", observation), ("action", action), (NEXT, observation)):
-            if name in self.names:
-                _check(name, space, by_name)
         linked = {_top(field) for field in schema.fields if field.next is not None}
         if linked - {"obs"}:
             raise SchemaError(
@@ -191,24 +174,3 @@ class StepFields:
 
 def _top(field: Field) -> str:
     return field.name.partition(".")[0]
-
-
-def _check(name: str, space: Any, fields: Mapping[str, Field]) -> None:
-    """Raise SchemaError if a table's field, or one within it, does not hold values of a space."""
-    try:
-        wanted = Schema.of({name: space}).fields
-    except SchemaError:
-        return  # the user has given the field, and values say whether they fit
-    for field in wanted:
-        there = fields.get(field.name)
-        held = None if there is None else f"{there.dtype.name}{list(there.shape)}"
-        if (
-            there is None
-            or there.shape != field.shape
-            or there.dtype.kind not in _HOLDING[field.dtype.kind]
-        ):
-            raise SchemaError(
-                f"field {field.name!r} is {field.dtype.name}{list(field.shape)} in the environment,"
-                f" and {held or 'not there'} in the table: make the table with "
-                "async_loader.recording.schema_of(env)"
-            )

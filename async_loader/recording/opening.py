@@ -1,16 +1,110 @@
-"""What a recorder writes with: a given writer, or one of a table, which gets its schema."""
+"""What a recorder writes with: its writer, streams of steps, and how all recorders end."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
 
-from async_loader.errors import Broken, Closed, ConfigError, Unsupported
-from async_loader.recording.env_schema import StepFields
+import numpy as np
+
+from async_loader import tensors, tree
+from async_loader.errors import Broken, Closed, ConfigError, Timeout, Unsupported
+from async_loader.recording.env_schema import NEXT, StepFields
 from async_loader.schema import Schema
 from async_loader.table import Table, VectorEnv, VectorWriter, Writer, is_table
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a (nested) observation or action: environments may write into the
+    observation that they returned, and into the action that they are given.
+    """
+    return tree.transform(value, _copied)
+
+
+def _copied(leaf: Any) -> Any:
+    array = tensors.as_array(leaf)
+    return leaf if array is None else np.array(array)
+
+
+class EpisodeStream:
+    """The steps of one environment, or of one agent.
+
+    After a Timeout `add` may be called again; any other exception breaks the episode off.
+
+    Parameters
+    ----------
+    writer : Writer
+    fields : StepFields
+    stream : hashable, optional
+        By default the writer's own.
+    timeout_s : float, optional
+        How long each call waits for room.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        fields: StepFields,
+        stream: Hashable | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._writer, self._fields = writer, fields
+        self._stream, self._timeout_s = stream, timeout_s
+        self._obs: Any = None
+        self._open = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is an observation that the next step starts from."""
+        return self._obs is not None
+
+    def begin(self, obs: Any) -> None:
+        """Start an episode. End the one that is under way before."""
+        self._obs, self._open = copied(obs), False
+
+    def add(
+        self,
+        action: Any,
+        reward: Any,
+        after: Any,
+        terminated: Any,
+        truncated: Any,
+        extra: Mapping[str, Any],
+    ) -> None:
+        """Add the step from the last observation to ``after``."""
+        fields, ends = self._fields, bool(terminated) or bool(truncated)
+        obs, self._obs = self._obs, None
+        step = {"obs": obs, "action": action, "reward": reward, **extra}
+        if fields.stores_next:
+            step[NEXT] = after
+        try:
+            self._writer.append(
+                step,
+                terminated=bool(terminated),
+                truncated=bool(truncated),
+                final_obs=after if ends and fields.linked else None,
+                stream=self._stream,
+                timeout_s=self._timeout_s,
+            )
+        except Timeout:
+            self._obs = obs
+            raise
+        self._obs, self._open = None if ends else copied(after), not ends
+
+    def cut(self) -> None:
+        """End the episode that is under way as truncated, with its last observation."""
+        if self._open:
+            self._writer.end_episode(
+                truncated=True,
+                final_obs=self._obs if self._fields.linked else None,
+                stream=self._stream,
+                timeout_s=self._timeout_s,
+            )
+        self._obs, self._open = None, False
+
 
 W = TypeVar("W", Writer, VectorWriter)
 
@@ -42,13 +136,13 @@ class Opened(Generic[W]):
     schema: Schema
     owned: bool
 
-    def fields(self, env: Any, *arguments: Any) -> StepFields:
-        """Return the fields of the environment's steps.
+    def fields(self, *own: str) -> StepFields:
+        """Return the fields of the table's steps; ``own``: see `StepFields`.
 
         Raises what `StepFields` does if the table does not fit, and closes a writer of our own.
         """
         try:
-            return StepFields(self.schema, env, *arguments)
+            return StepFields(self.schema, own)
         except BaseException:
             if self.owned:
                 self.writer.close()
@@ -140,3 +234,43 @@ def _neither(given: object, writer: str) -> ConfigError:
         f"{type(given).__name__} is no table and no writer: give a ReplayBuffer, "
         f"connect(...).table(name), or what {writer} returns"
     )
+
+
+class Recording:
+    """What all recorders have: values of the next step, and the end."""
+
+    _extra: dict[str, Any]
+    _ended = False
+    _opened: Opened[Any]
+    env: Any
+
+    def record(self, **fields: Any) -> None:
+        """Give values of the next step that no environment knows: ``log_prob``, ``value``,
+        ``policy_version``. Fields of the table that are not the recorder's own need this.
+
+        Of a vector they are arrays ``[envs, ...]``, of several agents dicts by agents.
+        """
+        self._extra.update(fields)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all steps are in the table, which may be elsewhere."""
+        self._opened.writer.flush(timeout_s)
+
+    def close(self, **kwargs: Any) -> None:
+        """End the episodes as truncated, `flush`, and close the environment."""
+        try:
+            if not self._ended:
+                self._ended = True
+                with contextlib.suppress(*GONE):
+                    self._cut()
+                self._opened.finish()
+        finally:
+            self.env.close(**kwargs)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise Closed("this recorder was closed: make another")
+
+    def _cut(self) -> None:
+        """End the episodes that are under way. A step that could not be added is given up."""
+        raise NotImplementedError

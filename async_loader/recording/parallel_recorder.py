@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from async_loader.errors import Closed, ConfigError, SchemaError, Timeout
+from async_loader.errors import ConfigError, SchemaError, Timeout
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
-from async_loader.recording.episode_stream import EpisodeStream, copied
-from async_loader.recording.opening import GONE, own_streams, writer_of
+from async_loader.recording.opening import EpisodeStream, Recording, copied, own_streams, writer_of
 from async_loader.table import Table, Writer
 
 _Step = tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]
 
 
-class ParallelRecorder:
+class ParallelRecorder(Recording):
     """A parallel environment whose steps are added to a table: each agent's to a stream of its own.
 
     As `Recorder`. An agent that leaves ends its episode with its own last observation, the others
@@ -47,7 +45,7 @@ class ParallelRecorder:
     ConfigError
         If agents have different spaces.
     SchemaError
-        Names the field in which the environment and the table differ.
+        For a table without a field that a recorder writes. The first step names another misfit.
     """
 
     @explain_wrong_names
@@ -66,7 +64,7 @@ class ParallelRecorder:
         self.recorded = tuple(env.possible_agents if agents is None else agents)
         self._opened = writer_of(table, wanted, None)
         self._writer = self._opened.writer
-        self._fields = self._opened.fields(env, ("agent",), self.recorded)
+        self._fields = self._opened.fields("agent")
         own: Any = self._writer.stream
         self._episodes = {
             agent: EpisodeStream(self._writer, self._fields, (own, number), timeout_s)
@@ -74,26 +72,20 @@ class ParallelRecorder:
                 self.recorded, own_streams(self._writer, len(self.recorded)), strict=True
             )
         }
-        self._extra: dict[str, Mapping[Any, Any]] = {}
+        self._extra = {}
         self._pending: tuple[dict[Any, tuple[Any, dict[str, Any]]], _Step] | None = None
-        self._closed = False
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "env":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.env, name)
 
-    def record(self, **fields: Mapping[Any, Any]) -> None:
-        """Give values of the next step that no environment knows, each a dict by agents."""
-        self._extra.update(fields)
-
     def step(self, actions: Mapping[Any, Any]) -> _Step:
         """Make a step of the environment, and add one of each agent that acted.
 
         As `Recorder.step`: after a Timeout the call may be made again.
         """
-        if self._closed:
-            raise Closed("this recorder was closed: make another")
+        self._check_open()
         pending, self._pending = self._pending, None
         if pending is None:
             acting = [agent for agent in self.recorded if agent in actions]
@@ -125,29 +117,13 @@ class ParallelRecorder:
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """Begin an episode of all agents; those under way end as truncated."""
-        if self._closed:
-            raise Closed("this recorder was closed: make another")
+        self._check_open()
         self._cut()
         observations, infos = self.env.reset(seed=seed, options=options)
         for agent in self.recorded:
             if agent in observations:
                 self._episodes[agent].begin(observations[agent])
         return observations, infos
-
-    def flush(self, timeout_s: float | None = None) -> None:
-        """Return when all steps are in the table, which may be elsewhere."""
-        self._writer.flush(timeout_s)
-
-    def close(self) -> None:
-        """End the episodes as truncated, `flush`, and close the environment."""
-        try:
-            if not self._closed:
-                self._closed = True
-                with contextlib.suppress(*GONE):
-                    self._cut()
-                self._opened.finish()
-        finally:
-            self.env.close()
 
     def _add(self, agent: Any, made: _Step, action: Any, extra: dict[str, Any]) -> None:
         for name, values in zip(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 import gymnasium
 
-from async_loader.errors import Closed, ConfigError, Timeout
+from async_loader.errors import ConfigError, Timeout
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
-from async_loader.recording.episode_stream import EpisodeStream, copied
-from async_loader.recording.opening import GONE, own_streams, writer_of
+from async_loader.recording.opening import EpisodeStream, Recording, copied, own_streams, writer_of
 from async_loader.table import Table, Writer
 
 _Step = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
-class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
+class Recorder(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment whose steps are added to a table while a usual loop plays it.
 
     Fields: ``obs``, ``action``, ``reward``, ``terminated``, ``truncated``, and ``next_obs`` through
@@ -46,7 +44,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     Raises
     ------
     SchemaError
-        Names the field in which the environment and the table differ.
+        For a table without a field that a recorder writes. The first step names another misfit.
     """
 
     @explain_wrong_names
@@ -69,20 +67,13 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._opened = writer_of(table, schema_of(env, stack=stack, fields=fields), stream)
         self._writer = self._opened.writer
-        self._fields = self._opened.fields(env)
+        self._fields = self._opened.fields()
         if stream is None and (number := own_streams(self._writer, 1)[0]):
             stream = (self._writer.stream, number)
         self._episode = EpisodeStream(self._writer, self._fields, stream, timeout_s)
         self._extra: dict[str, Any] = {}
         # Of a step that the environment has made and the table has not taken yet.
         self._pending: tuple[Any, _Step, dict[str, Any]] | None = None
-        self._closed = False
-
-    def record(self, **fields: Any) -> None:
-        """Give values of the next step that no environment knows: ``log_prob``, ``value``,
-        ``policy_version``. Fields of the table that are not the recorder's own need this.
-        """
-        self._extra.update(fields)
 
     def step(self, action: Any) -> _Step:
         """Make a step of the environment, and add it.
@@ -97,8 +88,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
 
         After any other exception out of it call `reset`.
         """
-        if self._closed:
-            raise Closed("this recorder was closed: make another")
+        self._check_open()
         pending, self._pending = self._pending, None
         if pending is None:
             self._fields.check_extra(self._extra)
@@ -123,26 +113,12 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
 
         A step that could not be added is given up.
         """
-        if self._closed:
-            raise Closed("this recorder was closed: make another")
-        self._pending = None
-        self._extra = {}
-        self._episode.cut()
+        self._check_open()
+        self._cut()
         obs, info = self.env.reset(seed=seed, options=options)
         self._episode.begin(obs)
         return obs, info
 
-    def flush(self, timeout_s: float | None = None) -> None:
-        """Return when all steps are in the table, which may be elsewhere."""
-        self._writer.flush(timeout_s)
-
-    def close(self) -> None:
-        """End the episode as truncated, `flush`, and close the environment."""
-        try:
-            if not self._closed:
-                self._closed = True
-                with contextlib.suppress(*GONE):
-                    self._episode.cut()
-                self._opened.finish()
-        finally:
-            self.env.close()
+    def _cut(self) -> None:
+        self._pending, self._extra = None, {}
+        self._episode.cut()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,17 +9,16 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from async_loader.errors import Closed, ConfigError, Timeout
+from async_loader.errors import ConfigError, Timeout
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
-from async_loader.recording.episode_stream import copied
-from async_loader.recording.opening import GONE, vector_writer_of
+from async_loader.recording.opening import Recording, copied, vector_writer_of
 from async_loader.table import Table, VectorWriter
 
 _Step = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
-class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+class VectorRecorder(Recording, gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     """A vector of environments whose steps are added to a table, one stream for each.
 
     As `Recorder`. How the environments reset is read from their ``metadata["autoreset_mode"]``, and
@@ -42,7 +40,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     Raises
     ------
     SchemaError
-        Names the field in which the environments and the table differ.
+        For a table without a field that a recorder writes. The first step names another misfit.
     """
 
     @explain_wrong_names
@@ -63,25 +61,17 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         super().__init__(envs)
         self._opened = vector_writer_of(table, envs, schema_of(envs, stack=stack, fields=fields))
         self._writer = self._opened.writer
-        self._fields = self._opened.fields(envs)
+        self._fields = self._opened.fields()
         self._timeout_s = timeout_s
         self._obs: Any = None
         self._extra: dict[str, Any] = {}
         self._pending: tuple[Any, _Step, dict[str, Any]] | None = None
-        self._ended = False
         self._by_hand = envs.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
         self._over = np.zeros(envs.num_envs, np.bool_)  # ended, and to be reset by the program
 
-    def record(self, **fields: Any) -> None:
-        """Give values ``[envs, ...]`` of the next step that no environment knows. As
-        `Recorder.record`.
-        """
-        self._extra.update(fields)
-
     def step(self, actions: Any) -> _Step:
         """Make a step of every environment, and add them all. As `Recorder.step`."""
-        if self._ended:
-            raise Closed("this recorder was closed: make another")
+        self._check_open()
         pending, self._pending = self._pending, None
         if pending is None:
             self._fields.check_extra(self._extra)
@@ -130,31 +120,15 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
 
         Steps that could not be added are given up.
         """
-        if self._ended:
-            raise Closed("this recorder was closed: make another")
+        self._check_open()
         mask = None if options is None else options.get("reset_mask")
         self._cut(None if self._pending is not None or self._obs is None else mask)
-        obs, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        obs, info = self.env.reset(seed=seed, options=options)
         self._over &= False if mask is None else ~np.asarray(mask)
         self._obs = copied(obs)
         return obs, info
 
-    def flush(self, timeout_s: float | None = None) -> None:
-        """Return when all steps are in the table, which may be elsewhere."""
-        self._writer.flush(timeout_s)
-
-    def close(self, **kwargs: Any) -> None:
-        """End the episodes as truncated, `flush`, and close the environments."""
-        try:
-            if not self._ended:
-                self._ended = True
-                with contextlib.suppress(*GONE):
-                    self._cut(None)
-                self._opened.finish()
-        finally:
-            self.env.close(**kwargs)
-
-    def _cut(self, mask: Any) -> None:
+    def _cut(self, mask: Any = None) -> None:
         """End the episodes of these environments, of all with ``None``."""
         self._pending, self._extra = None, {}
         self._writer.reset(final_obs=self._obs if self._fields.linked else None, mask=mask)

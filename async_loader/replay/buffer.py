@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import Any, Never, Self
 
-from async_loader.batch_format import BatchFormat, convert
 from async_loader.errors import CannotSend, ConfigError, require
-from async_loader.lifecycle import seconds
+from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import (
     by_name,
     class_only,
@@ -20,7 +19,6 @@ from async_loader.names import (
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import folder_of, one_of, positive, size_of
 from async_loader.replay.queues import capacity_of, check_limiter, check_stack
-from async_loader.replay.ragged import checked_format
 from async_loader.replay.rate_limiter import Queue, RateLimiter
 from async_loader.replay.samplers import Fifo, Lifo, Sampler, Uniform
 from async_loader.replay.samplers.sampler import check_sampler
@@ -35,20 +33,17 @@ from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.vector_writer import VectorWriter
+from async_loader.replay.table_methods import Change, TableMethods
 from async_loader.replay.views import View, checked_view
 from async_loader.replay.writer import LocalWriter
 from async_loader.schema import Schema, SchemaLike
 from async_loader.shm.limits import human
 from async_loader.source import Applied
-from async_loader.table import AutoReset, Batch, Ids, Streams, Table, VectorEnv
-
-if TYPE_CHECKING:
-    import torch
+from async_loader.table import Batch, Ids, Streams
 
 
 @explain_wrong_attributes
-class ReplayBuffer(Table):
+class ReplayBuffer(TableMethods):
     """The newest ``capacity`` steps, in shared memory: a `async_loader.table.Table`.
 
     Threads: any, of the process that made it, may add and sample, and the workers of a loader read
@@ -146,6 +141,7 @@ class ReplayBuffer(Table):
             checked_view(view),
             folder_of(disk),
         )
+        self._view = self._table_state.view
         self._in, self._out = Inserter(self._table_state), TableSampler(self._table_state)
         self._by_id = ById(self._table_state, self._in, self._out)
         self._saver = checkpoint.Saver(self._table_state)
@@ -266,11 +262,6 @@ class ReplayBuffer(Table):
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes of shared memory that a full buffer takes; ``None`` while the schema is unknown.
-
-        With a codec it takes less: what `stats` has as ``compressed_nbytes`` in place of the room
-        for values that do not compress.
-        """
         return self._table_state.table.storage.layout.nbytes if self._table_state.ready else None
 
     @property
@@ -281,7 +272,7 @@ class ReplayBuffer(Table):
     @property
     def view(self) -> View | None:
         """What batches show unless a call says otherwise."""
-        return self._table_state.view
+        return self._view
 
     @property
     def limiter(self) -> RateLimiter | None:
@@ -501,32 +492,8 @@ class ReplayBuffer(Table):
             self._table_state, self._in, fresh_stream() if stream is None else stream_name(stream)
         )
 
-    @explain_wrong_names
-    def vector_writer(
-        self,
-        envs: int | VectorEnv,
-        *,
-        autoreset: AutoReset | None = None,
-        streams: Sequence[Hashable] | None = None,
-        schema: SchemaLike | None = None,
-    ) -> VectorWriter:
-        """Make a writer for a vector of environments, with a stream for each.
-
-        Parameters
-        ----------
-        envs : int | gymnasium.vector.VectorEnv
-            How many there are, or the environments, which also say how they reset.
-        autoreset : "next_step" | "same_step" | "disabled" | AutoresetMode of Gymnasium, optional
-            When environments begin anew by themselves: ``envs.metadata["autoreset_mode"]``, which
-            is taken from environments that are given. With a number of environments it is needed.
-        streams : sequence of hashable, optional
-            Their names; new ones by default.
-        schema : Schema, or what `Schema.of` takes, optional
-            For a table that has none yet, rather than the schema of the first steps.
-        """
-        made = VectorWriter(self.writer(), envs, autoreset, streams)
-        self._begin(schema)
-        return made
+    def _vector_target(self, schema: SchemaLike | None) -> LocalWriter:
+        return self.writer(schema=schema)
 
     def _begin(self, schema: SchemaLike | None) -> None:
         """Allocate the table with this schema, if it has none yet."""
@@ -535,56 +502,8 @@ class ReplayBuffer(Table):
 
     # -- sampling ----------------------------------------------------------------------------------
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        view: View | None = None,
-        timeout_s: float | None = None,
-        batch_format: BatchFormat = "numpy",
-        device: str | torch.device | None = None,
-    ) -> Batch:
-        """Draw ``batch_size`` items as the table's sampler chooses.
-
-        Parameters
-        ----------
-        view : Transitions | Sequences | Hindsight, optional
-            n-step returns, ``discount``, also with hindsight goals; or sequences of steps. By
-            default the table's; without one, steps as they are (with their stacks, and what
-            followed them).
-        timeout_s : float, optional
-            How long to wait for enough items, and for the limiter. ``None``: without a limiter too
-            few items raise NotEnoughData at once; with one, as long as it takes, with a warning
-            after 10 s.
-        batch_format : "numpy" | "torch" | "tensordict"
-            Arrays, tensors, or a ``tensordict.TensorDict``.
-        device : str | torch.device, optional
-            Of the tensors; implies "torch".
-
-        Returns
-        -------
-        dict
-            Contiguous arrays or tensors ``[batch_size, ...]`` of your own, nested as the step was;
-            ``index``: int64 ids, and ``weight``: float32, if the sampler has weights.
-
-        Raises
-        ------
-        NotEnoughData
-            Where there are too few items, and neither a limiter nor ``timeout_s`` to wait for.
-        ConfigError
-            If there could never be enough, ``batch_size`` is not a positive integer, or tensordict
-            is not installed.
-        OutOfMemory
-            For a batch that is larger than the free memory.
-        Timeout, WouldDeadlock
-            When the limiter lets nothing out: after ``timeout_s``, or at once if there is no bound
-            and no other thread.
-        """
-        if batch_format != "numpy" or device is not None:
-            shown = self.view if view is None else view
-            batch_format = checked_format(batch_format, device, shown)
-        batch = self._out.batch(self._table_state.sampler, batch_size, view, timeout_s)
-        return batch if batch_format == "numpy" else convert(batch, batch_format, device)
+    def _sample(self, batch_size: int, view: View | None, timeout_s: float | None) -> Batch:
+        return self._out.batch(self._table_state.sampler, batch_size, view, timeout_s)
 
     @explain_wrong_names
     def source(
@@ -642,8 +561,8 @@ class ReplayBuffer(Table):
         try:
             return ReplaySource(self._table_state, self._out, self._by_id, view, chosen, min_size)
         except BaseException:
-            if chosen.own:
-                self._table_state.let_go_of(chosen.sampler)
+            if chosen.own is not None:
+                self._table_state.let_go_of(chosen.own)
             raise
 
     # -- by id -------------------------------------------------------------------------------------
@@ -673,77 +592,17 @@ class ReplayBuffer(Table):
         """
         return self._by_id.get(index, view)
 
-    @explain_wrong_names
-    def update_priorities(
-        self, index: Any, priority: Any, *, timeout_s: float | None = None
+    def _apply(
+        self,
+        change: Change,
+        index: Any,
+        values: Mapping[str, Any],
+        timeout_s: float | Deadline | None,
     ) -> Applied:
-        """Change the priorities of items, by id.
-
-        Parameters
-        ----------
-        index : int64 array or tensor [rows]
-            Ids, as in a batch's ``index``. What became of the steps in the meantime does not
-            matter: an id is never reused.
-        priority : float array or tensor
-            Finite, not negative; of any shape with as many elements. Of an id that is named twice
-            the last counts. Errors ``[rows, time]`` of sequences become the priority of each, as
-            `Sequences` says; NaN where there is no step.
-        timeout_s : float, optional
-            For tables elsewhere: here nothing is waited for.
-
-        Returns
-        -------
-        Applied
-            How many were still there (``applied``) and how many were not (``stale``).
-
-        Raises
-        ------
-        Unsupported
-            If the table has no prioritized sampler or remover.
-        ConfigError
-            Names a priority that is not allowed, before any is changed.
-        """
-        if timeout_s is not None:
+        if timeout_s is not None and not isinstance(timeout_s, Deadline):
             seconds("timeout_s", timeout_s)
-        return self._by_id.update_priorities(index, priority)
-
-    def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
-        """Overwrite fields of steps, by id: a reward that arrives late, a value that is computed
-        again.
-
-        Parameters
-        ----------
-        index : int64 array or tensor [rows]
-            Or ``[rows, time]``, as the ``step_index`` of sequences: ids of -1 count as stale.
-        timeout_s : float, optional
-            As in `update_priorities`.
-        **fields
-            Arrays or tensors ``[rows, ...]``, of any shape with as many elements; names of
-            top-level fields. With an index of two axes ``[rows, time, ...]``.
-
-        Returns
-        -------
-        Applied
-
-        Raises
-        ------
-        SchemaError
-            For a field that is not there or does not fit; and for `terminated`, `truncated` and
-            `done`, as what follows from those has happened.
-        """
-        if timeout_s is not None:
-            seconds("timeout_s", timeout_s)
-        return self._by_id.update(index, **fields)
-
-    @explain_wrong_names
-    def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
-        """Remove items, by id: they are not drawn any more.
-
-        Their neighbours' stacks and returns still show them.
-        """
-        if timeout_s is not None:
-            seconds("timeout_s", timeout_s)
-        return self._by_id.delete(index)
+        made: Applied = getattr(self._by_id, change)(index, **values)
+        return made
 
     def clear(self, *, timeout_s: float | None = None) -> None:
         """Remove all items, and end all open episodes.
@@ -762,9 +621,9 @@ class ReplayBuffer(Table):
     ) -> checkpoint.SaveReport:
         """Write the whole table into a folder, while other threads add and sample.
 
-        A save replaces the one before it in the folder. One that fails or is killed leaves that as
-        it was. Not saved: samplers that sources have of their own. One process at a time saves to a
-        folder.
+        The newest save and the one before it stay in the folder. One that fails or is killed leaves
+        both as they were. Not saved: samplers that sources have of their own. One process at a time
+        saves to a folder.
 
         Parameters
         ----------

@@ -1,7 +1,8 @@
-"""Compiles every kernel, as the build of the package does.
+"""Compiles the kernels of a table ahead of its first use, and every kernel, as the build of the
+package does: ``python -m async_loader.replay.kernel_build``.
 
 A kernel is compiled for the types of its first call. So this calls what users call, on small
-tables: ``python -m async_loader.replay.kernel_build``.
+tables.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import Unsupported
-from async_loader.replay.base.row_format import PLACES
-from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.base.compiled import served_mark
+from async_loader.replay.base.row_format import FINAL, TRUNCATED
+from async_loader.replay.buffer import ReplayBuffer, parts_of
 from async_loader.replay.hindsight_view import Hindsight
-from async_loader.replay.kernel_warmup import warm
 from async_loader.replay.samplers import (
     Balanced,
     Fifo,
@@ -29,49 +30,111 @@ from async_loader.replay.samplers import (
     Sampler,
     Uniform,
 )
-from async_loader.replay.views import Sequences
+from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
+from async_loader.replay.views import Sequences, Transitions, View
 from async_loader.schema import Field
 
 _MANY = 1 << 12
 """Items of a large batch, for which other kernels are called than for a small one."""
 _CAPACITY = 64
-_OBS = 128
-"""Numbers of an observation."""
+_warm = False
+
+
+def is_warm() -> bool:
+    """Return whether this process has called `warm`."""
+    return _warm
+
+
+def is_kept() -> bool:
+    """Return whether some process has called `warm`, and its kernels are on disk."""
+    mark = served_mark()
+    return mark is not None and mark.exists()
+
+
+def warm() -> None:
+    """Compile the kernels that a served table calls, or load them; once for each process.
+
+    Takes seconds if none is cached, during which a loop would not answer.
+    """
+    global _warm
+    if _warm:
+        return
+    schema = {
+        "x": Field((), np.dtype(np.float32), next="y"),
+        "big": ((1 << 10,), np.float32),
+        "reward": np.float32,
+    }
+    plain = {"x": np.float32}
+    _serve(plain, Uniform())
+    _serve(schema, Prioritized(0.5), other=Transitions(n_steps=2, gamma=0.9))
+    _serve(plain, Fifo())
+    ends = {**schema, "terminated": np.bool_}
+    _serve(ends, Prioritized(0.5), view=Sequences(2, boundary="pad"))
+    with contextlib.suppress(OSError):  # without the mark, the next process compiles early
+        if (mark := served_mark()) is not None:
+            mark.touch()
+    _warm = True
+
+
+def _serve(
+    schema: dict[str, Any], sampler: Sampler, view: View | None = None, other: View | None = None
+) -> None:
+    """Insert and draw as a server does; by another view too, if one is given."""
+    with ReplayBuffer(16, schema, sampler=sampler, view=view, seed=0) as buffer:
+        table = NonblockingTable(parts_of(buffer))
+        assert table.schema is not None
+        columns = [np.zeros((4, *field.shape), field.dtype) for field in table.schema.fields]
+        given = np.full(4, np.nan if view is None else 1.0)
+        for flags in (np.array([0, 0, TRUNCATED, FINAL]), np.zeros(4, np.int64)):
+            table.insert(Incoming(np.full(4, table.stream(0)), flags, given, columns), 0)
+        table.end([0])
+        for one in {None, other}:
+            drawing = table.drawing(one, 0, 1, None)
+            drawing.why_not(2)
+            drawing.arrays(2)
+            drawing.close()
+        if sampler.prioritized:
+            table.prioritize(np.zeros(1, np.int64), np.ones(1))
 
 
 def build() -> None:
-    """Compile the kernels of served tables, and of tables in a process."""
+    """Compile the kernels of served tables, and of tables in a process, but for those of compressed
+    values.
+    """
     warm()
     sequences = Sequences(4, stride=2, bootstrap=1, boundary="pad")
-    repeating: list[Sampler] = [Uniform(), Prioritized(), RankPrioritized(), Recency(9)]
-    for sampler in (*repeating, Balanced("task")):
-        _use(_MANY, sampler=sampler)
-    each_once: list[Sampler] = [Uniform(replacement=False), Fifo(), Lifo(), MinHeap()]
-    for sampler in each_once:
-        _use(4, sampler=sampler)
-    _use(4, remover=MaxHeap())
-    _use(4, max_times_sampled=4)
-    _use(4, sampler=Prioritized(), view=sequences)
-    _use_hindsight()
-    _use_compressed()
+    goals = Hindsight(lambda achieved, desired, info: np.zeros(len(achieved)))
+    samplers: tuple[Sampler, ...] = (
+        Uniform(), Prioritized(), RankPrioritized(), Recency(9), Balanced("task"),
+        Uniform(replacement=False), Fifo(), Lifo(), MinHeap(),
+    )  # fmt: skip
+    for sampler in samplers:
+        _use(sampler=sampler)
+    _use(remover=MaxHeap())
+    _use(max_times_sampled=4, sampler=Fifo())
+    _use(sampler=Prioritized(), view=sequences)
+    _use(view=goals)
 
 
-def _use(many: int, **settings: Any) -> None:
+def _use(**settings: Any) -> None:
+    obs = {name: np.zeros((_CAPACITY, 9), np.float32) for name in ("achieved_goal", "desired_goal")}
+    one = {name: np.zeros(9, np.float32) for name in obs}
     with ReplayBuffer(_CAPACITY, seed=0, **settings) as buffer:
         first = 1.0 if isinstance(settings.get("sampler"), Prioritized) else None
-        for value in range(4):
-            obs = np.zeros(_OBS, np.float32)
-            buffer.add(obs=obs, reward=0.0, task=value, terminated=False, priority=first)
+        for task in range(4):
+            step = {"obs": one, "next_obs": one, "reward": 0.0, "task": task, "terminated": False}
+            buffer.add(step, priority=first)
         steps = np.arange(_CAPACITY)
         ids = buffer.extend(
-            obs=np.zeros((_CAPACITY, _OBS), np.float32),
+            obs=obs,
+            next_obs=obs,
             reward=np.zeros(_CAPACITY, np.float32),
             task=steps % 3,
             terminated=steps % 8 == 7,
             stream=0,
         )
         buffer.sample(2)
-        buffer.sample(many)
+        buffer.sample(_MANY if buffer.sampler.repeats else 4)
         buffer.source().draw_now(4)
         index = ids[-4:]
         buffer.get(index)
@@ -83,29 +146,6 @@ def _use(many: int, **settings: Any) -> None:
             buffer.save(folder)
             buffer.load(folder)
         buffer.clear()
-
-
-def _use_hindsight() -> None:
-    goal = Field((3,), "float32", next="next_obs")
-    schema = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "reward": "float32"}
-    view = Hindsight(lambda achieved, desired, info: np.zeros(len(achieved)))
-    obs = {name: np.zeros((_CAPACITY, 3), np.float32) for name in schema["obs"]}
-    with ReplayBuffer(_CAPACITY, schema, view=view, seed=0) as buffer:
-        buffer.extend(obs=obs, reward=np.zeros(_CAPACITY, np.float32), stream=0)
-        buffer.sample(4)
-
-
-def _use_compressed() -> None:
-    """As tables with compressed values do, whose library may not be there."""
-    from async_loader.replay.kernels import compressed  # late: see compiled.py
-
-    none, words = np.empty(0, np.int64), np.zeros(2, np.int64)
-    place = words.ctypes.data
-    compressed.retire_steps(np.zeros(PLACES, np.int64), 0, 0, np.zeros(4, np.int64))
-    compressed.raise_floor(place, 0)
-    compressed.put_values(place, 1, none, place, none, none)
-    compressed.take_values(place, 1, place, none, none, place, none)
-    compressed.copy_values(none, none, 0)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from async_loader.replay.table.batch_arrays import join_index
 from async_loader.replay.table.by_id import ById
 from async_loader.replay.table.lag_sampler import LagSampler
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.sample import TableSampler, assembled
 from async_loader.replay.table.source_sampler import SourceSampler, drawing_sampler
 from async_loader.replay.table.table_state import TableState
@@ -83,11 +82,11 @@ class ReplaySource:
         self._own: Any = None
         self._wanted: list[int] = []  # batch sizes of the plans that wait
         if table_state.ready:
-            table_sampler.read_plan(view, sampler, min_size=min_size)
+            table_sampler.read_plan(view, sampler)
             with table_state.lock:
-                table_sampler.check_size(min_size, table_sampler.ahead())
-        if chosen.own:
-            self._own = weakref.finalize(self, table_state.let_go_of, sampler)
+                table_sampler.check_size(min_size)
+        if chosen.own is not None:
+            self._own = weakref.finalize(self, table_state.let_go_of, chosen.own)
             self._own.atexit = False
 
     def plan(self, batch_size: int, patience: Patience) -> Rows | Ready:
@@ -171,7 +170,7 @@ class ReplaySource:
         if self._closed or not table_state.ready:
             return None
         self._settle()
-        read_plan = self._out.read_plan(self._view, self._sampler, batch_size, self._min_size)
+        read_plan = self._out.read_plan(self._view, self._sampler)
         reader = self._reader_of(read_plan)
         uses_up = table_state.limiter is not None or table_state.max_times_sampled
         if uses_up or not reader.at_once(batch_size):
@@ -180,7 +179,7 @@ class ReplaySource:
             taken = self._out.take(reader, self._sampler, batch_size, self._min_size)
         if taken is None:
             return None
-        arrays = self._out.complete(reader, self._sampler, taken)
+        arrays = self._out.complete(reader, taken)
         batch, layout = assembled(read_plan, arrays), reader.layout(batch_size)
         if layout is None or layout.nbytes > STAGED_BYTES:
             return Ready(batch, lent=True)
@@ -193,7 +192,7 @@ class ReplaySource:
         reader = self._own_reader
         if reader is None or reader.read_plan is not read_plan:
             numbers = None if read_plan.goals is None else self._numbers()
-            reader = self._own_reader = reader_of(self._table_state, read_plan, numbers)
+            reader = self._own_reader = self._out.reader(read_plan, numbers)
         return reader
 
     def _settle(self) -> None:
@@ -208,7 +207,7 @@ class ReplaySource:
             table_state.check_open()
             return None
         self._settle()
-        read_plan = self._out.read_plan(self._view, self._sampler, batch_size, self._min_size)
+        read_plan = self._out.read_plan(self._view, self._sampler)
         with table_state.lock:
             table_state.check_open()
             if self._why_not(batch_size) is not None:
@@ -216,7 +215,7 @@ class ReplaySource:
             if table_state.max_times_sampled:
                 reader = self._reader_of(read_plan)
                 taken = self._out.take(reader, self._sampler, batch_size, self._min_size)
-                arrays = self._out.complete(reader, self._sampler, taken)
+                arrays = self._out.complete(reader, taken)
                 samples = partial(samples_of, read_plan.schema, arrays)
                 return Ready(assembled(read_plan, arrays), lent=True, samples=samples)
             drawn = self._out.now(self._sampler, batch_size)
@@ -251,7 +250,7 @@ class ReplaySource:
             return None
         self._settle()
         read_plan = self._out.read_plan(self._view, self._sampler)
-        return reader_of(self._table_state, read_plan).warm()
+        return self._out.reader(read_plan).warm()
 
     def update_priorities(self, index: Ids, priority: Floats) -> Applied:
         """See `ReplayBuffer.update_priorities`."""

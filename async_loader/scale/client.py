@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, Timeout
 from async_loader.feeder.client import weights
@@ -15,15 +15,14 @@ from async_loader.feeder.client.arguments import newer_than_of, version_of, weig
 from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Missing, Published
-from async_loader.feeder.status import FeederStatus
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.scale.connections import Connections, ShardConnection
-from async_loader.scale.fan_out import ShardDeadline, ask_all
+from async_loader.scale.connections import Connections, ShardConnection, ShardDeadline
 from async_loader.scale.shards import Finder, keys_in
-from async_loader.scale.stats import ClusterStatus, ShardStatus
+from async_loader.scale.stats import ClusterStatus
 from async_loader.scale.table import ClusterTable
 
+R = TypeVar("R")
 _LOOK_S = 1.0
 """How long `ClusterClient.latest` waits at one shard before it asks the others again."""
 
@@ -38,7 +37,7 @@ class ClusterClient:
     Parameters
     ----------
     finder : Finder
-        Knows the shards; closed with the client.
+        Knows the shards.
     keys : path, optional
         The client's secret file, or a folder with one for each shard.
     name : str
@@ -111,25 +110,17 @@ class ClusterClient:
         """
         self._check()
         name, number = weights_name(name), version_of(version, tensors)
-        deadline = self._deadline(timeout_s)
-        packed, reached = weights.packed(name, tensors), self._connections.reached
-        if not reached:
-            raise self._connections.nothing("publish")
-        if not self._publishing.acquire(timeout=min(deadline.left_or_inf(), threading.TIMEOUT_MAX)):
-            raise Timeout(f"publish: another thread publishes, still after {timeout_s} s")
-        try:
-            answers = ask_all(
-                self._connections,
-                reached,
-                lambda one, limit: one.client._publish(name, packed, number, limit),
-                deadline,
+        packed = weights.packed(name, tensors)
+        with self._publishing:
+            found, failed = self._ask(
+                lambda one, limit: one.client._publish(name, packed, number, limit), timeout_s
             )
-        finally:
-            self._publishing.release()
-        for error in answers.failed.values():
-            if not answers.found or not isinstance(error, (Timeout, Closed)):
+        for error in failed.values():
+            if not found or not isinstance(error, (Timeout, Closed)):
                 raise error
-        return all(answers.found.values())
+        if not found:
+            raise self._connections.nothing("publish")
+        return all(found.values())
 
     @explain_wrong_names
     def latest(
@@ -142,51 +133,35 @@ class ClusterClient:
     ) -> Published | None:
         """Return the newest weights of the nearest shard: on this host, else the first one.
 
-        See `Client.latest`. Where that shard has none at all the others are asked, and while none
-        has any, all are waited for.
+        See `Client.latest`. The others are asked in turn where that one has none that are newer.
 
         Raises
         ------
         ConfigError, Timeout, Closed, Broken
         """
         self._check()
-        name, newer_than = weights_name(name), newer_than_of(newer_than)
-        wait_s = seconds("timeout_s", timeout_s)
-        known, waiting = self._known(name, newer_than), Deadline(wait_s)
-
-        def ask(one: ShardConnection, wait_s: float) -> Published | Missing | None:
-            limit = ShardDeadline(one, Deadline(wait_s + self._timeout_s))
-            try:
-                return one.client._latest(name, known, wait_s, limit, as_torch)
-            except Timeout:
-                return None
-
+        name, known = weights_name(name), newer_than_of(newer_than)
+        waiting, run = Deadline(seconds("timeout_s", timeout_s)), self._runs.get(name)
+        if isinstance(known, int) and run is not None:  # of the run that was had last, of any shard
+            known = Published(known, {}, run)
         while True:
-            found: Published | Missing | None = None
-            waits_at: ShardConnection | None = None
+            wait_s, answered = min(waiting.left_or_inf(), _LOOK_S), False
             for one in sorted(self._connections.reached, key=lambda one: not one.shard.is_here):
-                found = ask(one, 0.0)
-                if found is not None and found is not Missing.NONE:
-                    waits_at = one
+                limit = ShardDeadline(one, Deadline(wait_s + self._timeout_s))
+                try:
+                    found = one.client._latest(name, known, wait_s, limit, as_torch)
+                except Timeout:
+                    continue
+                if isinstance(found, Published):
+                    self._runs[name] = found.run
+                    return found
+                answered, wait_s = True, 0.0
+                if found is Missing.NOT_NEWER:
                     break
-                waits_at = waits_at or (None if found is None else one)
-            if waits_at is None:
+            if not answered:
                 raise self._connections.nothing("latest")
-            left_s = waiting.left_or_inf()
-            if left_s and not isinstance(found, Published):
-                found = ask(waits_at, min(left_s, _LOOK_S))
-            if isinstance(found, Published):
-                self._runs[name] = found.run
-                return found
             if waiting.expired:
                 return None
-
-    def _known(self, name: str, newer_than: int | Published | None) -> int | Published | None:
-        """Return what is asked of a shard: a number is of the run that was had last, of any."""
-        run = self._runs.get(name)
-        if newer_than is None or run is None or isinstance(newer_than, Published):
-            return newer_than
-        return Published(newer_than, {}, run)
 
     @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
@@ -196,14 +171,21 @@ class ClusterClient:
         nothing.
         """
         self._check()
-        there = self._connections.all
-        found = ask_all(
-            self._connections,
-            [one for one in there if one.is_open],
-            lambda one, limit: one.client.status(timeout_s=limit.left_or_inf()),
-            self._deadline(timeout_s),
-        ).found
-        return {"shards": {one.name: _described(one, found.get(one.name)) for one in there}}
+        found, _ = self._ask(
+            lambda one, limit: one.client.status(timeout_s=limit.left_or_inf()), timeout_s
+        )
+        return {
+            "shards": {
+                one.name: {
+                    "number": one.number,
+                    "address": one.shard.address,
+                    "host": one.shard.host,
+                    "connected": one.is_open,
+                    "status": found.get(one.name),
+                }
+                for one in self._connections.all
+            }
+        }
 
     def stats(self) -> dict[str, ClientStats]:
         """Return what was sent, lost and received so far, by shard."""
@@ -216,12 +198,16 @@ class ClusterClient:
         All are told at once. Raises Timeout, Closed, Broken: of the first that failed.
         """
         self._check()
-        ask_all(
-            self._connections,
-            self._connections.reached,
-            lambda one, limit: one.client._drain(limit),
-            self._deadline(timeout_s),
-        ).check()
+        _, failed = self._ask(lambda one, limit: one.client._drain(limit), timeout_s)
+        for error in failed.values():
+            raise error
+
+    def _ask(
+        self, call: Callable[[ShardConnection, Deadline], R], timeout_s: float | None
+    ) -> tuple[dict[str, R], dict[str, AsyncLoaderError]]:
+        """Call all shards that can be reached: see `Connections.ask`."""
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        return self._connections.ask(self._connections.reached, call, deadline)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush and close all writers and sources, and end. May be called again.
@@ -266,17 +252,3 @@ class ClusterClient:
     def _check(self) -> None:
         if self._closed:
             raise Closed("this client of a cluster is closed")
-
-    def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline(self._timeout_s if timeout_s is None else timeout_s)
-
-
-def _described(one: ShardConnection, status: FeederStatus | None) -> ShardStatus:
-    shard = one.shard
-    return {
-        "number": shard.number,
-        "address": shard.address,
-        "host": shard.host,
-        "connected": one.is_open,
-        "status": status,
-    }

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future
-from typing import Any
 
-from async_loader.errors import AsyncLoaderError, ConfigError
+from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.scale import ray_library
 from async_loader.scale.client import ClusterClient
@@ -84,8 +81,6 @@ class Cluster:
             Ray is not installed.
         ConfigError, Timeout, Broken, Unsupported
         """
-        from async_loader.scale.cluster import RayShards
-
         finder = RayShards(address, cluster)
         return ClusterClient(finder, keys=keys, name=name, timeout_s=timeout_s)
 
@@ -115,13 +110,11 @@ class RayShards:
 
     def __init__(self, address: str | None = None, cluster: str = "default") -> None:
         self._cluster = cluster
-        self._shards: dict[str, Shard] = {}
+        self._shards: dict[int, Shard] = {}
         self._removed: set[int] = set()
-        self._asked: dict[str, Future[Any]] = {}
-        self._joined = ray_library.join(address)
-        if not ray_library.shard_actors(cluster):
-            there = ray_library.clusters()
-            self.close()
+        ray_library.join(address)
+        there = ray_library.clusters()
+        if cluster not in there:
             raise ConfigError(
                 f"there is no cluster {cluster!r} in this Ray (there are: "
                 f"{', '.join(there) or 'none'}): start it by `async-loader cluster up --config "
@@ -129,30 +122,13 @@ class RayShards:
             )
 
     def find(self) -> tuple[Sequence[Shard], AbstractSet[int]]:
-        """See `Finder`. An actor that gives no answer in time is asked no second time meanwhile."""
-        for name in ray_library.shard_actors(self._cluster):
-            if name not in self._asked:
-                try:
-                    actor = ray_library.actor_of(self._cluster, name)
-                    self._asked[name] = ray_library.future_of(actor, "describe")
-                except AsyncLoaderError:
-                    continue  # it has ended meanwhile
-        concurrent.futures.wait(self._asked.values(), _ANSWER_S)
-        for name, future in list(self._asked.items()):
-            if not future.done():
-                continue
-            del self._asked[name]
-            if future.exception() is None:
-                said = future.result()
-                self._removed |= set(said["removed"])
-                self._shards[name] = Shard(
-                    name=name, number=said["number"], address=said["address"], host=said["host"]
-                )
-        found = [one for one in self._shards.values() if one.number not in self._removed]
-        return sorted(found, key=lambda one: one.number), self._removed
-
-    def close(self) -> None:
         """See `Finder`."""
-        if self._joined:
-            self._joined = False
-            ray_library.leave()
+        said = ray_library.call_all(self._cluster, "describe", timeout_s=_ANSWER_S)
+        for name, one in said.items():
+            if "error" not in one:
+                self._removed |= set(one["removed"])
+                self._shards[one["number"]] = Shard(
+                    name=name, number=one["number"], address=one["address"], host=one["host"]
+                )
+        there = sorted(self._shards.keys() - self._removed)
+        return [self._shards[number] for number in there], self._removed

@@ -24,7 +24,7 @@ from async_loader.validation import path_of
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,31}")
 Listen = Literal["ipc", "loopback", "node"]
-Strategy = Literal["spread", "strict_spread", "pack", "strict_pack"]
+Strategy = Literal["spread", "pack"]
 ROLES = ("actor", "learner", "operator")
 
 
@@ -75,9 +75,8 @@ class PlacementSettings(Settings, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    strategy : "spread" | "strict_spread" | "pack" | "strict_pack"
-        As of Ray's placement groups: on as many nodes as there are, on a node each or not at all,
-        on few nodes, on one.
+    strategy : "spread" | "pack"
+        On as many nodes as there are, or on few.
     labels : dict of str
         Only nodes with these labels of Ray.
     cpus : float
@@ -91,12 +90,9 @@ class PlacementSettings(Settings, frozen=True, kw_only=True):
     cpus: Annotated[float, Meta(ge=0, le=4096)] = 1.0
     memory: Annotated[int, Meta(ge=1)] | None = None
 
-    def bundle(self) -> dict[str, float]:
+    def resources(self) -> dict[str, float]:
         """Return what one shard reserves."""
-        found = {"CPU": self.cpus} if self.cpus else {}
-        if self.memory is not None:
-            found["memory"] = float(self.memory)
-        return found or {"CPU": 0.001}  # a group takes no bundle of nothing
+        return {"CPU": self.cpus} | ({} if self.memory is None else {"memory": self.memory})
 
 
 class ClusterSettings(Settings, frozen=True, kw_only=True):

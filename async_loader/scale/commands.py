@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from async_loader.feeder.status_view import clean, count_text
 from async_loader.lifecycle import readable
 from async_loader.observe.dashboard import Dashboard
 from async_loader.observe.top import redraw
-from async_loader.scale import local_ray, ray_library
+from async_loader.scale import ray_library
 from async_loader.scale.client import ClusterClient
 from async_loader.scale.cluster import Cluster
 from async_loader.scale.cluster_settings import ClusterSettings
@@ -32,29 +32,19 @@ _CONNECT_S = 10.0
 
 def up(config: Path, ray: str | None, *, as_json: bool) -> None:
     """Start what does not run."""
-    settings, say = ClusterSettings.load(config), _say(as_json)
-    with _joined(ray, lambda: _start(settings, say)):
-        _print(Operator(settings, say).up(), as_json)
-
-
-def _start(settings: ClusterSettings, say: Say) -> str:
-    address = local_ray.start(1 + settings.shards * settings.placement.cpus)
-    say(f"started Ray on this machine: {address}")
-    return address
+    _print(_operator(config, ray, as_json).up(), as_json)
 
 
 def status(config: Path, ray: str | None, *, as_json: bool) -> None:
     """Print the status."""
-    with _operator(config, ray, as_json) as operator:
-        _print(operator.status(), as_json)
+    _print(_operator(config, ray, as_json).status(), as_json)
 
 
 def drain(
     shard: str, config: Path, ray: str | None, timeout_s: float, *, discard: bool, as_json: bool
 ) -> None:
     """Remove a shard."""
-    with _operator(config, ray, as_json) as operator:
-        ended = operator.drain(shard, timeout_s, discard=discard)
+    ended = _operator(config, ray, as_json).drain(shard, timeout_s, discard=discard)
     if as_json:
         _json(ended)
         return
@@ -72,48 +62,25 @@ def restart(
     as_json: bool,
 ) -> None:
     """Restart shards, one after the other."""
-    with _operator(config, ray, as_json) as operator:
-        _print(operator.restart(shards, timeout_s, discard=discard), as_json)
+    operator = _operator(config, ray, as_json)
+    _print(operator.restart(shards, timeout_s, discard=discard), as_json)
 
 
 def down(config: Path, ray: str | None, timeout_s: float, *, as_json: bool) -> None:
-    """End all shards, and the Ray that `up` has started."""
-    with _operator(config, ray, as_json) as operator:
-        ended = operator.down(timeout_s)
-    stopped = local_ray.stop() if ray is None else False
+    """End all shards."""
+    ended = _operator(config, ray, as_json).down(timeout_s)
     if as_json:
-        _json({"shards": ended, "stopped_ray": stopped})
+        _json({"shards": ended})
         return
-    console = Console()
     for one in ended:
         how = f": {clean(one['error'])}" if one["error"] else f", with {_held(one['rows'])}"
-        console.print(f"{one['shard']} has ended{how}", highlight=False)
-    if stopped:
-        console.print("Ray has ended, which 'cluster up' had started")
+        Console().print(f"{one['shard']} has ended{how}", highlight=False)
 
 
-@contextlib.contextmanager
-def _joined(ray: str | None, start: Callable[[], str] | None = None) -> Iterator[None]:
-    """Be connected to the given Ray, to one that runs, or to what ``start`` starts."""
-    ray_library.load_ray()
-    try:
-        joined = ray_library.join(ray or local_ray.address())
-    except ConfigError:
-        if ray is not None or start is None:
-            raise
-        joined = ray_library.join(start())
-    try:
-        yield
-    finally:
-        if joined:
-            ray_library.leave()
-
-
-@contextlib.contextmanager
-def _operator(config: Path, ray: str | None, as_json: bool) -> Iterator[Operator]:
+def _operator(config: Path, ray: str | None, as_json: bool) -> Operator:
     settings = ClusterSettings.load(config)
-    with _joined(ray):
-        yield Operator(settings, _say(as_json))
+    ray_library.join(ray)
+    return Operator(settings, _say(as_json))
 
 
 def _say(as_json: bool) -> Say:
@@ -133,7 +100,7 @@ def _print(status: dict[str, Any], as_json: bool) -> None:
     if as_json:
         _json(status)
         return
-    table = Table("shard", "state", "address", "host", "starts", "rows", "lost", "why")
+    table = Table("shard", "state", "address", "host", "rows", "lost", "why")
     for one in status["shards"]:
         style = "" if one["state"] == "serving" else "yellow"
         cells = (
@@ -141,10 +108,9 @@ def _print(status: dict[str, Any], as_json: bool) -> None:
             one["state"],
             one.get("address") or "",
             one.get("host") or "",
-            str(one.get("starts", "")),
             _sizes(one),
-            _held(one.get("lost_rows") or {}) if one.get("lost_rows") else "",
-            one.get("error") or one.get("reason") or "",
+            _held(one["lost_rows"]) if one["lost_rows"] else "",
+            one.get("error") or "",
         )
         table.add_row(*(clean(cell) for cell in cells), style=style)
     console = Console()
@@ -210,19 +176,14 @@ def watched(
     if config is None:
         client = Cluster.static(addresses, keys=keys, name="async-loader", timeout_s=_CONNECT_S)
     else:
-        client = _of_settings(ClusterSettings.load(config), ray, keys)
+        settings = ClusterSettings.load(config)
+        made = settings.network.keys
+        client = Cluster.connect(
+            ray,
+            cluster=settings.name,
+            keys=keys or (None if made is None else str(Path(made) / "operator")),
+            name="async-loader",
+            timeout_s=_CONNECT_S,
+        )
     with client:
         yield client
-
-
-def _of_settings(settings: ClusterSettings, ray: str | None, keys: str | None) -> ClusterClient:
-    made = settings.network.keys
-    if keys is None and made is not None:
-        keys = str(Path(made) / "operator")
-    return Cluster.connect(
-        ray or local_ray.address(),
-        cluster=settings.name,
-        keys=keys,
-        name="async-loader",
-        timeout_s=_CONNECT_S,
-    )

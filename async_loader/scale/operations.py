@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
+from async_loader.errors import ConfigError, Timeout
 from async_loader.feeder.addresses import private_folder
 from async_loader.feeder.curve_keys import SERVER, load_server_keys, make_keys
 from async_loader.lifecycle import Deadline, readable
 from async_loader.scale import ray_library
 from async_loader.scale.cluster_settings import ClusterSettings
-from async_loader.scale.ray_library import actor_of, shard_actors
+from async_loader.scale.ray_library import number_of
 from async_loader.scale.shard_actor import ShardActor, ShardPlan
 from async_loader.scale.shards import MOST_SHARDS
 
@@ -38,33 +38,19 @@ class Operator:
     def __init__(self, settings: ClusterSettings, say: Say = lambda line: None) -> None:
         self._settings, self._say = settings, say
 
-    def _actor(self, shard: str) -> ray_library.Actor:
-        return actor_of(self._settings.name, shard)
-
     def running(self) -> list[str]:
         """Return the names of the shards that Ray knows, by number."""
-        return shard_actors(self._settings.name)
+        return ray_library.clusters().get(self._settings.name, [])
 
-    def _ask(
+    def _call(self, shard: str, method: str, *arguments: object, timeout_s: float = ASK_S) -> Any:
+        name = self._settings.name
+        return ray_library.call(name, shard, method, *arguments, timeout_s=timeout_s)
+
+    def _call_all(
         self, method: str, *arguments: object, timeout_s: float = ASK_S
     ) -> dict[str, dict[str, Any]]:
-        """Call all shards at once; return their answers, or an ``error``, by name."""
-        futures, found = {}, {}
-        for name in self.running():
-            try:
-                futures[name] = ray_library.future_of(self._actor(name), method, *arguments)
-            except AsyncLoaderError as error:
-                found[name] = {"error": str(error)}
-        deadline = Deadline(timeout_s)
-        for name, future in futures.items():
-            try:
-                with ray_library.our_errors(f"{name}'s {method}()", timeout_s):
-                    found[name] = future.result(deadline.left())
-            except (AsyncLoaderError, TimeoutError) as error:
-                found[name] = {"error": str(error) or "no answer"}
-        return {name: found[name] for name in sorted(found, key=_number)}
-
-    # -- up --------------------------------------------------------------------------------------
+        name = self._settings.name
+        return ray_library.call_all(name, method, *arguments, timeout_s=timeout_s)
 
     def up(self) -> dict[str, Any]:
         """Start the shards that are missing; return the status when all serve.
@@ -76,36 +62,34 @@ class Operator:
         Timeout, Broken
             A shard does not serve; the message says why.
         """
-        settings = self._settings
-        self._check_network()
-        running = self.running()
-        if len(running) > settings.shards:
+        settings, running = self._settings, self.running()
+        hosts = {one["NodeManagerAddress"] for one in ray_library.nodes()}
+        if len(hosts) > 1 and settings.network.listen != "node":
+            raise ConfigError(
+                f"network.listen: {settings.network.listen} is for one machine, and this Ray has "
+                f"{len(hosts)}: use 'node', with keys"
+            )
+        missing = settings.shards - len(running)
+        if missing < 0:
             raise ConfigError(
                 f"shards={settings.shards}, and {len(running)} run: remove one by `async-loader "
                 f"cluster drain {running[-1]}`"
             )
-        removed = _removed(self._ask("describe"))
-        taken = {_number(name) for name in running} | removed
+        removed = _removed(self._call_all("describe"))
+        taken = {number_of(name) for name in running} | removed
         free = [number for number in range(MOST_SHARDS) if number not in taken]
-        missing = settings.shards - len(running)
         if missing > len(free):
             raise ConfigError(
                 f"{missing} shards are missing and {len(free)} numbers are left: those of removed "
                 f"shards ({len(removed)}) are not given again, as ids of their rows may be about: "
                 "begin anew by `cluster down` and `cluster up`"
             )
-        self._start([self.plan(number, removed) for number in free[:missing]])
+        if missing:
+            ray_library.wait_for_room(missing, settings.placement.resources(), _ROOM_S)
+        for number in free[:missing]:
+            self._start(self.plan(number, removed))
         self._wait_serving(self.running())
         return self.status()
-
-    def _check_network(self) -> None:
-        hosts = {one["NodeManagerAddress"] for one in ray_library.nodes()}
-        listen = self._settings.network.listen
-        if len(hosts) > 1 and listen != "node":
-            raise ConfigError(
-                f"network.listen: {listen} is for one machine, and this Ray has {len(hosts)}: use "
-                "'node', with keys"
-            )
 
     def plan(self, number: int, removed: Iterable[int] = ()) -> ShardPlan:
         """Return what a shard is started with. Makes its keys, where it has any."""
@@ -117,51 +101,30 @@ class Operator:
             encoded=encoded, number=number, secrets=secrets, removed=frozenset(removed)
         )
 
-    def _start(self, plans: Sequence[ShardPlan]) -> None:
-        """Start actors: each in the place that was reserved for its number before, or a new one."""
-        name, placement = self._settings.name, self._settings.placement
-        new = [str(plan.number) for plan in plans if self._place_of(plan.number) is None]
-        if new:
-            self._say(f"placing {len(new)} shards ({placement.strategy})")
-            ray_library.reserve(
-                f"{name}/{','.join(new)}",
-                [placement.bundle()] * len(new),
-                placement.strategy,
-                placement.labels,
-                _ROOM_S,
-            )
-        for plan in plans:
-            self._say(f"starting {plan.name}")
-            ray_library.start_actor(
-                ShardActor,
-                f"{name}/{plan.name}",
-                [plan],
-                num_cpus=placement.cpus,
-                max_restarts=self._settings.restarts,
-                max_concurrency=100,
-                scheduling_strategy=self._place_of(plan.number),
-            )
-
-    def _place_of(self, number: int) -> object | None:
-        """Return the bundle that was reserved for a shard; ``None`` if none was."""
-        for group in ray_library.groups(f"{self._settings.name}/"):
-            numbers = group.partition("/")[2].split(",")
-            if str(number) in numbers:
-                return ray_library.in_bundle(group, numbers.index(str(number)))
-        return None
+    def _start(self, plan: ShardPlan) -> None:
+        placement = self._settings.placement
+        self._say(f"starting {plan.name}")
+        ray_library.start_actor(
+            ShardActor,
+            f"{self._settings.name}/{plan.name}",
+            plan,
+            num_cpus=placement.cpus,
+            memory=placement.memory,
+            label_selector=placement.labels or None,
+            max_restarts=self._settings.restarts,
+            max_concurrency=100,
+            scheduling_strategy={"spread": "SPREAD", "pack": "DEFAULT"}[placement.strategy],
+        )
 
     def _wait_serving(self, names: Iterable[str]) -> None:
         deadline = Deadline(self._settings.start_s)
         for name in names:
-            left = deadline.left() or 0.0
-            said = ray_library.call(self._actor(name), "describe", timeout_s=left)
+            said = self._call(name, "describe", timeout_s=deadline.left_or_inf())
             self._say(f"{name} serves at {said['address']}")
-
-    # -- status ----------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Return the cluster's status in plain values."""
-        answers = self._ask("status")
+        answers = self._call_all("status")
         return {
             "cluster": self._settings.name,
             "removed": sorted(_removed(answers)),
@@ -171,8 +134,6 @@ class Operator:
                 for name, one in answers.items()
             ],
         }
-
-    # -- less ------------------------------------------------------------------------------------
 
     def drain(self, name: str, timeout_s: float, *, discard: bool = False) -> dict[str, Any]:
         """Remove a shard: it takes no new writer, delivers and saves, ends, and is forgotten.
@@ -195,27 +156,24 @@ class Operator:
             Rows would be lost, and ``discard`` is False.
         Timeout, Broken
         """
-        actor, checkpoint = self._actor(name), self._settings.feeder.checkpoint
-        if checkpoint.every_s is None and not discard:
-            status = ray_library.call(actor, "status", timeout_s=ASK_S)
-            if held := {table: rows for table, rows in _rows(status).items() if rows}:
+        checkpoint = self._settings.feeder.checkpoint
+        saves = None if checkpoint.every_s is None else str(Path(checkpoint.path or "") / name)
+        if saves is None and not discard:
+            rows = _rows(self._call(name, "status"))
+            if held := {table: count for table, count in rows.items() if count}:
                 raise ConfigError(
                     f"{name} holds {held} rows, which would be lost: let learners read them, "
                     "configure feeder.checkpoint with every_s, or say --discard"
                 )
         left = self._end(name, timeout_s)
-        self._ask("remember", [_number(name)])
-        saves = checkpoint.path if checkpoint.every_s is not None else None
-        return {"shard": name, "rows": _rows(left), "saves": saves and str(Path(saves) / name)}
+        self._call_all("remember", [number_of(name)])
+        return {"shard": name, "rows": _rows(left), "saves": saves}
 
     def _end(self, name: str, timeout_s: float) -> dict[str, Any]:
         """End a shard's actor in order; return the last status of its feeder."""
         self._say(f"draining {name}")
-        actor = self._actor(name)
-        left: dict[str, Any] = ray_library.call(
-            actor, "drain", timeout_s, timeout_s=timeout_s + 2 * ASK_S
-        )
-        ray_library.end_actor(actor)
+        left: dict[str, Any] = self._call(name, "drain", timeout_s, timeout_s=timeout_s + 2 * ASK_S)
+        ray_library.end_actor(self._settings.name, name)
         deadline = Deadline(ASK_S)
         while name in self.running():
             if deadline.expired:
@@ -240,11 +198,11 @@ class Operator:
                 "without feeder.checkpoint.every_s a restart loses all rows of a shard: configure "
                 "it, or say --discard"
             )
-        removed = _removed(self._ask("describe"))
+        removed = _removed(self._call_all("describe"))
         for name in names or self.running():
-            plan = self.plan(_number(name), removed)
+            plan = self.plan(number_of(name), removed)
             self._end(name, timeout_s)
-            self._start([plan])
+            self._start(plan)
             self._wait_serving([name])
         return self.status()
 
@@ -259,23 +217,17 @@ class Operator:
             The cluster does not run.
         """
         name = self._settings.name
-        if not self.running():
+        answers = self._call_all("drain", timeout_s, timeout_s=timeout_s + 2 * ASK_S)
+        if not answers:
             raise ConfigError(
                 f"cluster {name!r} does not run: start it by `async-loader cluster up`"
             )
-        answers = self._ask("drain", timeout_s, timeout_s=timeout_s + 2 * ASK_S)
         for shard in answers:
-            ray_library.end_actor(self._actor(shard))
-        for group in ray_library.groups(f"{name}/"):
-            ray_library.release(group)
+            ray_library.end_actor(name, shard)
         return [
             {"shard": shard, "rows": _rows(one), "error": one.get("error")}
             for shard, one in answers.items()
         ]
-
-
-def _number(shard: str) -> int:
-    return int(shard.removeprefix("shard-"))
 
 
 def _removed(answers: Mapping[str, Mapping[str, Any]]) -> set[int]:

@@ -5,24 +5,18 @@ Ray places, names, restarts and finds processes. No step and no batch goes throu
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from async_loader.errors import Broken, ConfigError, MissingExtra, Timeout
+from async_loader.errors import AsyncLoaderError, Broken, ConfigError, MissingExtra, Timeout
+from async_loader.lifecycle import Deadline, readable
 
 NAMESPACE = "async_loader"
-Actor: TypeAlias = Any
-"""A handle of a named actor: Ray's types are not to be had without Ray."""
 _joining = threading.Lock()
-_joined: list[None] = []  # one for each call of `join` that `leave` is to follow
 _CONNECT_S = 5.0
 
 
@@ -43,10 +37,8 @@ def load_ray() -> Any:
     return ray
 
 
-def join(address: str | None = None) -> bool:
-    """Connect this process to a Ray cluster, unless it is connected.
-
-    Returns whether `leave` is to be called: not where the user has connected it.
+def join(address: str | None = None) -> None:
+    """Connect this process to a Ray cluster, for as long as it runs, unless it is connected.
 
     Parameters
     ----------
@@ -62,13 +54,10 @@ def join(address: str | None = None) -> bool:
     ray = load_ray()
     with _joining:
         if ray.is_initialized():
-            if _joined:
-                _joined.append(None)
-            return bool(_joined)
-        _joined.clear()
-        where = _answering(address)
-        _use_token(where)
+            return
+        where = address or os.environ.get("RAY_ADDRESS", "auto")
         try:
+            _check_answers(where)
             ray.init(
                 address=where,
                 namespace=NAMESPACE,
@@ -76,69 +65,22 @@ def join(address: str | None = None) -> bool:
                 logging_level=logging.WARNING,
                 configure_logging=False,
             )
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise ConfigError(_no_ray(f"at {where} ({_first_line(error)})")) from None
-        _joined.append(None)
-    return True
+        except (OSError, RuntimeError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"there is no Ray cluster at {where} ({_first_line(error)}): start one by `ray "
+                "start --head`, or give the address of one as host:port"
+            ) from None
 
 
-def _answering(address: str | None) -> str:
-    """Return the address of a Ray that answers: to find out that none does takes Ray minutes."""
-    where = address or os.environ.get("RAY_ADDRESS", "auto")
+def _check_answers(where: str) -> None:
+    """Raise OSError or ValueError: to find out that no Ray answers takes Ray minutes."""
     if where == "auto":
-        try:
-            folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
-            where = (folder / "ray" / "ray_current_cluster").read_text().strip()
-        except OSError:
-            raise ConfigError(_no_ray("on this machine")) from None
-    host, colon, port = where.rpartition(":")
-    if not colon or not port.isdigit():
-        raise ConfigError(f"{where!r} is no address of Ray: give host:port, as `ray start` says it")
-    if host.startswith("ray://"):
-        raise ConfigError(
-            f"{where!r}: connect to the nodes of Ray directly, from one of them, as in host:6379"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(_no_ray(f"at {where} ({error})")) from None
-    return where
-
-
-def _use_token(where: str) -> None:
-    """Show the user's token to a Ray of this machine, which asks for it if there is one.
-
-    By itself Ray shows it only where it has found the cluster itself.
-    """
-    if where.rpartition(":")[0].strip("[]") not in _own_addresses():
-        return
-    name = "ray._private.authentication.authentication_token_setup"
-    with contextlib.suppress(ImportError, AttributeError):  # a Ray that has no tokens
-        setup = importlib.import_module(name)
-        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-
-
-def _own_addresses() -> set[str]:
-    with contextlib.suppress(OSError):
-        return {"127.0.0.1", "::1", "localhost", *socket.gethostbyname_ex(socket.gethostname())[2]}
-    return {"127.0.0.1", "::1", "localhost"}
-
-
-def _no_ray(where: str) -> str:
-    return (
-        f"there is no Ray cluster {where}: start one by `ray start --head`, give its address, or "
-        "let `async-loader cluster up` start one"
-    )
-
-
-def leave() -> None:
-    """Disconnect this process from its Ray cluster, at the last of as many calls as of `join`."""
-    ray = load_ray()
-    with _joining:
-        if _joined:
-            _joined.pop()
-            if not _joined:
-                ray.shutdown()
+        known = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+        if not known.exists():
+            raise OSError("none runs on this machine")
+        where = known.read_text().strip()
+    host, _, port = where.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -159,40 +101,44 @@ def node_id() -> str:
     return found
 
 
-# -- named actors --------------------------------------------------------------------------------
-
-
-def clusters() -> list[str]:
-    """Return the names of all clusters."""
-    listed = load_ray().util.list_named_actors(all_namespaces=True)
-    found = [one["name"] for one in listed if one["namespace"] == NAMESPACE]
-    return sorted({name.partition("/")[0] for name in found})
-
-
-def shard_actors(cluster: str) -> list[str]:
-    """Return the names of the shards of a cluster that have an actor, by number."""
-    listed = load_ray().util.list_named_actors(all_namespaces=True)
-    found = [one["name"].partition("/") for one in listed if one["namespace"] == NAMESPACE]
-    names = [name for of, _, name in found if of == cluster]
-    return sorted(names, key=lambda name: int(name.removeprefix("shard-")))
-
-
-def actor_of(cluster: str, shard: str) -> Actor:
-    """Return the actor of a shard.
+def wait_for_room(shards: int, each: dict[str, float], timeout_s: float) -> None:
+    """Return when Ray has this much free for each of some shards.
 
     Raises
     ------
     ConfigError
-        The shard has no actor.
+        It has not, after ``timeout_s``.
     """
-    try:
-        return load_ray().get_actor(f"{cluster}/{shard}", namespace=NAMESPACE)
-    except ValueError:
-        there = ", ".join(shard_actors(cluster)) or "none"
-        raise ConfigError(
-            f"cluster {cluster!r} has no shard {shard!r}, it has: {there}: start it by "
-            "`async-loader cluster up`"
-        ) from None
+    ray, deadline = load_ray(), Deadline(timeout_s)
+    while True:
+        free = ray.available_resources()
+        if all(shards * amount <= free.get(name, 0.0) for name, amount in each.items()):
+            return
+        if deadline.expired:
+            raise ConfigError(
+                f"{shards} shards of {each} each have no room after {timeout_s:g} s: Ray has "
+                f"{len(nodes())} nodes with {free.get('CPU', 0):g} free CPUs in all: add nodes, or "
+                "lower placement.cpus or shards"
+            )
+        readable([], 0.2)
+
+
+# -- named actors --------------------------------------------------------------------------------
+
+
+def clusters() -> dict[str, list[str]]:
+    """Return the names of the shards that have an actor, by number, of each cluster."""
+    found: dict[str, list[str]] = {}
+    for one in load_ray().util.list_named_actors(all_namespaces=True):
+        cluster, _, shard = one["name"].partition("/")
+        if one["namespace"] == NAMESPACE:
+            found.setdefault(cluster, []).append(shard)
+    return {name: sorted(shards, key=number_of) for name, shards in sorted(found.items())}
+
+
+def number_of(shard: str) -> int:
+    """Return the number in the name of a shard."""
+    return int(shard.removeprefix("shard-"))
 
 
 def was_restarted() -> bool:
@@ -200,147 +146,89 @@ def was_restarted() -> bool:
     return bool(load_ray().get_runtime_context().was_current_actor_reconstructed)
 
 
-def start_actor(kind: type, name: str, arguments: Sequence[object], **options: object) -> Actor:
-    """Start a named, detached actor; or return the one of this name."""
-    ray = load_ray()
-    made = ray.remote(kind).options(
-        name=name,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        **options,
-    )
-    with _quiet():  # Ray warns of what is meant here: the groups are removed by `cluster down`
-        return made.remote(*arguments)
+def start_actor(kind: type, name: str, argument: object, **options: object) -> None:
+    """Start a named, detached actor, unless there is one of this name."""
+    made = load_ray().remote(kind)
+    made.options(
+        name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **options
+    ).remote(argument)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    log = logging.getLogger("ray")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
+def end_actor(cluster: str, shard: str) -> None:
+    """End the actor of a shard for good."""
+    load_ray().kill(_actor_of(cluster, shard), no_restart=True)
 
 
-def in_bundle(group: str, number: int) -> object:
-    """Return where an actor goes: into a bundle of the placement group of this name."""
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    return PlacementGroupSchedulingStrategy(
-        placement_group=load_ray().util.get_placement_group(group),
-        placement_group_bundle_index=number,
-    )
-
-
-def end_actor(actor: Actor) -> None:
-    """End an actor for good."""
-    load_ray().kill(actor, no_restart=True)
-
-
-def call(actor: Actor, method: str, *arguments: object, timeout_s: float) -> Any:
-    """Call a method and wait for its result.
+def call(cluster: str, shard: str, method: str, *arguments: object, timeout_s: float) -> Any:
+    """Call a method of a shard's actor and wait for its result.
 
     Raises
     ------
+    ConfigError
+        The shard has no actor.
     Timeout
     Broken
         The actor has died, or restarts.
     AsyncLoaderError
         What the method raised.
     """
-    with our_errors(f"{method}()", timeout_s):
-        return load_ray().get(ask(actor, method, *arguments), timeout=timeout_s)
+    asked = ask(cluster, shard, method, *arguments)
+    return _result(asked, f"{shard}'s {method}()", timeout_s)
 
 
-def ask(actor: Actor, method: str, *arguments: object) -> Any:
-    """Call a method, and return a reference to its result, which can be awaited.
+def call_all(
+    cluster: str, method: str, *arguments: object, timeout_s: float
+) -> dict[str, dict[str, Any]]:
+    """Call all shards at once; return their answers, or an ``error``, by name."""
+    asked: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {}
+    deadline = Deadline(timeout_s)
+    shards = clusters().get(cluster, [])
+    for shard in shards:
+        try:
+            asked[shard] = ask(cluster, shard, method, *arguments)
+        except AsyncLoaderError as error:  # it has ended meanwhile
+            found[shard] = {"error": str(error)}
+    for shard, one in asked.items():
+        try:
+            found[shard] = _result(one, f"{shard}'s {method}()", deadline.left_or_inf())
+        except AsyncLoaderError as error:
+            found[shard] = {"error": str(error)}
+    return {shard: found[shard] for shard in shards}
 
-    Raises
-    ------
-    Broken
-        This process is not connected to the actor's Ray any more.
-    """
+
+def ask(cluster: str, shard: str, method: str, *arguments: object) -> Any:
+    """Call a method, and return a reference to its result."""
+    actor = _actor_of(cluster, shard)
     try:
         return getattr(actor, method).remote(*arguments)
-    except Exception as error:  # Ray raises bare ones here
+    except Exception as error:  # Ray raises bare ones where it is not connected any more
         raise Broken(f"{method}(): {_first_line(error)}") from None
 
 
-def future_of(actor: Actor, method: str, *arguments: object) -> Future[Any]:
-    """Call a method, and return a future of its result."""
-    found: Future[Any] = ask(actor, method, *arguments).future()
-    return found
-
-
-@contextlib.contextmanager
-def our_errors(what: str, timeout_s: float) -> Iterator[None]:
-    """Raise Ray's errors by our names."""
-    errors = load_ray().exceptions
+def _actor_of(cluster: str, shard: str) -> Any:
     try:
-        yield
-    except errors.GetTimeoutError:
+        return load_ray().get_actor(f"{cluster}/{shard}", namespace=NAMESPACE)
+    except ValueError:
+        there = ", ".join(clusters().get(cluster, [])) or "none"
+        raise ConfigError(
+            f"cluster {cluster!r} has no shard {shard!r}, it has: {there}: start it by "
+            "`async-loader cluster up`"
+        ) from None
+
+
+def _result(asked: Any, what: str, timeout_s: float) -> Any:
+    """Wait for a result; raise Ray's errors by our names."""
+    ray = load_ray()
+    try:
+        return ray.get(asked, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
         raise Timeout(f"{what}: no answer within {timeout_s:g} s") from None
-    except errors.RayTaskError as error:
+    except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, Exception):
             raise cause from None
         raise Broken(f"{what}: {_first_line(error)}") from None
-    except errors.RayError as error:
-        raise Broken(f"{what}: {_first_line(error)}") from None
-
-
-# -- places --------------------------------------------------------------------------------------
-
-
-def reserve(
-    name: str,
-    bundles: Sequence[Mapping[str, float]],
-    strategy: str,
-    labels: Mapping[str, str],
-    timeout_s: float,
-) -> None:
-    """Make a placement group with these bundles; return when all of them have a node.
-
-    Raises
-    ------
-    ConfigError
-        There is no room for them. Nothing is reserved then.
-    """
-    ray = load_ray()
-    selectors = [dict(labels)] * len(bundles) if labels else None
-    group = ray.util.placement_group(
-        [dict(one) for one in bundles],
-        strategy=strategy.upper(),
-        name=name,
-        lifetime="detached",
-        bundle_label_selector=selectors,
-    )
-    if not group.wait(timeout_s):
-        ray.util.remove_placement_group(group)
-        have = ray.cluster_resources()
-        on = f" on nodes labelled {dict(labels)}" if labels else ""
-        raise ConfigError(
-            f"{len(bundles)} shards of {dict(bundles[0])} each, {strategy}{on}, have no room after "
-            f"{timeout_s:g} s: Ray has {len(nodes())} nodes with {have.get('CPU', 0):g} CPUs in "
-            "all, some of them in use: add nodes, or lower placement.cpus or shards"
-        )
-
-
-def groups(prefix: str) -> list[str]:
-    """Return the names of the placement groups that begin with ``prefix``."""
-    table = load_ray().util.placement_group_table()
-    found = [one["name"] for one in table.values() if one["state"] != "REMOVED"]
-    return sorted(name for name in found if name.startswith(prefix))
-
-
-def release(name: str) -> None:
-    """Remove a placement group."""
-    ray = load_ray()
-    with contextlib.suppress(ValueError):
-        ray.util.remove_placement_group(ray.util.get_placement_group(name))
 
 
 def _first_line(error: BaseException) -> str:

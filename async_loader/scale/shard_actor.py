@@ -189,9 +189,6 @@ def _write_secret(path: Path, content: bytes) -> None:
     for folder in (path.parent.parent, path.parent):
         if folder.name in ("keys", "clients"):
             addresses.private_folder(folder)
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
         file.write(content)
-    temporary.rename(path)

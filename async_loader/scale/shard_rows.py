@@ -1,33 +1,129 @@
-"""Rows that one shard has drawn and no batch has taken yet.
+"""Rows that one shard has drawn and no batch has taken yet, and batches of rows of all shards.
 
 # NOTE [age of rows]
 A shard draws ahead: rows that come now were asked for when the chunk ``ahead`` chunks before was
-taken, and the first ones when the shard was opened, or opened again. A shard with few rows is asked
-seldom, and what it drew would wait for many batches, while its rows and priorities change. So rows
-that were asked for more than ``most_age`` batches ago are dropped, and drawn anew; as many as a
-single feeder may have ahead.
+taken, or later: when the shard was opened again. A shard with few rows is asked seldom, and what it
+drew would wait for many batches, while its rows and priorities change. So rows that were asked for
+more than ``most_age`` batches ago are dropped, and drawn anew; as many as a single feeder may have
+ahead.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from async_loader import tree
+from async_loader.errors import SchemaError
 from async_loader.feeder.client.batch_structure import SERVER_BITS
 from async_loader.feeder.client.source import RemoteSource
-from async_loader.feeder.wire import TotalsReply
-from async_loader.lifecycle import EventFd
 from async_loader.scale.connections import ShardConnection
-from async_loader.scale.draws import AGE, BatchMaker, Part
-from async_loader.schema import Schema
-from async_loader.source import END, Plan, Ready
-from async_loader.sources.mixture_rows import Array
+from async_loader.schema import Field, Schema
+from async_loader.shm.array_pool import ArrayPool
+from async_loader.source import Ready
+from async_loader.sources.mixture_rows import Array, add_source
 
-TOTALS_S = 0.05
-"""How old the totals of a shard may be when a batch is drawn, plus one answer's way."""
+_LARGE = 64 << 10
+"""Bytes of an array from which on its memory comes from a pool."""
+
+
+class Part(NamedTuple):
+    """Rows that follow each other in a message of a shard.
+
+    Attributes
+    ----------
+    arrays : list of arrays [rows, ...]
+        Of the whole message, one for each field of the schema.
+    order : int64 array [rows] | None
+        In which its rows are taken; ``None``: as they lie.
+    start, rows : int
+    asked : int
+        Number of the batch before which it was asked for.
+    server : int
+        Of the shard's servers, the one that had the rows.
+    """
+
+    arrays: list[Array]
+    order: npt.NDArray[np.int64] | None
+    start: int
+    rows: int
+    asked: int
+    server: int
+
+
+class BatchMaker:
+    """Copies rows of shards into batches. Thread rule: that of `Source.plan`.
+
+    Attributes
+    ----------
+    schema : Schema | None
+        Of the rows of all shards; ``None`` before the first ones.
+    weight : int | None
+        The place of the weights among the arrays of a batch, if its rows have any.
+    """
+
+    def __init__(self) -> None:
+        self.schema: Schema | None = None
+        self._arrays = ArrayPool()
+        self._ids: list[int] = []
+        self.weight: int | None = None
+
+    def arrays_of(
+        self, batch: Mapping[str, Any], schema: Schema, shard: ShardConnection
+    ) -> list[Array]:
+        """Return the arrays of a shard's message, with the shard's number in their ids.
+
+        Raises
+        ------
+        SchemaError
+            The tables of the shards differ.
+        """
+        if self.schema is None:
+            names = [field.name for field in schema.fields]
+            self.schema = schema
+            of_steps = ("step_index",) if "is_first" in names else ()  # of sequences
+            self._ids = [names.index(name) for name in ("index", *of_steps)]
+            self.weight = names.index("weight") if "weight" in names else None
+        elif schema != self.schema:
+            raise SchemaError(
+                f"{shard.name} has rows of {schema}, and another shard of {self.schema}: give all "
+                "shards the same tables"
+            )
+        arrays = list(tree.leaves(batch, schema.structure))
+        for place in self._ids:
+            arrays[place] = ids = arrays[place].copy()
+            add_source(ids, shard.number)
+        return arrays
+
+    def batch(self, parts: Sequence[Part], rows: int) -> list[Array]:
+        """Return new arrays with the rows of these parts, one for each field."""
+        assert self.schema is not None
+        arrays = [self._empty(field, rows) for field in self.schema.fields]
+        at = 0
+        for part in parts:
+            into, taken = slice(at, at + part.rows), slice(part.start, part.start + part.rows)
+            at += part.rows
+            for array, source in zip(arrays, part.arrays, strict=True):
+                if part.order is None:
+                    array[into] = source[taken]
+                else:
+                    np.take(source, part.order[taken], axis=0, out=array[into], mode="clip")
+        return arrays
+
+    def nested(self, arrays: Sequence[Array]) -> Mapping[str, Any]:
+        """Return a batch nested as steps are."""
+        assert self.schema is not None
+        made: Mapping[str, Any] = tree.rebuild_batch(self.schema.structure, arrays)
+        return made
+
+    def _empty(self, field: Field, rows: int) -> Array:
+        if rows * field.nbytes >= _LARGE:
+            return self._arrays.array((rows, *field.shape), field.dtype)
+        return np.empty((rows, *field.shape), field.dtype)
 
 
 class ShardRows:
@@ -36,148 +132,62 @@ class ShardRows:
     Parameters
     ----------
     shard : ShardConnection
-    open_source : callable
-        Makes a source of the shard's table.
+    source : RemoteSource
+        Of the shard's table.
     chunk : int
         Rows of a message.
-    rng : Generator
-        For the order in which rows are taken.
-    batches : BatchMaker
-        Checks that the rows of all shards are alike.
+    most_age : float
+        In batches. See NOTE [age of rows].
+    shuffle : Generator, optional
+        For another order of rows than that of a message, where that says something of them.
 
     Attributes
     ----------
     held : int
         Rows that are here, and in no batch.
-    most_age : float
-        In batches. See NOTE [age of rows].
-    shuffled : bool
-        Whether the order of a message says something of its rows, so that they are taken in
-        another.
     """
 
     def __init__(
         self,
         shard: ShardConnection,
-        open_source: Callable[[], RemoteSource],
+        source: RemoteSource,
         chunk: int,
-        rng: np.random.Generator,
-        batches: BatchMaker,
+        most_age: float,
+        shuffle: np.random.Generator | None = None,
     ) -> None:
-        self.shard, self._open_source, self._rng, self._batches = shard, open_source, rng, batches
-        self.source, self.chunk = open_source(), chunk
-        self.shuffled, self.held = False, 0
-        self.most_age: float = AGE
-        self._known = False
-        self._seen: Schema | None = None
+        self.shard, self.source, self.chunk, self.most_age = shard, source, chunk, most_age
+        self.held, self._shuffle = 0, shuffle
         self._parts: deque[Part] = deque()  # in the shard's order
         self._asked: deque[int] = deque()  # when each chunk that has not come was asked for
-        self._openings = 0
-        self._ended_at: int | None = None
-        self._bell: EventFd | None = None
 
-    # -- what the shard says of itself -------------------------------------------------------------
-
-    @property
-    def here(self) -> bool:
-        """Whether the shard can be drawn from at this moment."""
-        servers, source = self.shard.connection.servers, self.source
-        if self._ended_at is not None:
-            replaced = servers > self._ended_at
-        else:  # of what it had nothing is asked for any more, so the END would not be taken
-            replaced = source.end_has_come and not source.leased and servers > source.server
-        if replaced:
-            self._begin_anew()
-        return self._ended_at is None and self.shard.answers
-
-    @property
-    def ended(self) -> bool:
-        """Whether the shard has said that nothing more comes."""
-        return self._ended_at is not None
-
-    def totals(self) -> TotalsReply | None:
-        """Return how much the shard draws from; ``None``: it has not said yet, for the first time.
-
-        What a shard that was lost held is not known: nothing.
-        """
-        newest, _ = self.source.totals(self.chunk)
-        self._known = self._known or newest is not None
-        return TotalsReply(items=0) if newest is None and self._known else newest
-
-    def opened(self) -> bool:
-        """Whether it was opened, or opened again, since the last call."""
-        schema = self.source.schema
-        if schema is None or schema is self._seen:
-            return False
-        self._seen = schema
-        return True
-
-    def sampler(self) -> dict[str, Any] | None:
-        """Return the settings of its sampler, once it is open."""
-        return self.source.totals(self.chunk)[1]
-
-    def begin_afresh(self) -> None:
-        """Forget what the shard has drawn and said. Batches of a queue stay: they come once."""
-        self.drop()
-        self._known = False
-        self.source.ask_anew()
-
-    def listen(self, bell: EventFd | None) -> None:
-        """Have a bell rung when there is something new, or no more."""
-        self._bell = bell
-        if bell is None or self._ended_at is None:
-            self.source.listen(self.chunk, bell)
-
-    # -- rows --------------------------------------------------------------------------------------
-
-    def fill(self, count: int, batch: int) -> bool:
+    def fill(self, count: int, batch: int, maker: BatchMaker) -> bool:
         """Take what has arrived until ``count`` rows are there; return whether they are."""
-        self._forget_old(batch)
-        self._note_asked(batch)
+        while self._parts and self._is_old(self._parts[0], batch):
+            self.held -= self._parts.popleft().rows
+        while len(self._asked) < self.source.ahead:
+            self._asked.append(batch)
         while self.held < count:
-            plan = self.draw()
-            if plan is None or plan is END:
+            plan = self.source.draw_now(self.chunk)
+            if not isinstance(plan, Ready):
                 return False
-            assert isinstance(plan, Ready)
-            self._keep(plan, batch)
+            asked = self._asked.popleft() if self._asked else batch
+            self._asked.append(batch)
+            server = int(plan.batch["index"].reshape(-1)[0]) >> SERVER_BITS
+            part = Part([], None, 0, 0, asked, server)
+            if self._is_old(part, batch):
+                continue
+            arrays = self.arrays_of(plan, maker)
+            rows = len(arrays[0])
+            order = None if self._shuffle is None else self._shuffle.permutation(rows)
+            self._parts.append(part._replace(arrays=arrays, order=order, rows=rows))
+            self.held += rows
         return True
 
-    def draw(self) -> Plan | None:
-        """Return the shard's next message, or END; ``None``: it has not come yet."""
-        plan = END if self.ended else self.source.draw_now(self.chunk)
-        if plan is END and not self.ended:
-            # by now there may be another server, which has rows again
-            self._ended_at = self.source.server
-        return plan
-
-    def arrays_of(self, plan: Ready) -> list[Array]:
+    def arrays_of(self, plan: Ready, maker: BatchMaker) -> list[Array]:
         """Return the arrays of a message, with ids of the cluster. Raises SchemaError."""
         schema = self.source.schema
         assert schema is not None
-        return self._batches.arrays_of(plan.batch, schema, self.shard.number, self.shard.name)
-
-    def _note_asked(self, batch: int) -> None:
-        """Note what was asked for since the last call."""
-        openings, kept = self.source.opened
-        if openings != self._openings:
-            self._openings = openings
-            while len(self._asked) > kept:
-                self._asked.pop()
-        while len(self._asked) < self.source.ahead:
-            self._asked.append(batch)
-
-    def _keep(self, plan: Ready, batch: int) -> None:
-        asked = self._asked.popleft() if self._asked else batch
-        self._note_asked(batch)
-        server = int(plan.batch["index"].reshape(-1)[0]) >> SERVER_BITS
-        part = Part([], None, 0, 0, asked, server)
-        if self._is_old(part, batch):
-            return
-        arrays = self.arrays_of(plan)
-        rows = len(arrays[0])
-        order = self._rng.permutation(rows) if self.shuffled else None
-        self._parts.append(part._replace(arrays=arrays, order=order, rows=rows))
-        self.held += rows
+        return maker.arrays_of(plan.batch, schema, self.shard)
 
     def take(self, count: int) -> list[Part]:
         """Take the next ``count`` rows, which are there."""
@@ -200,26 +210,11 @@ class ShardRows:
 
     def close(self, timeout_s: float) -> None:
         """Close the source. Raises Timeout if the shard does not answer."""
-        self.drop()
         limit = timeout_s if self.shard.is_open else 0.0
         if self.source.leased:
             self.source.release(limit)
         self.source.close(limit)
 
-    def _begin_anew(self) -> None:
-        """Open another source: the shard had ended, and was started anew."""
-        self.source.listen(self.chunk, None)
-        self.source.close(0.0)
-        self.source, self._ended_at = self._open_source(), None
-        self._openings = 0
-        self._asked.clear()
-        if self._bell is not None:  # a plan waits that began before
-            self.source.listen(self.chunk, self._bell)
-
     def _is_old(self, part: Part, batch: int) -> bool:
         """Whether rows were asked for long ago, or were lost with their server."""
         return batch - part.asked > self.most_age or part.server != self.shard.connection.servers
-
-    def _forget_old(self, batch: int) -> None:
-        while self._parts and self._is_old(self._parts[0], batch):
-            self.held -= self._parts.popleft().rows

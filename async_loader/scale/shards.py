@@ -60,9 +60,6 @@ class Finder(Protocol):
         A shard that is in neither stays where it was known to be. Called by one thread.
         """
 
-    def close(self) -> None:
-        """End. May be called again."""
-
 
 class StaticShards:
     """A fixed list: shards never move, and restart at their own addresses.
@@ -99,9 +96,6 @@ class StaticShards:
     def find(self) -> tuple[Sequence[Shard], AbstractSet[int]]:
         """See `Finder`."""
         return self._shards, frozenset()
-
-    def close(self) -> None:
-        """See `Finder`."""
 
 
 def _shard(number: int, what: str | Shard) -> Shard:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,47 +21,17 @@ from async_loader.errors import (
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.wire import TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
-from async_loader.scale.by_id import RowsById
+from async_loader.replay.table_methods import TableMethods
 from async_loader.scale.connections import Connections, ShardConnection
-from async_loader.scale.draws import AGE, WEIGHTED_AGE, BatchMaker, Counts, Draws, chunks_of
-from async_loader.scale.shard_rows import ShardRows
+from async_loader.scale.draws import Counts, Draws, chunks_of
+from async_loader.scale.shard_rows import BatchMaker, ShardRows
 from async_loader.source import END, Applied, Plan, Ready
 
 _PARTING_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceOptions:
-    """Settings of a `ClusterSource`.
-
-    Attributes
-    ----------
-    words : tuple of int
-        The seed.
-    learners : int
-        ``world_size``.
-    min_size : int
-        Items of all shards together that each batch waits for.
-    timeout_s : float | None
-        For a batch; ``None``: as long as the loader waits.
-    weighted, queue : bool
-        What is known of the sampler before a shard is asked for rows.
-    """
-
-    words: tuple[int, ...]
-    learners: int = 1
-    min_size: int = 1
-    timeout_s: float | None = None
-    weighted: bool = False
-    queue: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ShardLease:
-    """A lease of one shard's source."""
-
-    source: RemoteSource
-    lease: object
+_LOOK_S = 0.2
+"""How often a plan that waits looks at which shards there are."""
+_NOTHING = TotalsReply(items=0)
+_Lease = tuple[RemoteSource, object]
 
 
 class ClusterSource:
@@ -79,36 +49,45 @@ class ClusterSource:
 
     Parameters
     ----------
+    table : TableMethods
     connections : Connections
     open_source : callable
-        Makes a source of the table of one shard, given how many chunks it may draw ahead, and
-        whether it is a queue.
-    rows : RowsById
-    options : SourceOptions
+        Makes a source of the table of one shard, given how many chunks it may draw ahead.
+    make_draws : callable
+        Makes the arithmetic of a stream of batches.
+    words : tuple of int
+        The seed.
+    min_size : int
+        Items of all shards together that each batch waits for.
+    timeout_s : float | None
+        For a batch; ``None``: as long as the loader waits.
     """
 
     def __init__(
         self,
+        table: TableMethods,
         connections: Connections,
-        open_source: Callable[[ShardConnection, int, bool], RemoteSource],
-        rows: RowsById,
-        options: SourceOptions,
+        open_source: Callable[[ShardConnection, int], RemoteSource],
+        make_draws: Callable[[], Draws],
+        words: tuple[int, ...],
+        min_size: int,
+        timeout_s: float | None,
     ) -> None:
-        self._connections, self._open_source = connections, open_source
-        self._rows, self._options = rows, options
-        self._shards: dict[int, ShardRows] = {}
+        self._table, self._connections = table, connections
+        self._open_source, self._make_draws = open_source, make_draws
+        self._words, self._min_size, self._timeout_s = words, min_size, timeout_s
         self._lock = threading.RLock()
-        self._queue = options.queue
         self._batch_size = self._batches = 0
         self._bell: EventFd | None = None
         self._closed = self._fresh = self._immediate = False
+        self._shards: dict[int, ShardRows] = {}
         self._at: list[ShardRows] = []
         self._begin()
 
     def _begin(self) -> None:
-        self._batch_maker = BatchMaker()
-        self._rng = np.random.default_rng(self._options.words)
-        self._draws: Draws | None = None
+        self._batch_maker, self._draws = BatchMaker(), self._make_draws()
+        self._rng = np.random.default_rng(self._words)
+        self._ended: dict[int, int] = {}  # by number: which of its servers has said so
         self._counts: Counts | None = None
         self._numbers: list[int] = []  # of the shards that they are of
         self._begun = False
@@ -125,187 +104,161 @@ class ClusterSource:
         ------
         Timeout
             No batch could be drawn for ``timeout_s``, or the deadline of ``patience`` passed.
-        SchemaError, ConfigError
+        SchemaError
             The tables of the shards differ.
         Unsupported, Closed, Broken, ...
         """
         found = self.draw_now(batch_size)
         if found is not None:
             return found
-        limit = Deadline(self._options.timeout_s)
+        limit = Deadline(self._timeout_s)
         bell = EventFd()
         try:
             self._listen(bell)
             while (found := self.draw_now(batch_size)) is None:
                 if limit.expired:
-                    raise Timeout(f"no batch after {self._options.timeout_s} s: {self._reason()}")
-                _wait(patience, bell, self._reason(), limit)
+                    raise Timeout(f"no batch after {self._timeout_s} s: {self._reason()}")
+                self._wait(patience, bell, min(limit.left_or_inf(), _LOOK_S))
                 bell.clear()
         finally:
             self._listen(None)
             bell.close()
         return found
 
+    def _wait(self, patience: Patience, bell: EventFd, most_s: float) -> None:
+        """Wait for the bell; for shards that are lost or come, which do not ring it, not long."""
+        if patience.deadline.left_or_inf() <= most_s:
+            patience.wait(bell, self._reason())
+            return
+        shorter = Patience(patience.end, Deadline(most_s), patience._on_wait)
+        try:
+            with contextlib.suppress(Timeout):
+                shorter.wait(bell, self._reason())
+        finally:
+            patience.waited_s += shorter.waited_s
+
     def draw_now(self, batch_size: int) -> Plan | None:
         """See `AnyThread`: a batch of rows that have arrived."""
         with self._lock:
-            self._check(batch_size)
+            self._check_open()
+            if self._batch_size not in (0, batch_size):
+                text = f"this source was opened for {self._batch_size}: make another"
+                raise ConfigError(f"batch_size={batch_size}, and {text}")
+            self._batch_size = batch_size
             self._join()
-            if self._queue and self._shards:
-                return self._in_turn(list(self._shards.values()))
-            here = [one for one in self._shards.values() if one.here]
-            if not here:
-                return self._at_end() if self._ended() else None
-            totals = [one.totals() for one in here]
-            known = [one for one in totals if one is not None]
-            if not self._begun and len(known) < len(totals):
-                self._at = [one for one, said in zip(here, totals, strict=True) if said is None]
-                return None  # the first batch waits for all that answer
-            if self._immediate and not any(one.items or one.uses_up for one in known):
-                text = f"cannot draw {batch_size} items, the shards hold none that can be drawn"
-                raise NotEnoughData(f"{text}: add steps first, or give timeout_s", batch_size, 0)
-            draws = self._agreed(here)
-            if draws is None:
-                return None
-            if draws.in_turn or any(one.source.leased for one in here):
-                self._queue = True
-                self._forget_shards(_PARTING_S)  # they are opened for whole batches
-                return self.draw_now(batch_size)
-            self._begun = True
-            pairs = [(one, said) for one, said in zip(here, totals, strict=True) if said]
-            return self._by_totals(pairs, batch_size, draws)
+            found = self._in_turn() if self._draws.in_turn else self._by_totals()
+            if found is None and not self._fresh and not self._shards and self._all_ended():
+                return END
+            return found
 
-    def _by_totals(
-        self, here: list[tuple[ShardRows, TotalsReply]], batch_size: int, draws: Draws
-    ) -> Plan | None:
-        """Draw from each shard in proportion to its total."""
-        totals = [said for _, said in here]
-        if sum(one.items for one in totals) < self._options.min_size:
-            self._at = [one for one, _ in here]
-            return None
-        uses_up = any(one.uses_up for one in totals)
-        numbers = [one.shard.number for one, _ in here]
-        if self._counts is None or numbers != self._numbers or self._stuck(here):
-            self._counts, self._numbers = draws.counts(self._rng, batch_size, totals), numbers
-        if self._counts is None:
-            self._at = [one for one, _ in here]
-            return None
-        missing = []
-        for (one, _), count in zip(here, self._counts.tolist(), strict=True):
-            one.most_age = math.inf if uses_up else draws.most_age
-            one.shuffled = draws.shuffled
-            if not one.fill(count, self._batches):
-                missing.append(one)
-        self._at = missing
-        if missing:
-            return None
-        parts = [
-            part
-            for (one, _), count in zip(here, self._counts.tolist(), strict=True)
-            for part in one.take(count)
-        ]
-        self._counts = None
-        arrays = self._batch_maker.batch(parts, batch_size)
-        weight = self._batch_maker.weight_of(arrays)
-        if weight is not None:
-            draws.weigh(weight, totals)
-        self._batches += 1
-        return Ready(self._batch_maker.nested(arrays), lent=True)
+    def _join(self) -> None:
+        """Open sources of new shards and of new servers, and forget those that are over."""
+        there = {one.number: one for one in self._connections.all}
+        for number, one in list(self._shards.items()):
+            if number not in there:
+                del self._shards[number]
+            elif one.source.end_has_come and not self._draws.in_turn:
+                self._over(one)
+        for number, shard in there.items():
+            new = shard.connection.servers > self._ended.get(number, -1)
+            if number not in self._shards and shard.is_open and new:
+                self._shards[number] = self._opened(shard, len(there))
 
-    def _stuck(self, here: list[tuple[ShardRows, TotalsReply]]) -> bool:
-        """Whether a shard that has to give rows has none any more."""
-        assert self._counts is not None
-        return any(
-            count > one.held and not said.items
-            for (one, said), count in zip(here, self._counts.tolist(), strict=True)
-        )
+    def _over(self, one: ShardRows) -> None:
+        """Take the END of a shard. It is opened again when it has been started anew."""
+        self._ended[one.shard.number] = one.source.server
+        del self._shards[one.shard.number]
+        one.source.listen(one.chunk, None)
+        one.source.close(0.0)
 
-    def _in_turn(self, there: list[ShardRows]) -> Plan | None:
+    def _opened(self, shard: ShardConnection, shards: int) -> ShardRows:
+        draws, words = self._draws, (*self._words, shard.number)
+        chunk, ahead = chunks_of(self._batch_size, shards, draws.most_age)
+        if draws.in_turn:
+            chunk = self._batch_size
+        elif self._fresh:
+            chunk = max(1, self._batch_size // shards)
+        shuffle = np.random.default_rng(words) if draws.shuffled else None
+        rows = ShardRows(shard, self._open_source(shard, ahead), chunk, draws.most_age, shuffle)
+        if self._bell is not None:
+            rows.source.listen(chunk, self._bell)
+        return rows
+
+    def _all_ended(self) -> bool:
+        """Whether nothing more comes. A shard that was not reached yet may have rows."""
+        return self._ended.keys() >= {one.number for one in self._connections.all}
+
+    def _in_turn(self) -> Plan | None:
         """Take the batch of one shard, beginning with another one each time.
 
         Also what lost shards had given: it is nowhere else.
         """
-        self._at = there
-        first = self._batches % len(there)
+        self._at = there = list(self._shards.values())
+        first = self._batches % max(1, len(there))
         for one in (*there[first:], *there[:first]):
-            _ = one.here  # one that was started anew is opened again
-            plan = one.draw()
+            plan = one.source.draw_now(one.chunk)
             if isinstance(plan, Ready):
                 self._batches += 1
-                batch = self._batch_maker.nested(one.arrays_of(plan))
-                lease = None if plan.lease is None else ShardLease(one.source, plan.lease)
+                batch = self._batch_maker.nested(one.arrays_of(plan, self._batch_maker))
+                lease = None if plan.lease is None else (one.source, plan.lease)
                 return Ready(batch, lent=True, lease=lease)
-        return self._at_end() if self._ended() else None
+            if plan is END:
+                self._over(one)
+        return None
 
-    def _ended(self) -> bool:
-        """Whether nothing more comes. A shard that was not reached yet may have rows."""
-        shards = self._shards.values()
-        every = len(shards) == len(self._connections.all)
-        return bool(shards) and every and all(one.ended for one in shards)
-
-    def _at_end(self) -> Plan | None:
-        """Return END; ``None`` for `ClusterTable.sample`, which waits for shards that come anew."""
-        return None if self._fresh else END
-
-    def _check(self, batch_size: int) -> None:
-        self._check_open()
-        if self._batch_size == batch_size:
-            return
-        if self._batch_size:
-            text = f"this source was opened for {self._batch_size}: make another"
-            raise ConfigError(f"batch_size={batch_size}, and {text}")
-        self._batch_size = batch_size
-
-    def _join(self) -> None:
-        """Open sources of new shards, and forget those that were removed."""
-        there = self._connections.all
-        if self._shards.keys() == {one.number for one in there}:
-            return
-        for gone in self._shards.keys() - {one.number for one in there}:
-            del self._shards[gone]
-        for one in there:
-            if one.number not in self._shards and one.is_open:
-                self._shards[one.number] = self._opened(one, len(there))
-
-    def _opened(self, shard: ShardConnection, shards: int) -> ShardRows:
-        options, queue = self._options, self._queue
-        most_age = WEIGHTED_AGE if options.weighted else AGE
-        chunk, ahead = chunks_of(self._batch_size, shards, most_age)
-        if queue:
-            chunk = self._batch_size
-        elif self._fresh:
-            chunk = max(1, self._batch_size // shards)
-        rows = ShardRows(
-            shard,
-            lambda: self._open_source(shard, ahead, queue),
-            chunk,
-            np.random.default_rng([*options.words, shard.number]),
-            self._batch_maker,
-        )
-        if self._bell is not None:
-            rows.listen(self._bell)
-        return rows
-
-    def _agreed(self, here: list[ShardRows]) -> Draws | None:
-        """Return how batches are drawn; ``None`` while no shard has said what its sampler is."""
+    def _by_totals(self) -> Plan | None:
+        """Draw from each shard in proportion to its total."""
+        here = [one for one in self._shards.values() if one.shard.answers]
+        said = [one.source.totals(one.chunk) for one in here]
+        self._at = [one for one, total in zip(here, said, strict=True) if total is None]
+        if not here or (self._at and not self._begun):
+            return None  # the first batch waits for all that answer
+        totals = [total or _NOTHING for total in said]  # of one that was lost: nothing
+        uses_up = any(one.uses_up for one in totals)
+        if self._immediate and not uses_up and not any(one.items for one in totals):
+            text = f"cannot draw {self._batch_size} items, the shards hold none that can be drawn"
+            raise NotEnoughData(f"{text}: add steps first, or give timeout_s", self._batch_size, 0)
+        self._begun, self._at = True, here
+        if sum(one.items for one in totals) < self._min_size:
+            return None
+        numbers = [one.shard.number for one in here]
+        if numbers != self._numbers or self._stuck(here, totals):
+            self._counts = None
+        if self._counts is None:
+            self._counts = self._draws.counts(self._rng, self._batch_size, totals)
+            self._numbers = numbers
+        if self._counts is None:
+            return None
+        pairs = list(zip(here, self._counts.tolist(), strict=True))
         for one in here:
-            if one.opened():
-                said = one.sampler()
-                if self._draws is None:
-                    self._draws = Draws(said, self._options.learners)
-                self._draws.agree(said, one.shard.name)
-        return self._draws
+            one.most_age = math.inf if uses_up else self._draws.most_age
+        self._at = [
+            one for one, count in pairs if not one.fill(count, self._batches, self._batch_maker)
+        ]
+        if self._at:
+            return None
+        self._counts = None
+        parts = [part for one, count in pairs for part in one.take(count)]
+        arrays = self._batch_maker.batch(parts, self._batch_size)
+        if self._batch_maker.weight is not None:
+            self._draws.weigh(arrays[self._batch_maker.weight], totals)
+        self._batches += 1
+        return Ready(self._batch_maker.nested(arrays), lent=True)
+
+    def _stuck(self, here: list[ShardRows], totals: list[TotalsReply]) -> bool:
+        """Whether a shard that has to give rows has none any more."""
+        counts = [] if self._counts is None else self._counts.tolist()
+        return any(
+            count > one.held and not total.items
+            for one, total, count in zip(here, totals, counts, strict=False)
+        )
 
     def _listen(self, bell: EventFd | None) -> None:
-        """Have a bell rung when anything changes that a plan may wait for; ``None``: no more."""
+        """Have a bell rung when rows or totals of a shard come; ``None``: no more."""
         with self._lock:
-            before, self._bell = self._bell, bell
-            if before is not None:
-                self._connections.bells.remove(before)
-            if bell is not None:
-                self._connections.bells.add(bell)
+            self._bell = bell
             for one in self._shards.values():
-                one.listen(bell)
+                one.source.listen(one.chunk, bell)
 
     def _reason(self) -> str:
         """Name what a plan waits for."""
@@ -318,12 +271,14 @@ class ClusterSource:
         """Forget what the shards have drawn and said: the next batch is of this moment.
 
         ``immediate``: raise NotEnoughData if they are empty, and no limiter is to be waited for.
+        Batches of a queue stay: they come once.
         """
         with self._lock:
             self._fresh, self._immediate = True, immediate
             self._counts, self._begun = None, False
             for one in self._shards.values():
-                one.begin_afresh()
+                one.drop()
+                one.source.ask_anew()
 
     def reader(self) -> None:
         """Return None: no rows are planned."""
@@ -343,13 +298,13 @@ class ClusterSource:
 
     def hand_out(self, lease: object) -> bool:
         """See `Leasing.hand_out`."""
-        assert isinstance(lease, ShardLease)
-        return lease.source.hand_out(lease.lease)
+        source, of_shard = cast(_Lease, lease)
+        return source.hand_out(of_shard)
 
     def settle(self, lease: object) -> None:
         """See `Leasing.settle`."""
-        assert isinstance(lease, ShardLease)
-        lease.source.settle(lease.lease)
+        source, of_shard = cast(_Lease, lease)
+        source.settle(of_shard)
 
     def release(self, timeout_s: float) -> None:
         """See `Leasing.release`. The next plan may be of any batch size."""
@@ -362,10 +317,8 @@ class ClusterSource:
         shards, self._shards = self._shards, {}
         deadline = Deadline(min(timeout_s, _PARTING_S))
         for one in shards.values():
-            try:
+            with contextlib.suppress(AsyncLoaderError):  # the shard is lost, and the reader with it
                 one.close(deadline.left_or_inf())
-            except AsyncLoaderError:
-                continue  # the shard is lost, and with it the reader
         self._begin()
 
     # -- by index ----------------------------------------------------------------------------------
@@ -380,12 +333,12 @@ class ClusterSource:
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
         self._check_open()
-        return self._rows.update_priorities(index, priority, None)
+        return self._table.update_priorities(index, priority)
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set new values of some fields, by id: see `ClusterTable.update`."""
         self._check_open()
-        return self._rows.update(index, fields, None)
+        return self._table.update(index, **fields)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -399,8 +352,7 @@ class ClusterSource:
         return self._closed
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
-        return f"<ClusterSource of {len(self._connections.all)} shards {state}>"
+        return f"<ClusterSource of {self._table!r} {'closed' if self._closed else 'open'}>"
 
     def __reduce__(self) -> Any:
         raise CannotSend("a source stays in its process: connect to the cluster there")
@@ -412,16 +364,3 @@ class ClusterSource:
             self._forget_shards(_PARTING_S if timeout_s is None else timeout_s)
             if self._bell is not None:
                 self._bell.ring()
-
-
-def _wait(patience: Patience, bell: EventFd, reason: str, limit: Deadline) -> None:
-    """Wait as long as patience has, or until the limit."""
-    left, most = limit.left(), patience.deadline.left()
-    if left is None or (most is not None and most <= left):
-        patience.wait(bell, reason)
-        return
-    shorter = Patience(patience.end, limit, patience._on_wait)
-    try:
-        shorter.wait(bell, reason)
-    finally:
-        patience.waited_s += shorter.waited_s

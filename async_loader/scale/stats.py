@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from async_loader.feeder.status import FeederStatus
 from async_loader.replay.stats import TableStats
@@ -92,18 +92,16 @@ def summed(
 ) -> ClusterTableStats:
     """Add up the counts of the shards that answered."""
     parts = list(shards.values())
-    capacities = [one.capacity for one in parts]
-    sizes = [one.nbytes for one in parts]
+    whole: dict[str, Any] = {
+        name: sum(getattr(one, name) for one in parts)
+        for name in ("size", "inserted", "sampled", "deleted", "streams", "stale")
+    }
+    for name in ("capacity", "nbytes"):
+        known = [getattr(one, name) for one in parts]
+        whole[name] = None if None in known else sum(known)
     return ClusterTableStats(
-        size=sum(one.size for one in parts),
-        capacity=None if None in capacities else sum(one or 0 for one in capacities),
-        inserted=sum(one.inserted for one in parts),
-        sampled=sum(one.sampled for one in parts),
-        deleted=sum(one.deleted for one in parts),
-        nbytes=None if None in sizes else sum(one or 0 for one in sizes),
-        streams=sum(one.streams for one in parts),
+        **whole,
         waiting=tuple(wait for one in parts for wait in one.waiting),
-        stale=sum(one.stale for one in parts),
         full=bool(parts) and all(one.full for one in parts),
         shards=shards,
         silent=tuple(silent),

@@ -2,60 +2,67 @@
 
 from __future__ import annotations
 
+import math
 import os
-import threading
+import time
 import weakref
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Collection, Hashable, Mapping
+from random import random
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from async_loader import batch_format as formats
 from async_loader import tree
-from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
-from async_loader.feeder.client.arguments import batch_size_of
+from async_loader.errors import Broken, CannotSend, ConfigError, Timeout, Unsupported
+from async_loader.feeder.client.arguments import batch_size_of, reader_wanted
 from async_loader.feeder.client.reader_state import Transport
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.source import RemoteSource
-from async_loader.feeder.client.table_calls import stats_of
+from async_loader.feeder.client.table import TableClient, stats_of
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.plain_values import limiter_from
 from async_loader.feeder.wire import AboutReply, schema_of
 from async_loader.lifecycle import Deadline, Patience, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.replay.arguments import ids_of, positive, whole_seed
+from async_loader.replay.arguments import ids_of
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.table_methods import Change, TableMethods
 from async_loader.replay.views import View
-from async_loader.scale.by_id import RowsById
 from async_loader.scale.connections import Connections, ShardConnection
-from async_loader.scale.fan_out import ask_all
-from async_loader.scale.placement import Placement
-from async_loader.scale.shard_rows import TOTALS_S
-from async_loader.scale.source import ClusterSource, SourceOptions
+from async_loader.scale.draws import Draws
+from async_loader.scale.shards import MOST_SHARDS
+from async_loader.scale.source import ClusterSource
 from async_loader.scale.stats import ClusterTableStats, LostRows, summed
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
-from async_loader.sources.mixture_rows import add_source
-from async_loader.table import AutoReset, Batch, BatchFormat, VectorEnv, VectorWriter
+from async_loader.sources.mixture_member import split_by_source
+from async_loader.sources.mixture_rows import add_source, numbers_of, own_ids
+from async_loader.table import Batch
 from async_loader.validation import path_of
 
-if TYPE_CHECKING:
-    import torch
-
+R = TypeVar("R")
+TOTALS_S = 0.05
+"""How old the totals of a shard may be when a batch is drawn, plus one answer's way."""
+_ASK_S = 1.0
+"""How long a shard may take to say how many writers it has."""
+_OPENS_S = 2.0
+"""After this time a shard counts a new writer itself."""
 _SAMPLERS = 8
 """Sources of `sample` that are kept open, each for one batch size and view."""
-_Kind = tuple[int, View | None]
 
 
 @explain_wrong_attributes
-class ClusterTable:
+class ClusterTable(TableMethods):
     """One table of a cluster: `async_loader.table.Table` over all shards. Made by
     `ClusterClient.table`.
 
     All shards have a table of this name with the same settings. Ids have the number of their shard
-    in the bits from 56 on. Threads: any. A ``timeout_s`` of ``None`` is that of the client.
+    in the bits from 56 on. Threads: any. A ``timeout_s`` of ``None`` is that of the client. Calls
+    raise Timeout, Closed, Broken and Unsupported beside what they raise for a table of this
+    process.
 
     Parameters
     ----------
@@ -70,30 +77,17 @@ class ClusterTable:
 
     def __init__(self, connections: Connections, name: str, timeout_s: float) -> None:
         self._connections, self.name, self._timeout_s = connections, name, timeout_s
-        self._rows = RowsById(connections, name, timeout_s)
-        self._placement = Placement(connections, name)
-        self._lock = threading.Lock()
-        self._idle: dict[_Kind, ClusterSource] = {}  # of `sample`
+        self._recent: list[tuple[str, float]] = []  # shards of new writers, and when
+        self._idle: dict[tuple[int, View | None], ClusterSource] = {}  # of `sample`
         self._sources: weakref.WeakSet[ClusterSource] = weakref.WeakSet()
-        self._closed = False
 
     # -- what it is --------------------------------------------------------------------------------
 
     @property
-    def capacity(self) -> int | None:
-        """Steps that all shards keep; ``None`` while that depends on a schema that is unknown."""
-        return self.stats().capacity
-
-    @property
     def schema(self) -> Schema | None:
         """Schema of a step, of the first shard that knows it; ``None`` while none does."""
-        said = (one.schema for one in self._all().values())
+        said = (one.schema for one in self._abouts().values())
         return next((schema_of(one) for one in said if one is not None), None)
-
-    @property
-    def nbytes(self) -> int | None:
-        """Shared memory of the full tables; ``None`` while the schema is unknown."""
-        return self.stats().nbytes
 
     @property
     def limiter(self) -> RateLimiter | None:
@@ -102,18 +96,14 @@ class ClusterTable:
         Each shard limits by itself. Batches take from each in proportion to what it holds, so that
         the ratio holds in the sum.
         """
-        return limiter_from(next(iter(self._all().values())).limiter)
-
-    def __len__(self) -> int:
-        """Return the number of items that can be drawn, in the shards that answer."""
-        return self.stats().size
+        return limiter_from(next(iter(self._abouts().values())).limiter)
 
     def stats(self) -> ClusterTableStats:
         """Return the counts of all shards at this moment, and what was lost with shards.
 
         Raises Timeout, Closed, Broken, Unsupported: if no shard answers.
         """
-        found = {name: stats_of(said) for name, said in self._all().items()}
+        found = {name: stats_of(said) for name, said in self._abouts().items()}
         silent = [one.name for one in self._connections.all if one.name not in found]
         lost = [
             LostRows(shard=one.name, incarnation=server, rows=rows)
@@ -150,8 +140,7 @@ class ClusterTable:
         ------
         ConfigError, Timeout, Closed, Broken
         """
-        shard = self._placement.choose(Deadline(self._timeout_s))
-        return shard.table(self.name).writer(
+        return self._place().writer(
             stream,
             schema=schema,
             batch_rows=batch_rows,
@@ -160,74 +149,56 @@ class ClusterTable:
             overflow=overflow,
         )
 
-    @explain_wrong_names
-    def vector_writer(
-        self,
-        envs: int | VectorEnv,
-        *,
-        autoreset: AutoReset | None = None,
-        streams: Sequence[Hashable] | None = None,
-        schema: SchemaLike | None = None,
-    ) -> VectorWriter:
-        """Return a writer for the steps of a vector of environments, bound to one shard.
+    def _vector_target(self, schema: SchemaLike | None) -> Any:
+        return self._place()._vector_target(schema)
 
-        See `ReplayBuffer.vector_writer`.
+    def _place(self) -> TableClient:
+        """Return the table of a shard on this host, else of the one with the least load.
+
+        It is asked for once for each writer, whose streams stay there.
         """
-        shard = self._placement.choose(Deadline(self._timeout_s))
-        return shard.table(self.name).vector_writer(
-            envs, autoreset=autoreset, streams=streams, schema=schema
+        reached, now = self._connections.reached, time.monotonic()
+        asked = [one for one in reached if one.shard.is_here] or reached or self._connections.all
+        if not asked:
+            raise self._connections.nothing(f"a writer of table {self.name!r}")
+        deadline = Deadline(min(_ASK_S, self._timeout_s))
+        statuses, _ = self._connections.ask(
+            asked, lambda one, limit: one.client.status(timeout_s=limit.left_or_inf()), deadline
         )
+        self._recent = [(name, at) for name, at in self._recent if at + _OPENS_S > now]
+
+        def load(one: ShardConnection) -> tuple[float, ...]:
+            status = statuses.get(one.name)
+            if status is None or status["draining"]:
+                return (math.inf,)
+            table = status["tables"].get(self.name)
+            writers, size = (0, 0) if table is None else (table["writers"], table["size"])
+            return writers + [name for name, _ in self._recent].count(one.name), size, random()
+
+        chosen = min(asked, key=load)
+        self._recent.append((chosen.name, now))
+        return chosen.table(self.name)
 
     # -- batches out -------------------------------------------------------------------------------
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        view: View | None = None,
-        timeout_s: float | None = None,
-        batch_format: BatchFormat = "numpy",
-        device: str | torch.device | None = None,
-    ) -> Batch:
-        """Draw ``batch_size`` items of all shards, now. See `source`, which draws ahead.
-
-        Parameters
-        ----------
-        timeout_s : float, optional
-            How long to wait for enough items. ``None``: an empty table without a limiter raises at
-            once.
-
-        Raises
-        ------
-        NotEnoughData, ConfigError, Timeout, Closed, Broken, Unsupported
-        """
-        wanted = formats.checked(batch_format, device)
+    def _sample(self, batch_size: int, view: View | None, timeout_s: float | None) -> Batch:
         size, limit = batch_size_of(batch_size), seconds_or_none("timeout_s", timeout_s)
-        kind: _Kind = (size, view)
-        with self._lock:
-            found = self._idle.pop(kind, None)  # no other call uses it
-        source = found or self.source(view=view, prefetch=0)
+        kind = size, view
+        source = self._idle.pop(kind, None) or self.source(view=view, prefetch=0)
         try:
-            batch = self._sampled(source, size, limit)
+            source.begin_afresh(immediate=limit is None)
+            patience = Patience(deadline=self._deadline(limit))
+            plan: Any = source.plan(size, patience)
+            while plan.lease is not None and not source.hand_out(plan.lease):
+                plan = source.plan(size, patience)
+            if plan.lease is not None:
+                source.settle(plan.lease)
         finally:
-            with self._lock:
-                other = self._idle.pop(kind, None)
-                self._idle[kind] = source
-                if other is None and len(self._idle) > _SAMPLERS:
-                    other = self._idle.pop(next(iter(self._idle)))
+            other, self._idle[kind] = self._idle.pop(kind, None), source
+            if other is None and len(self._idle) > _SAMPLERS:
+                other = self._idle.pop(next(iter(self._idle)))
             if other is not None:
                 other.close()
-        made: Batch = formats.convert(batch, wanted, device)
-        return made
-
-    def _sampled(self, source: ClusterSource, size: int, limit: float | None) -> Batch:
-        source.begin_afresh(immediate=limit is None)
-        patience = Patience(deadline=Deadline(self._timeout_s if limit is None else limit))
-        plan: Any = source.plan(size, patience)
-        while plan.lease is not None and not source.hand_out(plan.lease):
-            plan = source.plan(size, patience)
-        if plan.lease is not None:
-            source.settle(plan.lease)
         batch: Batch = plan.batch
         return batch
 
@@ -269,42 +240,41 @@ class ClusterTable:
         ------
         ConfigError, Unsupported, Timeout
         """
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
-        about = self._about()
-        said = repr(sampler) if sampler is not None else about.sampler
-        entropy = whole_seed(seed) if seed is not None else np.random.SeedSequence().entropy
-        assert isinstance(entropy, int)
-        options = SourceOptions(
-            words=(entropy, rank, world_size),
-            learners=world_size,
-            min_size=positive("min_size", min_size),
-            timeout_s=seconds_or_none("timeout_s", timeout_s),
-            weighted=said.startswith("Prioritized("),
-            queue=said.startswith("Fifo("),
-        )
+        wanted = reader_wanted(
+            self.name, view, sampler=sampler, min_size=min_size, seed=seed, rank=rank,
+            world_size=world_size, max_lag=max_lag, timeout_s=timeout_s,
+        )  # fmt: skip
+        abouts = self._abouts()
+        said = {name: one.settings if sampler is None else wanted.sampler
+                for name, one in abouts.items()}  # fmt: skip
+        settings, leased = next(iter(said.values())), any(one.leased for one in abouts.values())
+        for name, one in said.items():
+            if one != settings:
+                raise ConfigError(
+                    f"{name} samples by {one}, and another shard by {settings}: give all the same"
+                )
 
-        if prefetch:
-            positive("prefetch", prefetch)
+        def make_draws() -> Draws:
+            return Draws(settings, world_size, leased)
 
-        def open_source(shard: ShardConnection, ahead: int, queue: bool) -> RemoteSource:
-            own = None if seed is None else _seed_of(seed, shard.number)
-            made = shard.table(self.name)._opened_source(
-                view, sampler, 1, own, rank, world_size, max_lag, prefetch, transport, None,
-                masses=not queue,
+        in_turn = make_draws().in_turn
+
+        def open_source(shard: ShardConnection, ahead: int) -> RemoteSource:
+            made = shard.table(self.name)._source(
+                view, prefetch, transport, sampler=sampler, rank=rank, world_size=world_size,
+                seed=None if seed is None else _seed_of(seed, shard.number), max_lag=max_lag,
+                masses=not in_turn,
             )  # fmt: skip
             made.watch_totals(TOTALS_S, ahead)
             return made
 
-        source = ClusterSource(self._connections, open_source, self._rows, options)
-        with self._lock:
-            self._check_open()
-            self._sources.add(source)
+        entropy: Any = np.random.SeedSequence().entropy if seed is None else wanted.seed
+        source = ClusterSource(
+            self, self._connections, open_source, make_draws, (entropy, rank, world_size),
+            wanted.min_size, seconds_or_none("timeout_s", timeout_s),
+        )  # fmt: skip
+        self._sources.add(source)
         return source
-
-    def _about(self) -> AboutReply:
-        """Return what the first shard says of its table."""
-        return next(iter(self._all().values()))
 
     # -- by id -------------------------------------------------------------------------------------
 
@@ -314,53 +284,66 @@ class ClusterTable:
 
         ``index`` of the batch says which ones there are.
         """
-        parts = self._rows.get(index, view)
-        for _, number, batch in parts:
-            names = ("index", "step_index") if "is_first" in batch else ("index",)
-            for name in names:
+        ids = ids_of(index)
+        numbers = numbers_of(ids)
+
+        def read(one: ShardConnection, limit: Deadline) -> tuple[npt.NDArray[np.intp], Batch]:
+            places = np.flatnonzero(numbers == one.number)
+            own = own_ids(ids[places])
+            batch = one.table(self.name)._get(own, view, limit)
+            there = places[np.isin(own, batch["index"])]
+            for name in ("index", "step_index") if "is_first" in batch else ("index",):
                 if name in batch:
-                    add_source(batch[name], number)
+                    add_source(batch[name], one.number)
+            return there, batch
+
+        parts = list(self._of_shards(set(numbers.tolist()), read, None).values())
         if not parts:
             for one in self._connections.reached:
-                return one.table(self.name).get(ids_of(index)[:0], view=view)
+                return one.table(self.name).get(ids[:0], view=view)
             raise self._connections.nothing("get")
-        order = np.argsort(np.concatenate([one.places for one in parts]), kind="stable")
-        structure = tree.structure_of(parts[0].batch)
-        columns = zip(*(tree.leaves(one.batch, structure) for one in parts), strict=True)
+        order = np.argsort(np.concatenate([places for places, _ in parts]), kind="stable")
+        structure = tree.structure_of(parts[0][1])
+        columns = zip(*(tree.leaves(batch, structure) for _, batch in parts), strict=True)
         merged = [np.concatenate(one)[order] for one in columns]
         made: Batch = tree.rebuild_batch(structure, merged)
         return made
 
-    @explain_wrong_names
-    def update_priorities(
-        self, index: Any, priority: Any, *, timeout_s: float | None = None
+    def _apply(
+        self,
+        change: Change,
+        index: Any,
+        values: Mapping[str, Any],
+        timeout_s: float | Deadline | None,
     ) -> Applied:
-        """Set new priorities by id, each in its own shard; those of lost shards count as stale.
+        """See `TableMethods`: each row in its own shard; those of lost shards count as stale."""
+        parts = {
+            number: (ids, dict(zip(values, picked, strict=True)))
+            for number, ids, picked in split_by_source(index, MOST_SHARDS, values)
+        }
 
-        Raises
-        ------
-        ConfigError, Unsupported, Timeout, Closed, Broken
-        """
-        return self._rows.update_priorities(index, priority, timeout_s)
+        def call(one: ShardConnection, limit: Deadline) -> Applied:
+            return one.table(self.name)._apply(change, *parts[one.number], limit)
 
-    def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
-        """Set new values of some fields, by id, each in its own shard.
+        found = self._of_shards(parts.keys(), call, timeout_s)
+        applied = sum(one.applied for one in found.values())
+        return Applied(applied, int(np.size(index)) - applied)
 
-        Raises
-        ------
-        SchemaError, ConfigError, Unsupported, Timeout, Closed, Broken
-        """
-        return self._rows.update(index, fields, timeout_s)
-
-    @explain_wrong_names
-    def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
-        """Remove items by id, each from its own shard.
-
-        Raises
-        ------
-        ConfigError, Timeout, Closed, Broken, Unsupported
-        """
-        return self._rows.delete(index, timeout_s)
+    def _of_shards(
+        self,
+        numbers: Collection[int],
+        call: Callable[[ShardConnection, Deadline], R],
+        timeout_s: float | Deadline | None,
+    ) -> dict[str, R]:
+        """Ask these shards, those that can be reached. Raises what one that lives has raised."""
+        shards = [one for one in self._connections.reached if one.number in numbers]
+        found, failed = self._connections.ask(shards, call, self._deadline(timeout_s))
+        for one in shards:
+            error = failed.get(one.name)
+            lost = one.removed or not one.answers
+            if error is not None and not (lost and isinstance(error, (Timeout, Broken))):
+                raise error
+        return found
 
     # -- the whole table ---------------------------------------------------------------------------
 
@@ -408,31 +391,28 @@ class ClusterTable:
 
     def close(self) -> None:
         """Close the sources of this table. Calls of `sample` that wait raise Closed."""
-        with self._lock:
-            self._closed = True
-            sources = list(self._sources)
-        for one in sources:
+        for one in list(self._sources):
             one.close()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("this table of a cluster is closed")
+    def _deadline(self, timeout_s: float | Deadline | None) -> Deadline:
+        if isinstance(timeout_s, Deadline):
+            return timeout_s
+        limit = seconds_or_none("timeout_s", timeout_s)
+        return Deadline(self._timeout_s if limit is None else limit)
 
-    def _all(self) -> dict[str, AboutReply]:
+    def _abouts(self) -> dict[str, AboutReply]:
         """Ask all shards that can be reached; raise what the last one raised if none answers."""
-        answers = ask_all(
-            self._connections,
+        found, failed = self._connections.ask(
             self._connections.reached,
-            lambda one, limit: one.table(self.name)._calls.about(limit),
+            lambda one, limit: one.table(self.name)._about(limit),
             Deadline(self._timeout_s),
         )
-        for error in answers.failed.values():
-            if not answers.found or isinstance(error, (ConfigError, Unsupported)):
+        for error in failed.values():
+            if not found or isinstance(error, (ConfigError, Unsupported)):
                 raise error
-        if not answers.found:
+        if not found:
             raise self._connections.nothing(f"table {self.name!r}")
-        order = [one.name for one in self._connections.all if one.name in answers.found]
-        return {name: answers.found[name] for name in order}
+        return found
 
 
 def _seed_of(seed: int, number: int) -> int:

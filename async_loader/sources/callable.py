@@ -35,31 +35,34 @@ class CallableSource:
         try:
             data = self.function(batch_size)
         except StopIteration:
-            raise StopIteration(f"{self._name} raised it") from None
+            raise StopIteration(f"{self.name} raised it") from None
         if data is END:
             end: Plan = END
             return end
         if isinstance(data, Mapping):
             return Ready(data)
         if isinstance(data, str | bytes) or not isinstance(data, Sequence):
-            raise SchemaError(f"{self._name} returned {type(data).__name__}: {_EXPECTED}")
-        if len(data) != batch_size:
-            raise SchemaError(
-                f"{self._name} returned {len(data)} entries, batch_size is {batch_size}: "
-                f"{_EXPECTED}"
-            )
+            raise SchemaError(f"{self.name} returned {type(data).__name__}: {EXPECTED}")
+        self.check_count(len(data), batch_size)
         jobs = sum(map(callable, data))
         if jobs == len(data):
             return Jobs(data)
         if jobs:
             raise SchemaError(
-                f"{self._name} returned {jobs} callables and {len(data) - jobs} other entries: "
-                f"{_EXPECTED}"
+                f"{self.name} returned {jobs} callables and {len(data) - jobs} other entries: "
+                f"{EXPECTED}"
             )
         return Samples(data)
 
+    def check_count(self, count: int, batch_size: int) -> None:
+        """Raise SchemaError for too few or too many entries."""
+        if count != batch_size:
+            raise SchemaError(
+                f"{self.name} returned {count} entries, batch_size is {batch_size}: {EXPECTED}"
+            )
+
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
         return f"data_source {describe(self.function)}"
 
     def reader(self) -> Reader | None:
@@ -72,7 +75,7 @@ class CallableSource:
         )
 
 
-_EXPECTED = (
+EXPECTED = (
     "return batch_size sample dicts, batch_size zero-argument callables, one dict of "
     "arrays, or async_loader.END"
 )

@@ -128,19 +128,13 @@ def _column(name: str, value: object) -> npt.NDArray[Any]:
     array = tensors.as_array(value)
     if array is None and (text := tensors.unheld(value)) is not None:
         raise ConfigError(f"column {name!r} is {text}")
-    if array is None and isinstance(value, bool | int | float | complex):
-        raise ConfigError(
-            f"column {name!r} is a single number: columns are arrays, give numpy.asarray(...) "
-            "instead of a list"
-        )
-    if array is None or not supported(array.dtype):
+    if array is None or not supported(array.dtype) or not array.ndim:
         kind = type(value).__name__ if array is None else f"dtype {array.dtype}"
+        alone = isinstance(value, int | float | complex) if array is None else not array.ndim
+        what = "a single number" if alone else kind
         raise ConfigError(
-            f"column {name!r} is {kind}: give an array of bool, integers, floats or complex numbers"
-        )
-    if array.ndim == 0:
-        raise ConfigError(
-            f"column {name!r} is a single number: columns are arrays with one entry per step"
+            f"column {name!r} is {what}: give an array of bool, integers, floats or complex "
+            "numbers with one entry per step, as by numpy.asarray"
         )
     return np.ascontiguousarray(array)
 

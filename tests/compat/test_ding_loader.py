@@ -185,7 +185,7 @@ def test_what_hung_raises_and_the_next_batch_comes(where, num_workers):
     [
         ([], "an empty list"),
         (None, "NoneType"),
-        ([lambda: 1, 2], "int as entry 1 of 2"),
+        ([lambda: 1, 2], "1 callables and 1 other entries"),
         ("ab", "str"),
     ],
 )

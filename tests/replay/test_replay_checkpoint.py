@@ -5,7 +5,6 @@ same draws.
 from __future__ import annotations
 
 import threading
-from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -345,9 +344,6 @@ def test_streams_keep_their_names_and_new_ones_are_new(tmp_path):
     loaded.end_episode(stream=own.stream, final_obs=obs)
     assert len(loaded) == len(names) + 1
     assert loaded.stats().streams == 0
-
-
-Pair = namedtuple("Pair", "left right")
 
 
 def test_large_fields_and_complex_ones_come_back(tmp_path):

@@ -13,7 +13,7 @@ from async_loader.feeder.server import Server
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import Deadline, Patience
-from async_loader.replay.kernel_warmup import warm
+from async_loader.replay.kernel_build import warm
 from async_loader.scale.client import ClusterClient
 from async_loader.scale.shards import Shard
 from async_loader.schema import Schema
@@ -87,9 +87,6 @@ class HandMade:
     def _look(self):
         if self.client is not None:
             self.client._connections.look()
-
-    def close(self):
-        """Nothing is open."""
 
 
 def filled(number, rows, capacity=4096, first=0, priorities=None, **settings):

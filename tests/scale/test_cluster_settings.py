@@ -71,7 +71,7 @@ def test_a_ray_that_is_not_there_is_said_at_once(monkeypatch, tmp_path):
     arguments = ["cluster", "status", "--config", str(CONFIGS / "cluster.yaml")]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
-    assert "no Ray cluster on this machine" in result.stderr
+    assert "none runs on this machine" in result.stderr
     result = CliRunner().invoke(app, [*arguments, "--ray", "127.0.0.1:9"])
     assert result.exit_code == 2
     assert "no Ray cluster at 127.0.0.1:9" in result.stderr

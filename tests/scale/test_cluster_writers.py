@@ -52,7 +52,7 @@ def test_a_writer_follows_its_shard_to_another_address_and_what_was_lost_is_name
         writer.flush()
         assert table.stats().lost == ()
         shards[0].die()
-        until(lambda: not client._connections.find(0).is_open)
+        until(lambda: not client._connections.all[0].is_open)
         for x in range(100, 150):  # kept meanwhile
             writer.append(x=x, shard=0)
         successor = ThreadShard(tmp_path / "successor", filled(0, 0))
@@ -169,7 +169,7 @@ def test_weights_go_to_all_shards_and_come_from_one(tmp_path):
         assert [client.shard(name).latest("policy").version for name in client.shards] == [1, 1]
         first = client.latest("policy")
         shards[0].die()
-        until(lambda: not client._connections.find(0).is_open)
+        until(lambda: not client._connections.all[0].is_open)
         assert client.latest("policy", first) is None  # the same run in the other shard
         assert client.publish("policy", {"w": np.arange(3)}, 2)
         assert client.latest("policy", first).version == 2
@@ -180,7 +180,7 @@ def test_status_says_which_shards_answer(tmp_path):
         said = client.status()["shards"]
         assert said["shard-1"]["status"]["tables"]["t"]["size"] == 4
         shards[1].die()
-        until(lambda: not client._connections.find(1).is_open)
+        until(lambda: not client._connections.all[1].is_open)
         said = client.status()["shards"]["shard-1"]
         assert (said["connected"], said["status"]) == (False, None)
         assert "2 shards, 1 of them connected" in repr(client)

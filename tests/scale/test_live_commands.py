@@ -99,7 +99,6 @@ def test_the_page_has_the_values_of_the_status_and_goes_on_while_a_shard_is_away
         frame = frame_in_which(page.url, lambda one: states(one) == ["serving", "serving"])
         until(lambda: client.status()["shards"]["shard-0"]["status"] is not None)
         check_equal(frame, client.status())
-        assert frame["tables"][0]["in_per_s"] == 0.0, "what the shard came back with is no rate"
         with urllib.request.urlopen(f"{page.url}points.json", timeout=PATIENCE_S) as answer:
             sizes = [one["tables"]["t"]["size"] for one in json.load(answer)]
         assert [one for one in (160, 60, 67) if one in sizes] == [160, 60, 67]

@@ -267,8 +267,7 @@ def test_shards_are_on_nodes_of_their_own_and_serve(machine):
 
 
 def numbers_found() -> dict[int, str]:
-    with contextlib.closing(RayShards(cluster=NAME)) as shards:
-        return {one.number: one.address for one in shards.find()[0]}
+    return {one.number: one.address for one in RayShards(cluster=NAME).find()[0]}
 
 
 def test_no_secret_is_in_status_answers_or_logs(machine):

@@ -71,7 +71,7 @@ def test_rows_of_a_stopped_shard_count_as_stale_and_all_others_are_reached(name)
     with cluster() as (feeders, client):
         table = client.table("t")
         with stopped(feeders[0]):
-            assert client._connections.find(0).is_open
+            assert client._connections.all[0].is_open
             assert CALLS[name](table) == Applied(ROWS, stale=ROWS)
 
 

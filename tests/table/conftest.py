@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
@@ -33,5 +34,7 @@ def writing(request: pytest.FixtureRequest) -> Iterator[Making]:
 
 @pytest.fixture(autouse=True)
 def what_tables_carry_is_compared_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each call, here and in feeders. See derived.py."""
-    monkeypatch.setenv("ASYNC_LOADER_COMPARE", "1")
+    """After each call, here and in feeders. See table_drift.py."""
+    monkeypatch.setenv("ASYNC_LOADER_COMPARE", "tests.table_drift")
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))

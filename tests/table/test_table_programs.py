@@ -13,9 +13,9 @@ from async_loader import Field, ReplayBuffer, Sequences, Uniform
 from async_loader.errors import Broken, Timeout
 from async_loader.feeder import connect
 from async_loader.replay.base import row_format as r
-from async_loader.replay.table.derived import Drift
 from async_loader.testing.debug import debug_state
 from tests.table import programs
+from tests.table_drift import Drift
 
 SEED, PROGRAMS, AT_ONCE = 20, 200, 20
 EACH = pytest.mark.parametrize("first", range(0, PROGRAMS, AT_ONCE))
@@ -29,7 +29,7 @@ def test_what_a_table_carries_is_what_its_rows_say(first: int) -> None:
 
 @EACH
 def test_a_loaded_table_goes_on_as_the_saved_one(first: int, monkeypatch) -> None:
-    monkeypatch.setenv("ASYNC_LOADER_COMPARE", "0")  # the test above does
+    monkeypatch.delenv("ASYNC_LOADER_COMPARE")  # the test above does
     for number in range(first, first + AT_ONCE):
         programs.saves(SEED, number, points=1, sizes=1)
 
@@ -41,7 +41,7 @@ def test_a_loaded_table_goes_on_as_the_saved_one(first: int, monkeypatch) -> Non
 def test_a_draw_that_does_not_find_its_items_ends_and_says_what_it_found(
     sampler: Uniform, count: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ASYNC_LOADER_COMPARE", "0")
+    monkeypatch.delenv("ASYNC_LOADER_COMPARE")
     with ReplayBuffer(9, {"x": "int64"}, sampler=sampler) as buffer:
         for x in range(9):
             buffer.add(x=x)

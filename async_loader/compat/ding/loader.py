@@ -17,10 +17,9 @@ import torch
 from async_loader import loader, tree
 from async_loader.compat.ding.collate import default_collate, is_tree_tensor
 from async_loader.errors import SchemaError
-from async_loader.lifecycle import Patience
 from async_loader.pipeline.batches.collate import is_ignored
-from async_loader.source import END, Jobs, Plan, Ready, Samples, Source
-from async_loader.sources.callable import CallableSource
+from async_loader.source import Source
+from async_loader.sources.callable import EXPECTED, CallableSource
 
 log = logging.getLogger("async_loader")
 
@@ -149,43 +148,11 @@ def _check_chunk(batch_size: Any, chunk_size: Any) -> None:
 
 
 class EntriesSource(CallableSource):
-    """``function(batch_size)`` gives dicts or callables; the first entry decides. More or fewer
-    than batch_size make a larger or smaller batch.
-    """
+    """A callable whose entries, more or fewer than batch_size, make a larger or smaller batch."""
 
-    def plan(self, batch_size: int, patience: Patience) -> Plan:
-        """Call the function and classify its result.
-
-        Raises
-        ------
-        SchemaError
-            For an empty result, and for entries that are neither dicts nor callables.
-        """
-        data = self.function(batch_size)
-        if data is END:
-            end: Plan = END
-            return end
-        if isinstance(data, Mapping):
-            return Ready(data)
-        if isinstance(data, str | bytes) or not isinstance(data, Sequence) or not len(data):
-            what = (
-                "an empty list"
-                if isinstance(data, Sequence) and not len(data)
-                else type(data).__name__
-            )
-            raise SchemaError(f"{self._name} returned {what}: {_EXPECTED}")
-        if isinstance(data[0], Mapping):
-            return Samples(data)
-        wrong = [number for number, entry in enumerate(data) if not callable(entry)]
-        if wrong:
-            kind = type(data[wrong[0]]).__name__
-            raise SchemaError(
-                f"{self._name} returned {kind} as entry {wrong[0]} of {len(data)}: {_EXPECTED}"
-            )
-        return Jobs(data)
-
-
-_EXPECTED = "return sample dicts, zero-argument callables, one dict of arrays, or async_loader.END"
+    def check_count(self, count: int, batch_size: int) -> None:
+        if not count:
+            raise SchemaError(f"{self.name} returned an empty list: {EXPECTED}")
 
 
 _ON_HOST = "index"

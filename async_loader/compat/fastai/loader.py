@@ -236,21 +236,14 @@ class DataLoader(BatchMaker):
         """
         same = dataset is None or dataset is self.dataset
         fake = self.fake_l
-        settings: dict[str, Any] = {
-            "dataset": self.dataset if dataset is None else dataset,
-            "num_workers": fake.num_workers,
-            "pin_memory": self.pin_memory,
-            "timeout": self.timeout,
-            "bs": self.bs,
-            "shuffle": self.shuffle,
-            "drop_last": self.drop_last,
-            "indexed": self.indexed,
-            "device": self.device,
-            **({"n": self._given_n} if same and self._given_n is not None else {}),
-            **({"persistent_workers": True} if fake.persistent_workers else {}),
-            **({"pin_memory_device": fake.pin_memory_device} if fake.pin_memory_device else {}),
-            **parts.given(self),
-        }
+        settings: dict[str, Any] = {name: getattr(self, name) for name in _SETTINGS}
+        settings |= {"dataset": self.dataset if dataset is None else dataset}
+        settings |= {"num_workers": fake.num_workers, **parts.given(self)}
+        if same and self._given_n is not None:
+            settings["n"] = self._given_n
+        for name in ("persistent_workers", "pin_memory_device"):
+            if value := getattr(fake, name):
+                settings[name] = value
         return (cls or type(self))(**{**settings, **kwargs})
 
     def one_batch(self) -> Any:
@@ -286,6 +279,9 @@ class DataLoader(BatchMaker):
         self._device = None if device is None else torch.device(device)
         for transform in getattr(self.after_batch, "fs", ()):
             _move_transform(transform, device)
+
+
+_SETTINGS = ("pin_memory", "timeout", "bs", "shuffle", "drop_last", "indexed", "device")
 
 
 def _nothing() -> None:

@@ -107,30 +107,19 @@ class GetAttrProxy:
 
     def __getattr__(self, name: str) -> Any:
         """Called only for attributes that do not exist here."""
-        if not (name.startswith("__") and name.endswith("__")) and name != self._default:
-            wrapped = vars(self).get(self._default)
-            if wrapped is not None:
-                try:
-                    return getattr(wrapped, name)
-                except AttributeError:
-                    both = (
-                        f"neither {type(self).__name__} nor its {self._default}, "
-                        f"{type(wrapped).__name__}"
-                    )
-                    raise AttributeError(
-                        f"{both}, has an attribute {name!r}", name=name, obj=self
-                    ) from None
-        raise AttributeError(
-            f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self
-        )
+        wrapped, kind = vars(self).get(self._default), type(self).__name__
+        special = (name.startswith("__") and name.endswith("__")) or name == self._default
+        if wrapped is None or special:
+            raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=self)
+        try:
+            return getattr(wrapped, name)
+        except AttributeError:
+            both = f"neither {kind} nor its {self._default}, {type(wrapped).__name__}"
+            text = f"{both}, has an attribute {name!r}"
+            raise AttributeError(text, name=name, obj=self) from None
 
     def __dir__(self) -> list[str]:
-        wrapped = vars(self).get(self._default)
-        others = (
-            [name for name in dir(wrapped) if not name.startswith("__")]
-            if wrapped is not None
-            else []
-        )
+        others = [name for name in dir(vars(self).get(self._default)) if not name.startswith("__")]
         return sorted({*super().__dir__(), *others})
 
 

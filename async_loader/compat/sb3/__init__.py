@@ -15,14 +15,13 @@ from async_loader.public_names import set_public_names
 __all__ = ["DictReplayBuffer", "NStepReplayBuffer", "ReplayBuffer"]
 
 if TYPE_CHECKING:
-    from async_loader.compat.sb3.dict_replay_buffer import DictReplayBuffer
     from async_loader.compat.sb3.n_step_replay_buffer import NStepReplayBuffer
-    from async_loader.compat.sb3.replay_buffer import ReplayBuffer
+    from async_loader.compat.sb3.replay_buffer import DictReplayBuffer, ReplayBuffer
 
 set_public_names(
     globals(),
     {
-        "DictReplayBuffer": "async_loader.compat.sb3.dict_replay_buffer",
+        "DictReplayBuffer": "async_loader.compat.sb3.replay_buffer",
         "NStepReplayBuffer": "async_loader.compat.sb3.n_step_replay_buffer",
         "ReplayBuffer": "async_loader.compat.sb3.replay_buffer",
     },

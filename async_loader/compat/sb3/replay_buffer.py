@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
     observations, next_observations, actions, rewards, dones, timeouts : arrays
         ``[buffer_size, n_envs, ...]``, as there; each access makes a copy, which cannot be written
         to. ``buffer.rewards = changed`` stores rewards. With ``optimize_memory_usage`` the newest
-        ``dones`` can be set, as algorithms do before they begin anew.
+        ``dones`` can be set to True, as algorithms do before they begin anew.
 
     Raises
     ------
@@ -276,18 +277,13 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         made.end = self._end_newest
         return made
 
-    def _end_newest(self, dones: Array) -> bool:
-        """End episodes at their newest transitions, where these ``dones`` say so; return whether
-        they say nothing else.
-        """
+    def _end_newest(self, place: Any, value: Any) -> bool:
+        """End all episodes at their newest transitions, if that is what setting ``dones`` says."""
         assert isinstance(self._steps, LinkedSteps)
-        changed = dones != self.dones.view(np.ndarray)
         newest = (self.pos - 1) % self.buffer_size
-        which = changed[newest].copy()
-        changed[newest] = False
-        if changed.any() or not dones[newest][which].all():
+        if not isinstance(place, int) or place != newest or not np.all(value):
             return False
-        self._steps.end(which)
+        self._steps.end(np.ones(self.n_envs, np.bool_))
         return True
 
     # -- pickles -----------------------------------------------------------------------------------
@@ -307,12 +303,10 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
 class _Dones(np.ndarray[Any, np.dtype[Any]]):
     """Read-only, but for the newest transition: see `ReplayBuffer._end_newest`."""
 
-    end: Callable[[Array], bool] | None = None
+    end: Callable[[Any, Any], bool] | None = None
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        changed = np.array(self)
-        changed[place] = value
-        if self.end is None or not self.end(changed):
+        if self.end is None or not self.end(place, value):
             super().__setitem__(place, value)
 
 
@@ -324,3 +318,36 @@ def _read_only(copied: Array) -> Array:
     owner = copied if copied.base is None else copied.copy()
     owner.flags.writeable = False
     return owner[...]
+
+
+class DictReplayBuffer(ReplayBuffer, peer.buffers.DictReplayBuffer):  # type: ignore[misc]
+    """As ``stable_baselines3.common.buffers.DictReplayBuffer``: observations are dicts of arrays.
+
+    Parameters and attributes are those of `ReplayBuffer`, also ``optimize_memory_usage``, which the
+    original refuses; ``observations`` and ``next_observations`` are read-only mappings, and
+    `sample` returns ``DictReplayBufferSamples``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert isinstance(self.obs_shape, dict), (
+            "DictReplayBuffer must be used with Dict obs space only"
+        )
+
+    @property
+    def _sample_class(self) -> Any:
+        return peer.samples.DictReplayBufferSamples
+
+    def _tensors(self, obs: list[Array]) -> Any:
+        assert self._form.keys is not None
+        return dict(zip(self._form.keys, map(self._tensor, obs), strict=True))
+
+    def _normalized(self, obs: Any, env: Any) -> list[Array]:
+        found = self._normalize_obs(obs, env)
+        assert self._form.keys is not None
+        return [found[key] for key in self._form.keys]
+
+    def _observations(self, name: str) -> Any:
+        assert self._form.keys is not None
+        # of a dict, an assignment to a key would change nothing that is stored
+        return MappingProxyType({key: self._column(f"{name}.{key}") for key in self._form.keys})

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.compat.saved_table import SavedTable, column_of
+from async_loader.compat.saved_table import SavedTable
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.errors import Broken, NotEnoughData
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.base.row_format import CURSOR, TERMINATED, TRUNCATED
 from async_loader.replay.buffer import parts_of
-from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.records import plain_heads
 from async_loader.replay.table.table_state import TableState
 
@@ -62,7 +61,17 @@ class _Steps:
         """Return a copy of one stored field of transitions, zeros where an id is not in the table;
         an array of the shape of ``ids`` and of the field.
         """
-        return column_of(self.table, name, ids)
+        state = self._state
+        with state.lock:
+            state.check_open()
+            state.catch_up()
+            storage = state.table.storage
+            fields = storage.layout.schema.fields
+            place: Any = next(i for i, field in enumerate(fields) if field.name == name)
+            rows = ids % storage.layout.rows
+            values: Array = storage.cell(place)[rows]
+            values[(storage.heads()[rows, 0] != ids + 1) | (ids < 0)] = 0
+        return values
 
 
 class PlacedSteps(_Steps):
@@ -86,7 +95,9 @@ class PlacedSteps(_Steps):
         super().__init__(table, form, False)
         self._size = size
         self._newest = -n_envs if saved is None else int(saved.extra)
-        self._reader = reader_of(self._state, parts_of(table).table_sampler.read_plan(None))
+        drawing = parts_of(table).table_sampler
+        self._reader = drawing.reader(drawing.read_plan(None))
+        self._rows = self._state.table.storage.layout.rows
         with self._state.lock:  # so that a run's first steps do not wait for it
             self._state.table.load_writing()
 
@@ -119,13 +130,17 @@ class PlacedSteps(_Steps):
 
     def at(self, ids: Ids) -> Transitions:
         """Read transitions by id into new arrays."""
-        with self._state.lock:
-            self._state.check_open()
-            self._state.catch_up()
-        into, gone = self._reader.take(ids)
-        if len(gone):
-            raise Broken(OTHERS)
-        read, width = into.fields, self._form.width
+        state, reader = self._state, self._reader
+        with state.lock:
+            state.check_open()
+            state.catch_up()
+            read = reader.these(ids % self._rows, None) if reader.at_once(len(ids)) else None
+        if read is None:
+            into, gone = reader.take(ids)
+            if len(gone):
+                raise Broken(OTHERS)
+            read = into.fields
+        width = self._form.width
         return Transitions(
             list(read[:width]), list(read[width : 2 * width]), *read[2 * width : 2 * width + 4]
         )

@@ -17,7 +17,8 @@ from async_loader.shm.hugepages import keep_freed_memory
 class GatherPass(Iterator[Any]):
     """One pass over columns, the result of `iter`.
 
-    It is for one thread at a time, as a generator is: a second one gets its ValueError.
+    It is for one thread at a time, as the generator of its tasks is: a second one gets its
+    ValueError.
 
     Parameters
     ----------
@@ -47,7 +48,6 @@ class GatherPass(Iterator[Any]):
         self._length = length
         self._gather = columns.gather_checked
         self._tasks = tasks
-        self._entered = False
 
     def __iter__(self) -> GatherPass:
         return self
@@ -57,14 +57,7 @@ class GatherPass(Iterator[Any]):
         return self._length()
 
     def __next__(self) -> Any:
-        # No call between the two lines, so not another thread.
-        if self._entered:
-            raise ValueError("this pass is at work for another thread")
-        self._entered = True
-        try:
-            return self._gather(next(self._tasks))
-        finally:
-            self._entered = False
+        return self._gather(next(self._tasks))
 
     def close(self) -> None:
         """There are no more batches; idempotent."""

@@ -13,13 +13,13 @@ import torch
 
 from async_loader import tree
 from async_loader.compat.saved_table import SavedTable
-from async_loader.compat.torchrl.arguments import (
+from async_loader.compat.torchrl.samplers import (
+    SamplerWithoutReplacement,
     capacity_of,
     checked_transform,
     refuse,
     sampler_of,
 )
-from async_loader.compat.torchrl.samplers import SamplerWithoutReplacement
 from async_loader.errors import ConfigError, of_extra
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import SupportsIndex
 
 from async_loader.errors import ConfigError, SchemaError
@@ -44,10 +44,10 @@ def batch_size_of(value: object) -> int:
     return size
 
 
-def view_of(view: AnyView | View | None) -> View | None:
+def view_of(view: AnyView | None) -> View | None:
     """Convert to wire form. Raises ConfigError for what is no view, and for numbers beyond it."""
-    if view is None or isinstance(view, View):
-        return view
+    if view is None:
+        return None
     if not isinstance(view, AnyView):
         raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
     for name in _COUNTS if isinstance(view, Sequences) else ("n_steps",):
@@ -71,11 +71,6 @@ def _names(view: AnyView) -> tuple[str, ...]:
     return (view.reward,)
 
 
-def goals_of(view: AnyView | View | None) -> Hindsight | None:
-    """Return a view whose functions are called here, if it is one."""
-    return view if isinstance(view, Hindsight) else None
-
-
 def save_path(path: str | os.PathLike[str], absolute: bool) -> str:
     """Return the path of a save as it is sent. ``absolute``: for a client's own feeder."""
     text = path_of("path", path)
@@ -92,54 +87,40 @@ def save_number(number: int | None) -> int | None:
 
 def reader_wanted(
     table: str,
-    *,
     view: AnyView | None,
-    sampler: Sampler | None,
-    min_size: int,
-    seed: int | None,
-    rank: int,
-    world_size: int,
-    max_lag: int | None,
-    timeout_s: float | None,
+    *,
+    sampler: Sampler | None = None,
+    min_size: int = 1,
+    seed: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    max_lag: int | None = None,
+    timeout_s: float | None = None,
     masses: bool = False,
-) -> Callable[[int, int], OpenReader]:
-    """Check the arguments of a source; return what makes its OPEN_READER.
-
-    That takes the batch size, and the batches that may be ahead.
+) -> OpenReader:
+    """Check the arguments of a source; return its OPEN_READER, but for the size of batches.
 
     Raises
     ------
     ConfigError
     """
-    least = positive("min_size", min_size)
-    if max_lag is not None:
-        max_lag = whole("max_lag", max_lag, 0)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
-    own = None if sampler is None else plain_of(sampler)
-    seen = view_of(view)
-    number = None if seed is None else whole_seed(seed)
     limit = seconds_or_none("timeout_s", timeout_s)
-    limit = None if limit is None or limit > LONGEST_S else max(limit, TRY_ONCE_S)
-
-    def wanted(batch_size: int, ahead: int) -> OpenReader:
-        return OpenReader(
-            table=table,
-            batch_size=batch_size,
-            view=seen,
-            rank=rank,
-            world_size=world_size,
-            seed=number,
-            timeout_s=limit,
-            prefetch=ahead,
-            together=MOST_AHEAD,
-            min_size=least,
-            sampler=own,
-            max_lag=max_lag,
-            masses=masses,
-        )
-
-    return wanted
+    return OpenReader(
+        table=table,
+        batch_size=1,
+        view=view_of(view),
+        rank=rank,
+        world_size=world_size,
+        seed=None if seed is None else whole_seed(seed),
+        timeout_s=None if limit is None or limit > LONGEST_S else max(limit, TRY_ONCE_S),
+        together=MOST_AHEAD,
+        min_size=positive("min_size", min_size),
+        sampler=None if sampler is None else plain_of(sampler),
+        max_lag=None if max_lag is None else whole("max_lag", max_lag, 0),
+        masses=masses,
+    )
 
 
 def without_codecs(schema: Schema) -> Schema:

@@ -128,6 +128,12 @@ class Connection(IoThread):
             self._followed = fd, failure
         self.wake()
 
+    def move(self, address: str) -> None:
+        """Go where the server is now, unless it is still where it was."""
+        if address != self.place:
+            self.place = address
+            self.wake()
+
     def stop(self, timeout_s: float | None = None) -> bool:
         """End the IO thread; return whether it has ended.
 

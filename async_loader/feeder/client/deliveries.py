@@ -263,7 +263,6 @@ class Deliveries:
         opening, credit, options = self.opening, self.credit, self._options
         schema = opening.schema = schema_of(body.schema)
         opening.leased, opening.eta, opening.later_s = body.leased, body.eta, LATER_S
-        opening.sampler = body.sampler
         self.totals.wanted = True
         form = BatchForm.of(schema, batch_size)
         opening.unpacking, nbytes = Unpacking(form), form.nbytes
@@ -274,7 +273,6 @@ class Deliveries:
         credit.ahead = min(wished, MOST_AHEAD if shared else opening.limits.ahead(nbytes))
         credit.received = credit.told = 0
         kept = len(self.inbox.waiting)
-        opening.answered = opening.answered[0] + 1, kept
         credit.granted = max(0, credit.ahead - kept)
 
     def settled(self) -> list[int]:

@@ -37,6 +37,10 @@ _KINDS: dict[int, type[AsyncLoaderError]] = {
 """All others, and those of later versions, are Broken."""
 
 
+class TooLarge(ConfigError):
+    """More was asked for than a message holds."""
+
+
 def error_of(body: Error, where: str) -> AsyncLoaderError:
     """Return the error for the thread that asked. ``where``: an address, or a table."""
     kind = _KINDS.get(body.code, Broken)
@@ -60,8 +64,8 @@ def error_as(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSE
         return _KINDS[body.code](body.text)
     if body.code == ErrorCode.UNSUPPORTED:
         return Unsupported(body.text)
-    if body.code == ErrorCode.TOO_LARGE:  # too much was asked for
-        return ConfigError(body.text)
+    if body.code == ErrorCode.TOO_LARGE:
+        return TooLarge(body.text)
     return error_of(body, where)
 
 

@@ -41,7 +41,6 @@ from async_loader.feeder.client.notifier import Waker
 from async_loader.feeder.client.reader_state import OldRows
 from async_loader.feeder.client.session import Action, Session, SessionPhase
 from async_loader.feeder.client.sockets import Sockets
-from async_loader.feeder.client.whereabouts import FixedAddress, Whereabouts
 from async_loader.feeder.curve_keys import ClientKeys
 from async_loader.feeder.wire import (
     Control,
@@ -78,8 +77,8 @@ class IoThread:
 
     Parameters
     ----------
-    address : str or Whereabouts
-        The server's control endpoint, or what knows it at each attempt to connect.
+    address : str
+        The server's control endpoint.
     wait_s : float | None
         How long a lost session may stay lost until everything is Broken; ``None``: for ever.
     clock : callable
@@ -93,6 +92,8 @@ class IoThread:
 
     Attributes
     ----------
+    place : str
+        The endpoint of the next attempt to connect: see `Connection.move`.
     servers : int
         Servers before the present one: ids of rows belong to one server.
     wake : callable
@@ -104,15 +105,15 @@ class IoThread:
 
     def __init__(
         self,
-        address: str | Whereabouts,
+        address: str,
         wait_s: float | None,
         clock: Callable[[], float] = time.monotonic,
         keys: ClientKeys | None = None,
         name: str = "",
         client: bytes | None = None,
     ) -> None:
-        self._where = FixedAddress(address) if isinstance(address, str) else address
-        self.address, self.clock, self._keys, self._name = self._where.now(), clock, keys, name
+        self.place = self.address = address
+        self.clock, self._keys, self._name = clock, keys, name
         self.session = Session(clock(), wait_s, random.random)
         self._phases = self.session.phases
         self.limits = Limits()
@@ -190,11 +191,10 @@ class IoThread:
         for channel in list(self._channels.values()):
             channel.end(self._failure)
         self.news.ring()
-        self._where.ended()
 
     def _round(self) -> None:
         now = self.clock()
-        if self._phases.state is not SessionPhase.OPEN and self._where.now() != self.address:
+        if self._phases.state is not SessionPhase.OPEN and self.place != self.address:
             self._move(now)
         if now >= self._session_due:
             self._step_session(now)
@@ -240,7 +240,7 @@ class IoThread:
 
     def _act(self, action: Action) -> None:
         if action is Action.CONNECT:
-            self.address = self._where.now()
+            self.address = self.place
             self._sockets.open_control(self.address)
             agent = f"{self._name} async_loader/{async_loader.__version__}".lstrip()
             hello = Hello(
@@ -252,7 +252,6 @@ class IoThread:
             self._sockets.send(Plane.CONTROL, encode(Message(hello)))
         elif action is Action.LEAVE:
             self._sockets.leave()
-            self._where.lost()
             self.news.ring()
         elif action is Action.PING:
             self.send(Plane.CONTROL, Ping(), 0, self.sequence())
@@ -320,7 +319,6 @@ class IoThread:
             self.servers += 1
             self._calls.note_end(message)
         self.limits, self.incarnation = welcome.limits, welcome.incarnation
-        self._where.reached(self.servers)
         self._sockets.open_data(welcome)
         for plane in (Plane.INSERT, Plane.PULL):
             self.send(plane, Ping(), 0, self.sequence())  # so that the server knows their routes
@@ -360,7 +358,7 @@ class IoThread:
 
     def _move(self, now: float) -> None:
         """Connect to the server's new address soon: nothing answers at the old one."""
-        self.address = self._where.now()
+        self.address = self.place
         self.session.moved(now)
         self._session_due = -math.inf
         self._sockets.leave()
@@ -370,5 +368,4 @@ class IoThread:
         self.session.lost(self.clock())
         self._session_due = -math.inf
         self._sockets.leave()
-        self._where.lost()
         self.news.ring()  # for threads that wait only as long as there is a session

@@ -142,8 +142,6 @@ class Opening:
         Whether batches have to be returned.
     eta : float | None
         Of sequences: the share of the largest error in a priority.
-    sampler : dict | None
-        As in a configuration, of a reader that asks for masses.
     transport : "shm" | "tcp" | None
     barred : str | None
         Why this session uses tcp although memory was wanted.
@@ -151,8 +149,6 @@ class Opening:
         The last such reason in the log.
     later_s : float
         Wait before the next attempt.
-    answered : tuple of int
-        READERs so far, and batches of earlier openings that waited here when the last one came.
     """
 
     number: int = 0
@@ -160,14 +156,12 @@ class Opening:
     schema: Schema | None = None
     leased: bool = False
     eta: float | None = None
-    sampler: dict[str, Any] | None = None
     transport: Literal["shm", "tcp"] | None = None
     unpacking: Unpacking | None = None
     limits: Limits = field(default_factory=Limits)
     barred: str | None = None
     logged: str | None = None
     later_s: float = LATER_S
-    answered: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError
 from async_loader.feeder.client.arguments import batch_size_of
@@ -31,6 +32,7 @@ from async_loader.feeder.wire import MOST_AHEAD, OpenReader, TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
 from async_loader.replay.hindsight_view import Hindsight
+from async_loader.replay.table_methods import TableMethods
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import ReadySlot
 from async_loader.source import END, Applied, Plan, Ready
@@ -54,14 +56,14 @@ class RemoteSource:
     Parameters
     ----------
     connection : Connection
-    wanted : callable
-        Makes the OPEN_READER of a batch size and a prefetch.
+    wanted : OpenReader
+        But for the size of batches, and how many may be ahead.
     prefetch : int | None
         Batches that the feeder may send ahead; see `TableClient.source`.
     transport : "auto" | "shm" | "tcp"
     timeout_s : float
         For `update_priorities` and `close`.
-    owner : object
+    table : TableMethods | None
         Lives as long as this does.
     goals : Hindsight, optional
         The view, if its functions are called here.
@@ -70,16 +72,16 @@ class RemoteSource:
     def __init__(
         self,
         connection: Connection,
-        wanted: Callable[[int, int], OpenReader],
+        wanted: OpenReader,
         prefetch: int | None,
         transport: Transport,
         timeout_s: float,
-        owner: object,
+        table: TableMethods | None,
         goals: Hindsight | None = None,
     ) -> None:
         self._goals = goals
         self._connection, self._wanted, self._timeout_s = connection, wanted, timeout_s
-        self._owner, self._options = owner, ReaderOptions(prefetch, transport)
+        self._table, self._options = table, ReaderOptions(prefetch, transport)
         self._channel: ReaderChannel | None = None
         self._lock = threading.Lock()
         self._over = False
@@ -89,8 +91,6 @@ class RemoteSource:
         self._totals_every_s: float | None = None
         self._wait_s: float | None = None  # of the present call, see `call`
         self._on_open: Callable[[ReaderChannel], None] = lambda channel: None
-        self._update: Callable[..., Applied] | None = None  # the table's
-        self._prioritize: Callable[..., Applied] | None = None
         # See `Finishing`.
         self.finishes: Callable[[Any], Any] | None = None
 
@@ -255,32 +255,21 @@ class RemoteSource:
         """Batches that may be on their way or wait here, as far as is known."""
         return 0 if self._channel is None else self._channel.deliveries.credit.ahead
 
-    @property
-    def opened(self) -> tuple[int, int]:
-        """How often its reader was opened, and how many batches of before waited here then.
-
-        All others that may be ahead were asked for at that moment.
-        """
-        return (0, 0) if self._channel is None else self._channel.deliveries.opening.answered
-
-    def totals(self, batch_size: int) -> tuple[TotalsReply | None, dict[str, Any] | None]:
-        """Return what the feeder has said of how much there is to draw from, and the sampler.
+    def totals(self, batch_size: int) -> TotalsReply | None:
+        """Return what the feeder has said of how much there is to draw from.
 
         Does not wait. Asks again if that is older than `watch_totals` allows.
         """
         channel = self._reader_channel(batch_size)
         with channel.lock:
-            deliveries, totals = channel.deliveries, channel.deliveries.totals
+            totals, asks = channel.deliveries.totals, False
             assert totals.every_s is not None
             if totals.asked_at is None and not totals.wanted:
-                totals.wanted = time.monotonic() - totals.heard_at >= totals.every_s
-                asks = totals.wanted
-            else:
-                asks = False
-            newest, sampler = totals.newest, deliveries.opening.sampler
+                asks = totals.wanted = time.monotonic() - totals.heard_at >= totals.every_s
+            newest = totals.newest
         if asks:
             self._connection.wake()
-        return newest, sampler
+        return newest
 
     def ask_anew(self) -> None:
         """Forget what the feeder has said, and ask it again."""
@@ -298,11 +287,6 @@ class RemoteSource:
                 channel.deliveries.listen(bell)
             if bell is not None:
                 self._connection.wake()  # from here on it asks for totals by itself
-
-    def returned(self, lease: object) -> bool:
-        """Whether a planned batch has gone back to the feeder meanwhile."""
-        assert isinstance(lease, Lease)
-        return not lease.deliveries.holds(lease)
 
     # -- leases, see `Leasing` ---------------------------------------------------------------------
 
@@ -395,15 +379,15 @@ class RemoteSource:
         )
         if channel.failure is not None:
             raise channel.failure()
-        assert self._prioritize is not None
-        return self._prioritize(index, values, deadline)
+        assert self._table is not None
+        return self._table._apply("update_priorities", index, {"priority": values}, deadline)
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set new values of some fields, by id: see `TableClient.update`."""
         if self._closed:
             raise Closed("this source is closed")
-        assert self._update is not None
-        return self._update(index, **fields)
+        assert self._table is not None
+        return self._table.update(index, **fields)
 
     @property
     def closed(self) -> bool:
@@ -411,7 +395,7 @@ class RemoteSource:
         return self._closed
 
     def __repr__(self) -> str:
-        wanted = self._wanted(1, 1) if self._channel is None else self._channel.wanted
+        wanted = self._wanted
         how = "" if self.transport is None else f" transport={self.transport!r}"
         state, address = "closed" if self._closed else "open", self._connection.address
         return f"<RemoteSource of table {wanted.table!r} at {address}{how} {state}>"
@@ -466,7 +450,7 @@ class RemoteSource:
         ahead = options.prefetch
         if ahead is None:
             ahead = max(AHEAD_LEAST, options.planned)
-        wanted = self._wanted(batch_size, max(1, ahead))
+        wanted = structs.replace(self._wanted, batch_size=batch_size, prefetch=max(1, ahead))
 
         def made(number: int) -> ReaderChannel:
             channel = ReaderChannel(number, wanted, options)

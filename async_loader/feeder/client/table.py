@@ -1,57 +1,93 @@
-"""A table of a feeder, as a user holds it: it checks arguments, `TableCalls` sends them."""
+"""A table of a feeder, as a user holds it: each call is a message and its answer."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal
 
-from async_loader import batch_format as formats
-from async_loader import tree
-from async_loader.errors import CannotSend, ConfigError
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tensors, tree
+from async_loader.errors import AsyncLoaderError, CannotSend, ConfigError, SchemaError
 from async_loader.feeder.client.arguments import (
     batch_size_of,
-    goals_of,
     reader_wanted,
     save_number,
     save_path,
     view_of,
 )
-from async_loader.feeder.client.asked_by_id import AskedById
-from async_loader.feeder.client.calls import AnswerDeadline
+from async_loader.feeder.client.batch_structure import local_ids, remote_ids
+from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.errors import TooLarge
+from async_loader.feeder.client.goal_batches import structure_of
 from async_loader.feeder.client.owner import Client
 from async_loader.feeder.client.reader_state import Transport
 from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.source import RemoteSource
-from async_loader.feeder.client.table_calls import TableCalls, stats_of
 from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
 from async_loader.feeder.plain_values import limiter_from
-from async_loader.feeder.wire import Clear, Delete, Done, Load, Save, Saved, schema_of
+from async_loader.feeder.wire import (
+    About,
+    AboutReply,
+    BatchForm,
+    ById,
+    Clear,
+    Delete,
+    Get,
+    Load,
+    Message,
+    OfTable,
+    Plane,
+    Prioritize,
+    Save,
+    Update,
+    schema_of,
+    specs_of,
+)
+from async_loader.feeder.wire import Batch as WireBatch
 from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.replay.arguments import floats_of, ids_of, one_axis, positive
+from async_loader.replay.arguments import ids_of, named, one_axis, positive
 from async_loader.replay.checkpoint.writing import SaveReport
-from async_loader.replay.ragged import Ragged, checked_format, ragged
+from async_loader.replay.hindsight_view import Hindsight
+from async_loader.replay.ragged import Ragged, ragged
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.stats import TableStats
-from async_loader.replay.vector_writer import VectorWriter as StreamsWriter
+from async_loader.replay.table.waiters import Waiting
+from async_loader.replay.table_methods import Change, TableMethods
 from async_loader.replay.views import View
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
-from async_loader.table import AutoReset, Batch, BatchFormat, VectorEnv, VectorWriter
+from async_loader.table import Batch
 
-if TYPE_CHECKING:
-    import torch
+Timeout = float | Deadline | None
+_IDS = 1 << 20
+"""Ids of one message at most."""
+_GONE = np.array([-1], np.int64)
+"""An id that no row has."""
+_CHANGES: dict[Change, type[ById]] = {
+    "update_priorities": Prioritize,
+    "update": Update,
+    "delete": Delete,
+}
+
+
+class ServerReplaced(AsyncLoaderError):
+    """The rows were those of an earlier server."""
 
 
 @explain_wrong_attributes
-class TableClient:
+class TableClient(TableMethods):
     """One table of a feeder: `async_loader.table.Table` over a connection. Made by `Client.table`.
 
-    Threads: any. A ``timeout_s`` of ``None`` is that of `connect`.
+    Threads: any. A ``timeout_s`` of ``None`` is that of `connect`. Calls raise Timeout, Closed,
+    Broken and Unsupported beside what they raise for a table of this process.
 
     Parameters
     ----------
@@ -72,42 +108,58 @@ class TableClient:
         readers: SampleReaders,
     ) -> None:  # fmt: skip
         self._client, self._connection, self.name = client, connection, name
-        self._timeout_s, self._calls = timeout_s, TableCalls(connection, name, timeout_s)
-        self._readers = readers
+        self._timeout_s, self._readers = timeout_s, readers
+
+    def _deadline(self, timeout_s: Timeout) -> Deadline:
+        """Return the deadline of a call; ``None``: that of the client. Raises ConfigError."""
+        if isinstance(timeout_s, Deadline):
+            return timeout_s
+        limit = seconds_or_none("timeout_s", timeout_s)
+        return Deadline(self._timeout_s if limit is None else limit)
+
+    def _ask(
+        self,
+        body: OfTable,
+        timeout_s: Timeout = None,
+        data: bytes | None = None,
+        server: int | None = None,
+    ) -> Message:
+        """Return the answer. ``server``: raise ServerReplaced unless it is the present one."""
+        connection = self._connection
+
+        def ready() -> bool:
+            if server is not None and connection.servers != server:
+                raise ServerReplaced("these rows are of an earlier server")
+            return connection.is_open
+
+        plane = Plane.CONTROL if data is None else Plane.PULL
+        call = Call(body, plane, data=data, ready=ready, where=f"table {self.name!r}")
+        return connection.call(call, self._deadline(timeout_s))
 
     # -- what it is --------------------------------------------------------------------------------
 
-    @property
-    def capacity(self) -> int | None:
-        """Steps that are kept; ``None`` while that depends on a schema that is unknown."""
-        return self._calls.known().capacity
+    def _about(self, timeout_s: Timeout = None, newest: int = 0) -> AboutReply:
+        reply = self._ask(About(table=self.name, newest=newest), timeout_s).body
+        assert isinstance(reply, AboutReply)
+        return reply
 
     @property
     def schema(self) -> Schema | None:
         """Schema of a step; ``None`` while it is unknown."""
-        spec = self._calls.known().schema
+        spec = self._about().schema
         return None if spec is None else schema_of(spec)
-
-    @property
-    def nbytes(self) -> int | None:
-        """Shared memory of the full table, in the feeder; ``None`` while the schema is unknown."""
-        return self._calls.known().nbytes
 
     @property
     def limiter(self) -> RateLimiter | None:
         """How far sampling and inserting may run ahead of each other."""
-        return limiter_from(self._calls.about().limiter)
-
-    def __len__(self) -> int:
-        """Return the number of items that can be drawn."""
-        return int(self._calls.about().stats["size"])
+        return limiter_from(self._about().limiter)
 
     def stats(self) -> TableStats:
-        """Return the table's counts at this moment. Raises Timeout, Closed, Broken, Unsupported."""
-        return stats_of(self._calls.about())
+        """Return the table's counts at this moment."""
+        return stats_of(self._about())
 
     def __repr__(self) -> str:
-        return f"<TableClient {self._calls.describe()}>"
+        return f"<TableClient {self.name!r} of {self._connection.address}>"
 
     def __reduce__(self) -> Any:
         address = self._connection.address
@@ -157,85 +209,31 @@ class TableClient:
         )  # fmt: skip
         return self._client._open_writer(RemoteWriter, self.name, stream, schema, options)
 
-    @explain_wrong_names
-    def vector_writer(
-        self,
-        envs: int | VectorEnv,
-        *,
-        autoreset: AutoReset | None = None,
-        streams: Sequence[Hashable] | None = None,
-        schema: SchemaLike | None = None,
-    ) -> VectorWriter:
-        """Return a writer for the steps of a vector of environments.
-
-        See `ReplayBuffer.vector_writer`.
-
-        Parameters
-        ----------
-        envs : int | gymnasium.vector.VectorEnv
-        autoreset : "next_step" | "same_step" | "disabled" | AutoresetMode, optional
-            As gymnasium's ``vector.AutoresetMode``; by default what the environments say. With a
-            number of environments it is needed.
-        streams : sequence of hashable, optional
-            Names of the environments' streams; new ones by default.
-        schema : Schema, or what `Schema.of` takes, optional
-            For a table that has none yet, rather than the schema of the first steps.
-        """
+    def _vector_target(self, schema: SchemaLike | None) -> VectorTarget:
         options = WriterOptions(message_bytes=self._connection.limits.message_bytes)
-        writer = self._client._open_writer(VectorTarget, self.name, None, schema, options)
-        try:
-            return StreamsWriter(writer, envs, autoreset, streams)
-        except BaseException:
-            writer.close()
-            raise
+        return self._client._open_writer(VectorTarget, self.name, None, schema, options)
 
     # -- batches out -------------------------------------------------------------------------------
 
-    def sample(
-        self,
-        batch_size: int,
-        *,
-        view: View | None = None,
-        timeout_s: float | None = None,
-        batch_format: BatchFormat = "numpy",
-        device: str | torch.device | None = None,
-    ) -> Batch:
-        """Draw ``batch_size`` items with the table's sampler, now.
-
-        Parameters
-        ----------
-        view : Transitions | Sequences | Hindsight, optional
-            By default the table's. The functions of `Hindsight` are called here.
-        timeout_s : float, optional
-            How long to wait for enough items, and for the limiter. ``None``: without a limiter too
-            few items raise at once; with one, the ``timeout_s`` of `connect`.
-        batch_format : "numpy" | "torch" | "tensordict"
-        device : str | torch.device, optional
-            Of tensors.
-
-        Returns
-        -------
-        dict
-            As `ReplayBuffer.sample`. Of a table that gives each item once, ``redelivered`` says
-            which items a learner may have had before.
-
-        Raises
-        ------
-        NotEnoughData, ConfigError, Timeout, Closed, Broken, Unsupported
-        """
-        wanted, size = checked_format(batch_format, device, view), batch_size_of(batch_size)
-        limit = seconds_or_none("timeout_s", timeout_s)
+    def _sample(self, batch_size: int, view: View | None, timeout_s: float | None) -> Batch:
+        size, limit = batch_size_of(batch_size), seconds_or_none("timeout_s", timeout_s)
         own_s = self._timeout_s if limit is None else limit
         wait_s = min(own_s, LONGEST_S)
         deadline = AnswerDeadline(
             self._connection, None if own_s > LONGEST_S else own_s, self._timeout_s
         )
         kind = size, view_of(view)
-        source = self._readers.take(kind, lambda: self._source_of_calls(view))
+
+        def make() -> RemoteSource:
+            made = self._source(view, 0, "auto")
+            made._table = None  # it is kept by the client
+            return made
+
+        source = self._readers.take(kind, make)
         usable = False
         try:
             ready = source.call(size, -wait_s if limit is None else wait_s, deadline)
-            made: Batch = formats.convert(ragged(tree.Fields(ready.batch), view), wanted, device)
+            batch: Batch = ragged(tree.Fields(ready.batch), view)
             if ready.lease is not None:
                 source.settle(ready.lease)
             usable = True
@@ -244,12 +242,7 @@ class TableClient:
             raise
         finally:
             self._readers.give_back(kind, source, usable)
-        return made
-
-    def _source_of_calls(self, view: View | None) -> RemoteSource:
-        source = self._opened_source(view, None, 1, None, 0, 1, None, 0, "auto", None)
-        source._owner = source._update = source._prioritize = None  # it is kept by the client
-        return source
+        return batch
 
     @explain_wrong_names
     def source(
@@ -298,41 +291,33 @@ class TableClient:
         ------
         ConfigError, Unsupported
         """
-        return self._opened_source(
-            view, sampler, min_size, seed, rank, world_size, max_lag, prefetch, transport, timeout_s
+        return self._source(
+            view,
+            prefetch,
+            transport,
+            sampler=sampler,
+            min_size=min_size,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            max_lag=max_lag,
+            timeout_s=timeout_s,
         )
 
-    def _opened_source(
-        self,
-        view: View | None,
-        sampler: Sampler | None,
-        min_size: int,
-        seed: int | None,
-        rank: int,
-        world_size: int,
-        max_lag: int | None,
-        prefetch: int | None,
-        transport: Transport,
-        timeout_s: float | None,
-        masses: bool = False,
+    def _source(
+        self, view: View | None, prefetch: int | None, transport: Transport, **settings: Any
     ) -> RemoteSource:
-        """See `source`. ``masses``: for a source of several feeders, which weighs by itself."""
+        """See `source`; ``settings`` are those of `reader_wanted`."""
         self._connection.check()
         if transport not in ("auto", "shm", "tcp"):
             raise ConfigError(f"transport={transport!r}: 'auto', 'shm' or 'tcp'")
         if prefetch is not None and (isinstance(prefetch, bool) or prefetch != 0):
             prefetch = positive("prefetch", prefetch)
-        wanted = reader_wanted(
-            self.name, view=view, sampler=sampler, min_size=min_size, seed=seed,
-            rank=rank, world_size=world_size, max_lag=max_lag, timeout_s=timeout_s, masses=masses,
-        )  # fmt: skip
+        wanted = reader_wanted(self.name, view, **settings)
         source = RemoteSource(
-            self._connection, wanted, prefetch, transport, self._timeout_s, self._client,
-            goals_of(view),
-        )  # fmt: skip
-        source._on_open, source._update = self._client._has_read, self.update
-        source._prioritize = self._prioritize
-        source.finishes = Ragged.of(view)
+            self._connection, wanted, prefetch, transport, self._timeout_s, self, goals_of(view)
+        )
+        source._on_open, source.finishes = self._client._has_read, Ragged.of(view)
         self._client._keep(source)
         return source
 
@@ -340,86 +325,71 @@ class TableClient:
 
     @explain_wrong_names
     def get(self, index: Any, *, view: View | None = None) -> Batch:
-        """Return rows by id, without those that are gone: ``index`` says which ones there are.
-
-        Raises
-        ------
-        ConfigError, Timeout, Closed, Broken, Unsupported
-        """
+        """Return rows by id, without those that are gone: ``index`` says which ones there are."""
         return self._get(index, view, None)
 
-    def _get(self, index: Any, view: View | None, timeout_s: float | Deadline | None) -> Batch:
-        """As `get`. ``timeout_s``: for each message."""
-        ids, wanted = ids_of(index), view_of(view)
-        spec = self._calls.known(timeout_s).schema if len(ids) > 1 else None
-        schema = None if spec is None else schema_of(spec)
-        return ragged(self._calls.get(ids, wanted, schema, goals_of(view), timeout_s), view)
+    def _get(self, index: Any, view: View | None, timeout_s: Timeout) -> Batch:
+        """As `get`, in as many messages as the answer takes. ``timeout_s``: for each message."""
+        ids, wanted, server = ids_of(index), view_of(view), self._connection.servers
+        ids = remote_ids(ids[local_ids(ids, server)], server)
+        left = [ids[at : at + _IDS] for at in range(0, len(ids), _IDS)] or [_GONE]
+        parts: list[Any] = []
+        while left:
+            some = left.pop(0)
+            body = Get(table=self.name, count=len(some), view=wanted)
+            try:
+                reply: Any = self._ask(body, timeout_s, some.tobytes())
+            except TooLarge:
+                if len(some) == 1:
+                    raise
+                half = len(some) // 2
+                left[:0] = [some[:half], some[half:]]
+                continue
+            schema, eta = schema_of(reply.body.schema), reply.body.eta
+            parts.append(_columns(reply, schema))
+        columns = [np.concatenate(one) for one in zip(*parts, strict=True)]
+        batch = structure_of(schema, eta is not None, goals_of(view)).batch(columns, server)
+        return ragged(batch, view)
 
-    @explain_wrong_names
-    def update_priorities(
-        self, index: Any, priority: Any, *, timeout_s: float | None = None
+    def _apply(
+        self, change: Change, index: Any, values: Mapping[str, Any], timeout_s: Timeout
     ) -> Applied:
-        """Set new priorities by id, as `ReplayBuffer.update_priorities`.
+        """See `TableMethods`. Makes as many messages as it takes.
 
-        Raises
-        ------
-        ConfigError, Unsupported, Timeout, Closed, Broken
+        Ids that an earlier server gave count as stale: the present one has other rows by these ids.
         """
-        return self._prioritize(index, priority, self._calls.deadline(timeout_s))
-
-    def _prioritize(self, index: Any, priority: Any, deadline: Deadline) -> Applied:
-        return self._ask_priorities(index, priority, deadline).answer(deadline)
-
-    def _ask_priorities(self, index: Any, priority: Any, deadline: Deadline) -> AskedById:
-        """As `update_priorities`, without waiting for the answer."""
-        ids = ids_of(index)
-        values = floats_of(self._calls.per_item(priority, len(ids), deadline), "priority")
-        if len(ids) != len(values):
-            raise ConfigError(f"{len(ids)} ids and {len(values)} priorities: one for each")
-        return self._calls.ask_priorities(ids, values, deadline)
-
-    def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
-        """Set new values of some fields, by id, as `ReplayBuffer.update`.
-
-        Raises
-        ------
-        SchemaError, ConfigError, Unsupported, Timeout, Closed, Broken
-        """
-        deadline = self._calls.deadline(timeout_s)
-        return self._ask_update(index, self.schema, fields).answer(deadline)
-
-    def _ask_update(
-        self, index: Any, schema: Schema | None, fields: Mapping[str, Any]
-    ) -> AskedById:
-        """As `update`, without waiting for the answer. ``schema``: the table's."""
-        ids, values = one_axis(index, fields)
-        return self._calls.ask_update(ids, schema, values)
-
-    @explain_wrong_names
-    def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
-        """Remove items by id, as `ReplayBuffer.delete`.
-
-        Raises
-        ------
-        ConfigError, Timeout, Closed, Broken, Unsupported
-        """
-        deadline = self._calls.deadline(timeout_s)
-        return self._ask_delete(index).answer(deadline)
-
-    def _ask_delete(self, index: Any) -> AskedById:
-        """As `delete`, without waiting for the answer."""
-        return self._calls.ask_by_id(
-            lambda count: Delete(table=self.name, count=count), ids_of(index), []
-        )
+        deadline, server = self._deadline(timeout_s), self._connection.servers
+        if change == "update":
+            ids, values = one_axis(index, values)
+        else:
+            ids = ids_of(index)
+        columns: dict[str, npt.NDArray[Any]] = {}
+        for name, value in named(values):
+            column = np.ascontiguousarray(tensors.to_array(value))
+            columns[name] = column if len(column) == len(ids) else column.reshape(-1)
+            if len(columns[name]) != len(ids):
+                text = f"field {name!r} has {len(columns[name])} rows for {len(ids)} ids"
+                raise (SchemaError if change == "update" else ConfigError)(f"{text}: one for each")
+        here = local_ids(ids, server)
+        arrays = [remote_ids(ids[here], server), *(one[here] for one in columns.values())]
+        row = 1 + sum(one.nbytes for one in arrays) // max(1, len(arrays[0]))
+        most = max(1, min(_IDS, self._connection.limits.message_bytes // row - 1024))
+        applied = 0
+        with contextlib.suppress(ServerReplaced):  # the rest are rows of an earlier server
+            for at in range(0, len(arrays[0]), most):
+                some = [one[at : at + most] for one in arrays]
+                specs = specs_of(dict(zip(columns, some[1:], strict=True)))
+                body = _CHANGES[change](table=self.name, count=len(some[0]), specs=specs)
+                data = b"".join(one.tobytes() for one in some)
+                reply: Any = self._ask(body, deadline, data, server).body
+                applied += reply.applied
+        return Applied(applied, len(ids) - applied)
 
     # -- the whole table ---------------------------------------------------------------------------
 
     def clear(self, *, timeout_s: float | None = None) -> None:
-        """Remove all steps, as `ReplayBuffer.clear`.
-
-        Raises Timeout, Closed, Broken, Unsupported.
-        """
-        self._calls.ask(Clear(table=self.name), Done, timeout_s)
+        """Remove all steps, as `ReplayBuffer.clear`."""
+        self._ask(Clear(table=self.name), timeout_s)
 
     def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> SaveReport:
         """Save the table in the feeder, while others go on adding and sampling.
@@ -439,7 +409,7 @@ class TableClient:
         OSError, Timeout, Closed, Broken
         """
         there = save_path(path, self._client.owns_feeder)
-        said = self._calls.ask(Save(table=self.name, path=there), Saved, timeout_s)
+        said = self._ask(Save(table=self.name, path=there), timeout_s).body
         names = SaveReport.__dataclass_fields__
         return SaveReport(**{name: getattr(said, name) for name in names})
 
@@ -464,5 +434,29 @@ class TableClient:
         Unsupported, ConfigError, CorruptCheckpoint, OutOfMemory, OSError, Timeout, Closed, Broken
         """
         there, which = save_path(path, self._client.owns_feeder), save_number(number)
-        self._calls.ask(Load(table=self.name, path=there, number=which), Done, timeout_s)
-        self._calls.last_about = None
+        self._ask(Load(table=self.name, path=there, number=which), timeout_s)
+
+
+def goals_of(view: View | None) -> Hindsight | None:
+    """Return a view whose functions are called here, if it is one."""
+    return view if isinstance(view, Hindsight) else None
+
+
+def stats_of(said: AboutReply) -> TableStats:
+    """Return the counts of a table as its feeder sent them."""
+    waiting = []
+    for text, waited_s in said.stats["waiting"]:  # as "1 call to sample 256: why"
+        who, _, rest = text.partition(" to ")
+        what, _, reason = rest.partition(": ")
+        kind = "insert" if what.startswith("insert") else "sample"
+        waiting.append(Waiting(what=kind, who=who, reason=reason, waited_s=waited_s))
+    return TableStats(**{**said.stats, "waiting": tuple(waiting)})
+
+
+def _columns(reply: Any, schema: Schema) -> list[npt.NDArray[Any]]:
+    rows = reply.body.rows
+    if not rows:
+        return [np.empty((0, *one.shape), one.dtype) for one in schema.fields]
+    form = BatchForm.of(schema, rows)
+    (found,) = form.blocks(WireBatch(rows, [reply.data]))
+    return [one.copy() for one in form.arrays(found.block)]

@@ -130,7 +130,6 @@ class BatchScheduler:
             wanted.seed,
             None if wanted.sampler is None else sampler_from(wanted.sampler),
             wanted.min_size,
-            wanted.batch_size,
             check,
             wanted.max_lag,
             wanted.masses,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from async_loader import source, tree
+from async_loader import tree
 from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.feeder.plain_values import sampler_said
 from async_loader.feeder.server.acceptor import refused
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.dispatch import Dispatcher
@@ -23,7 +25,6 @@ from async_loader.feeder.wire import (
     ById,
     Clear,
     Control,
-    Delete,
     Done,
     Error,
     ErrorCode,
@@ -33,11 +34,9 @@ from async_loader.feeder.wire import (
     Message,
     OfTable,
     Plane,
-    Prioritize,
     Save,
     Saved,
     Type,
-    Update,
     check_travels,
     spec_of,
     tensors_of,
@@ -85,9 +84,7 @@ class CallHandler:
             Type.SAVE: self._save,
             Type.LOAD: self._load,
             Type.GET: self._get,
-            Type.UPDATE: self._update,
-            Type.DELETE: self._delete,
-            Type.PRIORITIZE: self._prioritize,
+            **dict.fromkeys((Type.UPDATE, Type.DELETE, Type.PRIORITIZE), self._change),
         }
 
     def answer(self, session: Session, message: Message, body: OfTable) -> Message | None:
@@ -103,30 +100,22 @@ class CallHandler:
     # -- what a table is -------------------------------------------------------------------------
 
     def _about(self, session: Session, message: Message, table: TableEntry, body: About) -> Message:
-        buffer = table.buffer
-        stats, schema, limiter = table.stats(), buffer.schema, buffer.limiter
-        plain = {
-            name: getattr(stats, name) for name in stats.__dataclass_fields__ if name != "waiting"
-        }
-        numbers = {name: value for name, value in plain.items() if isinstance(value, int | float)}
-        waiting, now = table.waiting()[:_MOST_WAITING], self._server_state.clock()
-        look = body.newest and schema is not None
-        episodes = episodes_plain(table.table.newest_episodes(body.newest)) if look else None
-        waits = {
-            "waiting": [text for text, _ in waiting],
-            "waited_s": [max(0.0, now - since) for _, since in waiting],
-        }
+        buffer, there, now = table.buffer, table.table, self._server_state.clock()
+        stats, schema, look = table.stats(), buffer.schema, body.newest and buffer.schema
+        plain = {one.name: getattr(stats, one.name) for one in fields(stats)}
+        plain["waiting"] = [
+            (text, max(0.0, now - since)) for text, since in table.waiting()[:_MOST_WAITING]
+        ]
         reply = AboutReply(
             schema=None if schema is None else spec_of(schema),
-            capacity=buffer.capacity,
-            nbytes=buffer.nbytes,
-            limiter=limiter_json(limiter),
-            sampler=repr(table.table.sampler)[:512],
-            stats={**numbers, **waits},
-            no_priorities=table.table.no_priorities,
+            limiter=limiter_json(buffer.limiter),
+            sampler=repr(there.sampler)[:512],
+            settings=sampler_said(there.sampler),
+            leased=there.leased,
+            stats=plain,
+            no_priorities=there.no_priorities,
             view=None if buffer.view is None else wire_of(buffer.view),
-            eta=table.table.eta,
-            episodes=episodes,
+            episodes=episodes_plain(there.newest_episodes(body.newest)) if look else None,
         )
         return message.reply(reply)
 
@@ -142,10 +131,10 @@ class CallHandler:
         structure = tree.structure_of(batch)
         columns = [np.ascontiguousarray(one) for one in tree.leaves(batch, structure)]
         rows = len(columns[0])
-        fields = zip(tree.names(structure), columns, strict=True)
+        named = zip(tree.names(structure), columns, strict=True)
         schema = Schema(
             structure,
-            tuple(Field(name=name, shape=one.shape[1:], dtype=one.dtype) for name, one in fields),
+            tuple(Field(name=name, shape=one.shape[1:], dtype=one.dtype) for name, one in named),
         )
         check_travels(schema, f"rows of table {table.name!r}")
         form = BatchForm.of(schema, max(1, rows))
@@ -162,24 +151,15 @@ class CallHandler:
             text = f"{rows} rows take {form.nbytes} bytes, a message {most}: ask for fewer rows"
             raise Malformed(text, ErrorCode.TOO_LARGE)
 
-    def _update(
-        self, session: Session, message: Message, table: TableEntry, body: Update
-    ) -> Message:
-        values: dict[str, Any] = tensors_of(body.specs, memoryview(message.data)[8 * body.count :])
-        return self._applied(message, table.buffer.update(_ids(message), **values))
-
-    def _delete(
-        self, session: Session, message: Message, table: TableEntry, body: Delete
-    ) -> Message:
-        return self._applied(message, table.buffer.delete(_ids(message)))
-
-    def _prioritize(
-        self, session: Session, message: Message, table: TableEntry, body: Prioritize
-    ) -> Message:
-        values = np.frombuffer(memoryview(message.data)[8 * body.count :], np.float64)
-        return self._applied(message, table.buffer.update_priorities(_ids(message), values.copy()))
-
-    def _applied(self, message: Message, done: source.Applied) -> Message:
+    def _change(self, session: Session, message: Message, table: TableEntry, body: ById) -> Message:
+        data, buffer = memoryview(message.data)[8 * body.count :], table.buffer
+        values: dict[str, Any] = tensors_of(body.specs, data)
+        if message.type is Type.UPDATE:
+            done = buffer.update(_ids(message), **values)
+        elif message.type is Type.DELETE:
+            done = buffer.delete(_ids(message))
+        else:
+            done = buffer.update_priorities(_ids(message), values.get("priority"))
         return message.reply(Applied(done.applied, done.stale))
 
     def _clear(self, session: Session, message: Message, table: TableEntry, body: Clear) -> Message:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Literal
 
 from async_loader.errors import AsyncLoaderError, Malformed
-from async_loader.feeder.plain_values import sampler_said
 from async_loader.feeder.server.acceptor import refused, too_late
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.insert_queue import InsertQueue, WriterState
@@ -304,7 +303,6 @@ class ControlHandler:
             leased=scheduler.table.leased,
             transport=transport,
             eta=reader.drawing.eta,
-            sampler=sampler_said(reader.drawing.sampler) if wanted.masses else None,
         )
         return message.reply(reply, schema=reader.form.schema_id)
 

@@ -26,8 +26,7 @@ from async_loader.feeder.wire import (
     Type,
 )
 from async_loader.lifecycle import join
-from async_loader.replay.base.compiled import is_kept
-from async_loader.replay.kernel_warmup import is_warm, warm
+from async_loader.replay.kernel_build import is_kept, is_warm, warm
 
 MOST = 1 << 12
 _OF_WRITERS = (Type.CLOSE_WRITER,)

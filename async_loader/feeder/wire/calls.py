@@ -33,24 +33,22 @@ class About(OfTable, frozen=True, kw_only=True):
 
 
 class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
-    """``limiter``: least size, samples per insert, error buffer; ``stats``: plain values by name.
+    """``limiter``: least size, samples per insert, error buffer; ``stats``: those of the table.
 
-    ``no_priorities``: why the table uses none.
-
-    ``view``: the table's own. ``eta``: by which it mixes the errors of the steps of a sequence.
+    ``sampler``: as text; ``settings``: of the sampler, as in a configuration. ``leased``: whether
+    each item is given once. ``no_priorities``: why the table uses none. ``view``: the table's own.
     ``episodes``: plain values that say what the newest steps hold.
     """
 
     TYPE = Type.ABOUT_REPLY
     schema: SchemaSpec | None
-    capacity: U64 | None
-    nbytes: U64 | None
     limiter: tuple[int, float | None, tuple[float, float] | float | None] | None
     sampler: Text
     stats: dict[str, Any]
+    settings: dict[str, Any] | None = None
+    leased: bool = False
     no_priorities: Text | None = None
     view: View | None = None
-    eta: Share | None = None
     episodes: dict[str, Any] | None = None
 
 
@@ -87,20 +85,29 @@ class Load(OfTable, frozen=True, kw_only=True):
     number: U64 | None = None
 
 
-class ById(OfTable, frozen=True, kw_only=True):
-    """Root of the calls by id: the data frame begins with ``count`` ids (i64)."""
+class ById(OfTable, frozen=True, kw_only=True, omit_defaults=True):
+    """Root of the calls by id: ``count`` ids (i64) in the data frame, and values behind them.
+
+    The values are arrays ``[count, ...]`` of ``specs``.
+    """
 
     count: Count
+    specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=codes.FIELDS)] = ()
 
-    @property
-    def more_bytes(self) -> int:
-        """Bytes behind the ids."""
-        return 0
+    def __post_init__(self) -> None:
+        for spec in self.specs:
+            if not spec.shape or spec.shape[0] != self.count or spec.dtype not in codes.DTYPES:
+                raise ValueError(
+                    f"field {spec.name!r} has shape {spec.shape} and dtype {spec.dtype} for "
+                    f"{self.count} ids"
+                )
+        if len({spec.name for spec in self.specs}) < len(self.specs):
+            raise ValueError(f"{len(self.specs)} fields share names: name each once")
 
     def check_data(self, nbytes: int | None) -> None:
         """See `Control`."""
         one_or_none(self, nbytes, True)
-        wanted = 8 * self.count + self.more_bytes
+        wanted = 8 * self.count + sum(spec.nbytes for spec in self.specs)
         if nbytes != wanted:
             raise Malformed(
                 f"{self.TYPE.name} of {self.count} ids has a data frame of {nbytes} bytes, it "
@@ -113,6 +120,24 @@ class Get(ById, frozen=True, kw_only=True):
 
     TYPE = Type.GET
     view: View | None = None
+
+
+class Update(ById, frozen=True, kw_only=True):
+    """Give fields new values. The answer is APPLIED."""
+
+    TYPE = Type.UPDATE
+
+
+class Delete(ById, frozen=True, kw_only=True):
+    """Remove rows. The answer is APPLIED."""
+
+    TYPE = Type.DELETE
+
+
+class Prioritize(ById, frozen=True, kw_only=True):
+    """Set priorities, the values named ``priority``. The answer is APPLIED."""
+
+    TYPE = Type.PRIORITIZE
 
 
 class Got(Control, frozen=True, kw_only=True, omit_defaults=True):
@@ -129,45 +154,3 @@ class Got(Control, frozen=True, kw_only=True, omit_defaults=True):
     def check_data(self, nbytes: int | None) -> None:
         """See `Control`."""
         one_or_none(self, nbytes, self.rows > 0)
-
-
-class Update(ById, frozen=True, kw_only=True):
-    """New values of fields, behind the ids: arrays ``[count, ...]`` of ``specs``.
-
-    The answer is APPLIED.
-    """
-
-    TYPE = Type.UPDATE
-    specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=codes.FIELDS)]
-
-    def __post_init__(self) -> None:
-        for spec in self.specs:
-            if not spec.shape or spec.shape[0] != self.count or spec.dtype not in codes.DTYPES:
-                raise ValueError(
-                    f"field {spec.name!r} has shape {spec.shape} and dtype {spec.dtype} for "
-                    f"{self.count} ids"
-                )
-        if len({spec.name for spec in self.specs}) < len(self.specs):
-            raise ValueError(f"{len(self.specs)} fields share names: name each once")
-
-    @property
-    def more_bytes(self) -> int:
-        """See `ById`."""
-        return sum(spec.nbytes for spec in self.specs)
-
-
-class Delete(ById, frozen=True, kw_only=True):
-    """Remove rows. The answer is APPLIED."""
-
-    TYPE = Type.DELETE
-
-
-class Prioritize(ById, frozen=True, kw_only=True):
-    """New priorities (f64), behind the ids. The answer is APPLIED."""
-
-    TYPE = Type.PRIORITIZE
-
-    @property
-    def more_bytes(self) -> int:
-        """See `ById`."""
-        return 8 * self.count

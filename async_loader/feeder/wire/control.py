@@ -171,8 +171,7 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
 
     ``min_size``: the items that each batch waits for. ``sampler``: one of this reader's own, as in
     a configuration. ``max_lag``: the versions that the policy of a step may be behind. With
-    ``masses``, ``weight`` is what a row's probability is in proportion to, and READER has the
-    sampler.
+    ``masses``, ``weight`` is what a row's probability is in proportion to.
 
     With ``wait_s`` it is a reader for calls, and may take this long to open: each batch is drawn
     for a call, and an ERROR takes the place of one that there is not in time. A negative number:
@@ -206,8 +205,7 @@ class Reader(Control, frozen=True, kw_only=True, omit_defaults=True):
 
     ``leased`` rows must be returned.
 
-    ``eta``: if each row is a sequence; see `SequenceView`. ``sampler``: if OPEN_READER asks for
-    ``masses``, as in a configuration; ``nil`` if it has no name there.
+    ``eta``: if each row is a sequence; see `SequenceView`.
     """
 
     TYPE = Type.READER
@@ -215,7 +213,6 @@ class Reader(Control, frozen=True, kw_only=True, omit_defaults=True):
     leased: bool
     transport: Transport
     eta: Share | None = None
-    sampler: Annotated[dict[str, Any], Meta(max_length=16)] | None = None
 
 
 class TotalsReply(Control, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,12 +7,10 @@ cost.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +23,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _REPLAY = Path(__file__).parent.parent
 """The folder of the kernels and of what they are built on."""
 _KEPT = 4
-_ALL_KERNELS = 8 << 20
-"""Bytes that the folder of compiled code needs, rounded up."""
 
 
 def kernel(
@@ -61,7 +57,7 @@ def kernel(
         made: Any = njit(nogil=not keeps_gil, error_model="numpy", _nrt=False, **options)(function)
         if not inline:
             # as its enable_caching() does with FunctionCache
-            made._cache = KernelCache(function, kernel_folder(), built_folder())
+            made._cache = KernelCache(function, kernel_folder())
         _compile_whole(made)
         return cast(F, made)
 
@@ -91,34 +87,34 @@ def _guard_forks() -> None:
     at_fork(ForkStep.KERNELS, lock.acquire, lock.release, lock.release)
 
 
-def is_kept() -> bool:
-    """Return whether every kernel of a served table is on disk, for this processor. Loading them
-    takes half a second, compiling them ten.
+def served_mark() -> Path | None:
+    """Return the file that says that every kernel of a served table is on disk; ``None`` without a
+    folder. Loading them takes half a second, compiling them ten.
     """
-    return any(
-        folder is not None and (Path(folder) / _mark()).exists()
-        for folder in (kernel_folder(), built_folder())
-    )
-
-
-def note_kept() -> None:
-    """Record on disk that every kernel of a served table was compiled or loaded."""
     folder = kernel_folder()
-    if folder is not None:
-        with contextlib.suppress(OSError):  # without the record, the next process compiles early
-            (Path(folder) / _mark()).touch()
+    return None if folder is None else Path(folder) / "served"
 
 
 @functools.cache
-def _mark() -> str:
-    """Return the name of that record: a program that serves nothing keeps only some kernels."""
-    processor = hashlib.sha256()
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", "rb") as file:
-        first = file.read().split(b"\n\n")[0]
-        for line in first.splitlines():
-            if line.startswith((b"model name", b"flags", b"Features")):
-                processor.update(line)
-    return f"served-{sys.implementation.cache_tag}-{processor.hexdigest()[:8]}"
+def kernel_folder() -> str | None:
+    """Return the folder that compiled code is read from and written to; ``None``, with a warning,
+    without such a folder. One that the build of the package has filled may be read-only.
+    """
+    wanted = os.environ.get("NUMBA_CACHE_DIR")
+    failures = []
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    beside = _REPLAY / "__pycache__"
+    for parent in (wanted,) if wanted else (beside, cache):
+        try:
+            return str(_prepared(Path(parent).expanduser(), _name()))
+        except (OSError, RuntimeError) as error:  # read-only, full; no home
+            failures.append(f"{parent}: {error}")
+    if (beside / _name()).is_dir():
+        return str(beside / _name())
+    from async_loader.replay.base.kernel_cache import warn_once
+
+    warn_once(f"no folder for compiled kernels can be written ({'; '.join(failures)})")
+    return None
 
 
 @functools.cache
@@ -129,70 +125,18 @@ def _name() -> str:
     file whose functions the kernel calls.
     """
     sources = hashlib.sha256()
-    for folder in (
-        _REPLAY,
-        *sorted(
-            below for below in _REPLAY.iterdir() if below.is_dir() and below.name != "__pycache__"
-        ),
-    ):
-        for path in sorted(folder.glob("*.py")):
-            sources.update(path.read_bytes())
+    for path in sorted((*_REPLAY.glob("*.py"), *_REPLAY.glob("*/*.py"))):
+        sources.update(path.read_bytes())
     return f"async_loader-{sources.hexdigest()[:16]}"
 
 
-def built_folder() -> str | None:
-    """Return the folder that the build of the package fills with compiled code; ``None`` if the
-    build did not. It may be read-only.
-    """
-    folder = _REPLAY / "__pycache__" / _name()
-    return str(folder) if folder.is_dir() else None
-
-
-@functools.cache
-def kernel_folder() -> str | None:
-    """Return the folder that compiled code is written to; `built_folder`, if no folder can be
-    written; ``None``, with a warning, if neither is there.
-    """
-    wanted = os.environ.get("NUMBA_CACHE_DIR")
-    failures = []
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    for parent in (wanted,) if wanted else (_REPLAY / "__pycache__", cache):
-        try:
-            return str(_prepared(Path(parent).expanduser(), _name()))
-        except (OSError, RuntimeError) as error:  # read-only, full; no home
-            failures.append(f"{parent}: {error}")
-    if (built := built_folder()) is not None:
-        return built
-    from async_loader.replay.base.kernel_cache import warn_once
-
-    warn_once(f"no folder for compiled kernels can be written ({'; '.join(failures)})")
-    return None
-
-
 def _prepared(parent: Path, name: str) -> Path:
-    """Make ``parent / name``, check that it can be written, and that kernels fit on the disk.
-
-    Raises
-    ------
-    OSError
-        It cannot be made or written, or the disk is full.
-    """
+    """Return ``parent / name``, which has compiled code or can be written. Raises OSError."""
     folder = parent / name
-    if not folder.exists():
+    if next(folder.glob("*.nbi"), None) is None:
         folder.mkdir(parents=True, exist_ok=True)
-        _prune(parent)
-    os.utime(folder)
-    with tempfile.TemporaryFile(dir=folder) as probe:
-        if next(folder.glob("*.nbi"), None) is None:
-            probe.write(bytes(_ALL_KERNELS))
-            probe.flush()
+        tempfile.TemporaryFile(dir=folder).close()
+        found = sorted(parent.glob("async_loader-*"), key=lambda path: path.stat().st_mtime)
+        for old in found[:-_KEPT]:  # of earlier sources; other processes may use the newest few
+            shutil.rmtree(old, ignore_errors=True)
     return folder
-
-
-def _prune(folder: Path) -> None:
-    """Remove the folders of earlier sources, except for the newest few, which other processes may
-    use.
-    """
-    found = sorted(folder.glob("async_loader-*"), key=lambda path: path.stat().st_mtime)
-    for old in found[:-_KEPT]:
-        shutil.rmtree(old, ignore_errors=True)

@@ -73,6 +73,7 @@ def new_lists(rows: int) -> tuple[Ids, Ids]:
     return np.zeros(rows, np.int64), lists
 
 
+# Of a sampler of sequences, in the order of its array.
 SPAN = 0  # steps from the first to the last
 SHORTEST = 1  # the same for a sequence that the end of its episode cuts short
 STRIDE = 2  # steps from the beginning of one to that of the next
@@ -82,8 +83,6 @@ LEARNED = 5  # steps to learn from
 APART = 6  # from one of them to the next
 MOST = 7  # that one step completes
 GOES_ON = 8  # 1: sequences go on into the next episode of their stream
-TRACKING = 9
-"""Numbers of a sampler."""
 
 
 _item: Any = ctypes.c_char.from_buffer

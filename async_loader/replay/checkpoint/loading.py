@@ -18,15 +18,13 @@ from async_loader.replay.checkpoint.reading import Checkpoint
 from async_loader.replay.checkpoint.snapshot import assigned_in, columns, row_parts
 from async_loader.replay.checkpoint.writing import Saver
 from async_loader.replay.samplers.random_numbers import seeds_of
-from async_loader.replay.samplers.sampler import Sampler
 from async_loader.replay.stream_names import pass_over
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.rebuild import tell_again
 from async_loader.replay.table.sample import TableSampler
-from async_loader.replay.table.storage import Storage, StorageLayout
+from async_loader.replay.table.storage import Storage
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
-from async_loader.schema import Schema
 
 
 def load(
@@ -68,6 +66,7 @@ def load_into(
             with table_state.lock:
                 table_state.own_alone()
                 loading.replace(table_state)
+                table_state.seeds = seeds_of(checkpoint.manifest.settings["seeds"])
                 table_sampler.forget()
     finally:
         saver.ended()
@@ -108,86 +107,63 @@ class _Loading:
         if "seed" not in given:
             # The samplers get the seeds that they had, and later sources get new ones.
             table_state.seeds = seeds_of(saved["seeds"], 0)
-        if self._table is not None:
-            with table_state.lock:
-                self._fill(table_state, "capacity" in given or "max_bytes" in given)
+        with table_state.lock:
+            self.replace(table_state)
         if "seed" not in given:
             table_state.seeds = seeds_of(saved["seeds"])
         return buffer
 
-    def _fill(self, table_state: TableState, other_size: bool) -> None:
-        """Allocate the table, and fill it. Under the lock."""
-        schema, was = self._schema_and_layout()
-        layout = table_state.layout_of(schema) if other_size else was
-        same = layout.capacity == was.capacity
-        if same:  # with as many rows as were saved
-            layout = StorageLayout.of(schema, was.capacity, was.spare, layout.ring[1])
-        table_state.allocate(schema, layout)
-        self._check(table_state, same)
-        self._put(table_state, was)
-        table_state.go_on(0)
-        self._follow(table_state)
-
     def replace(self, table_state: TableState) -> None:
         """Replace the table's contents. Under the lock."""
-        if table_state.ready:
-            self._replace(table_state)
-        elif self._table is not None:
-            self._fill(table_state, other_size=True)
-        table_state.seeds = seeds_of(self._saved["seeds"])
-
-    def _schema_and_layout(self) -> tuple[Schema, StorageLayout]:
-        saved = self._table
-        assert saved is not None
-        schema, capacity = schema_of(saved["schema"]), self._saved["capacity"]
-        ring = saved["ring"][2] if "ring" in saved else None
-        return schema, StorageLayout.of(schema, capacity, saved["rows"] - capacity, ring)
-
-    def _replace(self, table_state: TableState) -> None:
-        table = table_state.table
-        lookahead, layout = int(table.g[LOOKAHEAD]), table.storage.layout
-        if self._table is None:  # it was saved before its first step
-            table_state.begin_again()
-            table_state.go_on(lookahead)
+        saved, had_steps = self._table, table_state.ready
+        if saved is not None:
+            schema = schema_of(saved["schema"])
+            if not had_steps:
+                table_state.allocate(schema)
+            if schema != table_state.schema:
+                raise SchemaError(
+                    f"the checkpoint's steps are ({schema}), and the table's are "
+                    f"({table_state.schema}): use ReplayBuffer.from_checkpoint"
+                )
+            self._check(table_state, saved)
+        elif not had_steps:  # neither has a step
             return
-        schema, was = self._schema_and_layout()
-        if schema != table_state.schema:
-            raise SchemaError(
-                f"the checkpoint's steps are ({schema}), and the table's are "
-                f"({table_state.schema}): use ReplayBuffer.from_checkpoint"
-            )
-        self._check(table_state, (layout.capacity, layout.rows) == (was.capacity, was.rows))
+        table = table_state.table
+        lookahead = int(table.g[LOOKAHEAD])
         table.storage.loading = True  # readers of other processes wait
         try:
             table_state.begin_again()
-            self._put(table_state, was)
+            if saved is not None:
+                self._put(table_state, saved)
         except BaseException as error:
             table_state.begin_again()
-            error.add_note(
-                "this came after the table's own steps had been taken out: the table is empty now"
-            )
+            if had_steps:
+                error.add_note(
+                    "this came after the table's own steps had been taken out: the table is empty "
+                    "now"
+                )
             raise
         finally:
             table.storage.loading = False
             table_state.go_on(lookahead)
-        self._follow(table_state)
+        if saved is not None:
+            self._follow(table_state)
 
-    def _put(self, table_state: TableState, was: StorageLayout) -> None:
+    def _put(self, table_state: TableState, saved: dict[str, Any]) -> None:
         """Fill an empty table. Under the lock."""
-        table, saved = table_state.table, self._table
-        assert saved is not None
-        self._targets, first = self._rows(table, was)
+        table = table_state.table
+        self._targets, first = self._rows(table, saved)
         self._columns = {about["name"]: raw for about, raw in self._from.blocks("column")}
         for name, array in columns(table_state).items():
             self._fill_column(name, array)
         streams = {name_of(name): last for name, last in saved["streams"]}
         pass_over(streams)
-        known: list[tuple[Sampler, dict[str, Any]]] = []
+        known = []
         for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             state = self._state(role, self._from.manifest.samplers.get(role))
             if state is not None and (role == "sampler" or table.free is not None):
-                one.restore(state)
                 known.append((one, state))
+                one.restore(state)
         table.restore(saved, streams, first)
         for one, state in known:  # what it gave by itself is not the largest that was given
             one.restore(state)
@@ -221,9 +197,9 @@ class _Loading:
                 tell_again(table_state.table, one)
                 one.restore(state)
 
-    def _check(self, table_state: TableState, same: bool) -> None:
-        table, saved = table_state.table, self._table
-        assert saved is not None
+    def _check(self, table_state: TableState, saved: dict[str, Any]) -> None:
+        table, layout = table_state.table, table_state.table.storage.layout
+        same = (layout.capacity, layout.rows) == (self._saved["capacity"], saved["rows"])
         if not saved["ordered"] and table.free is None:
             raise ConfigError(
                 "this checkpoint's rows were taken out of order by its remover, and "
@@ -246,19 +222,18 @@ class _Loading:
                 "returns having been drawn from it"
             )
 
-    def _rows(self, table: Table, was: StorageLayout) -> tuple[Ids, int]:
+    def _rows(self, table: Table, saved: dict[str, Any]) -> tuple[Ids, int]:
         """Write each saved row to its place. Return the places, -1 for rows that are left out, and
         the first id for whose compressed values there is room.
 
         Processes that hold earlier ids may be reading the rows. So rows get their ids when all are
         written, and later versions than readers have seen: see kernels, NOTE [row lock].
         """
-        storage, saved = table.storage, self._table
-        assert saved is not None
+        storage, was_rows = table.storage, saved["rows"]
         layout, parts = storage.layout, row_parts(storage)
         names = np.full(layout.rows, -1, np.int64)
         flags = storage.heads()[:, FLAGS // 8].copy()
-        targets = np.full(was.rows, -1, np.int64)
+        targets = np.full(was_rows, -1, np.int64)
         for about, raw in self._from.blocks("rows"):
             count, start = about["count"], about["start"]
             if start is None:
@@ -273,7 +248,7 @@ class _Loading:
                     ids = np.ascontiguousarray(values[:, :8]).view(np.int64)[:, 0] - 1
                     found = np.where(ids >= 0, rows, -1)
                     if saved["ordered"]:
-                        kept = ids >= max(0, saved["cursor"] - min(was.rows, layout.rows))
+                        kept = ids >= max(0, saved["cursor"] - min(was_rows, layout.rows))
                         found = np.where(kept, ids % layout.rows, -1)
                     values = _without_ids(values, flags[np.maximum(found, 0)])
                 there = found >= 0

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from async_loader.errors import ConfigError
 from async_loader.replay import samplers
-from async_loader.replay.rate_limiter import Queue, RateLimiter
+from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.views import Sequences, Transitions
 
 _KNOWN: dict[str, Any] = {name: getattr(samplers, name) for name in samplers.__all__}
@@ -59,7 +58,7 @@ def _decoded(value: object) -> Any:
         return [_decoded(one) for one in value]
     if not isinstance(value, dict):
         return value
-    kind, *_ = value.values()
+    kind = value["$class"]
     if kind not in _KNOWN:
         raise ConfigError(
             f"the checkpoint names the class {kind!r}, and this version has none of that name"
@@ -78,13 +77,7 @@ def limiter_of(saved: Sequence[Any] | None) -> RateLimiter | None:
     """Make the limiter of `limiter_json`."""
     if saved is None:
         return None
-    least, ratio, buffer = saved
-    if (least, ratio) == (1, 1.0) and isinstance(buffer, list) and buffer[0] == 0.0:
-        return Queue(int(buffer[1]))
-    with warnings.catch_warnings():  # it was warned about when the saved one was made
-        warnings.simplefilter("ignore", UserWarning)
-        return RateLimiter(
-            min_size_to_sample=least,
-            samples_per_insert=ratio,
-            error_buffer=tuple(buffer) if isinstance(buffer, list) else buffer,
-        )
+    least, ratio, buffer = saved  # which were checked when it was made
+    limiter = object.__new__(RateLimiter)
+    limiter._set(least, ratio, tuple(buffer) if isinstance(buffer, list) else buffer)
+    return limiter

@@ -2,15 +2,15 @@
 
 ::
 
-    path/save-00000001/manifest.json, data.bin     the newest save; numbers count up
-    path/tmp-...                                   what a save that was killed has left
+    path/save-00000001/manifest.json, data.bin   the newest save, and the one before; numbers rise
+    path/tmp-...                                 what a save that was killed has left
 
 Never waits under the table's lock.
 
 # NOTE [what a kill leaves]
 Until the rename there is a temporary folder more, which the next save removes; from the rename on
-the new save is there, whole, as its files are on the disk by then. What it replaces is renamed to a
-temporary folder before it is removed.
+the new save is there, whole, as its files are on the disk by then. Older ones but the last are
+renamed to temporary folders before they are removed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import threading
 import time
@@ -150,7 +151,8 @@ class Saver:
             shutil.rmtree(left, ignore_errors=True)
         before = saves(root)
         number = before[-1] + 1 if before else 1
-        temporary, final = root / f"tmp-{name_of(number)}", root / name_of(number)
+        final = root / name_of(number)
+        temporary = root / f"tmp-{final.name}-{secrets.token_hex(4)}"
         try:
             os.mkdir(temporary)
             manifest = self._write(temporary, number)
@@ -167,7 +169,7 @@ class Saver:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         _sync_folder(root)
-        for old in before:
+        for old in before[:-1]:
             gone = root / f"tmp-{name_of(old)}"
             with contextlib.suppress(OSError):  # what cannot be removed is left to the next save
                 os.rename(root / name_of(old), gone)

@@ -26,7 +26,6 @@ from async_loader.replay.kernels.items import (
 )
 from async_loader.replay.kernels.reading import (
     find,
-    find_steps,
     read,
     read_any,
     read_many,
@@ -36,7 +35,6 @@ from async_loader.replay.kernels.writing import end_stream, overwrite, write
 __all__ = [
     "end_stream",
     "find",
-    "find_steps",
     "forget",
     "lend",
     "note_priorities",

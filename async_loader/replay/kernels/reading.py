@@ -221,26 +221,19 @@ def row_of(g: Any, name: int) -> int:
 
 
 @kernel(keeps_gil=True)
-def find_steps(g: Any, ids: Any, rows: Any) -> int:
-    """As `find`, also for deleted steps, which returns and stacks still show."""
-    there = 0
+def find(g: Any, ids: Any, rows: Any, deleted: bool) -> int:
+    """Fill in the rows of ids, as `row_of`. Return how many are there.
+
+    ``deleted``: also of deleted steps, which returns and stacks still show.
+    """
+    found = 0
     for i in range(len(ids)):
         name = ids[i]
         row = row_of(g, name)
-        if row < 0 and g[ORDERED] and name >= 0 and name >= g[CURSOR] - g[CAPACITY]:
+        if deleted and row < 0 and g[ORDERED] and name >= 0 and name >= g[CURSOR] - g[CAPACITY]:
             address = g[BASE] + (name % g[ROWS]) * g[STRIDE]
             if holds(address, name) and load(address + FLAGS) & FINAL == 0:
                 row = name % g[ROWS]
         rows[i] = row
-        there += row >= 0
-    return there
-
-
-@kernel(keeps_gil=True)
-def find(g: Any, ids: Any, rows: Any) -> int:
-    """Fill in the rows of ids, as `row_of`. Return how many are there."""
-    there = 0
-    for i in range(len(ids)):
-        rows[i] = row_of(g, ids[i])
-        there += rows[i] >= 0
-    return there
+        found += row >= 0
+    return found

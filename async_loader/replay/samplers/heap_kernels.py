@@ -86,55 +86,19 @@ def take_out(heap: Any, places: Any, keys: Any, ages: Any, counts: Any, rows: An
 
 
 @kernel(keeps_gil=True)
-def arrange(heap: Any, places: Any, rows: Any) -> None:
-    """Let the heap hold these rows, which are in a heap's order."""
-    for place in range(len(rows)):
-        heap[place] = rows[place]
-        places[rows[place]] = place
+def smallest(heap: Any, places: Any, keys: Any, ages: Any, counts: Any, out: Any) -> None:
+    """Find the first rows in order, as many as ``out`` holds: they are taken out, and put back.
 
-
-@kernel(keeps_gil=True)
-def smallest(
-    heap: Any, keys: Any, ages: Any, size: int, out: Any, frontier: Any, spots: Any
-) -> None:
-    """Find the first rows in order, as many as ``out`` holds.
-
-    O(k log k), whatever the size of the heap, which stays as it is.
-
-    ``frontier [len(out) + 1]`` is a heap of rows whose parents are in ``out``; ``spots``: the place
-    of each row in ``heap``.
+    O(k log n).
     """
-    frontier[0] = heap[0]
-    waiting = 1
+    size = counts[0]
     for k in range(len(out)):
-        row = frontier[0]
-        out[k] = row
-        waiting -= 1
-        frontier[0] = frontier[waiting]
-        _sink(frontier, keys, ages, waiting)
-        for below in (2 * spots[row] + 1, 2 * spots[row] + 2):
-            if below < size and waiting < len(frontier):
-                frontier[waiting] = heap[below]
-                waiting += 1
-                _rise(frontier, keys, ages, waiting - 1)
-
-
-@kernel(inline=True)
-def _rise(rows: Any, keys: Any, ages: Any, place: int) -> None:
-    while place > 0 and _first(keys, ages, rows[place], rows[(place - 1) >> 1]):
-        above = (place - 1) >> 1
-        rows[place], rows[above] = rows[above], rows[place]
-        place = above
-
-
-@kernel(inline=True)
-def _sink(rows: Any, keys: Any, ages: Any, size: int) -> None:
-    place = 0
-    while 2 * place + 1 < size:
-        below = 2 * place + 1
-        if below + 1 < size and _first(keys, ages, rows[below + 1], rows[below]):
-            below += 1
-        if not _first(keys, ages, rows[below], rows[place]):
-            break
-        rows[place], rows[below] = rows[below], rows[place]
-        place = below
+        out[k] = heap[0]
+        size -= 1
+        heap[0] = heap[size]
+        places[heap[0]] = 0
+        _down(heap, places, keys, ages, 0, size)
+    for row in out:
+        heap[size], places[row] = row, size
+        _up(heap, places, keys, ages, size)
+        size += 1

@@ -46,36 +46,28 @@ class Heap:
 
     def smallest(self, count: int) -> Rows:
         """Return the first ``count`` rows in order, or all."""
-        size = len(self)
-        out = np.empty(min(count, size), np.int64)
-        if len(out):
-            frontier = np.empty(2 * len(out) + 2, np.int64)
-            self._k.smallest(self._heap, self._keys, self._ages, size, out, frontier, self._places)
+        out = np.empty(min(count, len(self)), np.int64)
+        self._k.smallest(*self._arrays, out)
         return out
 
     def sort(self) -> None:
         """Make `order` exact. O(n log n)."""
         rows = self.order
-        in_order = rows[np.lexsort((self._ages[rows], self._keys[rows]))]
-        self._k.arrange(self._heap, self._places, in_order)
+        rows[:] = rows[np.lexsort((self._ages[rows], self._keys[rows]))]
+        self._places[rows] = np.arange(len(rows))
 
     @property
     def _arrays(self) -> tuple[Any, ...]:
         return self._heap, self._places, self._keys, self._ages, self._counts
 
 
-class _ByPriority(Binding):
-    """Items in the order of their priorities, each once in a draw; of equal ones first the one that
-    was updated earlier.
-
-    An item without a priority gets the largest one ever given, 1.0 before the first. Cost: 2 us and
-    O(log items) an item.
+class ByPriority(Binding):
+    """Base of samplers that keep items in a heap by their priorities. An item without a priority
+    gets the largest one ever given, 1.0 before the first.
     """
 
     prioritized = True
-    weighted = False
-    repeats = False
-    _sign: ClassVar[float]
+    _sign: ClassVar[float] = -1.0
 
     def reset(self) -> None:
         self._heap = Heap(self._items.rows)
@@ -84,14 +76,28 @@ class _ByPriority(Binding):
         priority_rules.check(priority)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
-        self._heap.put(rows, self._sign * self._ever.fill(priority))
+        self._put(rows, self._ever.fill(priority))
 
     def update(self, rows: Rows, priority: Priorities) -> None:
         self._ever.see(priority)
+        self._put(rows, priority)
+
+    def _put(self, rows: Rows, priority: Priorities) -> None:
         self._heap.put(rows, self._sign * priority)
 
     def remove(self, rows: Rows) -> None:
         self._heap.remove(rows)
+
+
+class _InOrder(ByPriority):
+    """Items in the order of their priorities, each once in a draw; of equal ones first the one that
+    was updated earlier.
+
+    Cost: 2 us and O(log items) an item.
+    """
+
+    weighted = False
+    repeats = False
 
     def draw(self, count: int) -> Draw:
         return Draw(self._heap.smallest(count))
@@ -100,7 +106,7 @@ class _ByPriority(Binding):
         return f"{type(self).__name__}()"
 
 
-class MinHeap(_ByPriority):
+class MinHeap(_InOrder):
     """The ``count`` items of lowest priority, lowest first, each once.
 
     As a remover: the lowest priority makes room.
@@ -109,7 +115,5 @@ class MinHeap(_ByPriority):
     _sign = 1.0
 
 
-class MaxHeap(_ByPriority):
+class MaxHeap(_InOrder):
     """The ``count`` items of highest priority, highest first, each once."""
-
-    _sign = -1.0

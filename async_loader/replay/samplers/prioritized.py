@@ -18,8 +18,6 @@ from async_loader.replay.samplers.tree import MinTree, SumTree
 
 Normalize = Literal["batch", "buffer", "none"]
 NewPriority = Literal["max_ever", "max_now", "given"]
-_SPARSE = 4  # as in uniform.py
-_ALL_ROWS = np.empty(0, np.int64)
 
 
 class Prioritized(Binding):
@@ -95,8 +93,6 @@ class Prioritized(Binding):
         from async_loader.replay.samplers import prioritized_kernels, random_rows, tree_kernels
 
         self._k, self._trees, self._at_once = random_rows, tree_kernels, prioritized_kernels
-        self._scratch = np.empty(0)
-        self._known: tuple[float | None, Floats | None] = None, None
 
     def reset(self) -> None:
         rows = self._items.rows
@@ -115,10 +111,7 @@ class Prioritized(Binding):
         return mass
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
-        if self._most is None and len(rows) == 1 and priority[0] != priority[0]:
-            mass = self._new_mass()
-            priority[0] = self._ever.new
-        elif self._most is None:
+        if self._most is None:
             mass = self._mass(self._ever.fill(priority))
         else:
             top = -self._most.root
@@ -129,16 +122,6 @@ class Prioritized(Binding):
             mass = self._mass(priority)
         self._set(rows, mass)
 
-    def _new_mass(self) -> Floats:
-        """The mass of one item without a priority, the most frequent kind; only a new largest
-        priority changes it.
-        """
-        largest, mass = self._known
-        if mass is None or largest != self._ever.largest:
-            mass = self._mass(self._ever.fill(np.array((np.nan,))))
-            self._known = self._ever.largest, mass
-        return mass
-
     def update(self, rows: Rows, priority: Priorities) -> None:
         self._ever.see(priority)
         self._set(rows, self._mass(priority))
@@ -146,7 +129,8 @@ class Prioritized(Binding):
     def update_by_id(self, geometry: Rows, ids: Rows, priority: Priorities) -> int:
         """See NOTE [shortcuts]."""
         sums = self._masses
-        rows, mass, nodes = np.empty(len(ids), np.int64), self._room(len(ids)), sums.room(len(ids))
+        rows, nodes = np.empty((2, len(ids)), np.int64)
+        mass = np.empty(len(ids))
         there, items, largest = self._at_once.update(
             geometry, ids, priority, self.eps, self.alpha, sums.nodes, sums.width, rows, mass,
             nodes,
@@ -178,7 +162,7 @@ class Prioritized(Binding):
         if not self._masses.root > 0:
             self._draws += 1
             weight = np.full(count, 0.0 if self.gives_masses else 1.0, np.float32)
-            return Draw(self._any(count), weight)
+            return Draw(self._k.draw_any(self._numbers, self._items, count), weight)
         base, beta = self._weighing()
         rows, mass = self._masses.draw(self._numbers.take(count), stratified=self.stratified)
         weight = np.empty(count, np.float32)
@@ -204,7 +188,7 @@ class Prioritized(Binding):
             self.stratified,
             base,
             beta,
-            self._room(count),
+            np.empty(count),
             reading.geometry,
             reading.rows,
             reading.fields,
@@ -215,12 +199,6 @@ class Prioritized(Binding):
         if missing:
             self._draws -= 1
         return not missing
-
-    def _room(self, count: int) -> Floats:
-        """Return scratch arrays of ``count`` places: most calls want as many as the one before."""
-        if len(self._scratch) != count:
-            self._scratch = np.empty(count)
-        return self._scratch
 
     def _weighing(self) -> tuple[float, float]:
         """Return what `tree_kernels.weigh` needs for the next draw: the mass whose weight is 1, and
@@ -240,16 +218,6 @@ class Prioritized(Binding):
         """Return the sum of all masses, and the least above 0 if ``normalize`` keeps it."""
         least = None if self._least is None else self._least.root
         return self._masses.root, None if least == math.inf else least
-
-    def _any(self, count: int) -> Rows:
-        """Draw items with equal probability.
-
-        O(rows) only if fewer than a quarter of the rows hold an item.
-        """
-        items = self._items
-        sparse = items.count * _SPARSE < items.top
-        among = np.flatnonzero(items.alive[: items.top]) if sparse else _ALL_ROWS
-        return self._k.draw_any(self._numbers, items, among, count)
 
     def __repr__(self) -> str:
         return (

@@ -92,5 +92,5 @@ def update(
     _find(g, ids, rows)
     raise_to(priority, eps, alpha, mass)
     there, items, largest = _note(g, priority, rows, mass)
-    add_up(tree, leaves, rows[:items], mass[:items], nodes)
+    add_up(tree, leaves, rows[:items], mass[:items], nodes, False)
     return there, items, largest

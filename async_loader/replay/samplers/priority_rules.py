@@ -89,28 +89,17 @@ class MaxEver:
     def see(self, priority: Priorities) -> None:
         """Note given priorities; NaN: not given."""
         if len(priority):
-            # fmax passes over NaN
-            self.see_one(priority.item() if len(priority) == 1 else float(np.fmax.reduce(priority)))
+            self.see_one(float(np.fmax.reduce(priority)))  # which passes over NaN
 
     def see_one(self, priority: float) -> None:
         """Note the largest of some given priorities."""
         if priority == priority and (self.largest is None or priority > self.largest):
             self.largest = priority
 
-    @property
-    def new(self) -> float:
-        """What an item without a priority gets."""
-        return 1.0 if self.largest is None else self.largest
-
     def fill(self, priority: Priorities) -> Priorities:
         """Put the largest priority ever given, these included, in place of NaN. Return them."""
         self.see(priority)
-        # adding one at a time is the usual case, and each call into numpy takes a microsecond
-        if len(priority) == 1:
-            if priority[0] != priority[0]:
-                priority[0] = self.new
-        else:
-            priority[np.isnan(priority)] = self.new
+        priority[np.isnan(priority)] = 1.0 if self.largest is None else self.largest
         return priority
 
 
@@ -121,32 +110,22 @@ def _kernels() -> Any:
     return tree_kernels
 
 
-def first_missing(priority: Priorities) -> int:
-    """Return the position of the first NaN, -1 without one."""
-    return int(_kernels().first_missing(priority))
-
-
 def check(priority: Priorities, *, given: bool = False) -> None:
     """Raise ConfigError for a priority that is negative or too large or,
     with ``given``, missing.
     """
-    first = _kernels().first_refused(priority, LARGEST, not given)
+    first = int(_kernels().first_refused(priority, LARGEST, not given))
     if first >= 0:
-        what = (
-            "is not given (new_priority='given' wants one for each)"
-            if np.isnan(priority[first])
-            else f"is {priority[first]}"
-        )
-        raise ConfigError(f"priority {first} of {len(priority)} {what}: {_ALLOWED}")
+        raise _refused(priority, first, "is not given (new_priority='given' wants one for each)")
 
 
 def check_given(priority: Priorities) -> None:
     """Raise ConfigError for a NaN in priorities that a caller gave, where it does not stand for
     "not given".
     """
-    first = first_missing(priority)
+    first = int(_kernels().first_missing(priority))
     if first >= 0:
-        raise _is_nan(first, priority)
+        raise _refused(priority, first, "is NaN, leave that row out or give it a number")
 
 
 def column_of(priority: object, count: int) -> Priorities:
@@ -169,13 +148,9 @@ def check_sent(priority: Priorities) -> None:
     good = (priority >= 0) & (priority <= LARGEST)
     if not good.all():
         first = int(np.argmin(good))
-        if np.isnan(priority[first]):
-            raise _is_nan(first, priority)
-        raise ConfigError(f"priority {first} of {len(priority)} is {priority[first]}: {_ALLOWED}")
+        raise _refused(priority, first, "is NaN, leave that row out or give it a number")
 
 
-def _is_nan(first: int, priority: Priorities) -> ConfigError:
-    return ConfigError(
-        f"priority {first} of {len(priority)} is NaN: {_ALLOWED}; leave that row out, or give it a "
-        "number"
-    )
+def _refused(priority: Priorities, first: int, missing: str) -> ConfigError:
+    what = missing if np.isnan(priority[first]) else f"is {priority[first]}"
+    return ConfigError(f"priority {first} of {len(priority)} {what}: {_ALLOWED}")

@@ -14,11 +14,20 @@ _TRIES = 64
 """Rows that are looked at for an item, at most, where four are enough on average."""
 
 
-def draw_any(numbers: RandomNumbers, items: Items, among: Rows, count: int) -> Rows:
-    """Draw items with equal probability: from the rows ``among`` or, if that is empty, from all.
+SPARSE = 4
+"""Below one item in this many rows, drawing rows and checking them takes longer than a list."""
+_ALL = np.empty(0, np.int64)
 
-    A quarter of the candidates or more should hold an item. Raises Broken where hardly any does.
+
+def draw_any(numbers: RandomNumbers, items: Items, count: int, among: Rows | None = None) -> Rows:
+    """Draw items with equal probability: from the rows ``among``, of which a quarter or more should
+    hold an item, or from all; O(rows) then, if fewer than a quarter of these do.
+
+    Raises Broken where hardly any does.
     """
+    if among is None:
+        sparse = items.count * SPARSE < items.top
+        among = np.flatnonzero(items.alive[: items.top]) if sparse else _ALL
     rows, filled, candidates = np.empty(count, np.int64), 0, len(among) or items.top
     tries = 0
     while filled < count:

@@ -9,15 +9,13 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.replay.samplers import priority_rules
-from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.samplers.heaps import Heap
+from async_loader.replay.samplers.heaps import ByPriority
 from async_loader.replay.samplers.prioritized import Normalize
 from async_loader.replay.samplers.priority_rules import Linear, number, schedule
 from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
 
 
-class RankPrioritized(Binding):
+class RankPrioritized(ByPriority):
     """P(i) in proportion to 1 / rank(i) ** alpha, one item from each of batch_size parts of equal
     mass.
 
@@ -42,7 +40,6 @@ class RankPrioritized(Binding):
         For settings out of range.
     """
 
-    prioritized = True
     weighted = True
     repeats = True
 
@@ -76,23 +73,11 @@ class RankPrioritized(Binding):
         self._sums = np.cumsum(self._mass)
 
     def reset(self) -> None:
-        self._heap, self._changes = Heap(self._items.rows), 0
-
-    def check(self, priority: Priorities) -> None:
-        priority_rules.check(priority)
-
-    def insert(self, rows: Rows, priority: Priorities) -> None:
-        self._put(rows, self._ever.fill(priority))
-
-    def update(self, rows: Rows, priority: Priorities) -> None:
-        self._ever.see(priority)
-        self._put(rows, priority)
-
-    def remove(self, rows: Rows) -> None:
-        self._heap.remove(rows)
+        super().reset()
+        self._changes = 0
 
     def _put(self, rows: Rows, priority: Priorities) -> None:
-        self._heap.put(rows, -priority)
+        super()._put(rows, priority)
         self._changes += len(rows)
 
     def draw(self, count: int) -> Draw:

@@ -27,7 +27,8 @@ class Recency(Binding):
     half-life far above the number of items is uniform; ``Linear`` moves it with the number of
     draws, as eta is annealed there.
 
-    Cost: about 40 us for 256 of a million; O(log rows) an item, amortised.
+    Cost: about 40 us for 256 of a million; O(log rows) an item, amortised. Memory: 24 bytes a row,
+    and 32 to 64 for a tree.
 
     Parameters
     ----------
@@ -48,18 +49,47 @@ class Recency(Binding):
         self.half_life = half_life if isinstance(half_life, Linear) else self._schedule.start
 
     def reset(self) -> None:
-        self._arrivals = Arrivals(self._items.rows)
+        rows = self._items.rows
+        self._place = np.full(rows, _GONE, np.int64)
+        self._begin(2 * rows)
+
+    def _begin(self, places: int) -> None:
+        # each item takes the next place; a place that an item has left stays empty
+        self._rows, self._tree = np.empty(places, np.int64), SumTree(places)
+        self._next = self._held = 0
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
-        self._arrivals.append(rows)
+        rows = rows[self._place[rows] == _GONE]
+        if self._next + len(rows) > len(self._rows):  # once in as many arrivals as there are rows
+            there = self.order()
+            self._begin(len(self._rows))
+            self._append(there)
+        self._append(rows)
+
+    def _append(self, rows: Rows) -> None:
+        places = np.arange(self._next, self._next + len(rows))
+        self._place[rows], self._rows[places] = places, rows
+        self._tree.set(places, np.ones(len(rows)))
+        self._next += len(rows)
+        self._held += len(rows)
 
     def remove(self, rows: Rows) -> None:
-        self._arrivals.remove(rows)
+        rows = np.unique(rows[self._place[rows] != _GONE])
+        self._tree.set(self._place[rows], np.zeros(len(rows)))
+        self._place[rows] = _GONE
+        self._held -= len(rows)
+
+    def order(self) -> Rows:
+        """Return all rows, oldest first. O(rows)."""
+        rows: Rows = self._rows[np.flatnonzero(self._tree.leaves[: self._next])]
+        return rows
 
     def draw(self, count: int) -> Draw:
-        half_life = self._schedule.at(self._draws)
+        ages = self._ages(count, self._schedule.at(self._draws))
         self._draws += 1
-        return Draw(self._arrivals.newest(self._ages(count, half_life)))
+        # the middle of what each item has of [0, 1), the oldest first
+        middles = (self._held - ages - 0.5) / self._held
+        return Draw(self._rows[self._tree.draw(middles, stratified=False)[0]])
 
     def _ages(self, count: int, half_life: float) -> Ids:
         """Draw ages from the geometric distribution, of those that are there.
@@ -67,114 +97,12 @@ class Recency(Binding):
         By its inverse: the chance of an age below a is (1 - q ** a) / (1 - q ** items), with
         q = 2 ** (-1 / half_life).
         """
-        there, rate = len(self._arrivals), -math.log(2.0) / half_life
-        below = np.log1p(self._numbers.take(count) * math.expm1(there * rate)) / rate
-        return np.minimum(below.astype(np.int64), there - 1)
+        rate = -math.log(2.0) / half_life
+        below = np.log1p(self._numbers.take(count) * math.expm1(self._held * rate)) / rate
+        return np.minimum(below.astype(np.int64), self._held - 1)
 
     def __repr__(self) -> str:
         return f"Recency(half_life={self.half_life!r})"
 
 
 _GONE = -1
-_LOOK = 4096
-
-
-class Arrivals:
-    """A ring of places, in which each item takes the next one, and a tree of the taken places.
-
-    A place is counted for ever; its slot in the ring is the rest of a division. Places that items
-    have left at the old end are given up, so that a table that overwrites its oldest steps goes
-    round. If items that stay for long fill the ring with gaps, they move together: O(rows), once in
-    a quarter as many arrivals.
-
-    Memory: 16 bytes a row, and 16 to 40 for the tree.
-
-    Parameters
-    ----------
-    rows : int
-        Of the table.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self._place = np.full(rows, _GONE, np.int64)
-        self._slots = rows + rows // 4 + 64
-        self._begin()
-
-    def _begin(self) -> None:
-        self._rows = np.full(self._slots, _GONE, np.int64)
-        self._taken = SumTree(self._slots)
-        self._oldest = self._next = 0
-        self._laps = [0, 0]  # items in places of even and of odd rounds
-
-    def __len__(self) -> int:
-        return sum(self._laps)
-
-    def append(self, rows: Rows) -> None:
-        """Add rows at the new end, in their order, except for known ones."""
-        rows = rows[self._place[rows] == _GONE]
-        while len(rows):
-            room = self._slots - (self._next - self._oldest)
-            if not room:
-                self._move_together()
-                continue
-            self._put(rows[:room])
-            rows = rows[room:]
-
-    def _put(self, rows: Rows) -> None:
-        places = np.arange(self._next, self._next + len(rows))
-        slots = places % self._slots
-        self._place[rows], self._rows[slots] = places, rows
-        self._taken.set(slots, np.ones(len(rows)))
-        self._count(places, 1)
-        self._next += len(rows)
-
-    def remove(self, rows: Rows) -> None:
-        """Take rows out, except for unknown ones."""
-        rows = np.unique(rows[self._place[rows] != _GONE])
-        if not len(rows):
-            return
-        places = self._place[rows]
-        slots = places % self._slots
-        self._place[rows] = self._rows[slots] = _GONE
-        self._taken.set(slots, np.zeros(len(rows)))
-        self._count(places, -1)
-        self._give_up()
-
-    def _count(self, places: Ids, by: int) -> None:
-        odd = int((places // self._slots & 1).sum())
-        self._laps[1] += by * odd
-        self._laps[0] += by * (len(places) - odd)
-
-    def _give_up(self) -> None:
-        """Give up the places at the old end that items have left."""
-        while self._oldest < self._next:
-            at = self._oldest % self._slots
-            some = self._rows[at : at + min(_LOOK, self._next - self._oldest)]
-            taken = some != _GONE
-            first = int(taken.argmax())
-            if taken[first]:
-                self._oldest += first
-                return
-            self._oldest += len(some)
-
-    def order(self) -> Rows:
-        """Return all rows, oldest first. O(rows)."""
-        rows = self._rows[np.arange(self._oldest, self._next) % self._slots]
-        found: Rows = rows[rows != _GONE]
-        return found
-
-    def _move_together(self) -> None:
-        rows = self.order()
-        self._begin()
-        self._put(rows)
-
-    def newest(self, ranks: Ids) -> Rows:
-        """Return the rows of ranks: 0 is the newest item. All must be there."""
-        of_old = self._laps[self._oldest // self._slots & 1]
-        from_oldest = len(self) - 1 - ranks
-        # in the ring the later round comes first
-        later = len(self) - of_old
-        place = np.where(from_oldest < of_old, from_oldest + later, from_oldest - of_old)
-        slots, _ = self._taken.find(place + 0.5)
-        rows: Rows = self._rows[slots]
-        return rows

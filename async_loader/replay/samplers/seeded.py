@@ -64,34 +64,31 @@ class Seeded:
         return Seeded(sampler, self._words, self._masses)
 
     def draw(self, count: int) -> Draw:
-        drawn: Draw = self._with_numbers(self._sampler.draw, count)
+        drawn: Draw = self._drawn(self._sampler.draw, count)
         return drawn
 
     def draw_into(self, reading: Reading) -> bool:
         """See sampler.py, NOTE [shortcuts]."""
         quick = shortcut(self._sampler, "draw_into", "draw")
-        return quick is not None and bool(self._with_numbers(quick, reading))
+        return quick is not None and bool(self._drawn(quick, reading))
 
-    def _with_numbers(self, draw: Callable[..., Any], argument: object) -> Any:
-        sampler = self._sampler
-        theirs = getattr(sampler, "_numbers", None)
-        if self._numbers is None or not isinstance(theirs, RandomNumbers):
-            return self._with_masses(draw, argument)
+    def _drawn(self, draw: Callable[..., Any], argument: object) -> Any:
+        """Draw with its own numbers, and have masses given, in what chooses in the end."""
+        chooser: Any = innermost(self._sampler)
+        theirs = getattr(chooser, "_numbers", None)
+        own = self._numbers is not None and isinstance(theirs, RandomNumbers)
+        masses = self._masses and hasattr(chooser, "gives_masses")
         try:
-            sampler._numbers = self._numbers
-            return self._with_masses(draw, argument)
-        finally:
-            sampler._numbers = theirs
-
-    def _with_masses(self, draw: Callable[..., Any], argument: object) -> Any:
-        inner: Any = innermost(self._sampler) if self._masses else None
-        if inner is None or not hasattr(inner, "gives_masses"):
-            return draw(argument)
-        try:
-            inner.gives_masses = True
+            if own:
+                chooser._numbers = self._numbers
+            if masses:
+                chooser.gives_masses = True
             return draw(argument)
         finally:
-            inner.gives_masses = False
+            if own:
+                chooser._numbers = theirs
+            if masses:
+                chooser.gives_masses = False
 
     def __repr__(self) -> str:
         return repr(self._sampler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from async_loader.replay.array_types import Floats, Ids
+from async_loader.replay.array_types import Floats
 from async_loader.replay.samplers.sampler import Rows
 
 
@@ -19,13 +19,15 @@ class _Tree:
         self._k = tree_kernels
         self.width = 1 << max(0, rows - 1).bit_length()
         self.nodes: Floats = np.full(2 * self.width, empty)
-        self._scratch = np.empty(256, np.int64)
 
-    def room(self, count: int) -> Ids:
-        """Return scratch arrays of ``count`` places or more."""
-        if count > len(self._scratch):
-            self._scratch = np.empty(count, np.int64)
-        return self._scratch
+    def set(self, rows: Rows, values: Floats) -> None:
+        """Set values.
+
+        Of a row that occurs twice the last one counts. 256 of a million: about 12 us.
+        """
+        least = isinstance(self, MinTree)
+        nodes = np.empty(len(rows), np.int64)
+        self._k.add_up(self.nodes, self.width, rows, values, nodes, least)
 
     @property
     def leaves(self) -> Floats:
@@ -43,22 +45,6 @@ class SumTree(_Tree):
     def __init__(self, rows: int) -> None:
         super().__init__(rows, 0.0)
 
-    def set(self, rows: Rows, values: Floats) -> None:
-        """Set values.
-
-        Of a row that occurs twice the last one counts. 256 of a million: about 12 us.
-        """
-        self._k.add_up(self.nodes, self.width, rows, values, self.room(len(rows)))
-
-    def find(self, masses: Floats) -> tuple[Rows, Floats]:
-        """Find the rows in which masses from 0 to the total fall, and their values.
-
-        256 of a million: about 15 us.
-        """
-        rows, values = np.empty(len(masses), np.int64), np.empty(len(masses))
-        self._k.descend(self.nodes, self.width, masses, rows, values)
-        return rows, values
-
     def draw(self, numbers: Floats, *, stratified: bool) -> tuple[Rows, Floats]:
         """Draw a row for each number in [0, 1), in proportion to their values.
 
@@ -74,7 +60,3 @@ class MinTree(_Tree):
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows, np.inf)
-
-    def set(self, rows: Rows, values: Floats) -> None:
-        """As `SumTree.set`."""
-        self._k.bound(self.nodes, self.width, rows, values, self.room(len(rows)))

@@ -20,13 +20,6 @@ _PART = 64  # items that go down at a time: one level of them fits the nearest c
 
 
 @kernel(inline=True)
-def _set_leaves(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
-    for i in range(len(rows)):
-        nodes[i] = leaves + rows[i]
-        tree[nodes[i]] = values[i]
-
-
-@kernel(inline=True)
 def _parents(nodes: Any, count: int) -> int:
     """Replace nodes by their parents.
 
@@ -41,12 +34,14 @@ def _parents(nodes: Any, count: int) -> int:
 
 
 @kernel(keeps_gil=True)
-def add_up(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
-    """Set leaves and the sums above them.
+def add_up(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any, least: bool) -> None:
+    """Set leaves and the sums above them, or the ``least`` below.
 
     Of a row that occurs twice the last value counts. ``nodes`` is scratch.
     """
-    _set_leaves(tree, leaves, rows, values, nodes)
+    for i in range(len(rows)):
+        nodes[i] = leaves + rows[i]
+        tree[nodes[i]] = values[i]
     width, count = leaves, len(rows)
     while width > 1:
         width >>= 1
@@ -54,27 +49,14 @@ def add_up(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
         for i in range(count):
             node = np.uint64(nodes[i])
             left = node << _ONE
-            tree[node] = tree[left] + tree[left | _ONE]
-
-
-@kernel(keeps_gil=True)
-def bound(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
-    """As `add_up`, with the smaller child in place of the sum."""
-    _set_leaves(tree, leaves, rows, values, nodes)
-    width, count = leaves, len(rows)
-    while width > 1:
-        width >>= 1
-        count = _parents(nodes, count)
-        for i in range(count):
-            node = np.uint64(nodes[i])
-            left = node << _ONE
-            tree[node] = min(tree[left], tree[left | _ONE])
+            a, b = tree[left], tree[left | _ONE]
+            tree[node] = min(a, b) if least else a + b
 
 
 @kernel(inline=True)
 def _descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None:
-    """Find the leaves in which ``masses`` of the total fall, and their values, which may replace
-    the masses.
+    """Find the leaves in which ``masses`` of the total, which is above 0, fall, and their values,
+    which may replace the masses.
 
     A leaf of 0 is never reached: rounding may carry a mass past the last leaf of a subtree, but not
     into one without mass. Left or right is arithmetic, since branches would be mispredicted half
@@ -98,12 +80,6 @@ def _descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> Non
     for i in range(len(rows)):
         values[i] = tree[np.uint64(rows[i])]
         rows[i] -= leaves
-
-
-@kernel(keeps_gil=True)
-def descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None:
-    """See `SumTree.find`. The total must be above 0."""
-    _descend(tree, leaves, masses, rows, values)
 
 
 @kernel(inline=True)

@@ -10,12 +10,9 @@ from async_loader.replay.array_types import Bytes
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
 
-# below one item in this many rows, drawing rows and checking them takes longer than a list of rows
-_SPARSE = 4
 # only from here on is the list let go of: a count that moves about one bound would have it made at
 # every draw
 _DENSE = 2
-_NO_ROWS = np.empty(0, np.int64)
 _ROUNDS = 1024
 """Draws of different items, at most; each finds half of those that lack, on average."""
 
@@ -70,7 +67,7 @@ class Uniform(Binding):
         could not be read.
         """
         items = self._items
-        if not self.repeats or items.count * _SPARSE < items.top or not items.count:
+        if not self.repeats or items.count * self._k.SPARSE < items.top or not items.count:
             return False
         ahead = self._numbers.ahead(2 * len(reading.ids))
         used = self._rows.read_any(
@@ -81,14 +78,14 @@ class Uniform(Binding):
 
     def _any(self, count: int) -> Rows:
         listed = self._listed()
-        among = _NO_ROWS if listed is None else listed.rows[: listed.count]
-        return self._k.draw_any(self._numbers, self._items, among, count)
+        among = None if listed is None else listed.rows[: listed.count]
+        return self._k.draw_any(self._numbers, self._items, count, among)
 
     def _listed(self) -> _RowList | None:
         """Return the list of rows, if one is needed."""
         items = self._items
         if self._list is None:
-            if items.count * _SPARSE >= items.top:
+            if items.count * self._k.SPARSE >= items.top:
                 return None
             self._list = _RowList(items, np.flatnonzero(items.alive[: items.top]))
         elif self._list.count > 2 * items.count:

@@ -77,8 +77,7 @@ class CompressedValues:
         begins, counts = places[first, 0], places[first, 1]
         starts = np.cumsum(counts) - counts
         if self._storage.on_disk:
-            pages = np.sort(begins % self._size)
-            bring_in(self._ring, pages, pages + int(counts.max(initial=0)))
+            bring_in(self._ring, begins % self._size, begins % self._size + counts)
         scratch = np.empty(int(counts.sum()), np.uint8)
         floor = self._compressed.take_values(
             self._ring, self._size, self._floor, begins, counts, scratch.ctypes.data, starts

@@ -30,28 +30,8 @@ class DrawChecks:
         Under the lock. Raises ConfigError if they never can be.
         """
         table_state = self._table_state
-        table = table_state.table if table_state.ready else None
         table_state.catch_up()
-        there = None if table is None else (table.held_for(sampler), table.drawable(sampler))
-        reason = self._why_not_of(sampler, count, min_size, there)
-        if reason is not None:
-            self._check_ever(sampler, count, min_size, self.ahead())
-            if isinstance(sampler, LagSampler):
-                reason += sampler.left_out
-        return reason
-
-    def ahead(self) -> int:
-        """Return how many successors an item has now. Under the lock."""
-        return int(self._table_state.table.g[LOOKAHEAD]) if self._table_state.ready else 0
-
-    def _why_not_of(
-        self, sampler: Sampler, count: int, min_size: int, there: tuple[int, int | None] | None
-    ) -> str | None:
-        """As `why_not`, of a table with as many items as are ``there``, and in one draw at most.
-
-        ``None``: there is no table yet.
-        """
-        table_state = self._table_state
+        held, most = self._drawable(sampler)
         limits = table_state.limits
         once = not sampler.repeats or bool(table_state.max_times_sampled)
         wanted = max(count if once else 1, min_size)
@@ -59,81 +39,63 @@ class DrawChecks:
             limits.needed = wanted
             table_state.waiters.ring()  # writers that the ratio has stopped may go on
         if limits is not None and not limits.may_sample(count):
-            return limits.why_not_sample(count)
-        if there is None:
-            return _short(0, min_size, sampler)
-        items, most = there
-        if most is None or most >= count:
-            return None if items >= min_size else _short(items, min_size, sampler)
-        return _short(items, max(count, min_size) if most or once else min_size, sampler)
+            if not limits.can_ever_sample(count):
+                raise ConfigError(limits.why_not_sample(count))
+            reason = limits.why_not_sample(count)
+        elif held >= min_size and (most is None or most >= count):
+            return None
+        else:
+            enough = most is None or most >= count or not (most or once)
+            reason = _short(held, min_size if enough else max(count, min_size), sampler)
+        if table_state.ready:
+            self._check_ever(sampler, count, min_size, most or 0)
+        lag = _inner(sampler)
+        return reason + (lag.left_out if isinstance(lag, LagSampler) else "")
 
-    def _check_plan(self, sampler: Sampler, count: int, min_size: int, ahead: int) -> None:
-        """Raise ConfigError if ``count`` items with ``ahead`` successors can never be drawn."""
-        reason = self._why_not_of(sampler, count, min_size, self._drawable(sampler, ahead))
-        if reason is not None:
-            self._check_ever(sampler, count, min_size, ahead)
-
-    def _drawable(self, sampler: Sampler, ahead: int) -> tuple[int, int | None]:
-        """Return how many items there would be with ``ahead`` successors each, and how many of them
-        one draw could hold; ``None``: any number. Under the lock.
+    def _drawable(self, sampler: Sampler) -> tuple[int, int | None]:
+        """Return how many items there are, and how many of them one draw can hold; ``None``: any
+        number. Under the lock.
         """
+        if not self._table_state.ready:
+            return 0, 0
         table = self._table_state.table
-        if ahead <= table.g[LOOKAHEAD] or getattr(sampler, "own_items", None) is not None:
-            return table.held_for(sampler), table.drawable(sampler)
-        wait = table.would_wait(ahead)
-        return len(table) - len(wait), table.drawable(sampler, wait)
+        return table.held_for(sampler), table.drawable(sampler)
 
-    def _check_ever(self, sampler: Sampler, count: int, min_size: int, ahead: int) -> None:
-        """Raise ConfigError if ``count`` items can never be drawn at once."""
-        table_state = self._table_state
-        limits = table_state.limits
-        if (
-            limits is not None
-            and not limits.may_sample(count)
-            and not limits.can_ever_sample(count)
-        ):
-            raise ConfigError(limits.why_not_sample(count))
-        if not table_state.ready:
-            return
+    def _check_ever(self, sampler: Sampler, count: int, min_size: int, held: int) -> None:
+        """Raise ConfigError if ``count`` items can never be drawn at once. ``held``: now."""
+        table_state, table = self._table_state, self._table_state.table
+        limits, capacity = table_state.limits, table.storage.layout.capacity
         if _noun(sampler) != "steps":
-            self._check_sequences(sampler, count, min_size)
+            wanted = min_size if sampler.repeats else max(count, min_size)
+            if wanted > capacity:
+                raise ConfigError(
+                    f"{wanted:,} sequences are asked for, and a table of {capacity:,} steps holds "
+                    "one for each step at most: ask for fewer, or raise the capacity"
+                )
             return
-        _, most = self._drawable(sampler, ahead)
-        surely = self.check_size(min_size, ahead)
-        table = table_state.table
+        surely = self.check_size(min_size)
         if sampler.repeats and not table_state.max_times_sampled:
             return
         times = table_state.max_times_sampled if sampler.repeats else 1
         if count > times * surely:
             raise ConfigError(
                 f"{sampler!r} draws no item {_too_often(times)}, and {count:,} are more than a "
-                f"table of {table.storage.layout.capacity:,} steps holds at once, "
-                f"{times * surely:,}: draw fewer at a time, or raise the capacity"
+                f"table of {capacity:,} steps holds at once, {times * surely:,}: draw fewer at a "
+                "time, or raise the capacity"
             )
-        held = most or 0
         if limits is not None:
-            self._check_limiter(limits, count, held, times, ahead)
+            self._check_limiter(limits, count, held, times)
         if table.keeps:
             least = 1 if limits is None else limits.config.min_size_to_sample
             self._check_stuck(max(count, least), held)
 
-    def _check_sequences(self, sampler: Sampler, count: int, min_size: int) -> None:
-        """Raise ConfigError for more sequences than the table can hold at once."""
-        wanted = min_size if sampler.repeats else max(count, min_size)
-        capacity = self._table_state.table.storage.layout.capacity
-        if wanted > capacity:
-            raise ConfigError(
-                f"{wanted:,} sequences are asked for, and a table of {capacity:,} steps holds one "
-                "for each step at most: ask for fewer, or raise the capacity"
-            )
-
-    def check_size(self, min_size: int, ahead: int) -> int:
-        """Return how many items the table holds at every moment, with ``ahead`` successors each.
+    def check_size(self, min_size: int) -> int:
+        """Return how many items the table holds at every moment. Under the lock.
 
         Raises ConfigError if that is less than ``min_size``.
         """
         table = self._table_state.table
-        surely = table.surely(ahead)
+        surely = table.surely(int(table.g[LOOKAHEAD]))
         if min_size > surely:
             raise ConfigError(
                 f"min_size={min_size:,}: the table keeps {table.storage.layout.capacity:,} steps, "
@@ -142,15 +104,12 @@ class DrawChecks:
             )
         return surely
 
-    def _check_limiter(
-        self, limits: LimiterState, count: int, held: int, times: int, ahead: int
-    ) -> None:
+    def _check_limiter(self, limits: LimiterState, count: int, held: int, times: int) -> None:
         """Raise ConfigError if the limiter stops inserting before there are enough items."""
-        more = limits.insertable()
+        more, table = limits.insertable(), self._table_state.table
         # See LimiterState: waiting steps allow more insertions.
-        if more == UNLIMITED or (more and ahead):
+        if more == UNLIMITED or (more and table.g[LOOKAHEAD]):
             return
-        table = self._table_state.table
         most = max(len(table) + table.waiting + more, limits.config.min_size_to_sample)
         if count > max(held, times * most):
             buffer = limits.config.buffer_for(count * limits.config.samples_per_insert)

@@ -293,7 +293,7 @@ class TableItems:
     def find(self, ids: Ids) -> Ids:
         """Return the rows of ids, -1 for those that are gone."""
         rows = np.empty(len(ids), np.int64)
-        self._k.find(self.g, ids, rows)
+        self._k.find(self.g, ids, rows, False)
         return rows
 
     def names(self, rows: Ids) -> Ids:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable
 
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.replay.array_types import Array, Bools, Ids
+from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.samplers import Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
 from async_loader.replay.table.sequence_sampler import InnerSampler
@@ -54,22 +55,23 @@ class LagSampler(InnerSampler):
     """Has a sampler choose among the steps of recent policies.
 
     It is told of all steps, as any sampler of the table is, and tells ``sampler`` of those that are
-    at most ``max_lag`` versions behind the newest. The steps of each such version are linked, so
+    at most ``max_lag`` versions behind the newest. The steps of each such version are listed, so
     that they are found when a newer version comes and they have become too old: nothing is
     searched, and no draw is rejected, however the versions of several actors interleave.
 
     # NOTE [steps that come early]
     Where versions are published, a step may come before the version that made it: weights go to the
     shards of a cluster side by side, and an actor has them from one of them while another, which
-    its writer is bound to, still receives them. Such steps are linked in a list of their own, which
-    nothing is drawn from, and are let in when their version is published. A step does not say its
+    its writer is bound to, still receives them. Nothing is drawn from such steps, and they are let
+    in when their version is published. A step does not say its
     run, so a version above the newest may also be of a run that is over. While versions up to
     ``_over`` may be, early steps wait for one publication only: versions are published one after
     the other, so the next one brings every version that an actor of this run can have had, and what
     is above it then is of the other run.
 
     Thread rule: that of a `Sampler`. Cost: those of ``sampler``, and some 20 us a call for
-    additions; a publication looks at the early steps. Memory: 25 bytes a row, and 8 for priorities.
+    additions; a new version looks at the steps that become too old, and at the early ones. Memory:
+    up to 25 bytes a row.
 
     Parameters
     ----------
@@ -80,6 +82,8 @@ class LagSampler(InnerSampler):
         Of the table.
     versions : callable
         Returns the version that made the step in each row, ``[rows]``, as it is now.
+    priorities : callable
+        Returns the priorities of the steps in some rows.
     seed : SeedSequence
     published : int, optional
         The newest version, where all of them are told, see `publish`.
@@ -104,21 +108,18 @@ class LagSampler(InnerSampler):
         max_lag: int,
         items: Items,
         versions: Callable[[], Array],
+        priorities: Callable[[Rows], Priorities],
         seed: np.random.SeedSequence,
         published: int | None = None,
         end: Callable[[Rows], None] | None = None,
     ) -> None:
-        from async_loader.replay.samplers import order  # late: see compiled.py
-
-        self._k, self._versions, self._end_items = order, versions, end
+        self._versions, self._priorities, self._end_items = versions, priorities, end
         self.max_lag = max_lag
         super().__init__(sampler, items, seed)
-        rows = items.rows
         self.newest: int | None = published
         self.left_out_by = dict.fromkeys(REASONS, 0)
         self._published = published is not None
-        self._of = np.zeros(rows, np.int64)
-        self._priority = np.full(rows if sampler.prioritized else 0, np.nan)  # of early steps
+        self._of = np.empty(items.rows, np.int64)  # the versions of the steps that it knows
         self._over = _NONE
         self.reset()
         self._again = False
@@ -129,9 +130,11 @@ class LagSampler(InnerSampler):
     def reset(self) -> None:
         """Forget all items. Those that come next were counted before."""
         super().reset()
-        self._before, self._after, self._early_ends = self._k.fresh(self.own_items.rows)
-        # of each version that is drawn from, its first and its last row: at most max_lag + 1
-        self._ends: dict[int, Ids] = {}
+        self._of[:] = _NONE
+        # of each version that is not too old, the rows that its steps have come to: some may have
+        # left
+        self._came: dict[int, array[int]] = {}
+        self._listed = 0
         self.early, self._again = 0, True
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
@@ -146,37 +149,32 @@ class LagSampler(InnerSampler):
         old, early = versions < self.newest - self.max_lag, versions > self.newest
         if not again:
             self._count(rows[old], "came_old")
-        self._of[rows] = versions
-        if early.any():
-            self._k.append(self._before, self._after, self._early_ends, rows[early])
-            self.early += int(early.sum())
-            if len(self._priority):
-                self._priority[rows[early]] = priority[early]
+        for version in np.unique(versions[~old]).tolist():
+            some = rows[versions == version]
+            self._of[some] = version
+            self._came.setdefault(version, array("q")).frombytes(some.tobytes())
+            self._listed += len(some)
+        if self._listed > 2 * len(self._of):
+            self._came = {one: array("q", self._here(one).tobytes()) for one in self._came}
+            self._listed = sum(map(len, self._came.values()))
+        self.early += int(early.sum())
         now = ~(old | early)
-        self._let_in(rows[now], priority[now])
+        some = priority[now]
+        self._let_in(rows[now], some)
+        priority[now] = some  # what the sampler put in place of NaN
 
     def _let_in(self, rows: Rows, priority: Priorities) -> None:
-        """Draw from these rows, which are in no list, from here on."""
-        if not len(rows):
-            return
-        for version, some in self._by_version(rows):
-            ends = self._ends.get(version)
-            if ends is None:
-                ends = self._ends[version] = np.full(2, self._k.END, np.int64)
-            self._k.append(self._before, self._after, ends, some)
-        self._begin(rows)
-        self.sampler.insert(rows, priority)
+        """Draw from these rows from here on."""
+        if len(rows):
+            self._begin(rows)
+            self.sampler.insert(rows, priority)
 
-    def _by_version(self, rows: Rows) -> Iterator[tuple[int, Rows]]:
-        """Yield each version of some rows, and its rows in their order."""
-        versions = self._of[rows]
-        if (versions == versions[0]).all():
-            yield int(versions[0]), rows
-            return
-        order = np.argsort(versions, kind="stable")
-        rows, versions = rows[order], versions[order]
-        for some in np.split(rows, np.flatnonzero(versions[1:] != versions[:-1]) + 1):
-            yield int(self._of[some[0]]), some
+    def _here(self, version: int) -> Rows:
+        """Return the rows of the steps of a version that are still there, the oldest first."""
+        rows: Rows = np.array(self._came[version], np.int64)[::-1]
+        rows = rows[np.sort(np.unique(rows, return_index=True)[1])][::-1]
+        here: Rows = rows[self._of[rows] == version]
+        return here
 
     def too_old(self, versions: Array) -> Bools:
         """Return which steps that were drawn, and came back, are left out now; count them."""
@@ -186,26 +184,20 @@ class LagSampler(InnerSampler):
         return old
 
     def see(self, version: int) -> None:
-        """Note a version, and leave out the steps that are too old for it."""
-        if self.newest is not None and version <= self.newest:
+        """Note a version, leave out the steps that are too old for it, and let those in that were
+        early until now.
+        """
+        before = _NONE if self.newest is None else self.newest
+        if version <= before:
             return
-        for old in [one for one in self._ends if one < version - self.max_lag]:
-            self._leave_out(self._listed(self._ends[old]), "became_old")
-        if self.early:
-            self._admit(version)
         self.newest = version
-
-    def _admit(self, version: int) -> None:
-        """Let the early steps in that are of this version, or below and not too old."""
-        rows = self._listed(self._early_ends)
-        versions = self._of[rows]
-        old = versions < version - self.max_lag
-        self._leave_out(rows[old], "became_old")
-        rows = rows[~old & (versions <= version)]
-        self._k.unlink(self._before, self._after, self._early_ends, rows)
-        self.early -= len(rows)
-        priority = self._priority[rows] if len(self._priority) else np.full(len(rows), np.nan)
-        self._let_in(rows, priority)
+        for one in sorted(self._came):
+            if one < version - self.max_lag:
+                self._leave_out(one, "became_old")
+            elif before < one <= version:
+                rows = self._here(one)
+                self.early -= len(rows)
+                self._let_in(rows, self._priorities(rows))
 
     def publish(self, version: int) -> None:
         """Note the version that is published now, where all of them are told.
@@ -215,27 +207,24 @@ class LagSampler(InnerSampler):
         left out. See NOTE [steps that come early].
         """
         if self.newest is not None and version < self.newest:
-            early = self._of[self._listed(self._early_ends)]
-            self._over = max(self._over, self.newest, int(early.max(initial=_NONE)))
-            for one in list(self._ends):
-                self._leave_out(self._listed(self._ends[one]), "other_run")
-            self._leave_out(self._listed(self._early_ends), "other_run")
+            early = [one for one in self._came if one > self.newest and len(self._here(one))]
+            self._over = max(self._over, self.newest, *early)
+            for one in list(self._came):
+                self._leave_out(one, "other_run")
             self.newest = version
         self.see(version)
         if self._over > version:
-            self._leave_out(self._listed(self._early_ends), "other_run")
+            for one in [one for one in self._came if one > version]:
+                self._leave_out(one, "other_run")
         else:
             self._over = _NONE
         self._published = True
 
-    def _listed(self, ends: Ids) -> Rows:
-        """Return the rows of a list, the oldest first."""
-        rows = np.empty(self.own_items.count + self.early, np.int64)
-        return rows[: self._k.walk(self._after, ends[0], rows)]
-
-    def _leave_out(self, rows: Rows, reason: str) -> None:
+    def _leave_out(self, version: int, reason: str) -> None:
+        rows = self._here(version)
         self._count(rows, reason)
         self.remove(rows)
+        self._listed -= len(self._came.pop(version))
 
     def _count(self, rows: Rows, reason: str) -> None:
         self.left_out_by[reason] += len(rows)
@@ -249,29 +238,12 @@ class LagSampler(InnerSampler):
 
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`."""
-        items = self.own_items
-        rows = np.unique(rows[self._before[rows] != self._k.FREE])
-        if not len(rows):
-            return
-        drawn = items.alive[rows] != 0
-        early, rows = rows[~drawn], rows[drawn]
-        self._k.unlink(self._before, self._after, self._early_ends, early)
-        self.early -= len(early)
-        if not len(rows):
-            return
-        for version, some in self._by_version(rows):
-            ends = self._ends[version]
-            self._k.unlink(self._before, self._after, ends, some)
-            if ends[0] == self._k.END:
-                del self._ends[version]
-        self.sampler.remove(self._end(rows))
-
-    def update(self, rows: Rows, priority: Priorities) -> None:
-        """See `Sampler.update`. Early steps keep theirs until they are let in."""
-        if self.early and len(self._priority):
-            known = (self._before[rows] != self._k.FREE) & (self.own_items.alive[rows] == 0)
-            self._priority[rows[known]] = priority[known]
-        super().update(rows, priority)
+        rows = np.unique(rows[self._of[rows] != _NONE])
+        self._of[rows] = _NONE
+        gone = self._end(rows)
+        self.early -= len(rows) - len(gone)
+        if len(gone):
+            self.sampler.remove(gone)
 
     def forget(self) -> None:
         """Forget the newest version: the table's contents are replaced."""

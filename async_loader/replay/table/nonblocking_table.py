@@ -384,7 +384,6 @@ class NonblockingTable:
         seed: int | None,
         given: Sampler | None = None,
         min_size: int = 1,
-        count: int = 0,
         check: Callable[[Schema], None] | None = None,
         max_lag: int | None = None,
         masses: bool = False,
@@ -396,25 +395,23 @@ class NonblockingTable:
         ----------
         given : Sampler, optional
             The learner's own, which is told of every item from now on.
-        count : int
-            Rows of a batch, as in `TableSampler.read_plan`.
         check : callable, optional
             Called with the schema of its batches before the table adapts to ``view``; may raise.
         masses : bool
-            See `SamplerSession`.
+            See `sampler_for`.
         newest_of : callable
             Asked once, for a ``max_lag``; later versions are told to `SamplerSession.publish`.
         """
         if check is not None:
             check(self.shown(view, (self.sampler if given is None else given).weighted))
         chosen = sampler_for(
-            self._table_state, given, seed, rank, world_size, view, max_lag, newest_of
+            self._table_state, given, seed, rank, world_size, view, max_lag, newest_of, masses
         )
         try:
-            return SamplerSession(self._parts, view, chosen, min_size, count, masses)
+            return SamplerSession(self._parts, view, chosen, min_size)
         except BaseException:
-            if chosen.own:
-                self._table_state.let_go_of(chosen.sampler)
+            if chosen.own is not None:
+                self._table_state.let_go_of(chosen.own)
             raise
 
     def shown(self, view: View | None, weighted: bool = False) -> Schema:

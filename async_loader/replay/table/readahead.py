@@ -25,7 +25,7 @@ def read_ahead(storage: Storage, read_plan: ReadPlan, ids: Ids) -> None:
     layout = storage.layout
     sources = {one.source for one in read_plan.outputs}
     columns = [place for i, place in enumerate(layout.places) if i in sources]
-    rows = np.sort(ids % layout.rows)
+    rows = ids % layout.rows
     first = np.maximum(rows - read_plan.depth + 1, 0)
     end = np.minimum(rows + read_plan.span + 1, layout.rows)
     for offset, stride in {(0, layout.stride), *(c for c in columns if c[1] != layout.stride)}:
@@ -33,14 +33,8 @@ def read_ahead(storage: Storage, read_plan: ReadPlan, ids: Ids) -> None:
 
 
 def bring_in(base: int, begins: Ids, ends: Ids) -> None:
-    """Ask for the bytes from ``begins`` to ``ends``, which are sorted and count from ``base``, the
-    beginning of a page. Waits for none of them.
+    """Ask for the bytes from ``begins`` to ``ends``, which count from ``base``, the beginning of a
+    page. Waits for none of them.
     """
-    if not len(begins):
-        return
-    begins, ends = begins // _PAGE, -(-ends // _PAGE)
-    apart = np.flatnonzero(begins[1:] > ends[:-1]) + 1
-    starts = begins[np.concatenate(([0], apart))]
-    stops = ends[np.concatenate((apart - 1, [len(ends) - 1]))]
-    for begin, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        advise(base + begin * _PAGE, (stop - begin) * _PAGE, mmap.MADV_WILLNEED)
+    for begin, end in zip((begins // _PAGE).tolist(), (-(-ends // _PAGE)).tolist(), strict=True):
+        advise(base + begin * _PAGE, (end - begin) * _PAGE, mmap.MADV_WILLNEED)

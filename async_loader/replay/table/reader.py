@@ -174,17 +174,9 @@ class ReplayReader:
         return self._plan(count).layout
 
     def take(self, ids: Ids, weight: Weights | None = None) -> tuple[Window, Ids]:
-        """As `fill`, into new arrays. The index is ``ids`` itself."""
-        plan = self._plan(len(ids))
-        if plan.large or self._goals is not None or self._values is not None:
-            into = self.fresh(len(ids))
-            return into, self.fill(ids, into, weight)
-        into = Window(list(plan.fresh()))
-        index = into.fields[self._index]
-        index[...] = ids
-        gone = self._read(index, plan.fields, address_of(index))
-        self._weigh(into.fields, weight)
-        return into, gone
+        """As `fill`, into new arrays."""
+        into = self.fresh(len(ids))
+        return into, self.fill(ids, into, weight)
 
     def target(self, arrays: Sequence[Array]) -> Target:
         """Wrap the caller's arrays ``[count, *shape]``, one for each field, in C order, as a target
@@ -253,7 +245,9 @@ class ReplayReader:
         fields = self._template
         fields[:, ARRAY_ADDRESS] = [address_of(array) for array in (*read, *hidden)]
         fields[:, ARRAY_STRIDE] = [array.strides[0] for array in (*read, *hidden)]
-        gone = self._read(ids, fields, 0)
+        taken = np.empty(len(ids), np.int64)
+        run = self._kernels.read if len(ids) <= self._short else self._kernels.read_many
+        gone = np.flatnonzero(taken == 0) if self._run(run, _NONE, ids, fields, 0, taken) else _NONE
         if self._values is not None:
             gone = self._values.read(read, arrays, gone)
         if self._goals is not None:
@@ -264,16 +258,8 @@ class ReplayReader:
         if self.read_plan.weighted:
             arrays[self._index + 1][...] = 1.0 if weight is None else weight
 
-    def _read(self, ids: Ids, fields: Ids, block: int) -> Ids:
-        """Read items to addresses that count from ``block``. Return the positions of those that are
-        gone.
-        """
-        taken = np.empty(len(ids), np.int64)
-        read = self._kernels.read if len(ids) <= self._short else self._kernels.read_many
-        gone = self._run(read, _NONE, ids, fields, block, taken)
-        return np.flatnonzero(taken == 0) if gone else _NONE
-
     def _run(self, read: Any, rows: Ids, ids: Ids, fields: Ids, block: int, taken: Ids) -> int:
+        """Read items to addresses that count from ``block``. Return how many are gone."""
         goals = NO_GOALS if self._goals is None else self._goals.choose(ids)
         geometry = self._storage.geometry
         return int(read(geometry, rows, ids, fields, self._table, block, goals, taken))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -13,36 +11,78 @@ from async_loader import tree
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.end_names import check_end_names
 from async_loader.replay.ragged import ragged
 from async_loader.replay.read_plan import ReadPlan
-from async_loader.replay.samplers import Sampler, one_scale, shortcut
+from async_loader.replay.samplers import Sampler, shortcut
+from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.table.batch_arrays import Target
-from async_loader.replay.table.read_plans import ReadPlans
+from async_loader.replay.table.draw_checks import DrawChecks
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.source_sampler import drawing_sampler
 from async_loader.replay.table.table import Drawn
-from async_loader.replay.views import View
+from async_loader.replay.table.table_state import TableState
+from async_loader.replay.views import View, within
 from async_loader.shm.segment import check_fits
 from async_loader.source import Window
 
-_REDRAWS = 8
 _MUCH = 64 << 20
 """Bytes of a batch, from which on its memory is checked first."""
 
 
-class TableSampler(ReadPlans):
+class TableSampler(DrawChecks):
     """Draws batches from a table. Any thread.
+
+    It also works out how batches of a view are read, once for each view.
 
     # NOTE [draws]
     `take` chooses items under the lock. Short batches of small fields are read there too, and so
     are items that are used up: no other draw would show a row that is overwritten. All others are
-    read without the lock, by `complete`, which draws again what was overwritten meanwhile.
+    read without the lock, by `complete`.
 
     Parameters
     ----------
     table_state : TableState
     """
+
+    def __init__(self, table_state: TableState) -> None:
+        super().__init__(table_state)
+        self._read_plans: dict[Any, ReadPlan] = {}
+        # By the id of a read plan: one reader for each thread that samples at the same time.
+        self._idle: dict[int, list[ReplayReader]] = {}
+
+    def read_plan(self, view: View | None, sampler: Sampler | None = None) -> ReadPlan:
+        """Return how batches of a view are read, by default the table's view: worked out once.
+
+        From here on the table keeps the successors that the view shows. Raises ConfigError for a
+        view that the table can never show; then nothing is changed.
+        """
+        table_state = self._table_state
+        if view is None:
+            view = table_state.view
+        key = (view, sampler is not None and sampler.weighted)
+        known = self._read_plans.get(key)
+        if known is not None:
+            return known
+        assert table_state.schema is not None
+        if view is not table_state.view:  # a table that was loaded may show what it showed
+            check_end_names(table_state.schema, view)
+        shown = within(view, table_state.table.items.rows)
+        read_plan = ReadPlan.of(table_state.schema, shown, weighted=key[1])
+        with table_state.lock:
+            table_state.catch_up()
+            table_state.look_ahead(read_plan)
+            self._idle[id(read_plan)] = []
+            return self._read_plans.setdefault(key, read_plan)
+
+    def reader(self, read_plan: ReadPlan, numbers: RandomNumbers | None = None) -> ReplayReader:
+        """Make a reader.
+
+        ``numbers`` choose hindsight goals; by default it has its own, from the table's seed.
+        """
+        if numbers is None and read_plan.goals is not None:
+            numbers = RandomNumbers(self._table_state.goal_seeds())
+        return ReplayReader(self._table_state.table.storage, read_plan, numbers)
 
     def batch(
         self, sampler: Sampler, batch_size: int, view: View | None, timeout_s: float | None
@@ -77,12 +117,12 @@ class TableSampler(ReadPlans):
                 begun, "sample", lambda: "no step has been added yet", timeout_s
             )
         sampler = drawing_sampler(table_state, sampler, view)
-        read_plan = self.read_plan(view, sampler, batch_size)
+        read_plan = self.read_plan(view, sampler)
         readers = self._idle[id(read_plan)]
         try:
             reader = readers.pop()
         except IndexError:
-            reader = reader_of(table_state, read_plan)
+            reader = self.reader(read_plan)
         with table_state.lock:
             taken = self.take(reader, sampler, batch_size)
         if taken is None:
@@ -98,7 +138,7 @@ class TableSampler(ReadPlans):
                 attempt, "sample", lambda: self.why_not(sampler, batch_size), timeout_s
             )
         if isinstance(taken, Drawn):
-            taken = self.complete(reader, sampler, taken)
+            taken = self.complete(reader, taken)
         assert taken is not None
         readers.append(reader)
         return taken
@@ -107,7 +147,7 @@ class TableSampler(ReadPlans):
         """Draw a batch into a target of the reader. `why_not` has returned ``None``."""
         with self._table_state.lock:
             taken = self.take(reader, sampler, len(target.rows), into=target)
-        self.complete(reader, sampler, taken, target)
+        self.complete(reader, taken, target)
 
     def take(
         self,
@@ -140,7 +180,7 @@ class TableSampler(ReadPlans):
             _check_memory(reader, rows, f"batch_size={count:,}")
             taken = self.now(sampler, count)
             if uses_up:
-                return self._read(reader, sampler, taken, into, contextlib.nullcontext())
+                return self.complete(reader, taken, into)
         if table_state.waiters.any_waits:
             table_state.waiters.ring()
         return taken
@@ -158,51 +198,25 @@ class TableSampler(ReadPlans):
     def complete(
         self,
         reader: ReplayReader,
-        sampler: Sampler,
         taken: Sequence[Array] | Drawn | None,
         into: Target | None = None,
     ) -> Sequence[Array]:
-        """Return the arrays of what `take` has drawn."""
+        """Return the arrays of what `take` has drawn. Items that were overwritten since, which
+        spare rows make rare, are replaced by others of the batch.
+        """
         assert taken is not None
         if not isinstance(taken, Drawn):
             return taken
-        return self._read(reader, sampler, taken, into, self._table_state.lock)
-
-    def _read(
-        self,
-        reader: ReplayReader,
-        sampler: Sampler,
-        drawn: Drawn,
-        into: Target | None,
-        lock: AbstractContextManager[Any],
-    ) -> list[Array]:
-        """Read drawn items, and others in place of those that were overwritten since.
-
-        Spare rows make these rare. ``lock``: the table's, or a null context if the caller holds it.
-        """
-        reader.announce(drawn.ids)
+        ids = taken.ids
+        reader.announce(ids)
         if into is None:
-            window, gone = reader.take(drawn.ids, drawn.weight)
+            window, gone = reader.take(ids, taken.weight)
         else:
             window = Window(into.arrays)
-            gone = reader.fill(drawn.ids, window, drawn.weight)
-        table_state, first = self._table_state, drawn
-        for _ in range(_REDRAWS):
-            if not len(gone):
-                return window.fields
-            with lock:
-                most = table_state.table.drawable(sampler)
-                if most is not None and most < len(gone):
-                    break
-                again = table_state.table.draw(sampler, len(gone), again=True)
-            part, still = reader.take(again.ids, again.weight)
-            for array, one in zip(window.fields, part.fields, strict=True):
-                array[gone] = one
-            if first.weight is not None and again.weight is not None:
-                window.fields[-1][...], first = _one_weight(window.fields[-1], gone, first, again)
-            gone = gone[still]
-        rng = np.random.default_rng(int(drawn.ids.sum()) & 0xFFFFFFFF)
-        reader.replace(drawn.ids, gone, window, rng)
+            gone = reader.fill(ids, window, taken.weight)
+        if len(gone):
+            rng = np.random.default_rng(int(ids.sum()) & 0xFFFFFFFF)
+            reader.replace(ids, gone, window, rng)
         return window.fields
 
     def these(self, ids: Ids, view: View | None) -> dict[str, Any]:
@@ -212,7 +226,7 @@ class TableSampler(ReadPlans):
             table_state.check_open()
             table_state.catch_up()
             ids = ids[table_state.table.find(ids) >= 0]
-        reader = reader_of(table_state, read_plan)
+        reader = self.reader(read_plan)
         _check_memory(reader, len(ids), f"{len(ids):,} ids")
         into, gone = reader.take(ids)
         arrays = (
@@ -224,19 +238,6 @@ class TableSampler(ReadPlans):
         """Drop idle readers, which a load has come between. Under the lock."""
         for readers in self._idle.values():
             readers.clear()
-
-
-def _one_weight(weight: Array, gone: Ids, first: Drawn, again: Drawn) -> tuple[Array, Drawn]:
-    """Return the weights of a batch of which the rows ``gone`` were drawn again;
-    the batch as one draw.
-    """
-    assert again.weight is not None
-    old, new = np.ones(len(weight), np.bool_), weight[gone]
-    old[gone] = False
-    both, scale = one_scale([(weight[old], first.scale), (new, again.scale)])
-    whole = np.empty_like(weight)
-    whole[old], whole[gone] = both[: int(old.sum())], both[int(old.sum()) :]
-    return whole, Drawn(first.ids, whole, scale)
 
 
 def _check_memory(reader: ReplayReader, rows: int, what: str) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.samplers import Prioritized, Sampler
 from async_loader.replay.samplers.random_numbers import RandomNumbers
-from async_loader.replay.samplers.seeded import Seeded, innermost
+from async_loader.replay.samplers.seeded import innermost
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.lag_sampler import LagSampler, version_field, weights_of
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.readers import reader_of
 from async_loader.replay.table.source_sampler import SourceSampler
 from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.views import View
@@ -37,18 +36,6 @@ class Totals(NamedTuple):
     least: float | None = None
 
 
-def with_masses(chosen: SourceSampler) -> Sampler:
-    """Return a sampler that draws as the chosen one and gives masses in place of weights."""
-    if not isinstance(innermost(chosen.sampler), Prioritized):
-        whole: Sampler = chosen.sampler
-        return whole
-    inner: Any = chosen.sampler
-    if isinstance(inner, Seeded):
-        inner = inner.sampler
-    made: Any = Seeded(inner, None if chosen.own else chosen.words, masses=True)
-    return cast(Sampler, made)
-
-
 class SamplerSession:
     """Draws the batches of one learner. Made by `NonblockingTable.drawing`. One thread.
 
@@ -57,13 +44,9 @@ class SamplerSession:
     parts : TableParts
     view : View | None
     chosen : SourceSampler
-        Detached by `close` if it is the learner's own.
+        Its own sampler is detached by `close`.
     min_size : int
         Items that its batches wait for.
-    count : int
-        Rows of its batches, 0 if they are unknown.
-    masses : bool
-        Give masses in place of weights: see `Totals`.
     """
 
     def __init__(
@@ -72,13 +55,12 @@ class SamplerSession:
         view: View | None,
         chosen: SourceSampler,
         min_size: int = 1,
-        count: int = 0,
-        masses: bool = False,
     ) -> None:
         self._table_state, _, self._table_sampler = parts
         self._view, self._chosen, self._min_size = view, chosen, min_size
-        sampler = self._sampler = with_masses(chosen) if masses else chosen.sampler
-        self._read_plan = self._table_sampler.read_plan(view, sampler, count, min_size)
+        self._sampler = chosen.sampler
+        self._lag = chosen.own if isinstance(chosen.own, LagSampler) else None
+        self._read_plan = self._table_sampler.read_plan(view, chosen.sampler)
         self._reader: ReplayReader | None = None
 
     @property
@@ -95,7 +77,7 @@ class SamplerSession:
     @property
     def sampler(self) -> Sampler:
         """What chooses the items in the end."""
-        return innermost(self._chosen.sampler)
+        return innermost(self._sampler)
 
     def totals(self) -> Totals:
         """Return how much there is to draw from now."""
@@ -121,26 +103,22 @@ class SamplerSession:
     @property
     def weights(self) -> str | None:
         """The name of the weights whose newest version bounds what is drawn; ``None``: none do."""
-        if not isinstance(self._sampler, LagSampler):
-            return None
         schema = self._table_state.schema
-        assert schema is not None
-        return weights_of(schema)
+        return None if self._lag is None or schema is None else weights_of(schema)
 
     def publish(self, version: int) -> None:
         """Note the newest version of `weights`. See `LagSampler.publish`."""
-        assert isinstance(self._sampler, LagSampler)
-        self._table_state.publish(self._sampler.publish, version)
+        assert self._lag is not None
+        self._table_state.publish(self._lag.publish, version)
 
     def too_old(self, columns: Sequence[Array]) -> Bools | None:
         """Return which rows of a batch that came back are too old to be given out again, and count
         them; ``None``: none are.
         """
-        weights, sampler = self.weights, self._sampler
-        if weights is None or not isinstance(sampler, LagSampler):
+        if self._lag is None:
             return None
         with self._table_state.lock:
-            old = sampler.too_old(columns[version_field(self.schema)])
+            old = self._lag.too_old(columns[version_field(self.schema)])
         return old if old.any() else None
 
     def why_not(self, count: int) -> str | None:
@@ -180,7 +158,7 @@ class SamplerSession:
         One array ``[count, *shape]`` for each field of `schema`, in C order.
         """
         if self._reader is None:
-            self._reader = reader_of(self._table_state, self._read_plan, self._numbers())
+            self._reader = self._table_sampler.reader(self._read_plan, self._numbers())
         return self._reader.target(arrays)
 
     def _numbers(self) -> RandomNumbers | None:
@@ -198,7 +176,7 @@ class SamplerSession:
 
     def close(self) -> None:
         """Detach the learner's own sampler from the table."""
-        if self._chosen.own:
-            self._table_state.let_go_of(self._chosen.sampler)
+        if self._chosen.own is not None:
+            self._table_state.let_go_of(self._chosen.own)
             with self._table_state.lock:
                 self._table_state.table.let_go()

@@ -11,7 +11,6 @@ from async_loader.errors import Broken
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import field_table as q
 from async_loader.replay.samplers import Draw, Items, Sampler
-from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Priorities, Rows
 from async_loader.replay.views import Sequences
 
@@ -150,15 +149,20 @@ class SequenceSampler(InnerSampler):
         self.view = view
         super().__init__(sampler, items, seed)
         rows = items.rows
-        self._shape = np.zeros(q.TRACKING, np.int64)
-        self._shape[q.SPAN] = 1 << 40 if view.whole else view.span
-        self._shape[q.SHORTEST] = (view.least - 1) * view.dilation + 1
-        self._shape[q.STRIDE] = view.stride
-        self._shape[q.EPISODES] = view.length if view.whole else 0
-        self._shape[q.LEARNED_FROM] = view.burn_in * view.dilation
-        self._shape[q.LEARNED], self._shape[q.APART] = view.length, view.dilation
-        self._shape[q.MOST] = 1 if view.whole else view.span
-        self._shape[q.GOES_ON] = view.crosses
+        self._shape = np.array(
+            [
+                1 << 40 if view.whole else view.span,  # SPAN
+                (view.least - 1) * view.dilation + 1,  # SHORTEST
+                view.stride,
+                view.length if view.whole else 0,  # EPISODES
+                view.burn_in * view.dilation,  # LEARNED_FROM
+                view.length,  # LEARNED
+                view.dilation,  # APART
+                1 if view.whole else view.span,  # MOST
+                view.crosses,  # GOES_ON
+            ],
+            np.int64,
+        )
         self._seen = np.full(rows, -1, np.int64)
         self.assigned = np.full(rows if sampler.prioritized else 0, np.nan)
         self._position = np.empty(rows, np.int64)
@@ -234,15 +238,6 @@ class SequenceSampler(InnerSampler):
         """Forget which steps came: ids may return as those of other steps."""
         self._seen[:] = -1
         self.assigned[:] = np.nan
-
-    @property
-    def _numbers(self) -> RandomNumbers | None:
-        """The random numbers, which `Seeded` exchanges."""
-        return getattr(self.sampler, "_numbers", None)
-
-    @_numbers.setter
-    def _numbers(self, numbers: RandomNumbers) -> None:
-        self.sampler._numbers = numbers  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return repr(self.sampler)

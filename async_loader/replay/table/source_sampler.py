@@ -28,11 +28,11 @@ def nothing_published(weights: str) -> int | None:
 
 
 class SourceSampler(NamedTuple):
-    """A sampler, and whether it was attached to the table for one learner."""
+    """What draws for one learner; the sampler that was attached to the table for it, if any."""
 
-    sampler: Any  # a Sampler, or a `Seeded` in front of the table's
-    own: bool
-    words: list[int] | None = None  # of the learner's seed, if it has one
+    sampler: Any  # a Sampler, or a `Seeded` in front of one
+    own: Sampler | None
+    words: list[int] | None  # of the learner's seed, if it has one
 
     def goal_seeds(self) -> np.random.SeedSequence | None:
         """Return the seed of the numbers that choose hindsight goals, if the learner has a seed."""
@@ -62,34 +62,24 @@ def sampler_for(
     view: View | None = None,
     max_lag: int | None = None,
     newest_of: NewestOf = nothing_published,
+    masses: bool = False,
 ) -> SourceSampler:
-    """Choose the sampler of a learner, and attach its own. See `ReplayBuffer.source`."""
-    chosen = _chosen(table_state, sampler, seed, rank, world_size, view, max_lag, newest_of)
-    return chosen._replace(sampler=drawing_sampler(table_state, chosen.sampler, view))
+    """Choose the sampler of a learner, and attach its own. See `ReplayBuffer.source`.
 
-
-def _chosen(
-    table_state: TableState,
-    sampler: Sampler | None,
-    seed: int | None,
-    rank: int,
-    world_size: int,
-    view: View | None,
-    max_lag: int | None,
-    newest_of: NewestOf,
-) -> SourceSampler:
+    ``masses``: it gives masses in place of weights, see `Seeded`.
+    """
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
     words = None if seed is None else [rank, world_size, whole_seed(seed)]
+    shared: Any = table_state.sampler
     if max_lag is not None:
         whole("max_lag", max_lag, 0)
-        sampler = like(table_state.sampler) if sampler is None else sampler
-    if sampler is None and words is not None:
-        return SourceSampler(Seeded(table_state.sampler, words), False, words)
-    if sampler is None and world_size > 1 and type(table_state.sampler) is Uniform:
+        sampler = like(shared) if sampler is None else sampler
+    elif sampler is None and words is None and world_size > 1 and type(shared) is Uniform:
         sampler = Uniform()
     if sampler is None:
-        return SourceSampler(table_state.sampler, False)
+        shared = Seeded(shared, words, masses) if masses or words is not None else shared
+        return SourceSampler(drawing_sampler(table_state, shared, view), None, words)
     check_sampler("sampler", sampler)
     if not table_state.ready:
         what = "a sampler beside the table's" if max_lag is None else "max_lag"
@@ -106,7 +96,7 @@ def _chosen(
         else:
             sampler.bind(table_state.table.items, seeds)
         table_state.attach(sampler)
-    return SourceSampler(sampler, True, words)
+    return SourceSampler(Seeded(sampler, None, masses=True) if masses else sampler, sampler, words)
 
 
 def _within_lag(
@@ -133,6 +123,7 @@ def _within_lag(
         max_lag,
         table_state.table.items,
         lambda: table_state.table.storage.cell(place),
+        lambda rows: table_state.table.given_to(rows),
         seeds,
         newest_of(weights_of(schema)),
         table_state.end_later if table_state.max_times_sampled else None,

@@ -22,7 +22,6 @@ from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.samplers import Draw, Items, Sampler, one_scale
-from async_loader.replay.table.items import NO_ROWS
 from async_loader.replay.table.rebuild import derive, rebuild
 from async_loader.replay.table.write import TableWriting
 from async_loader.source import Applied
@@ -48,16 +47,15 @@ class Table(TableWriting):
         own: Items | None = getattr(sampler, "own_items", None)
         return len(self) if own is None else own.count
 
-    def drawable(self, sampler: Sampler, but: Ids = NO_ROWS) -> int | None:
+    def drawable(self, sampler: Sampler) -> int | None:
         """Return how many items one draw can hold; ``None``: any number, as long as there is one
-        item. Items in the rows ``but`` do not count.
+        item.
         """
-        held = self.held_for(sampler) - len(but)
+        held = self.held_for(sampler)
         if not held:
             return 0
         if self._most and sampler.repeats:
-            left = int((self._most - self.times[self.items.alive != 0]).sum())
-            return left - int((self._most - self.times[but]).sum())
+            return int((self._most - self.times[self.items.alive != 0]).sum())
         return None if sampler.repeats else held
 
     def chosen(self, sampler: Sampler, count: int) -> Draw:
@@ -73,24 +71,21 @@ class Table(TableWriting):
             )
         return drawn
 
-    def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> Drawn:
+    def draw(self, sampler: Sampler, count: int) -> Drawn:
         """Draw ``count`` items. There must be that many; see `drawable`.
 
         The caller counts them as sampled, unless each item counts its draws. Then a draw may choose
         an item more often than it has draws left, and other items take its places.
-
-        ``again``: they replace items that were counted and could not be read.
         """
         drawn = self.chosen(sampler, count)
         if not self._most:
             return Drawn(self.names(drawn.rows), drawn.weight, drawn.scale)
         ids, weights = [], []
-        counted = self._lost if again else self._used
         while True:
             rows = drawn.rows
             kept = np.full(len(rows), -1, np.int64)
             self.unfinished = True
-            self._k.use_up(self.times, self.dirty, rows, self._most, kept, counted)
+            self._k.use_up(self.times, self.dirty, rows, self._most, kept, self._used)
             kept = kept[kept >= 0]
             ids.append(self.names(rows[kept]))
             if drawn.weight is not None:
@@ -121,7 +116,7 @@ class Table(TableWriting):
             self.unfinished = False
             return Applied(there, len(ids) - there)
         rows = np.empty(len(ids), np.int64)
-        there = int(self._k.find(self.g, ids, rows))
+        there = int(self._k.find(self.g, ids, rows, False))
         if there < len(ids):
             known = rows >= 0
             rows, priority = rows[known], priority[known]

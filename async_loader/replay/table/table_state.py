@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from typing import Any
 
@@ -68,14 +67,9 @@ class TableState(TableAccess):
         with self.lock:
             if self._table is None:
                 self.allocate(schema)
-                if isinstance(self.view, Sequences):  # from the first step on
-                    self.follow(self.view)
 
-    def allocate(self, schema: Schema, layout: StorageLayout | None = None) -> None:
-        """Allocate the table, with the layout of a checkpoint if one is given.
-
-        Raises what the constructor of a ReplayBuffer does.
-        """
+    def allocate(self, schema: Schema) -> None:
+        """Allocate the table, under the lock. Raises what the constructor of ReplayBuffer does."""
         storable(schema)
         ReadPlan.of(schema)  # a next= that cannot be delivered shows here
         linked = [field.name for field in schema.fields if field.linked]
@@ -87,7 +81,7 @@ class TableState(TableAccess):
             )
         if self.view is not None:
             ReadPlan.of(schema, self.view)
-        loaded, layout = layout is not None, layout or self.layout_of(schema)
+        layout = self.layout_of(schema)
         if layout.ring[1]:
             self._check_compressed(layout)
         storage = Storage.create(layout, self.folder)
@@ -102,24 +96,17 @@ class TableState(TableAccess):
         )
         if isinstance(self.view, Sequences):
             table.across = self.view.crosses
-            if not loaded:
-                self._check_sequences(self.view, table)
-        try:
-            check_end_names(schema, self.view)
-            self.check_view(table, table.schema_lookahead)
-        except ConfigError as error:
-            if not loaded:
-                raise
-            warnings.warn(
-                f"the checkpoint's settings cannot work: {error}", UserWarning, stacklevel=2
-            )
-        if not loaded:
-            self._see(table, schema)
+            self._check_sequences(self.view, table)
+        check_end_names(schema, self.view)
+        self.check_view(table, table.schema_lookahead)
+        self._see(table, schema)
         self.sampler.bind(table.items, for_sampler)
         self.capacity, self.schema = layout.capacity, schema
         self._link(table)
         self._table = table
         self.gather()
+        if isinstance(self.view, Sequences):  # from the first step on
+            self.follow(self.view)
 
     def _check_compressed(self, layout: StorageLayout) -> None:
         """Raise for a table that cannot keep compressed values. Nothing is allocated yet."""

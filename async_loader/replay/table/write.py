@@ -214,7 +214,7 @@ class TableWriting(TableRoom):
         of its neighbours' returns.
         """
         rows = np.empty(len(ids), np.int64)
-        self._k.find_steps(self.g, ids, rows)
+        self._k.find(self.g, ids, rows, True)
         there = np.flatnonzero(rows >= 0)
         rows = rows[there]
         patched = np.unique(rows)
@@ -227,13 +227,6 @@ class TableWriting(TableRoom):
             changed(patched)
         self.unfinished = False
         return Applied(len(rows), len(ids) - len(rows))
-
-    def would_wait(self, steps: int) -> Ids:
-        """Return the rows of items that would wait for successors after `look_ahead`. O(rows)."""
-        self.finish()
-        alive = np.flatnonzero(self.items.alive)
-        waiting: Ids = np.setdiff1d(alive, rebuild.complete(self, alive, steps))
-        return waiting
 
     def look_ahead(self, steps: int) -> None:
         """Keep ``steps`` successors with each item of an open episode from now on; a view needs

@@ -39,7 +39,7 @@ from async_loader.feeder.settings import LimitSettings, ServiceSettings
 from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import Deadline
 from async_loader.replay.base.row_format import CURSOR, FINAL
-from async_loader.replay.kernel_warmup import warm
+from async_loader.replay.kernel_build import warm
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
 from async_loader.testing.debug import debug_state

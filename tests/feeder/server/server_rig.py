@@ -36,7 +36,7 @@ from async_loader.feeder.wire import (
     schema_of,
     spec_of,
 )
-from async_loader.replay.kernel_warmup import warm
+from async_loader.replay.kernel_build import warm
 from async_loader.schema import Schema
 from tests.insert_rows import insert
 

@@ -16,6 +16,7 @@ from async_loader.feeder.wire import (
     Plane,
     Prioritize,
     Reader,
+    TensorSpec,
 )
 from async_loader.replay.rate_limiter import MinSize, Queue
 from async_loader.replay.samplers import Fifo, Prioritized
@@ -209,6 +210,10 @@ def test_a_learner_that_does_not_read_loses_no_batch_and_is_served_on_when_it_re
         assert unsent < 50, "who cannot be sent to is not tried all the time"
 
 
+def prioritize(count):
+    return Prioritize(table="t", count=count, specs=(TensorSpec("priority", 12, (count,)),))
+
+
 def test_priorities_are_applied_and_those_of_rows_that_are_gone_counted():
     with Rig({"t": ReplayBuffer(10, SCHEMA, sampler=Prioritized(0.6), seed=0)}) as rig:
         peer = rig.peer()
@@ -216,7 +221,7 @@ def test_priorities_are_applied_and_those_of_rows_that_are_gone_counted():
         peer.insert(0, range(20))
         peer.open_reader()
         data = np.array([3, 15, 19]).tobytes() + np.array([1.0, 2.0, 0.5]).tobytes()
-        answer = peer.ask(Plane.PULL, Prioritize(table="t", count=3), 1, 77, data=data)
+        answer = peer.ask(Plane.PULL, prioritize(3), 1, 77, data=data)
         assert (answer.sequence, answer.body.applied, answer.body.stale) == (77, 2, 1)
         peer.pull(1)
         (message,) = batches(peer)

@@ -224,7 +224,8 @@ def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:
         values = np.array(
             [draw.choice([0.0, 1.0, -1.0, np.nan, np.inf]) for _ in range(count)]
         ).tobytes()
-        return Plane.PULL, wire.Prioritize(table=table, count=count), ids + values
+        spec = wire.TensorSpec("priority", 12, (count,))
+        return Plane.PULL, wire.Prioritize(table=table, count=count, specs=(spec,)), ids + values
     body = draw.choice([wire.About, wire.Clear, wire.Save, wire.Load])(table=table)
     return Plane.CONTROL, body, None
 

@@ -41,7 +41,7 @@ from async_loader.feeder.server import Server
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import Plane
 from async_loader.replay.rate_limiter import MinSize
-from async_loader.replay.kernel_warmup import warm
+from async_loader.replay.kernel_build import warm
 warm()
 base = sys.argv[1]
 schema = {"x": np.int64, "done": np.bool_}

@@ -104,11 +104,9 @@ def examples() -> dict[str, wire.Message]:
         "ABOUT": wire.About(table="replay"),
         "ABOUT_REPLY": wire.AboutReply(
             schema=spec,
-            capacity=1000,
-            nbytes=88_000,
             limiter=(100, 4.0, 20.0),
             sampler="Uniform()",
-            stats={"size": 3},
+            stats={"size": 3, "capacity": 1000},
         ),
         "CLEAR": wire.Clear(table="replay"),
         "SAVE": wire.Save(table="replay", path="nightly"),
@@ -123,7 +121,9 @@ def examples() -> dict[str, wire.Message]:
             table="replay", count=2, specs=(wire.TensorSpec("reward", 11, (2,)),)
         ),
         "DELETE": wire.Delete(table="replay", count=2),
-        "PRIORITIZE": wire.Prioritize(table="replay", count=2),
+        "PRIORITIZE": wire.Prioritize(
+            table="replay", count=2, specs=(wire.TensorSpec("priority", 12, (2,)),)
+        ),
         "INSERT in shared memory": wire.SlotInsert(60, 3, 74),
         "OPEN_READER of sequences": wire.OpenReader(
             table="replay",

@@ -9,12 +9,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_rig import minima_are_exact, sums_are_exact
 
+from async_loader.replay.base.compiled import kernel
+from async_loader.replay.samplers import tree_kernels
 from async_loader.replay.samplers.tree import MinTree, SumTree
 
 values = st.sampled_from(
     [0.0, 0.0, 5e-324, 1e-300, 1e-16, 0.1, 1 / 3, 1.0, 1e16, 1e200]
 ) | st.floats(0, 1e200)
 BELOW_ONE = np.nextafter(1.0, 0.0)
+
+
+_descend = tree_kernels._descend
+
+
+@kernel()
+def descend(tree, leaves, masses, rows, values):
+    _descend(tree, leaves, masses, rows, values)
+
+
+def find(tree, masses):
+    """The rows in which masses from 0 to the total fall, and their values: by the kernel itself,
+    which a draw calls with numbers that were scaled.
+    """
+    rows, values = np.empty(len(masses), np.int64), np.empty(len(masses))
+    descend(tree.nodes, tree.width, masses, rows, values)
+    return rows, values
 
 
 def tree_of(masses):
@@ -61,7 +80,7 @@ def test_no_mass_leads_to_a_row_without_any(masses, parts):
     asked = np.concatenate(
         (np.array(parts) * total, edges, np.nextafter(edges, 0.0), [0.0, 5e-324])
     )
-    rows, found = tree.find(asked.copy())
+    rows, found = find(tree, asked.copy())
     assert rows.min() >= 0
     assert rows.max() < len(masses)
     assert (found > 0).all()
@@ -78,6 +97,6 @@ def test_the_row_is_that_of_the_exact_prefix_sum(weights, parts):
     if not total:
         return
     asked = [part % total for part in parts]
-    rows, _ = tree_of(weights).find(np.array(asked, np.float64))  # integers: sums are exact
+    rows, _ = find(tree_of(weights), np.array(asked, np.float64))  # integers: sums are exact
     edges = np.cumsum(weights)
     assert (rows == np.searchsorted(edges, asked, side="right")).all()

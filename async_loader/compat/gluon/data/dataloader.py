@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.compat.gluon.data import arrays, bulk
+from async_loader.compat.gluon.data import arrays
 from async_loader.compat.gluon.data.batchify import (
     Stack,
     default_batchify_fn,
@@ -23,6 +23,7 @@ from async_loader.compat.gluon.data.batchify import (
     forgets,
     stacked_by_tuples,
 )
+from async_loader.compat.gluon.data.dataset import Gather, gather_of
 from async_loader.compat.gluon.data.sampler import (
     BatchSampler,
     RandomSampler,
@@ -171,7 +172,7 @@ class DataLoader:
             return sampler.blocks(self._in_bulk)
         return iter(sampler)
 
-    def _gather(self, batchify_fn: Collate | None, wanted: bool | None) -> bulk.Gather | None:
+    def _gather(self, batchify_fn: Collate | None, wanted: bool | None) -> Gather | None:
         """Return the bulk path if it is allowed and possible;
         RuntimeError if it is demanded and impossible.
         """
@@ -183,7 +184,7 @@ class DataLoader:
         if batchify_fn not in stacks and type(batchify_fn) is not Stack:
             of_fn = f"{name} is Python: only Stack and the default are done in bulk"
         try:
-            gather, of_dataset = bulk.gather_of(self._dataset), ""
+            gather, of_dataset = gather_of(self._dataset), ""
         except NoColumns as reason:
             gather, of_dataset = None, str(reason)
         if gather is not None and not of_fn:
@@ -308,7 +309,7 @@ class Batches:
     """The work of a loader's workers: makes a batch from indices."""
 
     def __init__(
-        self, dataset: Any, collate: Collate, gather: bulk.Gather | None, checked: bool
+        self, dataset: Any, collate: Collate, gather: Gather | None, checked: bool
     ) -> None:
         self.dataset, self._collate, self._gather, self._checked = dataset, collate, gather, checked
         self._forgets = forgets(collate)

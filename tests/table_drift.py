@@ -1,8 +1,8 @@
 """Compares what a table and its samplers carry along with what follows from the rows.
 
-For tests: with ``ASYNC_LOADER_COMPARE=1`` in the environment, each table that is made compares
-itself whenever its lock is released, here and in the processes that are started. `Drift` names the
-first difference. Tables of more than `MOST_ROWS` rows are left out: it is O(rows).
+With ``ASYNC_LOADER_COMPARE`` in the environment, which names this module, each table that is made
+compares itself whenever its lock is released, here and in the processes that are started. `Drift`
+names the first difference. Tables of more than `MOST_ROWS` rows are left out: it is O(rows).
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ def _listed(chooser: Any) -> list[int] | None:
     parts = vars(chooser)
     if "_heap" in parts:
         rows: Any = chooser._heap.order
-    elif "_arrivals" in parts:
-        rows = chooser._arrivals.order()
-    elif "_lists" in parts:
-        rows = np.flatnonzero(chooser._lists._list_of >= 0)
+    elif "_tree" in parts:
+        rows = chooser.order()
+    elif "_place" in parts:
+        rows = np.flatnonzero(np.array(chooser._place) >= 0)
     elif "_before" in parts:
         rows = np.flatnonzero(chooser._before != chooser._k.FREE)
     elif "_masses" in parts and chooser.eps > 0:
