@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def needs(*modules: str) -> None:
     for module in modules:
-        pytest.importorskip(module, reason=f"{module} is not installed: docs/install.md")
+        pytest.importorskip(module, reason=f"{module} is not installed")
 
 
 OURS = {"dqn_atari", "feeder_dqn", "ppo_feeder", "r2d2"}
